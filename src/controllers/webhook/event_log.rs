@@ -31,13 +31,17 @@ const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_mins(2);
 
 /// Writes a page.
 pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageWritten {
+    if !shared.leads() {
+        // The next leader logs what is not logged yet: nothing else keeps it from being on two pages.
+        return PageWritten::Failed;
+    }
     let failures = page.failures;
     // Without an account nobody could read it; and a later one must not.
     let account = shared
         .state
         .lock()
         .owners
-        .owner_at(namespace, page.at)
+        .owner_at(namespace, page.begun)
         .map(ToOwned::to_owned);
     let Some(account) = account else {
         tracing::debug!(

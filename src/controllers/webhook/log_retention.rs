@@ -32,7 +32,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(30);
 /// An account, or all together, may exceed a bound by this part of it between two prunings.
 const SLACK: u64 = 10;
 /// Pages on one page of a list.
-const PAGE: u32 = 100;
+const PAGE: u32 = 500;
 /// Deletions at the same time: as fast as pages are written.
 const CONCURRENCY: usize = 8;
 

@@ -164,7 +164,6 @@ impl WebhookController {
             retention::run(shared.clone(), shutdown.clone()),
             log_retention::run(shared.clone(), shutdown),
         );
-        // Write the statuses that were decided during the shutdown.
-        status_writer::flush(&shared, &events).await;
+        status_writer::finish(&shared, &events).await;
     }
 }

@@ -1,9 +1,7 @@
-//! Which account owns a namespace, and since when by this process's own clock: the API server's may differ from it, so that the
-//! age of an account cannot be compared with times of this process.
+//! Which account owns a namespace, and since when this process knows. Time of day would not do: the API server's may differ from
+//! this machine's, which somebody may set back.
 
-use std::collections::HashMap;
-
-use jiff::Timestamp;
+use std::{collections::HashMap, time::Instant};
 
 /// The owners of namespaces.
 #[derive(Debug, Default)]
@@ -15,17 +13,17 @@ pub(super) struct Owners {
 struct Owner {
     /// UID of the Account.
     uid: String,
-    since: Timestamp,
+    since: Instant,
 }
 
 impl Owners {
     /// Records that a namespace belongs to the Account with this UID, or to none.
-    pub(super) fn changed(&mut self, namespace: &str, uid: Option<String>, now: Timestamp) {
+    pub(super) fn changed(&mut self, namespace: &str, uid: Option<String>, now: Instant) {
         match uid {
             None => {
                 self.by_namespace.remove(namespace);
             }
-            Some(uid) if self.owner_at(namespace, Timestamp::MAX) == Some(&uid) => {}
+            Some(uid) if self.owner_at(namespace, now) == Some(&uid) => {}
             Some(uid) => {
                 let owner = Owner { uid, since: now };
                 self.by_namespace.insert(namespace.into(), owner);
@@ -34,7 +32,7 @@ impl Owners {
     }
 
     /// The UID of the Account that a namespace belongs to, if it belonged to it then, too.
-    pub(super) fn owner_at(&self, namespace: &str, at: Timestamp) -> Option<&str> {
+    pub(super) fn owner_at(&self, namespace: &str, at: Instant) -> Option<&str> {
         let owner = self.by_namespace.get(namespace)?;
         (owner.since <= at).then_some(owner.uid.as_str())
     }
@@ -42,14 +40,14 @@ impl Owners {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
+    use super::*;
 
     #[test]
     fn a_namespace_belongs_to_an_account_from_when_this_process_saw_it() {
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
         let mut owners = Owners::default();
         owners.changed("demo", Some("first".to_owned()), at(10));
         owners.changed("demo", Some("first".to_owned()), at(20));

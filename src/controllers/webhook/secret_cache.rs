@@ -27,7 +27,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// A secret of this age or older is read again in the background.
 pub(super) const FRESH: Duration = Duration::from_secs(4);
 /// Maximum time between two reads of a secret that nobody uses.
-const LONGEST: Duration = Duration::from_mins(5);
+const LONGEST: Duration = Duration::from_mins(30);
 /// The same if it cannot be used: its webhook sends nothing until a read finds that it can.
 const LONGEST_WITH_PROBLEM: Duration = Duration::from_mins(1);
 /// Minimum time between two removals of an expired previous secret.

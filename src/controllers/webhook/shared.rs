@@ -73,6 +73,8 @@ pub(super) struct State {
     pub(super) owners: Owners,
     /// Webhooks whose status may have to be written.
     pub(super) dirty: HashSet<WebhookKey>,
+    /// Whether this is the end, at which nothing is written later.
+    pub(super) is_ending: bool,
     /// Webhooks whose status has to be written later, and when.
     pub(super) later: BTreeSet<(Instant, WebhookKey)>,
     /// For the webhooks whose counters have to be written.
@@ -220,6 +222,7 @@ impl Shared {
                     counter_writes: WriteBudget::of_counters(),
                     health_writes: WriteBudget::of_health(),
                     dirty: HashSet::new(),
+                    is_ending: false,
                     later: BTreeSet::new(),
                     mails: MailQueue::default(),
                     mail_limiter: MailLimiter::new(deps.mail_limits),
@@ -429,7 +432,7 @@ impl Shared {
         let owner = self.deps.directory.account_of(namespace);
         let uid = owner.map(|owner| origin::uid(&owner.metadata).to_owned());
         let mut state = self.state.lock();
-        state.owners.changed(namespace, uid, self.now().wall);
+        state.owners.changed(namespace, uid, self.now().mono);
         let keys = state.dispatcher.webhooks_in(namespace);
         drop(state);
         for key in keys {

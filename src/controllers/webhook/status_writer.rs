@@ -33,6 +33,8 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 const WRITES: usize = 8;
 /// Pause after a failed write of a webhook's status.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// How long the last writes may take.
+const FINISH: Duration = Duration::from_secs(3);
 /// Changes within this window are written together.
 const GATHER: Duration = Duration::from_millis(20);
 
@@ -82,6 +84,19 @@ pub(super) async fn flush(shared: &Arc<Shared>, events: &Events) {
     }
 }
 
+/// Writes what is left at the end, counters included: the next leader would not count it.
+pub(super) async fn finish(shared: &Arc<Shared>, events: &Events) {
+    {
+        let mut state = shared.state.lock();
+        state.is_ending = true;
+        let later = std::mem::take(&mut state.later);
+        state.dirty.extend(later.into_iter().map(|(_, key)| key));
+    }
+    if tokio::time::timeout(FINISH, flush(shared, events)).await.is_err() {
+        tracing::warn!("the counts of some webhooks since their last write are lost: writing them takes too long");
+    }
+}
+
 /// Has some statuses written whose time has come. Returns whether there may be more of them.
 fn wake_some(state: &mut State) -> bool {
     let now = Instant::now();
@@ -115,6 +130,7 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
         let status = status_of(shared, &state, &key, cached, now.wall);
         let before = cached.webhook.status.clone().unwrap_or_default();
         if status == before {
+            give_up_reserved(&mut state, &key);
             release(&mut state, &key);
             continue;
         }
@@ -128,13 +144,18 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
             state.later.insert((at, key));
             continue;
         }
-        if let Some(cached) = state.webhooks.get_mut(&key) {
-            cached.write_counters_at = None;
-            cached.write_health_at = None;
-        }
+        give_up_reserved(&mut state, &key);
         due.push((webhook, status));
     }
     due
+}
+
+/// Gives up the times reserved for writes of a webhook's status.
+fn give_up_reserved(state: &mut State, key: &WebhookKey) {
+    if let Some(cached) = state.webhooks.get_mut(key) {
+        cached.write_counters_at = None;
+        cached.write_health_at = None;
+    }
 }
 
 /// When a webhook may have its status written, which may be now: some time after its last write, and within the budget of all
@@ -145,6 +166,9 @@ pub(super) fn write_at(
     urgency: Urgency,
     now: Instant,
 ) -> Option<Instant> {
+    if state.is_ending {
+        return None;
+    }
     let cached = state.webhooks.get_mut(key)?;
     if matches!(urgency, Urgency::Now | Urgency::Counters) {
         // The health is again as it was, or is written anyway.

@@ -53,6 +53,8 @@ pub(super) enum Logged {
 pub struct Page {
     /// When it was begun. The same for each try to write it, and so is its name.
     pub at: Timestamp,
+    /// The same moment, by a clock that nobody sets.
+    pub begun: Instant,
     /// Its events.
     pub events: Vec<LoggedEvent>,
     /// Number of consecutive failed writes of it.
@@ -161,6 +163,7 @@ impl AccountLog {
 #[derive(Debug)]
 struct PageUnderWay {
     at: Timestamp,
+    begun: Instant,
     events: Vec<Arc<str>>,
     /// Whether there were more events than it has room for.
     is_full: bool,
@@ -358,6 +361,7 @@ impl Dispatcher {
         if !events.is_empty() {
             account.page = Some(PageUnderWay {
                 at: now.wall,
+                begun: now.mono,
                 events,
                 is_full: !account.ready.is_empty(),
                 is_paused: false,
@@ -377,6 +381,7 @@ impl Dispatcher {
         let drafts = page.events.iter().filter_map(|id| self.logs.drafts.get(id));
         Some(Page {
             at: page.at,
+            begun: page.begun,
             events: drafts.map(Draft::logged).collect(),
             failures: account.failures,
         })

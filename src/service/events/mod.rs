@@ -103,6 +103,9 @@ impl Service {
         };
         let (mut selected, mut cut) = (Vec::new(), Vec::new());
         let see = |page: ListedPage| {
+            if filter.since.is_some_and(|since| page.is_before(since)) {
+                return ControlFlow::Break(());
+            }
             if let Some(segment) = filter.selected(&page.index) {
                 let to = if filter.cuts(&page.index) {
                     &mut cut

@@ -3,12 +3,12 @@
 use std::{cmp::Reverse, ops::ControlFlow};
 
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::{Api, api::ListParams};
 
 use super::window::{Merge, Place, Segment};
 use crate::{
-    resources::{EventLog, PageIndex, origin},
+    resources::{EventLog, PageIndex, event_log::written_at, origin},
     runtime::{
         client::{bounded, next_page},
         fair_permits::Permit,
@@ -18,6 +18,8 @@ use crate::{
 
 /// Pages per list call.
 const PAGE: u32 = 500;
+/// How much the clocks of the operator, of the one before it and of the API server may differ.
+const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_mins(2);
 /// Pages whose contents are in memory at the same time. Each has at most 1.5 MiB.
 const READS_AT_ONCE: usize = 4;
 
@@ -36,8 +38,20 @@ pub struct Pages<'a> {
 pub struct ListedPage {
     /// Its name.
     pub name: String,
+    /// When it was written, by the API server's clock.
+    created: Option<Timestamp>,
     /// What its metadata says of its contents.
     pub index: PageIndex,
+}
+
+impl ListedPage {
+    /// Whether it was written before all that happened at `since` or later, and so were the pages listed after it.
+    pub fn is_before(&self, since: Timestamp) -> bool {
+        let since = since.saturating_sub(CLOCKS_DIFFER).unwrap_or(Timestamp::MIN);
+        [written_at(&self.name), self.created]
+            .iter()
+            .all(|at| at.is_some_and(|at| at < since))
+    }
 }
 
 /// A page of which some events are selected.
@@ -95,7 +109,7 @@ impl<'a> Pages<'a> {
                 // A former account of the namespace may have left pages.
                 let index = index.filter(|index| index.account == self.account);
                 if let Some((name, index)) = object.metadata.name.zip(index)
-                    && see(ListedPage { name, index }).is_break()
+                    && see(ListedPage { name, created, index }).is_break()
                 {
                     return Ok(());
                 }

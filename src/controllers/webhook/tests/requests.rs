@@ -19,7 +19,7 @@ use crate::{
     delivery::dispatch::{Page, PageWritten},
     events::EventType,
     resources::LoggedEvent,
-    runtime::{client::answered_by, watch::Change},
+    runtime::{client::answered_by, lease::Tenure, watch::Change},
 };
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn events_need_no_list_of_webhooks_once_the_watch_has_shown_their_version(
 }
 
 #[tokio::test]
-async fn events_of_an_account_that_has_just_been_made_are_logged_whatever_the_api_servers_clock_says() {
+async fn the_leader_logs_events_of_the_account_that_had_them_whatever_the_clocks_say() {
     let created = Arc::new(Mutex::new(Vec::new()));
     let requests = created.clone();
     let client = answered_by(move |method, path, body| {
@@ -64,8 +64,9 @@ async fn events_of_an_account_that_has_just_been_made_are_logged_whatever_the_ap
         let account = Arc::new(serde_json::from_value(account).unwrap());
         listener.changed(&Change::Replaced(vec![account]));
     };
-    let page = |at| Page {
+    let page = |at, begun| Page {
         at,
+        begun,
         failures: 0,
         events: vec![LoggedEvent {
             id: "evt_1".to_owned(),
@@ -78,20 +79,30 @@ async fn events_of_an_account_that_has_just_been_made_are_logged_whatever_the_ap
             deliveries: Vec::new(),
         }],
     };
+    let in_a_minute = tokio::time::Instant::now() + Duration::from_mins(1);
+    shared.state.lock().tenure = Some(Tenure::until(in_a_minute));
     let before = shared.now().wall;
     // By the API server's clock, the account is made in a minute.
     own("first", before.checked_add(1.minutes()).unwrap());
-    let of_first = page(shared.now().wall);
-    let written = event_log::write(&shared, "ns", of_first).await;
-    assert_eq!(written, PageWritten::Stored);
-    assert_eq!(created.lock().len(), 1);
-    assert_eq!(created.lock()[0].2["spec"]["account"], "first");
+    // Meanwhile this machine's clock is set back by an hour.
+    for at in [before, before.checked_sub(1.hours()).unwrap()] {
+        let of_first = page(at, Instant::now());
+        let written = event_log::write(&shared, "ns", of_first).await;
+        assert_eq!(written, PageWritten::Stored);
+    }
+    assert_eq!(created.lock().len(), 2);
+    assert_eq!(created.lock()[1].2["spec"]["account"], "first");
     // What was begun for a former account is not for the next one, even if the API server's clock is behind.
+    let of_former = page(before, Instant::now());
     own("second", before.checked_sub(1.minutes()).unwrap());
-    let of_former = page(before.checked_sub(1.seconds()).unwrap());
     let written = event_log::write(&shared, "ns", of_former).await;
     assert_eq!(written, PageWritten::Impossible);
-    assert_eq!(created.lock().len(), 1);
+    // Who no longer leads leaves it to the next leader.
+    shared.state.lock().tenure = Some(Tenure::until(tokio::time::Instant::now()));
+    let of_second = page(before, Instant::now());
+    let written = event_log::write(&shared, "ns", of_second).await;
+    assert_eq!(written, PageWritten::Failed);
+    assert_eq!(created.lock().len(), 2);
 }
 
 #[test]
