@@ -194,7 +194,7 @@ pub async fn serve(
         on_instances.push(listeners.instances);
         on_backups.push(listeners.backups);
         on_webhooks.push(listeners.webhooks);
-        of_accounts::<ApiKey>(&watches, vec![listeners.keys, used_keys]);
+        watch_tenant_objects::<ApiKey>(&watches, vec![listeners.keys, used_keys]);
         tokio::spawn(key_use::record(&service, watches.shutdown.clone()));
         let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
         let facade = with_console(facade, service, &settings, &common.namespace, &watches)?;
@@ -221,9 +221,9 @@ pub async fn serve(
         on_backups.push(Box::new(slots.backups.clone()));
         on_webhooks.push(Box::new(slots.webhooks.clone()));
     }
-    let instances = of_accounts(&watches, on_instances);
-    let backups = of_accounts(&watches, on_backups);
-    let webhooks = of_accounts(&watches, on_webhooks);
+    let instances = watch_tenant_objects(&watches, on_instances);
+    let backups = watch_tenant_objects(&watches, on_backups);
+    let webhooks = watch_tenant_objects(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);
     if let Some(mut candidate) = candidate {
         candidate.own_answers = own_answers;
@@ -263,8 +263,8 @@ pub async fn serve(
     ended
 }
 
-/// Watches a kind that account holders write.
-fn of_accounts<K>(watches: &Watches, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
+/// Watches a kind that account holders write, without what the program does not read of their metadata.
+fn watch_tenant_objects<K>(watches: &Watches, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {

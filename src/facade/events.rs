@@ -83,8 +83,7 @@ pub async fn list(
         .service
         .list_events(caller.tenant(), filter, paging.page, paging.limit)
         .await?;
-    let items: Vec<&[u8]> = bodies.iter().map(String::as_bytes).collect();
-    response::page(&items, Pagination::new(paging.page, paging.limit, total))
+    response::page(&bodies, Pagination::new(paging.page, paging.limit, total))
 }
 
 /// Shows an event

@@ -553,7 +553,7 @@ fn ssh_keys(_: &mut SchemaGenerator) -> Schema {
         "type": "array", "maxItems": 20,
         "x-kubernetes-validations": [{
             "rule": format!("self.map(key, key.size()).sum() <= {}", validation::MAX_SSH_KEYS_CHARACTERS),
-            "message": format!("must be at most {} characters in all; leave out keys or shorten their comments", validation::MAX_SSH_KEYS_CHARACTERS),
+            "message": validation::too_long_ssh_keys(),
         }],
         "items": {
             "type": "string", "maxLength": 8192, "description": "One OpenSSH public key: type, base64, and an optional comment.",

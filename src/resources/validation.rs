@@ -17,6 +17,20 @@ pub const MAX_SSH_KEYS_CHARACTERS: usize = 16_384;
 /// Fewest bits of an RSA key.
 const MIN_RSA_BITS: usize = 2048;
 
+/// The complaint about SSH keys that are too long together.
+pub fn too_long_ssh_keys() -> String {
+    format!("must be at most {MAX_SSH_KEYS_CHARACTERS} characters in all; leave out keys or shorten their comments")
+}
+
+/// How long SSH keys may be together.
+pub fn length_of_ssh_keys(keys: &[String]) -> Result<(), String> {
+    let characters = keys.iter().map(|key| key.trim_ascii().chars().count());
+    if characters.sum::<usize>() > MAX_SSH_KEYS_CHARACTERS {
+        return Err(too_long_ssh_keys());
+    }
+    Ok(())
+}
+
 /// A display name: 1–63 letters, digits, `.`, `-`, with a letter or digit at both ends.
 pub fn name(value: &str) -> Result<(), &'static str> {
     let inner = value

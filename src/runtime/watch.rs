@@ -270,13 +270,13 @@ impl Watches {
     }
 
     /// The events of a watch, one page of a list ahead: the API server prepares the next page while the objects of the last one are
-    /// parsed. Otherwise each of the two would wait for the other half of the time.
+    /// parsed. Otherwise each would be idle half of the time, waiting for the other.
     fn read_ahead<K>(&self, config: watcher::Config) -> mpsc::Receiver<watcher::Result<Event<Unparsed<K>>>>
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
     {
-        // A page of objects, the begin of the list and its end.
+        // A page of objects, the beginning of the list and its end.
         let capacity = usize::try_from(config.page_size.unwrap_or_default()).unwrap_or_default() + 2;
         let (sender, events) = mpsc::channel(capacity);
         let api: Api<Unparsed<K>> = Api::all(self.streams.clone());

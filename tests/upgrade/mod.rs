@@ -347,14 +347,18 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
     of("Webhook").for_each(untouched);
     // A rollback replaces the CRDs before the pods. Until then this version does not write again and again what is pruned.
     operator = Operator::start(&plane, &arguments).await;
-    let written = async || operator.metric("stellage_kubernetes_requests_total", "PUT").await;
-    let written_meanwhile = async || {
-        let before = written().await;
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        written().await - before
+    let versions = || -> Vec<String> {
+        let version = |object: &Value| object["metadata"]["resourceVersion"].to_string();
+        stored().iter().map(version).collect()
     };
-    // But for the Lease.
-    eventually("writes to cease", written_meanwhile, |count| *count < 3.0).await;
+    let written_in = async |seconds| {
+        let before = versions();
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        std::iter::zip(before, versions()).filter(|(was, is)| was != is).count()
+    };
+    eventually("writes to cease", async || written_in(4).await, |written| *written == 0).await;
+    // Nor every ten seconds.
+    assert_eq!(written_in(12).await, 0);
     operator.stop().await;
 
     install(&plane);

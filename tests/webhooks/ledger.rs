@@ -251,8 +251,8 @@ fn is_code(error: &kube::Error, code: u16) -> bool {
 #[derive(Clone)]
 pub struct Logged {
     seen: Arc<Mutex<HashMap<(String, String), Instant>>>,
-    /// Events on more than one page, with the names of two of them.
-    twice: Arc<Mutex<Vec<(String, [String; 2])>>>,
+    /// Events on more than one page, each with the names of two of them.
+    twice: Arc<Mutex<Vec<String>>>,
     /// Whether deliveries that succeed at once are logged, too.
     is_complete: bool,
 }
@@ -279,7 +279,7 @@ impl Logged {
                 for event in page.spec.events {
                     let earlier = pages.insert(event.id.clone(), name.clone());
                     if let Some(earlier) = earlier.filter(|earlier| *earlier != name) {
-                        log.twice.lock().push((event.id, [earlier, name.clone()]));
+                        log.twice.lock().push(format!("{} ({earlier}, {name})", event.id));
                         continue;
                     }
                     for delivery in event.deliveries {

@@ -1,6 +1,7 @@
 //! Where events were sent to.
 
 use futures::{StreamExt as _, TryStreamExt as _};
+use http::StatusCode;
 
 use super::view::Event;
 use crate::console::{
@@ -18,7 +19,8 @@ const READS_AT_ONCE: usize = 2;
 pub struct Sent {
     /// The webhook.
     pub webhook: Webhook,
-    deliveries: Vec<Delivery>,
+    /// `None` if reading them took too long.
+    deliveries: Option<Vec<Delivery>>,
     /// The request that answers this.
     pub call: Call,
 }
@@ -26,14 +28,25 @@ pub struct Sent {
 impl Sent {
     /// The delivery of an event, if there is one.
     pub fn delivery_of(&self, event: &Event) -> Option<&Delivery> {
-        self.deliveries
-            .iter()
-            .find(|delivery| delivery.event_id == event.id)
+        self.kept().find(|delivery| delivery.event_id == event.id)
+    }
+
+    /// Why there is no delivery to show.
+    pub const fn reason_for_none(&self) -> &'static str {
+        if self.deliveries.is_some() {
+            "No delivery to it is kept: it was switched off, did not want these events yet, or has had too many deliveries since."
+        } else {
+            "Reading its deliveries took too long. Reload the page to try again."
+        }
     }
 
     /// Whether an attempt is being made, or is about to be.
     pub fn is_under_way(&self, now: jiff::Timestamp) -> bool {
-        self.webhook.is_sent_to() && self.deliveries.iter().any(|delivery| delivery.is_under_way(now))
+        self.webhook.is_sent_to() && self.kept().any(|delivery| delivery.is_under_way(now))
+    }
+
+    fn kept(&self) -> impl Iterator<Item = &Delivery> {
+        self.deliveries.iter().flatten()
     }
 }
 
@@ -52,9 +65,15 @@ pub async fn sent(
     let reads = webhooks.data.into_iter().filter(is_asked).map(async |webhook| {
         let path = format!("/v1/webhooks/{}/deliveries", webhook.id);
         let call = Call::get(with_query(&path, &[("event_id", ids)]));
-        // It may have been deleted meanwhile.
-        let found: Option<List<Delivery>> = visit.find(&call).await?;
-        Ok(found.map(|List { data: deliveries, .. }| Sent {
+        let deliveries = match visit.find(&call).await {
+            // It was deleted meanwhile.
+            Ok(None) => return Ok(None),
+            Ok(Some(List::<Delivery> { data, .. })) => Some(data),
+            // The page has what matters without them.
+            Err(refusal) if refusal.status == StatusCode::SERVICE_UNAVAILABLE => None,
+            Err(refusal) => return Err(refusal),
+        };
+        Ok(Some(Sent {
             webhook,
             deliveries,
             call,

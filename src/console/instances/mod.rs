@@ -181,11 +181,7 @@ impl More {
         };
         calls.push(call);
         let wants = |webhook: &Webhook| events.iter().any(|event| webhook.wants(&event.r#type));
-        let sent = match sent(visit, &events, wants).await {
-            // The page has what matters without it.
-            Err(refusal) if refusal.status == StatusCode::SERVICE_UNAVAILABLE => Vec::new(),
-            sent => sent?,
-        };
+        let sent = sent(visit, &events, wants).await?;
         calls.extend(sent.iter().map(|sent| sent.call.clone()));
         Ok(Self {
             events: Some(events),

@@ -35,7 +35,7 @@ use crate::{
     },
 };
 
-/// So many deliveries that one request sends count as another request: each is a write, and most requests are several.
+/// Every five deliveries that one request sends count as one more request, because each of them is a write.
 const DELIVERIES_PER_REQUEST: usize = 5;
 
 /// The selection in the query; `None` if a value does not exist, so that nothing is selected.

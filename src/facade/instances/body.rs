@@ -76,19 +76,8 @@ impl CreateInstance {
         let region = fields.missing("region", region);
         let (image, backup) = installation::read(&mut fields, catalogue);
         let ssh_keys = fields.strings("ssh_keys", validation::MAX_SSH_KEYS, &validation::ssh_key);
-        let characters = ssh_keys
-            .iter()
-            .flatten()
-            .map(|key| key.trim_ascii().chars().count());
-        if characters.sum::<usize>() > validation::MAX_SSH_KEYS_CHARACTERS {
-            fields.problem(Detail::new(
-                "ssh_keys",
-                "invalid_value",
-                format!(
-                    "must be at most {} characters in all; leave out keys or shorten their comments",
-                    validation::MAX_SSH_KEYS_CHARACTERS
-                ),
-            ));
+        if let Some(Err(complaint)) = ssh_keys.as_deref().map(validation::length_of_ssh_keys) {
+            fields.problem(Detail::new("ssh_keys", "invalid_value", complaint));
         }
         let backup_enabled = fields.boolean("backup_enabled");
         let monitoring_enabled = fields.boolean("monitoring_enabled");

@@ -79,7 +79,7 @@ pub async fn list(
     let (page, total) = app
         .service
         .list_instances(caller.namespace(), filter, paging.page, paging.limit);
-    let items: Vec<&[u8]> = page
+    let items: Vec<_> = page
         .iter()
         .map(|item| item.cached_list_item(|item| to_json(&ListItem::of(item))))
         .collect();

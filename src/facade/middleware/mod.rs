@@ -226,7 +226,7 @@ where
         }
         let span = {
             let (request_id, trace_id) = (request_id.clone(), traced.as_ref().map(traces::Span::trace_id));
-            // Of the highest level, so that each line about the request has its id whatever the filter is.
+            // Of the highest level, so that a line about the request has its id whatever the filter is.
             move || {
                 let request_id = request_id.to_str().unwrap_or_default();
                 tracing::error_span!("request", request_id, trace_id = trace_id.map(display))
@@ -257,7 +257,8 @@ where
         match admitted {
             Ok(write) => {
                 let mut answer = Box::pin(AssertUnwindSafe(self.inner.call(request)).catch_unwind());
-                // Nearly all reads are answered at once, from memory, and log nothing. A span would cost them as much as the look-up.
+                // Nearly all reads are answered at once, from memory, and log nothing above DEBUG. A span would cost them as much as the
+                // look-up.
                 let may_be_silent = method == "GET" && context.is_none() && !tracing::enabled!(Level::DEBUG);
                 let answered = may_be_silent.then(|| answer.as_mut().now_or_never()).flatten();
                 match (answered, context) {

@@ -8,7 +8,7 @@ pub mod error;
 pub mod unreadable;
 pub mod view;
 
-use std::fmt::Display;
+use std::{fmt::Display, ops::Deref};
 
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -49,10 +49,11 @@ pub fn rendered(status: StatusCode, bytes: impl Into<Body>) -> Response {
 }
 
 /// A page of items that are already serialized.
-pub fn page(items: &[&[u8]], pagination: Pagination) -> Result<Response, ApiError> {
-    let mut bytes = Vec::with_capacity(128 + items.iter().map(|item| item.len() + 1).sum::<usize>());
+pub fn page(items: &[impl Deref<Target: AsRef<[u8]>>], pagination: Pagination) -> Result<Response, ApiError> {
+    let items = items.iter().map(|item| (**item).as_ref());
+    let mut bytes = Vec::with_capacity(128 + items.clone().map(|item| item.len() + 1).sum::<usize>());
     bytes.extend_from_slice(b"{\"data\":[");
-    for (index, item) in items.iter().enumerate() {
+    for (index, item) in items.enumerate() {
         if index > 0 {
             bytes.push(b',');
         }

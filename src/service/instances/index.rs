@@ -2,9 +2,13 @@
 //! the same with 100 and with 100,000 instances; filters by name and tag, and searches, scan the instances of the account.
 
 use std::{
+    borrow::Cow,
     cmp::Reverse,
     collections::{BTreeSet, HashMap},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use bytes::Bytes;
@@ -31,12 +35,36 @@ pub struct IndexedInstance {
     pub state: InstanceState,
     /// The plan in effect.
     pub plan: Plan,
-    list_item: OnceLock<Box<[u8]>>,
-    detail: OnceLock<Box<CachedDetail>>,
+    list_item: Rendered<Box<[u8]>>,
+    detail: Rendered<Box<CachedDetail>>,
+}
+
+/// What is rendered once for all who ask for it again. The first to ask does not have it kept: a client that reads everything
+/// once would fill the memory.
+#[derive(Debug)]
+struct Rendered<T> {
+    kept: OnceLock<T>,
+    was_asked: AtomicBool,
+}
+
+impl<T: Clone> Rendered<T> {
+    const fn new() -> Self {
+        Self {
+            kept: OnceLock::new(),
+            was_asked: AtomicBool::new(false),
+        }
+    }
+
+    fn get(&self, render: impl FnOnce() -> T) -> Cow<'_, T> {
+        if self.kept.get().is_none() && !self.was_asked.swap(true, Ordering::Relaxed) {
+            return Cow::Owned(render());
+        }
+        Cow::Borrowed(self.kept.get_or_init(render))
+    }
 }
 
 /// The serialized detail of one version of an instance.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct CachedDetail {
     /// The body of the answer.
     pub body: Bytes,
@@ -62,8 +90,8 @@ impl Indexed for IndexedInstance {
             state: status.state.unwrap_or(InstanceState::Provisioning),
             plan: status.plan.unwrap_or(instance.spec.plan),
             instance,
-            list_item: OnceLock::new(),
-            detail: OnceLock::new(),
+            list_item: Rendered::new(),
+            detail: Rendered::new(),
         }
     }
 
@@ -81,10 +109,10 @@ impl Indexed for IndexedInstance {
 }
 
 impl IndexedInstance {
-    /// The detail as serialized by `render`, once per version, since waiting clients poll it. Only the REST facade may use it: the
-    /// first result is kept, whoever calls.
-    pub fn cached_detail(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> &CachedDetail {
-        self.detail.get_or_init(|| {
+    /// The detail as serialized by `render`, kept for each version from the second time on, since waiting clients poll it. Only
+    /// the REST facade may use it: a result is kept, whoever calls.
+    pub fn cached_detail(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> Cow<'_, Box<CachedDetail>> {
+        self.detail.get(|| {
             Box::new(CachedDetail {
                 body: render(self).into(),
                 tag: precondition::quoted_version(&*self.instance).into(),
@@ -92,9 +120,9 @@ impl IndexedInstance {
         })
     }
 
-    /// The list item as serialized by `render`, once per version that is listed. For the REST facade only, like the detail.
-    pub fn cached_list_item(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> &[u8] {
-        self.list_item.get_or_init(|| render(self).into_boxed_slice())
+    /// The list item as serialized by `render`, kept like the detail. For the REST facade only, too.
+    pub fn cached_list_item(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> Cow<'_, Box<[u8]>> {
+        self.list_item.get(|| render(self).into_boxed_slice())
     }
 
     /// Whether its name, its id or one of its addresses contains this text.
@@ -467,6 +495,8 @@ fn remove(list: &mut Vec<u32>, slots: &[Option<Arc<IndexedInstance>>], order: &S
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
     use serde_json::json;
 
@@ -475,7 +505,26 @@ mod tests {
 
     thread_local! {
         /// Instances that this thread has looked at.
-        pub(super) static TOUCHED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+        pub(super) static TOUCHED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[test]
+    fn an_answer_is_kept_for_those_who_ask_again_and_not_for_one_who_reads_everything_once() {
+        let item = IndexedInstance::of(instance(1, 1, 0, 0, false));
+        let rendered = Cell::new(0);
+        let render = |_: &IndexedInstance| {
+            rendered.set(rendered.get() + 1);
+            b"{}".to_vec()
+        };
+        for (asked, expected) in [(1, 1), (2, 2), (3, 2), (4, 2)] {
+            assert_eq!(item.cached_detail(render).body, "{}");
+            assert_eq!(rendered.get(), expected, "asked for {asked} times");
+        }
+        assert!(item.list_item.kept.get().is_none());
+        for _ in 0..3 {
+            assert_eq!(**item.cached_list_item(render), *b"{}");
+        }
+        assert_eq!(rendered.get(), 4);
     }
 
     const REGIONS: [&str; 2] = ["fr-par-1", "de-fra-1"];
