@@ -171,6 +171,19 @@ impl Part {
         )
     }
 
+    /// Whether it needs a fresh cluster or minutes of setup, and so is measured once.
+    fn is_single(self) -> bool {
+        matches!(
+            self,
+            Self::Memory
+                | Self::Scale
+                | Self::Monitoring
+                | Self::MonthEnd
+                | Self::Backups
+                | Self::Webhooks(webhooks::Part::Memory)
+        )
+    }
+
     async fn measure(self, table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
         match self {
             Self::Convergence => convergence::measure(table, baseline, sizes).await,
@@ -286,7 +299,9 @@ impl Wanted {
             .and_then(Path::file_name)
             .map(|name| name.to_string_lossy());
         let beside = name.map_or(String::new(), |name| format!("; baseline: {name}"));
-        format!("{} rounds{beside}", self.sizes.rounds)
+        let rounds = if part.is_single() { 1 } else { self.sizes.rounds };
+        let plural = if rounds == 1 { "" } else { "s" };
+        format!("{rounds} round{plural}{beside}")
     }
 }
 

@@ -19,9 +19,12 @@ use super::{
     Command, DeliveryLog, Dispatcher, Event, JobKey, Now, Timer,
     job::{Job, State, pause_after},
 };
-use crate::resources::{
-    Attempt, LoggedDelivery, LoggedEvent,
-    event_log::{MAX_DELIVERIES, MAX_EVENTS, event_bytes},
+use crate::{
+    resources::{
+        Attempt, LoggedDelivery, LoggedEvent,
+        event_log::{MAX_DELIVERIES, MAX_EVENTS, event_bytes},
+    },
+    runtime::shrink,
 };
 
 /// How long an event that can be logged waits for others of its account, and how long one that was delivered to a webhook waits
@@ -415,6 +418,7 @@ impl Dispatcher {
             }
             self.report_if_settled(&id);
         }
+        shrink(&mut self.logs.drafts);
         if page.is_full {
             self.begin_page(namespace, now);
             return;

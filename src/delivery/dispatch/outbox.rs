@@ -18,6 +18,7 @@ use super::{
 use crate::{
     events::{EventType, OutboxVersion},
     resources::{Delivery, ids},
+    runtime::shrink,
 };
 
 /// An event from before a webhook's creation is not sent to it. This is the tolerance if only clocks can tell the order: large,
@@ -117,6 +118,7 @@ impl Entries {
         for job in &entry.jobs {
             self.jobs.remove(job);
         }
+        shrink(&mut self.by_event);
         let is_unknown = entry.logged == Logged::Unknown;
         self.removed.push(Removed {
             namespace: entry.namespace,

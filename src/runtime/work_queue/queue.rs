@@ -14,7 +14,7 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::time::Instant;
 
 use super::slots::Slots;
-use crate::runtime::reconcile_queue::Queued;
+use crate::runtime::{reconcile_queue::Queued, shrink};
 
 /// Namespace and name of an object.
 pub(super) type Key<K> = Arc<ObjectRef<K>>;
@@ -115,7 +115,9 @@ impl<K: Queued> WorkQueue<K> {
     #[must_use]
     pub(super) fn finished(&mut self, key: &Key<K>, class: Class, again_at: Option<Instant>) -> bool {
         self.slots(class).give_back(&account(key));
-        if self.objects.remove(key) == Some(Place::Running { again: true }) {
+        let place = self.objects.remove(key);
+        shrink(&mut self.objects);
+        if place == Some(Place::Running { again: true }) {
             return true;
         }
         if let Some(at) = again_at {

@@ -1,0 +1,32 @@
+//! Memory after bursts.
+
+use std::{collections::HashMap, hash::Hash};
+
+/// What a map may keep however little is in it.
+const LITTLE: usize = 1024;
+
+/// Gives back most of the memory of a map that holds far less than it once did. Call it after removals; it seldom does anything.
+pub fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    if map.capacity() > LITTLE && map.len() < map.capacity() / 8 {
+        map.shrink_to(map.len() * 2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_gives_back_what_a_burst_took() {
+        let mut map: HashMap<u32, u32> = (0..100_000).map(|n| (n, n)).collect();
+        let mut shrunk = 0;
+        for n in 0..100_000 {
+            map.remove(&n);
+            let before = map.capacity();
+            shrink(&mut map);
+            shrunk += usize::from(map.capacity() < before);
+        }
+        assert!(map.capacity() <= LITTLE, "{}", map.capacity());
+        assert!(shrunk < 10, "{shrunk} times");
+    }
+}
