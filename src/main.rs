@@ -106,8 +106,13 @@ fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
+fn main() -> ExitCode {
+    allocator::keep_little();
+    run()
+}
+
 #[tokio::main]
-async fn main() -> ExitCode {
+async fn run() -> ExitCode {
     if let Some(answer) = answer_to_kubectl() {
         print(&answer);
         return ExitCode::SUCCESS;
