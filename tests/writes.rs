@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::Api;
 use reqwest::Method;
 use serde_json::json;
-use stellage::resources::{Account, InstanceState, conditions};
+use stellage::resources::{Account, FINALIZER_POLICY, Instance, InstanceState, conditions};
 
-use crate::support::{Operator, Tenant, eventually, own_plane};
+use crate::support::{Operator, Tenant, eventually, kubectl, own_plane};
 
 #[tokio::test]
 async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_in_a_quiet_minute_with_1000()
@@ -103,5 +103,82 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
     tokio::time::sleep(Duration::from_secs(60)).await;
     let written = &all_writes()[before..];
     assert!(written.is_empty(), "written while nothing changed: {written:?}");
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn what_the_provider_does_at_once_takes_one_write_and_one_event_and_the_policy_saves_that_of_the_finalizer()
+ {
+    let plane = own_plane().await;
+    kubectl(&plane, &["apply", "-f", "-"], Some(FINALIZER_POLICY.1)).unwrap();
+    let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds", "0"]).await;
+    let tenant = Tenant::with(&plane, &operator, "prompt", |_| {}).await;
+    // A policy takes some time to be in force.
+    let mut number = 0;
+    let finalizers = async || {
+        number += 1;
+        let created = tenant.apply(&format!("try-{number}"), |_| {}).await;
+        created.metadata.finalizers.unwrap_or_default()
+    };
+    eventually("the policy", finalizers, |finalizers| {
+        *finalizers == ["stellage.dev/server"]
+    })
+    .await;
+    let is = |state| {
+        move |instance: Option<&Instance>| {
+            let status = instance.and_then(|instance| instance.status.as_ref());
+            status.is_some_and(|status| status.state == Some(state))
+        }
+    };
+    let created = tenant.apply("web", |_| {}).await;
+    assert_eq!(created.metadata.finalizers.unwrap(), ["stellage.dev/server"]);
+    tenant.wait("web", "it to run", is(InstanceState::Running)).await;
+    tenant.wait_for_clear_outboxes().await;
+    let stop = json!({ "spec": { "powerState": "Stopped" } }).to_string();
+    let patch = [
+        "-n",
+        &tenant.namespace,
+        "patch",
+        "instance",
+        "web",
+        "--type=merge",
+        "-p",
+        &stop,
+    ];
+    kubectl(&plane, &patch, None).unwrap();
+    tenant
+        .wait("web", "it to be stopped", is(InstanceState::Stopped))
+        .await;
+    let user = Identity::Operator.user();
+    let written = || -> Vec<String> {
+        let requests = plane.requests().unwrap().into_iter();
+        let of_operator = requests.filter(|it| it.user == user && it.is_write() && it.name == "web");
+        let of_instance = of_operator.filter(|it| it.resource == "instances");
+        of_instance
+            .map(|it| format!("{} {}", it.verb, it.subresource))
+            .collect()
+    };
+    // Running, the outbox cleared, stopped; the outbox is cleared again together with the next change.
+    let writes = written();
+    assert!(writes.iter().all(|write| write == "update status"), "{writes:?}");
+    assert!((2..=4).contains(&writes.len()), "{writes:?}");
+    let events = async || {
+        let of_web = [
+            "-n",
+            &tenant.namespace,
+            "get",
+            "events",
+            "--field-selector=involvedObject.name=web",
+            "-o",
+            "jsonpath={.items[*].reason}",
+        ];
+        kubectl(&plane, &of_web, None).unwrap()
+    };
+    eventually("an Event for each operation", events, |reasons| {
+        reasons.split(' ').count() >= 2
+    })
+    .await;
+    let reasons = events().await;
+    assert_eq!(reasons.split(' ').count(), 2, "{reasons}");
     operator.stop().await;
 }

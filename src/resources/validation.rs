@@ -19,7 +19,9 @@ const MIN_RSA_BITS: usize = 2048;
 
 /// The complaint about SSH keys that are too long together.
 pub fn too_long_ssh_keys() -> String {
-    format!("must be at most {MAX_SSH_KEYS_CHARACTERS} characters in all; leave out keys or shorten their comments")
+    format!(
+        "must be at most {MAX_SSH_KEYS_CHARACTERS} characters in all; leave out keys or shorten their comments"
+    )
 }
 
 /// How long SSH keys may be together.

@@ -93,7 +93,9 @@ pub(super) async fn finish(shared: &Arc<Shared>, events: &Events) {
         state.dirty.extend(later.into_iter().map(|(_, key)| key));
     }
     if tokio::time::timeout(FINISH, flush(shared, events)).await.is_err() {
-        tracing::warn!("the counts of some webhooks since their last write are lost: writing them takes too long");
+        tracing::warn!(
+            "the counts of some webhooks since their last write are lost: writing them takes too long"
+        );
     }
 }
 

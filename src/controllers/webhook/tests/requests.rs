@@ -165,7 +165,10 @@ async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
     for key in &keys {
         wait(key, Urgency::Counters);
     }
-    let health: Vec<_> = keys[..250].iter().map(|key| wait(key, Urgency::Failure)).collect();
+    let health: Vec<_> = keys[..250]
+        .iter()
+        .map(|key| wait(key, Urgency::Failure))
+        .collect();
     assert_eq!((health[0], health[200]), (Some(0), Some(10_000)));
     assert_eq!(wait(&keys[299], Urgency::Now), None);
     // A health that is as it was before its reserved time has come gives that time up, and reserves another one later.
