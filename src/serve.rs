@@ -53,6 +53,8 @@ use crate::{
 
 /// The only task that may end before the shutdown.
 const ANNOUNCEMENT: &str = "the announcement";
+/// Time between two returns of memory to the system. Each takes milliseconds.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(30);
 /// How often to check whether everything is ready.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Number of checks, ten seconds' worth, after which to log what is still missing.
@@ -160,6 +162,7 @@ pub async fn serve(
         metrics.clone(),
         watches.shutdown.clone(),
     ));
+    tokio::spawn(give_memory_back(watches.shutdown.clone()));
 
     let (rules, own_ranges_read) = rules(&common, &watches, api_server);
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
@@ -261,6 +264,17 @@ pub async fn serve(
         sending.finish().await;
     }
     ended
+}
+
+/// Gives memory back that was needed for a while, such as for the first lists of the watches.
+async fn give_memory_back(shutdown: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(GIVE_BACK_EVERY) => {}
+        }
+        let _ = tokio::task::spawn_blocking(allocator::give_back).await;
+    }
 }
 
 /// Watches a kind that account holders write, without what the program does not read of their metadata.
