@@ -54,7 +54,7 @@ use crate::{
 /// The only task that may end before the shutdown.
 const ANNOUNCEMENT: &str = "the announcement";
 /// Time between two returns of memory to the system. Each takes milliseconds.
-const GIVE_BACK_EVERY: Duration = Duration::from_secs(30);
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(10);
 /// How often to check whether everything is ready.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Number of checks, ten seconds' worth, after which to log what is still missing.

@@ -82,7 +82,7 @@ impl Sizes {
         measured: Duration::from_secs(3),
         transitions: Duration::from_secs(10),
         transition_webhooks: &[0, 1, 5],
-        settling: Duration::from_secs(5),
+        settling: Duration::from_secs(15),
         idle: Duration::from_secs(30),
         webhooks_measured: Duration::from_secs(5),
         webhooks: &[0, 1, 5, 50],
