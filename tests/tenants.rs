@@ -672,7 +672,7 @@ fn abandon(plane: &ControlPlane, namespace: &str) -> [(&'static str, &'static st
             "instance",
             "web",
             json!({ "kind": "Instance", "spec": support::spec() }),
-            json!({ "state": "Stopped" }),
+            json!({ "state": "stopped" }),
         ),
         (
             "backup",
@@ -686,8 +686,9 @@ fn abandon(plane: &ControlPlane, namespace: &str) -> [(&'static str, &'static st
         object["metadata"] = json!({ "name": name, "namespace": namespace });
         create(object);
         let status = json!({ "status": status }).to_string();
-        let line = format!("patch {kind} {name} --subresource=status --type=merge -n {namespace} --as");
-        let line = line.split(' ').chain([Identity::Operator.user(), "-p", &status]);
+        let who = format!("--as={} --as-group=system:masters", Identity::Operator.user());
+        let line = format!("patch {kind} {name} --subresource=status --type=merge -n {namespace} {who} -p");
+        let line = line.split(' ').chain([status.as_str()]);
         support::kubectl(plane, &line.collect::<Vec<_>>(), None).unwrap();
         (kind, name)
     })
