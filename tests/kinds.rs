@@ -862,7 +862,11 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
     let last_applied = "kubectl.kubernetes.io/last-applied-configuration";
     let owner = |n| json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": format!("u{n}") });
     let owners = (0..9).map(owner).collect::<Vec<_>>();
+    // Of a kind that is not there, so that the garbage collector leaves what it owns alone.
+    let long_owner = |length: usize| json!([{ "apiVersion": "example.com/v1", "kind": "X", "name": "x".repeat(length), "uid": "u" }]);
     let finalizers: Vec<_> = (0..9).map(|n| format!("example.com/f{n}")).collect();
+    // The API server keeps the names of fields that do not exist.
+    let tracked = |field: &str| json!([{ "manager": "m", "operation": "Update", "apiVersion": "stellage.dev/v1", "fieldsType": "FieldsV1", "fieldsV1": { "f:metadata": { "f:labels": { format!("f:{field}"): {} } } } }]);
     let too_large = [
         (
             json!({ "labels": many(33) }),
@@ -887,6 +891,14 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
         (
             json!({ "ownerReferences": owners }),
             "metadata.ownerReferences: there may be at most 8; remove some",
+        ),
+        (
+            json!({ "ownerReferences": long_owner(8192) }),
+            "metadata.ownerReferences: they may take at most 8192 bytes in all",
+        ),
+        (
+            json!({ "managedFields": tracked(&of_bytes(32_768)) }),
+            "metadata.managedFields: it may take at most 32768 bytes",
         ),
     ];
     let whole_key = json!({
@@ -914,6 +926,49 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
         });
         let object: DynamicObject = serde_json::from_value(manifest.clone()).unwrap();
         api.create(&post, &object).await.unwrap();
+        // The API server looks at this in a create only.
+        let named = json!({ "metadata": { "generateName": "x".repeat(254) } });
+        let refused = api
+            .patch("full", &PatchParams::default(), &Patch::Merge(&named))
+            .await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.contains("metadata.generateName: it may have at most 253 characters"),
+            "{kind}: {refused}"
+        );
+    }
+    // What the operator writes, and others may change the metadata of.
+    let page = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "EventLog", "metadata": {},
+        "spec": {
+            "account": "u", "count": 0, "delivered": 0, "events": [],
+            "from": "2026-11-21T10:00:00Z", "to": "2026-11-21T10:00:00Z",
+        },
+    });
+    for mut manifest in [whole_delivery(), page, whole_invoice(), whole_invoice_page()] {
+        let kind = manifest["kind"].as_str().unwrap().to_owned();
+        manifest["metadata"] = json!({ "name": "full" });
+        let object: DynamicObject = serde_json::from_value(manifest).unwrap();
+        let operators = dynamic(operator.clone(), &kind, Some(namespace));
+        operators.create(&post, &object).await.unwrap();
+        let api = dynamic(client.clone(), &kind, Some(namespace));
+        for (metadata, words) in [
+            (
+                json!({ "generateName": "x".repeat(254) }),
+                "metadata.generateName",
+            ),
+            (
+                json!({ "managedFields": tracked(&of_bytes(32_768)) }),
+                "metadata.managedFields",
+            ),
+        ] {
+            let patch = json!({ "metadata": metadata });
+            let refused = api
+                .patch("full", &PatchParams::default(), &Patch::Merge(&patch))
+                .await;
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains(words), "{kind}: {refused}");
+        }
     }
 
     // Such as it was stored before there were bounds.
@@ -921,6 +976,7 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
     let mut manifest = whole_instance();
     manifest["metadata"] = json!({
         "name": "old", "labels": many(40), "annotations": { "n": of_bytes(20_000), last_applied: of_bytes(40_000) },
+        "ownerReferences": long_owner(20_000),
     });
     let object: DynamicObject = serde_json::from_value(manifest).unwrap();
     let operators = dynamic(operator, "Instance", Some(namespace));
@@ -934,7 +990,7 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
         .unwrap();
     patch(
         &operators,
-        json!({ "metadata": { "annotations": { "stellage.dev/request-hash": "h" } } }),
+        json!({ "metadata": { "annotations": { "stellage.dev/request-hash": "h" }, "generateName": "x".repeat(300) } }),
     )
     .await
     .unwrap();
@@ -942,6 +998,8 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
         json!({ "labels": { "n0": null } }),
         json!({ "annotations": { "n": of_bytes(19_000) } }),
         json!({ "annotations": { last_applied: of_bytes(39_000) } }),
+        json!({ "generateName": "x".repeat(299) }),
+        json!({ "ownerReferences": long_owner(19_000) }),
     ] {
         patch(&instances, json!({ "metadata": smaller })).await.unwrap();
     }
@@ -949,11 +1007,20 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
         json!({ "labels": { "new": "x" } }),
         json!({ "annotations": { "n": of_bytes(19_200) } }),
         json!({ "annotations": { last_applied: of_bytes(39_200) } }),
+        json!({ "generateName": "x".repeat(301) }),
+        json!({ "ownerReferences": long_owner(19_200) }),
     ] {
         let refused = patch(&instances, json!({ "metadata": larger })).await.err();
         let refused = refused.map(|error| error.to_string()).unwrap_or_default();
         assert!(refused.contains("at most"), "{refused}");
     }
+    let tracking = |length| json!({ "metadata": { "managedFields": tracked(&of_bytes(length)) } });
+    patch(&operators, tracking(50_000)).await.unwrap();
+    patch(&instances, tracking(40_000)).await.unwrap();
+    let refused = patch(&instances, tracking(40_200)).await.unwrap_err().to_string();
+    assert!(refused.contains("metadata.managedFields"), "{refused}");
+    let afresh = json!({ "metadata": { "managedFields": [{}] } });
+    patch(&instances, afresh).await.unwrap();
 
     let applied = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "full" }, "spec": { "active": false },

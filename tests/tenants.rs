@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use control_plane::Identity;
+use control_plane::{ControlPlane, Identity};
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::{
@@ -656,6 +656,91 @@ async fn no_tenant_deletes_an_instance_without_its_server() {
     patch(&tenant.instances(), json!({ "finalizers": null }))
         .await
         .unwrap();
+}
+
+/// Makes a namespace that has the label, but no Account, with an Instance and a Backup that have begun and have no finalizer. Returns
+/// their kinds and names.
+fn abandon(plane: &ControlPlane, namespace: &str) -> [(&'static str, &'static str); 2] {
+    let create =
+        |object: Value| support::kubectl(plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
+    create(json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": { "name": namespace, "labels": { "stellage.dev/account": "gone" } },
+    }));
+    let objects = [
+        (
+            "instance",
+            "web",
+            json!({ "kind": "Instance", "spec": support::spec() }),
+            json!({ "state": "stopped" }),
+        ),
+        (
+            "backup",
+            "mine",
+            json!({ "kind": "Backup", "spec": { "instance": "web" } }),
+            json!({ "phase": "Completed" }),
+        ),
+    ];
+    objects.map(|(kind, name, mut object, status)| {
+        object["apiVersion"] = json!("stellage.dev/v1");
+        object["metadata"] = json!({ "name": name, "namespace": namespace });
+        create(object);
+        let status = json!({ "status": status }).to_string();
+        let who = format!("--as={} --as-group=system:masters", Identity::Operator.user());
+        let line = format!("patch {kind} {name} --subresource=status --type=merge -n {namespace} {who} -p");
+        let line = line.split(' ').chain([status.as_str()]);
+        support::kubectl(plane, &line.collect::<Vec<_>>(), None).unwrap();
+        (kind, name)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_lost_its_finalizer_is_deleted_by_nobody_but_administrators_in_person() {
+    // No operator runs that would put it back.
+    let plane = support::own_plane().await;
+    let objects = abandon(&plane, "abandoned");
+    let kubectl = |line: &str| support::kubectl(&plane, &line.split(' ').collect::<Vec<_>>(), None);
+    kubectl("create rolebinding eve --clusterrole=cluster-admin --user=eve -n abandoned").unwrap();
+    let operator = format!(
+        "--as={} --as-group=system:serviceaccounts",
+        Identity::Operator.user()
+    );
+    for (kind, name) in objects {
+        let delete = |who: &str| {
+            kubectl(&format!(
+                "delete {kind} {name} -n abandoned --dry-run=server {who}"
+            ))
+        };
+        for who in ["--as=eve", &operator] {
+            // The policies take a moment to be in effect.
+            let refused = async || delete(who).err();
+            let refused = eventually("a refusal", refused, Option::is_some).await.unwrap();
+            assert!(
+                refused.contains(&format!("has to be back before the {kind} is deleted"))
+                    && refused.contains("a cluster administrator deletes"),
+                "{who}: {refused}"
+            );
+        }
+        delete("--wait=false").unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_account_the_finalizers_are_put_back_too_and_the_namespace_can_be_deleted() {
+    let plane = support::shared().await.plane;
+    let objects = abandon(plane, "finalizers-back");
+    let kubectl = |line: &str| support::kubectl(plane, &line.split(' ').collect::<Vec<_>>(), None);
+    for (kind, name) in objects {
+        let get = format!("get {kind} {name} -n finalizers-back -o jsonpath={{.metadata.finalizers}}");
+        let finalizers = async || kubectl(&get).unwrap();
+        eventually("the finalizer", finalizers, |finalizers| {
+            finalizers.contains("stellage.dev/")
+        })
+        .await;
+    }
+    kubectl("delete namespace finalizers-back --wait=false").unwrap();
+    let is_gone = async || kubectl("get namespace finalizers-back").is_err();
+    eventually("the namespace to go", is_gone, |is_gone| *is_gone).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

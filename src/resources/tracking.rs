@@ -46,9 +46,11 @@ pub fn prune(metadata: &mut ObjectMeta) {
 }
 
 /// Drops what account holders may put into the metadata of their objects, and the program does not read: the labels and annotations
-/// of others.
+/// of others, owners, and what a name was made of.
 pub fn forget_foreign<K: Resource>(object: &mut K) {
     let metadata = object.meta_mut();
+    metadata.owner_references = None;
+    metadata.generate_name = None;
     for entries in [&mut metadata.labels, &mut metadata.annotations] {
         if let Some(own) = entries {
             own.retain(|key, _| {
@@ -151,10 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn large_labels_and_annotations_of_others_add_nothing_to_what_is_kept_in_memory() {
+    fn large_metadata_of_others_adds_nothing_to_what_is_kept_in_memory() {
         let stored: super::super::Instance = serde_json::from_value(json!({
             "metadata": {
-                "name": "web",
+                "name": "web", "generateName": "x".repeat(253),
+                "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x".repeat(253), "uid": "u" }],
                 "labels": { "app": "x".repeat(63), "stellage.dev/app": "x" },
                 "annotations": {
                     "notes": "x".repeat(1 << 18), "example.com/notes": "x", "notstellage.dev/notes": "x",

@@ -164,7 +164,10 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(None);
             }
             let has_account = self.controller.directory.account_of(namespace(&backup)).is_some();
-            if has_account && !backup.is_deleting() && !backup.has_finalizer() {
+            // One that has begun needs the finalizer even where the Account is gone: it may have data, and is refused deletion without
+            // the finalizer.
+            let is_needed = has_account || backup.phase() != BackupPhase::Waiting;
+            if is_needed && !backup.is_deleting() && !backup.has_finalizer() {
                 backup = self.add_finalizer(&backup).await?;
             }
             // Two backups of an instance must not find each other waiting, and both begin.
