@@ -122,7 +122,7 @@ impl Machine {
     }
 
     /// The line of the reference, and the month's price so far. A backup costs as much as an instance with the price of its size,
-    /// but has no hours that cost nothing.
+    /// but has no hours that cost nothing, and none if it ended before it began.
     fn of_reference(
         &self,
         history: &History,
@@ -130,6 +130,9 @@ impl Machine {
         prices: &[PriceChange],
         earlier: (u64, u64),
     ) -> Option<(u64, u64, u64)> {
+        if self.megabytes.is_some() && history.ended.is_some_and(|ended| ended <= history.since) {
+            return None;
+        }
         let of_plans = |(at, plans, per_gb): &PriceChange| {
             let of_backup = |megabytes: u64| [(per_gb * megabytes).div_ceil(1000); 4];
             (*at, self.megabytes.map_or(*plans, of_backup))
@@ -149,7 +152,7 @@ type PriceChange = (Timestamp, [u64; 4], u64);
 /// What is stored, the instances, and the operator's copy of the books.
 struct World {
     now: Timestamp,
-    /// How far the clock of the process is ahead by which something begins or changes. It ends by the time of the API server.
+    /// How far the clock is ahead by which something begins and changes. It ends by the time of the API server.
     ahead: SignedDuration,
     machines: Vec<Machine>,
     closed_until: Option<Timestamp>,

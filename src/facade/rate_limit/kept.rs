@@ -111,7 +111,7 @@ impl Entry {
     /// Keeps what fits into so many bytes: the emptiest buckets. One that was not `stored` takes the place of one that was only if it is
     /// notably emptier, so that buckets which are about as empty are not stored by turns.
     fn cut_to(&mut self, bytes: usize, stored: &Self) {
-        let mut kinds = [
+        let kinds = [
             (&mut self.keys, &stored.keys),
             (&mut self.accounts, &stored.accounts),
             (&mut self.console, &stored.console),
