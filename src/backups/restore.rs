@@ -1,11 +1,9 @@
 //! Whether a backup can be restored to an instance.
 
-use crate::{
-    lifecycle::{Cause, Refusal},
-    resources::{
-        Backup, BackupPhase, BackupSource, Instance,
-        conditions::{READY, find},
-    },
+use crate::resources::{
+    Backup, BackupPhase, BackupSource, Instance, Refusal,
+    conditions::{READY, find},
+    refusal::Cause,
 };
 
 /// Reason of the conditions of a Backup that is deleted once it has been restored.

@@ -1,13 +1,13 @@
 //! Why an instance differs from its spec, in words for the account holder.
 
 use super::{
-    decision::Cause,
     requests::current,
     summary::{in_progress, plan_change_pending},
 };
 use crate::resources::{
     Instance, InstanceState, InstanceStatus,
     conditions::{self, READY},
+    refusal::Cause,
 };
 
 /// Why an instance differs from its spec.

@@ -21,7 +21,7 @@ mod tests;
 
 pub use actions::Action;
 pub use decide::decide;
-pub use decision::{Audience, Cause, Decision, Gate, Next, Note, Notes, Refusal, Seen};
+pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Seen};
 pub use explain::{Explanation, explain};
 pub use question::{Question, question};
 pub use requests::{current, project, project_behind, take_on, wants_restore};

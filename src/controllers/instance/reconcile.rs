@@ -18,12 +18,10 @@ use crate::{
     backups::restore,
     controllers::backup,
     events::{OutboxVersion, payload::User},
-    lifecycle::{
-        Audience, Decision, Gate, Next, Notes, Question, Refusal, Seen, decide, project_behind, question,
-    },
+    lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, project_behind, question},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{
-        Instance, InstanceStatus,
+        Instance, InstanceStatus, Refusal,
         conditions::{self, whole_seconds},
         instance::FINALIZER,
         origin,

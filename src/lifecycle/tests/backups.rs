@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::world::{World, spec};
-use crate::lifecycle::{Gate, Refusal};
+use crate::{lifecycle::Gate, resources::Refusal};
 
 const DAY: Duration = Duration::from_hours(24);
 /// Long enough for an operation.

@@ -7,9 +7,9 @@ use super::{
     world::{World, spec},
 };
 use crate::{
-    lifecycle::{Audience, Gate, Next, Refusal, Seen, Timings, decide},
+    lifecycle::{Audience, Gate, Next, Seen, Timings, decide},
     providers::{Addresses, Observation, OffCause, Power, Progress},
-    resources::InstanceState,
+    resources::{InstanceState, Refusal},
 };
 
 #[test]

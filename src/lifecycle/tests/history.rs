@@ -10,10 +10,10 @@ use super::{
     world::{World, spec},
 };
 use crate::{
-    lifecycle::{Action, Gate, Refusal},
+    lifecycle::{Action, Gate},
     providers::OffCause,
     resources::{
-        InstanceState, Plan, PlanChange, PowerState,
+        InstanceState, Plan, PlanChange, PowerState, Refusal,
         conditions::{self, READY},
     },
 };

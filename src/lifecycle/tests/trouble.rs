@@ -9,10 +9,10 @@ use super::{
     world::{World, spec},
 };
 use crate::{
-    lifecycle::{Action, Gate, Refusal, project},
+    lifecycle::{Action, Gate, project},
     providers::OffCause,
     resources::{
-        InstanceState, OperationKind, Plan, PowerState,
+        InstanceState, OperationKind, Plan, PowerState, Refusal,
         conditions::{self, READY, STALLED},
     },
 };
