@@ -266,9 +266,12 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
             })
             .await;
         let path = format!("/v1/instances/{id}");
-        let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
-        let message = shown["data"]["status_message"].as_str().unwrap();
-        assert!(message.contains(in_rest), "{message}");
+        let look = async || expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        eventually(in_rest, look, |shown| {
+            let message = shown["data"]["status_message"].as_str();
+            message.is_some_and(|message| message.contains(in_rest))
+        })
+        .await;
     }
     // What cannot be installed keeps nothing else from being done.
     for (action, shown, state) in [

@@ -251,9 +251,11 @@ impl Shared {
         let namespace = instance.metadata.namespace.clone().unwrap_or_default();
         let is_ours = self.deps.ledger.is_open() && self.deps.directory.account_of(&namespace).is_some();
         if !was_recorded && is_metered && is_ours {
+            // As the API server notes deletions, whichever way the clock of this machine is off.
+            let at = self.deps.server_time.now();
             let gone = Gone {
                 instance: instance.clone(),
-                at: self.now(),
+                at: at.unwrap_or_else(|| self.deps.clock.now()),
             };
             self.gone.lock().entry(namespace).or_default().insert(uid, gone);
         }
