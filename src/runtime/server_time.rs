@@ -16,10 +16,10 @@ use super::Clock;
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
 /// How close a clock that was off has to come to agree again, so that one at the edge is not off by turns.
 const AGREEMENT: SignedDuration = SignedDuration::from_secs(30);
-/// How far the time would have to go back for it to do so. It stands still rather than to go back by less, as it would when it becomes
-/// that of another clock, or when API servers whose clocks differ answer by turns.
+/// The time stands still rather than to go back by this or less, as it would when another clock is used, or when API servers whose
+/// clocks differ answer by turns.
 const STEP_BACK: SignedDuration = SignedDuration::from_mins(2);
-/// How often to say at most which clock is used.
+/// How often it is said at most which clock is used.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
 /// The time of the API server. Cheap to clone.

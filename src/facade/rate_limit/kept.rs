@@ -33,11 +33,11 @@ const NOTABLE: Duration = Duration::from_secs(300);
 const NOTABLE_AT_END: Duration = Duration::from_secs(10);
 /// Bytes of all entries: the API server takes a ConfigMap with 1 MiB of data.
 const MOST_BYTES: usize = 1_000_000;
-/// Up to so many entries have as much room as if there were that many; more have less each, so that none has to go for another.
+/// Entries of which each may have an equal part of that. If there are more, each may have less, so that none has to go for another.
 const ROOMY: usize = 8;
-/// Entries, so that each has room for some twenty keys and accounts at least.
+/// Most entries: each has room for twenty keys and accounts then.
 const MOST_ENTRIES: usize = 500;
-/// For how long an entry is not dropped for another, however many there are. One that a busy replica misses is written again.
+/// How old an entry has to be to be dropped for another. A busy replica that misses its own writes all of them again.
 const FRESH: Duration = Duration::from_secs(60);
 /// Characters of a UID.
 const UID: usize = 64;
@@ -117,12 +117,12 @@ impl Entry {
             (&mut self.console, &stored.console),
         ];
         let notable = i64::try_from(NOTABLE.as_secs()).unwrap_or(0);
-        // The names of the kinds, and the time.
+        // More than an entry has besides.
         let mut size = 100;
         let mut shares = Vec::new();
         for (kind, (own, stored)) in kinds.iter().enumerate() {
             for (uid, share) in own.iter() {
-                // The braces around it are as long as the comma and one to spare.
+                // The braces stand for the comma.
                 let bytes = json!({ &**uid: share }).to_string().len();
                 size += bytes;
                 let advantage = if stored.contains_key(uid) { notable } else { 0 };
@@ -167,7 +167,7 @@ fn drop_surplus(entries: &mut Entries, now: Timestamp) {
     }
 }
 
-/// Bytes of each of so many entries.
+/// How many bytes each entry may have if there are so many.
 fn room(entries: usize) -> usize {
     MOST_BYTES / entries.max(ROOMY)
 }
@@ -535,7 +535,7 @@ mod tests {
         (client, writes)
     }
 
-    /// More than the eight of which each may have an eighth of the object.
+    /// More than [`ROOMY`].
     #[tokio::test]
     async fn a_dozen_busy_replicas_forget_nothing_of_each_other_and_write_only_what_is_new() {
         let (client, writes) = api_server();
