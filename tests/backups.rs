@@ -238,9 +238,22 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
         }
     };
     let request = |name: &str, image: &str, at: &str| json!({ "restoreFrom": name, "image": image, "rebuildRequestedAt": at });
-    for (name, image, says) in [
-        ("no-such", "debian-13", "spec.restoreFrom no-such"),
-        ("before-upgrade", "debian-12", "set it to debian-13"),
+    let id = tenant.instances().get("web").await.unwrap().id();
+    for (name, image, because, says, in_rest) in [
+        (
+            "no-such",
+            "debian-13",
+            "BackupUnavailable",
+            "spec.restoreFrom no-such",
+            "is gone or was not completed",
+        ),
+        (
+            "before-upgrade",
+            "debian-12",
+            "BackupImageDiffers",
+            "set it to debian-13",
+            "has another image",
+        ),
     ] {
         patch(request(name, image, "2026-11-22T10:00:00Z")).await;
         tenant
@@ -248,13 +261,19 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
                 let status = instance.and_then(|instance| instance.status.as_ref());
                 status.is_some_and(|status| {
                     conditions::find(&status.conditions, conditions::READY)
-                        .is_some_and(|ready| ready.reason == "InvalidSpec" && ready.message.contains(says))
+                        .is_some_and(|ready| ready.reason == because && ready.message.contains(says))
                 })
             })
             .await;
+        let path = format!("/v1/instances/{id}");
+        let look = async || expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        eventually(in_rest, look, |shown| {
+            let message = shown["data"]["status_message"].as_str();
+            message.is_some_and(|message| message.contains(in_rest))
+        })
+        .await;
     }
     // What cannot be installed keeps nothing else from being done.
-    let id = tenant.instances().get("web").await.unwrap().id();
     for (action, shown, state) in [
         ("start", "starting", InstanceState::Running),
         ("stop", "stopping", InstanceState::Stopped),
@@ -329,7 +348,7 @@ async fn an_instance_whose_backup_is_gone_says_what_to_do_and_is_made_from_its_i
             let status = instance.and_then(|instance| instance.status.as_ref());
             status.is_some_and(|status| {
                 conditions::find(&status.conditions, conditions::READY)
-                    .is_some_and(|ready| ready.reason == "InvalidSpec" && ready.message.contains(says))
+                    .is_some_and(|ready| ready.reason == "BackupUnavailable" && ready.message.contains(says))
             })
         })
         .await;

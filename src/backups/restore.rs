@@ -1,21 +1,25 @@
 //! Whether a backup can be restored to an instance.
 
 use crate::resources::{
-    Backup, BackupPhase, BackupSource, Instance,
+    Backup, BackupPhase, BackupSource, Instance, Refusal,
     conditions::{READY, find},
+    refusal::Cause,
 };
 
 /// Reason of the conditions of a Backup that is deleted once it has been restored.
 pub(super) const HELD: &str = "RestorePending";
 
 /// Why the Backup with this name cannot be restored to an instance whose spec names it. `backup` is that one, if there is one.
-pub fn complaint(name: &str, backup: Option<&Backup>, instance: &Instance) -> Option<String> {
+pub fn complaint(name: &str, backup: Option<&Backup>, instance: &Instance) -> Option<Refusal> {
     let source = backup.filter(|backup| !backup.is_deleting() || is_held(backup));
     match source.and_then(completed) {
         Some(source) => misfit(name, source, instance),
-        None => Some(format!(
-            "spec.restoreFrom {name} is not a completed Backup in this namespace; name one that kubectl get backups shows as Completed, or remove spec.restoreFrom to install spec.image"
-        )),
+        None => Some(Refusal {
+            cause: Cause::BackupUnavailable,
+            message: format!(
+                "spec.restoreFrom {name} is not a completed Backup in this namespace; name one that kubectl get backups shows as Completed, or remove spec.restoreFrom to install spec.image"
+            ),
+        }),
     }
 }
 
@@ -36,20 +40,24 @@ fn completed(backup: &Backup) -> Option<&BackupSource> {
     backup.status.as_ref().filter(|_| is_completed)?.source.as_ref()
 }
 
-fn misfit(name: &str, source: &BackupSource, instance: &Instance) -> Option<String> {
+fn misfit(name: &str, source: &BackupSource, instance: &Instance) -> Option<Refusal> {
     let image = &instance.spec.image;
     if source.image != *image {
-        return Some(format!(
-            "spec.image {image} is not the image of Backup {name}; set it to {}, or remove spec.restoreFrom",
-            source.image
-        ));
+        return Some(Refusal {
+            cause: Cause::BackupImageDiffers,
+            message: format!(
+                "spec.image {image} is not the image of Backup {name}; set it to {}, or remove spec.restoreFrom",
+                source.image
+            ),
+        });
     }
     let known = instance.status.as_ref().and_then(|status| status.disk_size_gb);
     let disk = known.unwrap_or_else(|| instance.spec.plan.size().disk_gb);
-    (source.disk_size_gb > disk).then(|| {
-        format!(
+    (source.disk_size_gb > disk).then(|| Refusal {
+        cause: Cause::BackupTooLarge,
+        message: format!(
             "spec.restoreFrom {name} has a disk of {} GB, which does not fit on one of {disk} GB; choose a larger plan, or remove spec.restoreFrom",
             source.disk_size_gb
-        )
+        ),
     })
 }

@@ -8,7 +8,7 @@ use crate::{
     events::payload::User,
     monitoring::alerts::Findings,
     providers::{Addresses, Observation, ProviderError},
-    resources::{InstanceStatus, Operation},
+    resources::{InstanceStatus, Operation, Refusal},
 };
 
 /// Whose events to record, and which of them are settled.
@@ -31,11 +31,11 @@ pub enum Gate {
     Open,
     /// Its namespace belongs to no Account; the text is the message for the conditions.
     NoAccount(String),
-    /// Its spec is invalid or not available; the text names the field and the fix.
-    InvalidSpec(String),
-    /// It has been accepted, but what its spec asks to install since then cannot be installed; the text names the field and the
-    /// fix. All else that the spec asks for is done.
-    CannotInstall(String),
+    /// Its spec is invalid or not available.
+    InvalidSpec(Refusal),
+    /// It has been accepted, but what its spec asks to install since then cannot be installed. All else that the spec asks for is
+    /// done.
+    CannotInstall(Refusal),
 }
 
 impl Gate {

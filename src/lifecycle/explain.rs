@@ -7,6 +7,7 @@ use super::{
 use crate::resources::{
     Instance, InstanceState, InstanceStatus,
     conditions::{self, READY},
+    refusal::Cause,
 };
 
 /// Why an instance differs from its spec.
@@ -57,14 +58,25 @@ fn of_condition(status: &InstanceStatus) -> Option<Explanation> {
         "ProviderUnavailable" | "ProviderNonsense" => {
             "the provider cannot do this at the moment; it is being retried".to_owned()
         }
-        // As the backup's kind is in the message for kubectl.
-        "InvalidSpec" if ready.message.contains("spec.restoreFrom") => {
-            "the backup that it is to be restored from is gone, was not completed or does not fit; rebuild it from an image or another backup, or, if it was never installed, delete it and create another".to_owned()
-        }
-        "InvalidSpec" => ready.message.replace("spec.", ""),
-        _ => ready.message.clone(),
+        reason => match Cause::of(reason) {
+            Some(cause) => of_refusal(cause, &ready.message),
+            None => ready.message.clone(),
+        },
     };
     Some(Explanation::new(&ready.reason, message))
+}
+
+/// The message for kubectl names fields and kinds that REST does not have.
+fn of_refusal(cause: Cause, message: &str) -> String {
+    let what = match cause {
+        Cause::Spec => return message.replace("spec.", ""),
+        Cause::BackupUnavailable => "is gone or was not completed",
+        Cause::BackupImageDiffers => "has another image than it is to have",
+        Cause::BackupTooLarge => "needs the disk of a larger plan",
+    };
+    format!(
+        "the backup that it is to be restored from {what}; rebuild it from an image or another backup, or, if it was never installed, delete it and create another"
+    )
 }
 
 #[cfg(test)]
@@ -182,6 +194,29 @@ mod tests {
             (reason.as_str(), message.as_str()),
             ("InvalidSpec", "sshKeys[0] must be an SSH public key")
         );
+    }
+
+    #[test]
+    fn a_backup_that_cannot_be_restored_is_explained_by_its_cause_in_the_words_of_rest() {
+        for (cause, says) in [
+            (Cause::BackupUnavailable, "is gone or was not completed"),
+            (Cause::BackupImageDiffers, "another image"),
+            (Cause::BackupTooLarge, "a larger plan"),
+        ] {
+            let refused = json!({
+                "observedGeneration": 2, "state": null,
+                "conditions": [ready("False", cause.reason(), "spec.restoreFrom x of Backup y")],
+            });
+            let (reason, message) = explained(&json!({}), &refused).unwrap();
+            assert_eq!(reason, cause.reason());
+            assert!(message.contains(says) && !message.contains("spec."), "{message}");
+        }
+        let of_another_field = json!({
+            "observedGeneration": 2, "state": null,
+            "conditions": [ready("False", "InvalidSpec", "spec.image x is unknown; or set spec.restoreFrom")],
+        });
+        let (_, message) = explained(&json!({}), &of_another_field).unwrap();
+        assert_eq!(message, "image x is unknown; or set restoreFrom");
     }
 
     #[test]

@@ -98,7 +98,7 @@ fn summarise(
     if !instance.is_deleting() {
         match gate {
             Gate::NoAccount(message) => return stalled("NoAccount", message),
-            Gate::InvalidSpec(message) => return stalled("InvalidSpec", message),
+            Gate::InvalidSpec(refusal) => return stalled(refusal.cause.reason(), &refusal.message),
             Gate::Open | Gate::CannotInstall(_) => {}
         }
     }
@@ -137,10 +137,10 @@ fn summarise(
             message: format!("{what}{forced}"),
         };
     }
-    if let Gate::CannotInstall(message) = gate
+    if let Gate::CannotInstall(refusal) = gate
         && !instance.is_deleting()
     {
-        return stalled("InvalidSpec", message);
+        return stalled(refusal.cause.reason(), &refusal.message);
     }
     match (state, instance.spec.power_state) {
         (Some(InstanceState::Running), _) => good("Running", "the server is running"),

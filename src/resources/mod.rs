@@ -10,7 +10,7 @@
 //! - [`tracking`]: who wrote which field, and when the spec was written;
 //! - [`validation`]: rules for spec values, shared by REST and the controllers;
 //! - [`metering`]: what invoices need to know about an instance; [`money`]: amounts and prices, in integers; [`plan`]: the plans;
-//! - [`quota`]: refusals by a quota; [`size`]: how large texts become where they are stored;
+//! - [`quota`]: refusals by a quota; [`refusal`]: why the spec of an instance is refused; [`size`]: how large texts become where they are stored;
 //! - `crd`: improvements to the derived schemas; `times`: schemas of times.
 
 #![expect(
@@ -36,6 +36,7 @@ pub mod money;
 pub mod origin;
 pub mod plan;
 pub mod quota;
+pub mod refusal;
 pub mod size;
 mod times;
 pub mod traceparent;
@@ -56,6 +57,7 @@ pub use instance::{
 pub use invoice::{Invoice, InvoicePeriod, InvoicePhase, InvoiceSpec, InvoiceStatus};
 pub use invoice_page::{InvoiceLine, InvoicePage, InvoicePageSpec, InvoicedHours, LedgerEntry};
 pub use plan::Plan;
+pub use refusal::Refusal;
 pub use webhook::{
     BacklogPeriod, DisableReason, Disabled, SecretReference, Webhook, WebhookSpec, WebhookStatus,
 };

@@ -2,11 +2,8 @@
 //! machine may be wrong.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use http::{HeaderMap, header::DATE};
@@ -17,6 +14,13 @@ use super::Clock;
 
 /// How far the clock of a machine may be off the API server's time, which has no fractions of a second and is some time on the way.
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
+/// How close a clock that was off has to come to agree again, so that one at the edge is not off by turns.
+const AGREEMENT: SignedDuration = SignedDuration::from_secs(30);
+/// The time stands still rather than to go back by this or less, as it would when another clock is used, or when API servers whose
+/// clocks differ answer by turns.
+const STEP_BACK: SignedDuration = SignedDuration::from_mins(2);
+/// How often it is said at most which clock is used.
+const SAY_EVERY: Duration = Duration::from_secs(60);
 
 /// The time of the API server. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -60,11 +64,22 @@ impl ServerTime {
 }
 
 /// The clock of this machine, as long as it agrees with the API server's time to the minute; else that time. So what is stored
-/// beside the API server's own times, such as when a server first ran, is right although the machine's clock was set.
+/// beside the API server's own times, such as when a server first ran, is right although the machine's clock was set. It does not go
+/// back by a little.
 pub struct CheckedClock {
     machine: Arc<dyn Clock>,
     server: ServerTime,
-    is_off: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether the machine's clock is off.
+    is_off: bool,
+    /// What was last said of that, and when.
+    said: Option<(bool, Instant)>,
+    /// The time that was last given.
+    last: Option<Timestamp>,
 }
 
 impl CheckedClock {
@@ -73,26 +88,50 @@ impl CheckedClock {
         Self {
             machine,
             server,
-            is_off: AtomicBool::new(false),
+            state: Mutex::default(),
         }
     }
 }
 
 impl Clock for CheckedClock {
     fn now(&self) -> Timestamp {
-        let machine = self.machine.now();
-        let Some(server) = self.server.now() else {
-            return machine;
-        };
-        let is_off = machine.duration_since(server).abs() > TOLERANCE;
-        if self.is_off.swap(is_off, Ordering::Relaxed) != is_off {
-            if is_off {
+        // Read under the lock, so that no later time is given before this one.
+        let mut state = self.state.lock();
+        let (machine, server) = (self.machine.now(), self.server.now());
+        if let Some(server) = server
+            && state.is_news(machine.duration_since(server).abs(), Instant::now())
+        {
+            if state.is_off {
                 tracing::warn!(%machine, %server, "this machine's clock is off: the API server's time is used; set one of them right");
             } else {
                 tracing::info!("this machine's clock agrees with the API server's again");
             }
         }
-        if is_off { server } else { machine }
+        let time = server.filter(|_| state.is_off).unwrap_or(machine);
+        state.held(time)
+    }
+}
+
+impl State {
+    /// Takes over how far the two clocks are apart. Returns whether it is to be said which one is used.
+    fn is_news(&mut self, apart: SignedDuration, now: Instant) -> bool {
+        self.is_off = apart > if self.is_off { AGREEMENT } else { TOLERANCE };
+        let is_news = self.is_off != self.said.is_some_and(|(is_off, _)| is_off);
+        let may_say = self
+            .said
+            .is_none_or(|(_, at)| now.saturating_duration_since(at) >= SAY_EVERY);
+        if is_news && may_say {
+            self.said = Some((self.is_off, now));
+        }
+        is_news && may_say
+    }
+
+    /// This time, or the last one if it goes back to this one by a little.
+    fn held(&mut self, time: Timestamp) -> Timestamp {
+        let is_back = |last: &Timestamp| *last > time && last.duration_since(time) <= STEP_BACK;
+        let held = self.last.filter(is_back).unwrap_or(time);
+        self.last = Some(held);
+        held
     }
 }
 
@@ -142,10 +181,70 @@ mod tests {
                 "{off:?}"
             );
         }
-        for off in [SignedDuration::ZERO, SignedDuration::from_secs(30)] {
+        for off in [SignedDuration::from_secs(5), SignedDuration::from_secs(59)] {
             *machine.0.lock() = right + off;
             assert_eq!(clock.now(), right + off, "to the fraction of a second");
         }
+    }
+
+    #[test]
+    fn a_clock_that_was_off_is_used_again_once_it_is_within_half_a_minute() {
+        let mut state = State::default();
+        let mut is_off = |seconds| {
+            state.is_news(SignedDuration::from_secs(seconds), Instant::now());
+            state.is_off
+        };
+        assert_eq!(
+            [59, 60, 61, 60, 59, 31].map(&mut is_off),
+            [false, false, true, true, true, true]
+        );
+        assert_eq!([30, 31, 60, 61].map(is_off), [false, false, false, true]);
+    }
+
+    #[test]
+    fn it_is_said_at_most_once_a_minute_which_clock_is_used_and_in_the_end_the_one_that_is() {
+        let mut state = State::default();
+        let start = Instant::now();
+        let mut said = Vec::new();
+        for second in 0..=300_u64 {
+            // API servers whose clocks differ answer by turns, until one of them is set.
+            let apart = if second % 2 == 0 && second < 200 { 90 } else { 0 };
+            if state.is_news(
+                SignedDuration::from_secs(apart),
+                start + Duration::from_secs(second),
+            ) {
+                said.push((second, state.is_off));
+            }
+        }
+        assert_eq!(said, [(0, true), (61, false), (122, true), (183, false)]);
+        assert!(!state.is_off);
+    }
+
+    #[test]
+    fn the_time_stands_still_rather_than_to_go_back_by_a_little() {
+        let right: Timestamp = "1994-11-06T08:49:37Z".parse().unwrap();
+        let seconds = SignedDuration::from_secs;
+        let (machine, server) = (Arc::new(SetTo(Mutex::new(right))), ServerTime::default());
+        let clock = CheckedClock::new(machine.clone(), server.clone());
+        *machine.0.lock() = right + seconds(61);
+        assert_eq!(clock.now(), right + seconds(61), "nothing else is known");
+        server.answered(&head("Sun, 06 Nov 1994 08:49:37 GMT"));
+        *machine.0.lock() = right + seconds(63);
+        assert_eq!(
+            clock.now(),
+            right + seconds(61),
+            "the API server's time would be a minute before"
+        );
+        server.answered(&head("Sun, 06 Nov 1994 08:50:40 GMT"));
+        *machine.0.lock() = right + seconds(64);
+        assert_eq!(clock.now(), right + seconds(64), "an API server that agrees");
+        // The machine's clock was far ahead, and is set.
+        *machine.0.lock() = right;
+        server.answered(&head("Sun, 06 Nov 1994 08:49:37 GMT"));
+        assert_eq!(clock.now(), right + seconds(64));
+        *machine.0.lock() = right - seconds(57);
+        server.answered(&head("Sun, 06 Nov 1994 08:48:40 GMT"));
+        assert_eq!(clock.now(), right - seconds(57), "by more than a little");
     }
 
     #[test]

@@ -29,11 +29,8 @@ pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
     let Some(first) = firsts.min() else {
         return Step::Rest(None);
     };
-    if first > facts.now {
-        // A clock was ahead. An invoice for a month to come would leave out what begins before that.
-        return Step::Rest(Some(first));
-    }
-    let from = Period::month_of(first).from.max(issued_until);
+    // The clock of its process may be ahead. An invoice for a month to come would leave out what begins before that.
+    let from = Period::month_of(first.min(facts.now)).from.max(issued_until);
     let mut opened = invoice(books, facts, from);
     for entry in new_entries(facts, &nothing, from) {
         if has_room(&opened.spec.entries, &entry) {

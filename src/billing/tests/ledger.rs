@@ -27,6 +27,8 @@ const START: &str = "2026-11-28T00:00:00Z";
 enum Op {
     /// Some time passes, in seconds.
     Advance(u32),
+    /// Another process leads, whose clock is so many milliseconds ahead.
+    Ahead(u32),
     Begin(Plan),
     /// A backup of so many thousandths of a GB is completed.
     BackUp(u64),
@@ -57,6 +59,7 @@ fn op() -> impl Strategy<Value = Op> {
     });
     prop_oneof![
         4 => prop_oneof![0..20_u32, 0..7200_u32, 0..400_000_u32, 0..6_000_000_u32].prop_map(Op::Advance),
+        2 => prop_oneof![Just(0_u32), 0..60_000_u32].prop_map(Op::Ahead),
         4 => plan().prop_map(Op::Begin),
         2 => (1..200_000_u64).prop_map(Op::BackUp),
         4 => (0..8_usize, plan()).prop_map(|(index, plan)| Op::Change(index, plan)),
@@ -119,7 +122,7 @@ impl Machine {
     }
 
     /// The line of the reference, and the month's price so far. A backup costs as much as an instance with the price of its size,
-    /// but has no hours that cost nothing.
+    /// but has no hours that cost nothing, and none if it ended before it began.
     fn of_reference(
         &self,
         history: &History,
@@ -127,6 +130,9 @@ impl Machine {
         prices: &[PriceChange],
         earlier: (u64, u64),
     ) -> Option<(u64, u64, u64)> {
+        if self.megabytes.is_some() && history.ended.is_some_and(|ended| ended <= history.since) {
+            return None;
+        }
         let of_plans = |(at, plans, per_gb): &PriceChange| {
             let of_backup = |megabytes: u64| [(per_gb * megabytes).div_ceil(1000); 4];
             (*at, self.megabytes.map_or(*plans, of_backup))
@@ -146,6 +152,8 @@ type PriceChange = (Timestamp, [u64; 4], u64);
 /// What is stored, the instances, and the operator's copy of the books.
 struct World {
     now: Timestamp,
+    /// How far the clock is ahead by which something begins and changes. It ends by the time of the API server.
+    ahead: SignedDuration,
     machines: Vec<Machine>,
     closed_until: Option<Timestamp>,
     price_changes: Vec<PriceChange>,
@@ -173,6 +181,7 @@ impl World {
         let monthly = [5_00, 15_00, 30_00, 60_00];
         Self {
             now: START.parse().unwrap(),
+            ahead: SignedDuration::ZERO,
             machines: Vec::new(),
             closed_until: None,
             price_changes: vec![(Timestamp::MIN, monthly, 0)],
@@ -199,22 +208,32 @@ impl World {
         }
     }
 
+    /// When something begins now.
+    fn beginning(&self) -> Timestamp {
+        let begun = self.machines.iter().map(|machine| machine.history.since);
+        let latest = begun.max().filter(|_| self.is_closing);
+        let after = latest.map_or(Timestamp::MIN, |latest| latest + SignedDuration::from_millis(1));
+        // Nothing begins in an account that has been closed.
+        (self.now + self.ahead).max(after)
+    }
+
     fn apply(&mut self, op: &Op) {
         match op {
             Op::Advance(seconds) => self.now += SignedDuration::from_secs((*seconds).into()),
+            Op::Ahead(milliseconds) => self.ahead = SignedDuration::from_millis((*milliseconds).into()),
             Op::Begin(plan) if self.machines.len() < 8 => {
-                self.machines
-                    .push(Machine::begun(self.machines.len(), *plan, self.now));
+                let machine = Machine::begun(self.machines.len(), *plan, self.beginning());
+                self.machines.push(machine);
                 // Nothing else happens in the same moment.
                 self.now += SignedDuration::from_millis(1);
             }
             Op::BackUp(megabytes) if self.machines.len() < 8 => {
-                self.machines
-                    .push(Machine::backed_up(self.machines.len(), *megabytes, self.now));
+                let machine = Machine::backed_up(self.machines.len(), *megabytes, self.beginning());
+                self.machines.push(machine);
                 self.now += SignedDuration::from_millis(1);
             }
             Op::Change(index, plan) => {
-                let now = self.now;
+                let now = self.now + self.ahead;
                 if let Some(machine) = self.machines.get_mut(*index)
                     && machine.exists
                     && machine.megabytes.is_none()
@@ -631,13 +650,38 @@ fn what_is_seen_late_is_billed_for_the_hours_before_the_open_period_if_it_is_ten
     }
 }
 
+/// `since` is the time of the leader's clock, and an end that of the API server's.
 #[test]
-fn what_a_clock_that_was_ahead_has_begin_next_month_waits_and_leaves_others_their_hours() {
+fn what_a_clock_that_was_ahead_has_begin_is_billed_for_an_hour_though_it_is_deleted_before_that() {
+    let day = SignedDuration::from_hours(24);
+    let month = Period::month_of(START.parse().unwrap()).to - SignedDuration::from_secs(20);
+    for (now, ahead) in [
+        (START.parse().unwrap(), SignedDuration::from_secs(45)),
+        (month, SignedDuration::from_secs(45)),
+        (START.parse().unwrap(), 40 * day),
+    ] {
+        let mut world = World::new();
+        (world.now, world.ahead) = (now, ahead);
+        world.apply(&Op::Begin(Plan::Starter));
+        world.run(u8::MAX);
+        world.apply(&Op::Delete(0));
+        world.run(u8::MAX);
+        world.apply(&Op::Finish);
+        assert!(!world.machines[0].exists, "it goes once its end is recorded");
+        world.finish();
+        world.check().unwrap();
+        let lines = world.invoices.values().map(|invoice| invoice.spec.lines.len());
+        assert_eq!(lines.collect::<Vec<_>>(), [1], "{ahead:?}");
+    }
+}
+
+#[test]
+fn what_a_clock_that_was_ahead_has_begin_next_month_leaves_others_their_hours() {
     let mut world = World::new();
     let start = world.now;
     let later = start + SignedDuration::from_hours(40 * 24);
     world.machines.push(Machine::begun(0, Plan::Starter, later));
-    assert_eq!(world.run(u8::MAX), Some(Step::Rest(Some(later))));
+    world.run(u8::MAX);
     world.apply(&Op::Begin(Plan::Business));
     world.apply(&Op::Advance(5 * 3600));
     world.run(u8::MAX);
@@ -647,6 +691,8 @@ fn what_a_clock_that_was_ahead_has_begin_next_month_waits_and_leaves_others_thei
         .map(|invoice| invoice.spec.period.from)
         .collect();
     assert_eq!(open, [Period::month_of(start).from]);
+    world.finish();
+    world.check().unwrap();
 }
 
 #[test]

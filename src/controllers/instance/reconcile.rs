@@ -21,7 +21,7 @@ use crate::{
     lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, project_behind, question},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{
-        Instance, InstanceStatus,
+        Instance, InstanceStatus, Refusal,
         conditions::{self, whole_seconds},
         instance::FINALIZER,
         origin,
@@ -312,47 +312,47 @@ impl<P: Provider> Reconciler<P> {
         let accepted = is_accepted(instance);
         match self.complaint(instance, accepted) {
             // All that is left to complain of is what to install.
-            Some(complaint) if accepted => Gate::CannotInstall(complaint),
-            Some(complaint) => Gate::InvalidSpec(complaint),
+            Some(refusal) if accepted => Gate::CannotInstall(refusal),
+            Some(refusal) => Gate::InvalidSpec(refusal),
             None => Gate::Open,
         }
     }
 
     /// Checks what admission cannot. Keys and region are immutable, so they are checked only until the instance is accepted.
-    fn complaint(&self, instance: &Instance, accepted: bool) -> Option<String> {
+    fn complaint(&self, instance: &Instance, accepted: bool) -> Option<Refusal> {
         let spec = &instance.spec;
         let catalogue = self.controller.catalogue.current();
         if !accepted {
             for (index, ssh_key) in spec.ssh_keys.iter().enumerate() {
                 if let Err(complaint) = validation::ssh_key(ssh_key) {
-                    return Some(format!(
+                    return Some(Refusal::invalid(format!(
                         "spec.sshKeys[{index}] {complaint}; keys are immutable, so delete this instance and create another"
-                    ));
+                    )));
                 }
             }
             if !catalogue.serves_region(&spec.region) {
                 let offer = catalogue.regions.join(", ");
-                return Some(format!(
+                return Some(Refusal::invalid(format!(
                     "spec.region {} is not available; choose one of {offer}",
                     spec.region
-                ));
+                )));
             }
         }
         if let Some(name) = &spec.restore_from
             && self.will_install(instance)
-            && let Some(complaint) = self.cannot_restore(instance, name)
+            && let Some(refusal) = self.cannot_restore(instance, name)
         {
-            return Some(complaint);
+            return Some(refusal);
         }
         // What is installed, or comes with a backup, need not be on offer.
         let installed = instance.status.as_ref().and_then(|status| status.image.as_ref());
         let is_installed = accepted && installed == Some(&spec.image);
         if !is_installed && spec.restore_from.is_none() && !catalogue.serves_image(&spec.image) {
-            return Some(format!(
+            return Some(Refusal::invalid(format!(
                 "spec.image {} is not available; choose one of {}",
                 spec.image,
                 catalogue.images.join(", ")
-            ));
+            )));
         }
         None
     }
@@ -368,7 +368,7 @@ impl<P: Provider> Reconciler<P> {
     }
 
     /// Why the backup in `spec.restoreFrom` cannot be restored to an instance.
-    fn cannot_restore(&self, instance: &Instance, name: &str) -> Option<String> {
+    fn cannot_restore(&self, instance: &Instance, name: &str) -> Option<Refusal> {
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let backup = self.controller.backups.get(namespace, name);
         restore::complaint(name, backup.as_deref(), instance)

@@ -11,12 +11,17 @@ mod farewell;
 mod numbers;
 mod prices;
 mod reconcile;
+#[cfg(test)]
+mod tests;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
-use kube::{Client, runtime::reflector::Store};
+use kube::{Client, Resource, runtime::reflector::Store};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -135,10 +140,7 @@ impl InvoiceController {
                 Change::Replaced(all) => all,
                 Change::Unreadable(_) => return,
             };
-            for backup in changed {
-                let namespace = backup.metadata.namespace.as_deref().unwrap_or_default();
-                shared.deps.ledger.request(namespace);
-            }
+            shared.request(changed);
         })
     }
 
@@ -249,9 +251,11 @@ impl Shared {
         let namespace = instance.metadata.namespace.clone().unwrap_or_default();
         let is_ours = self.deps.ledger.is_open() && self.deps.directory.account_of(&namespace).is_some();
         if !was_recorded && is_metered && is_ours {
+            // As the API server notes deletions, whichever way the clock of this machine is off.
+            let at = self.deps.server_time.now();
             let gone = Gone {
                 instance: instance.clone(),
-                at: self.deps.clock.now(),
+                at: at.unwrap_or_else(|| self.deps.clock.now()),
             };
             self.gone.lock().entry(namespace).or_default().insert(uid, gone);
         }
@@ -273,22 +277,26 @@ impl Shared {
                 };
                 let uid = origin::uid(&instance.metadata).to_owned();
                 if self.seen.lock().insert(uid, seen) != Some(seen) {
-                    self.request(instance);
+                    self.request(std::slice::from_ref(instance));
                 }
             }
-            Change::Deleted(instance) => self.request(instance),
+            Change::Deleted(instance) => self.request(std::slice::from_ref(instance)),
             Change::Replaced(all) => {
                 self.seen.lock().clear();
-                for instance in all {
-                    self.request(instance);
-                }
+                self.request(all);
             }
             Change::Unreadable(_) => {}
         }
     }
 
-    fn request(&self, instance: &Instance) {
-        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
-        self.deps.ledger.request(namespace);
+    /// Has the accounts looked at to which these belong, each once: an account may have very many of a list.
+    fn request<K: Resource>(&self, objects: &[Arc<K>]) {
+        let namespaces: HashSet<&str> = objects
+            .iter()
+            .filter_map(|object| object.meta().namespace.as_deref())
+            .collect();
+        for namespace in namespaces {
+            self.deps.ledger.request(namespace);
+        }
     }
 }

@@ -31,10 +31,14 @@ const NAME: &str = "stellage-rate-limits";
 const NOTABLE: Duration = Duration::from_secs(300);
 /// What is taken is stored at the end if it is this much more: ten requests with the default limit of a key.
 const NOTABLE_AT_END: Duration = Duration::from_secs(10);
-/// Keys in an entry, accounts, and accounts in the console. Each takes less than 100 bytes, so that an entry takes less than 120 KiB.
-const MOST: usize = 400;
-/// Entries; together they fit into an object.
-const MOST_ENTRIES: usize = 8;
+/// Bytes of all entries: the API server takes a ConfigMap with 1 MiB of data.
+const MOST_BYTES: usize = 1_000_000;
+/// Entries of which each may have an equal part of that. If there are more, each may have less, so that none has to go for another.
+const ROOMY: usize = 8;
+/// Most entries: each has room for twenty keys and accounts then.
+const MOST_ENTRIES: usize = 500;
+/// How old an entry has to be to be dropped for another. A busy replica that misses its own writes all of them again.
+const FRESH: Duration = Duration::from_secs(60);
 /// Characters of a UID.
 const UID: usize = 64;
 /// How often to read what others have taken.
@@ -87,11 +91,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// At most [`MOST`] of each, those whose buckets are emptiest.
     fn of(taken: ByHolder<OwnShare>, now: Timestamp) -> Self {
-        let shares = |mut taken: Vec<(Box<str>, OwnShare)>| {
-            taken.sort_by_key(|(_, share)| std::cmp::Reverse(share.full_after));
-            taken.truncate(MOST);
+        let shares = |taken: Vec<(Box<str>, OwnShare)>| {
             let share = |share: OwnShare| Share {
                 bucket: share.bucket,
                 taken: share.taken.as_secs(),
@@ -104,6 +105,37 @@ impl Entry {
             keys: shares(taken.keys),
             accounts: shares(taken.accounts),
             console: shares(taken.console),
+        }
+    }
+
+    /// Keeps what fits into so many bytes: the emptiest buckets. One that was not `stored` takes the place of one that was only if it is
+    /// notably emptier, so that buckets which are about as empty are not stored by turns.
+    fn cut_to(&mut self, bytes: usize, stored: &Self) {
+        let kinds = [
+            (&mut self.keys, &stored.keys),
+            (&mut self.accounts, &stored.accounts),
+            (&mut self.console, &stored.console),
+        ];
+        let notable = i64::try_from(NOTABLE.as_secs()).unwrap_or(0);
+        // More than an entry has besides.
+        let mut size = 100;
+        let mut shares = Vec::new();
+        for (kind, (own, stored)) in kinds.iter().enumerate() {
+            for (uid, share) in own.iter() {
+                // The braces stand for the comma.
+                let bytes = json!({ &**uid: share }).to_string().len();
+                size += bytes;
+                let advantage = if stored.contains_key(uid) { notable } else { 0 };
+                shares.push((share.full_at.saturating_add(advantage), kind, uid.clone(), bytes));
+            }
+        }
+        shares.sort_unstable();
+        let mut fullest = shares.into_iter();
+        while size > bytes
+            && let Some((_, kind, uid, bytes)) = fullest.next()
+        {
+            kinds[kind].0.remove(&uid);
+            size -= bytes;
         }
     }
 
@@ -122,6 +154,23 @@ impl Entry {
 }
 
 type Entries = BTreeMap<String, Entry>;
+
+/// Drops the oldest entries if there are too many for one more.
+fn drop_surplus(entries: &mut Entries, now: Timestamp) {
+    let fresh = i64::try_from(FRESH.as_secs()).unwrap_or(i64::MAX);
+    while entries.len() >= MOST_ENTRIES
+        && let Some((replica, oldest)) = entries.iter().min_by_key(|(_, entry)| entry.at)
+        && oldest.at.saturating_add(fresh) < now.as_second()
+    {
+        let replica = replica.clone();
+        entries.remove(&replica);
+    }
+}
+
+/// How many bytes each entry may have if there are so many.
+fn room(entries: usize) -> usize {
+    MOST_BYTES / entries.max(ROOMY)
+}
 
 /// The entries of a ConfigMap, by replica. Those that are unreadable, or over, are left out.
 fn entries(stored: &ConfigMap, now: Timestamp) -> Entries {
@@ -245,15 +294,15 @@ impl KeptRateLimits {
         let stored = entries.remove(&self.replica).unwrap_or_default();
         let before = std::mem::replace(&mut *self.others.lock(), entries.clone());
         self.limits.others_took(others(&before, &entries, now));
-        let own = Entry::of(self.limits.taken(notable), now);
+        drop_surplus(&mut entries, now);
+        let room = room(entries.len() + 1);
+        let mut own = Entry::of(self.limits.taken(notable), now);
+        own.cut_to(room, &stored);
         if !stored.is_outdated_by(&own, notable) {
             return Ok(());
         }
-        while entries.len() >= MOST_ENTRIES
-            && let Some(first) = entries.iter().min_by_key(|(_, entry)| entry.at)
-        {
-            let first = first.0.clone();
-            entries.remove(&first);
+        for other in entries.values_mut() {
+            other.cut_to(room, &Entry::default());
         }
         entries.insert(self.replica.clone(), own);
         let metadata = ObjectMeta {
@@ -366,27 +415,91 @@ mod tests {
         );
     }
 
-    #[test]
-    fn an_entry_has_no_more_than_fits() {
-        let uid = |number: u64| format!("00000000-0000-0000-0000-{number:012}").into();
+    /// The longest UID.
+    fn uid(number: u64) -> Box<str> {
+        format!("{number:0UID$}").into()
+    }
+
+    /// An entry with this many keys, accounts, and accounts in the console, with the longest UIDs and the largest numbers.
+    fn full(count: u64) -> Entry {
         let share = |number: u64| OwnShare {
-            bucket: 1_800_000_000_000_000,
-            taken: Duration::from_secs(1_000_000),
+            bucket: i64::MIN,
+            taken: Duration::from_secs(u64::MAX),
             full_after: Duration::from_secs(number),
         };
-        let many = |first: u64| (first..first + 800).map(|n| (uid(n), share(n))).collect();
+        let many = |first: u64| (first..first + count).map(|n| (uid(n), share(n))).collect();
         let taken = ByHolder {
             keys: many(1),
             accounts: many(10_000),
             console: many(20_000),
         };
-        let entry = Entry::of(taken, at(1_800_000_000));
-        let sizes = [&entry.keys, &entry.accounts, &entry.console].map(BTreeMap::len);
-        assert_eq!(sizes, [MOST; 3]);
-        assert!(entry.keys.contains_key(&uid(800)) && !entry.keys.contains_key(&uid(400)));
-        let bytes = json!(entry).to_string().len() * MOST_ENTRIES;
-        // etcd takes 1.5 MiB.
-        assert!(bytes < 1_400_000, "{bytes}");
+        Entry::of(taken, at(1_800_000_000))
+    }
+
+    #[test]
+    fn the_entries_of_any_number_of_replicas_fit_into_an_object() {
+        for replicas in [1, ROOMY, 12, 200, MOST_ENTRIES] {
+            let mut entry = full(1000);
+            entry.cut_to(room(replicas), &Entry::default());
+            // The API server takes 1 MiB.
+            let bytes = json!(entry).to_string().len() * replicas;
+            assert!(bytes < 1 << 20, "{replicas} replicas: {bytes}");
+            let room_for = [&entry.keys, &entry.accounts, &entry.console].map(BTreeMap::len);
+            assert!(room_for.iter().sum::<usize>() >= 15, "{replicas}: {room_for:?}");
+            assert!(
+                bytes > 800_000 || replicas < ROOMY,
+                "{replicas} replicas: {bytes}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_cut_keeps_the_emptiest_buckets_and_what_was_stored_if_the_others_are_hardly_emptier()
+    {
+        let none = Entry::default();
+        let mut whole = full(20);
+        whole.console.clear();
+        let size = json!(whole).to_string().len();
+        let cut = |bytes, stored: &Entry| {
+            let mut entry = whole.clone();
+            entry.cut_to(bytes, stored);
+            entry
+        };
+        assert_eq!(cut(size + 200, &none), whole);
+        // The accounts take longer to be full.
+        let half = cut(size / 2, &none);
+        assert!(half.keys.is_empty() && half.accounts.contains_key(&uid(10_019)));
+        assert!((15..20).contains(&half.accounts.len()), "{}", half.accounts.len());
+        let of_accounts = |uids: std::ops::Range<u64>| Entry {
+            accounts: uids.map(|n| (uid(n), whole.accounts[&uid(n)])).collect(),
+            ..Entry::default()
+        };
+        let stored = cut(size / 3, &of_accounts(10_000..10_005));
+        assert!(stored.accounts.contains_key(&uid(10_000)) && stored.accounts.contains_key(&uid(10_019)));
+        let keys_stored = Entry {
+            keys: whole.keys.clone(),
+            ..Entry::default()
+        };
+        assert_eq!(cut(size / 2, &keys_stored), half, "accounts are notably emptier");
+    }
+
+    #[test]
+    fn too_many_entries_leave_out_the_oldest_but_none_of_the_last_minute() {
+        let aged = |number: usize, age: i64| {
+            let entry = Entry {
+                at: 5000 - age,
+                ..Entry::default()
+            };
+            (format!("{number}"), entry)
+        };
+        let many = |age: i64| -> Entries { (0..MOST_ENTRIES).map(|number| aged(number, age)).collect() };
+        let mut fresh = many(60);
+        drop_surplus(&mut fresh, at(5000));
+        assert_eq!(fresh.len(), MOST_ENTRIES);
+        let mut older = many(61);
+        older.extend([aged(7, 62)]);
+        drop_surplus(&mut older, at(5000));
+        assert!(older.len() == MOST_ENTRIES - 1 && !older.contains_key("7"));
     }
 
     #[test]
@@ -400,12 +513,17 @@ mod tests {
         assert!(is_outdated(&[("c", 1, 300, 0)]));
     }
 
-    /// An API server with one ConfigMap.
-    fn api_server() -> Client {
-        let stored = Arc::new(Mutex::new(None));
-        answered_by(move |method, _, body| {
+    /// An API server with one ConfigMap, and how often that was written.
+    fn api_server() -> (Client, Arc<Mutex<usize>>) {
+        let writes = Arc::new(Mutex::new(0));
+        let (stored, counted) = (Arc::new(Mutex::new(None)), writes.clone());
+        let client = answered_by(move |method, _, body| {
             let mut stored = stored.lock();
             if method != Method::GET {
+                let values = body["data"].as_object().unwrap().values();
+                let bytes: usize = values.map(|value| value.as_str().unwrap().len()).sum();
+                assert!(bytes < 1 << 20, "the API server refuses {bytes}");
+                *counted.lock() += 1;
                 *stored = Some(body);
             }
             let found = stored.clone();
@@ -413,12 +531,45 @@ mod tests {
                 let missing = json!({ "status": "Failure", "code": 404, "reason": "NotFound" });
                 found.map_or((404, missing), |found| (200, found))
             }
-        })
+        });
+        (client, writes)
+    }
+
+    /// More than [`ROOMY`].
+    #[tokio::test]
+    async fn a_dozen_busy_replicas_forget_nothing_of_each_other_and_write_only_what_is_new() {
+        let (client, writes) = api_server();
+        let replica = || {
+            let limits = Arc::<RateLimits>::default();
+            let kept = KeptRateLimits::new(limits.clone(), client.clone(), "x", Arc::new(SystemClock));
+            (limits, kept)
+        };
+        let replicas: Vec<_> = (0..12).map(|_| replica()).collect();
+        for (number, (limits, kept)) in (0..).zip(&replicas) {
+            for _ in 0..10 {
+                limits.keys.take(&format!("busy-{number}"), 12);
+            }
+            for other in 0..900 {
+                limits.keys.take(&uid(1000 * number + other), 12);
+            }
+            kept.share(NOTABLE).await;
+        }
+        let written = *writes.lock();
+        for (_, kept) in &replicas {
+            kept.share(NOTABLE).await;
+        }
+        assert_eq!(*writes.lock() - written, 0, "nothing is new");
+        let (limits, kept) = replica();
+        kept.share(NOTABLE).await;
+        for number in 0..12 {
+            let left = limits.keys.take(&format!("busy-{number}"), 12).remaining;
+            assert_eq!(left, 1, "replica {number}");
+        }
     }
 
     #[tokio::test]
     async fn a_restart_forgets_nothing_of_what_keys_accounts_and_the_console_have_taken() {
-        let client = api_server();
+        let (client, _) = api_server();
         let process = || {
             let limits = Arc::<RateLimits>::default();
             let kept = KeptRateLimits::new(limits.clone(), client.clone(), "x", Arc::new(SystemClock));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::world::{World, spec};
-use crate::lifecycle::Gate;
+use crate::{lifecycle::Gate, resources::Refusal};
 
 const DAY: Duration = Duration::from_hours(24);
 /// Long enough for an operation.
@@ -89,7 +89,9 @@ fn a_deletion_is_told_once_no_backup_is_under_way() {
 #[test]
 fn backups_go_on_while_the_spec_asks_for_what_cannot_be_done() {
     let mut world = backed_up();
-    world.set_gate(Gate::InvalidSpec("spec.image x is not available".into()));
+    world.set_gate(Gate::InvalidSpec(Refusal::invalid(
+        "spec.image x is not available",
+    )));
     world.wait(5 * DAY);
     assert_eq!(world.backups.len(), 5);
 }

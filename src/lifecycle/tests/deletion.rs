@@ -9,7 +9,7 @@ use super::{
 use crate::{
     lifecycle::{Audience, Gate, Next, Seen, Timings, decide},
     providers::{Addresses, Observation, OffCause, Power, Progress},
-    resources::InstanceState,
+    resources::{InstanceState, Refusal},
 };
 
 #[test]
@@ -41,7 +41,9 @@ fn an_instance_deleted_before_it_was_seen_records_created_and_deleted() {
 #[test]
 fn an_instance_that_was_refused_and_is_deleted_records_nothing() {
     let mut world = World::new(spec());
-    world.set_gate(Gate::InvalidSpec("spec.image x is not available".into()));
+    world.set_gate(Gate::InvalidSpec(Refusal::invalid(
+        "spec.image x is not available",
+    )));
     world.pass();
     world.delete();
     world.settle();

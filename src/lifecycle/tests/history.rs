@@ -13,7 +13,7 @@ use crate::{
     lifecycle::{Action, Gate},
     providers::OffCause,
     resources::{
-        InstanceState, Plan, PlanChange, PowerState,
+        InstanceState, Plan, PlanChange, PowerState, Refusal,
         conditions::{self, READY},
     },
 };
@@ -61,8 +61,8 @@ fn happening() -> impl Strategy<Value = Happening> {
     let gate = prop_oneof![
         3 => Just(Gate::Open),
         1 => Just(Gate::NoAccount("no account".into())),
-        1 => Just(Gate::InvalidSpec("spec.image".into())),
-        1 => Just(Gate::CannotInstall("spec.image".into())),
+        1 => Just(Gate::InvalidSpec(Refusal::invalid("spec.image"))),
+        1 => Just(Gate::CannotInstall(Refusal::invalid("spec.image"))),
     ];
     let exit = prop_oneof![Just(OffCause::Crashed), Just(OffCause::GuestShutdown)];
     let seconds = || prop_oneof![6 => 0..200_u64, 1 => 600..1200_u64];

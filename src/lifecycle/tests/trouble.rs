@@ -12,7 +12,7 @@ use crate::{
     lifecycle::{Action, Gate, project},
     providers::OffCause,
     resources::{
-        InstanceState, OperationKind, Plan, PowerState,
+        InstanceState, OperationKind, Plan, PowerState, Refusal,
         conditions::{self, READY, STALLED},
     },
 };
@@ -130,7 +130,7 @@ fn a_closed_gate_starts_nothing_says_why_and_goes_on_once_open() {
             "NoAccount",
         ),
         (
-            Gate::InvalidSpec("spec.image x is not available".into()),
+            Gate::InvalidSpec(Refusal::invalid("spec.image x is not available")),
             "InvalidSpec",
         ),
     ];
@@ -287,9 +287,9 @@ fn a_start_that_fails_is_given_up_when_the_server_is_to_be_stopped() {
 fn what_cannot_be_installed_leaves_the_rest_of_the_spec_in_force() {
     let mut world = World::running();
     world.edit(|spec| spec.image = "unknown-1".into());
-    world.set_gate(Gate::CannotInstall(
-        "spec.image unknown-1 is not available".into(),
-    ));
+    world.set_gate(Gate::CannotInstall(Refusal::invalid(
+        "spec.image unknown-1 is not available",
+    )));
     world.settle();
     let ready = |world: &World| {
         conditions::find(&world.status().conditions, READY)

@@ -1,0 +1,57 @@
+//! Why the spec of an instance is refused, as its conditions say.
+
+/// Why a spec is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The cause.
+    pub cause: Cause,
+    /// The message for the conditions: it names the field and the fix.
+    pub message: String,
+}
+
+impl Refusal {
+    /// Why a spec is refused of which a field is invalid, or names something that is not available.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self {
+            cause: Cause::Spec,
+            message: message.into(),
+        }
+    }
+}
+
+/// What a spec is refused for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A field is invalid, or names something that is not available.
+    Spec,
+    /// The backup to restore is gone, or was not completed.
+    BackupUnavailable,
+    /// The backup to restore has another image.
+    BackupImageDiffers,
+    /// The backup to restore needs a larger disk.
+    BackupTooLarge,
+}
+
+impl Cause {
+    const ALL: [Self; 4] = [
+        Self::Spec,
+        Self::BackupUnavailable,
+        Self::BackupImageDiffers,
+        Self::BackupTooLarge,
+    ];
+
+    /// Reason of the conditions.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::Spec => "InvalidSpec",
+            Self::BackupUnavailable => "BackupUnavailable",
+            Self::BackupImageDiffers => "BackupImageDiffers",
+            Self::BackupTooLarge => "BackupTooLarge",
+        }
+    }
+
+    /// The cause with this reason.
+    pub fn of(reason: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|cause| cause.reason() == reason)
+    }
+}
