@@ -347,7 +347,8 @@ mod tests {
             assert!(!is_due(0, 3, is_usable) && is_due(0, 4, is_usable) && is_due(32, 4, is_usable));
             assert!(!is_due(80, 9, is_usable) && is_due(80, 10, is_usable));
         }
-        assert!(!is_due(3600, 299, true) && is_due(3600, 300, true));
+        assert!(!is_due(3600, 449, true) && is_due(3600, 450, true));
+        assert!(!is_due(86_400, 1799, true) && is_due(86_400, 1800, true));
         assert!(!is_due(3600, 59, false) && is_due(3600, 60, false));
         assert!(CachedSecret::default().is_due());
     }
