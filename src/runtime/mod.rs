@@ -18,7 +18,7 @@
 //!   round-robin over the accounts;
 //! - [`server_time`]: the API server's time;
 //! - [`shared_key`]: random keys that all replicas share, in Secrets;
-//! - [`shrink`]: memory after bursts;
+//! - [`mod@shrink`]: memory after bursts;
 //! - [`system_tls`]: TLS for clients of servers that the administrator names;
 //! - [`telemetry`]: set-up of logging;
 //! - [`timed_mutex`]: a mutex that measures for how long it is held;
