@@ -14,7 +14,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     sync::{Mutex, mpsc},
     task::JoinSet,
@@ -36,6 +36,8 @@ pub const KIND: &str = "bare";
 pub const CREATORS: usize = 32;
 /// Connections that patch them: the default of `--write-concurrency`.
 const WRITERS: usize = 16;
+/// Timeout until Kubernetes counts a new kind.
+const PATIENCE: Duration = Duration::from_mins(2);
 /// The namespace of its instances, which belongs to no account.
 const NOBODYS: &str = "nobodys";
 
@@ -61,6 +63,9 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
             .admin
             .call("POST", &path, Some(("application/json", &body)))
             .await?;
+        tokio::time::timeout(PATIENCE, counted(cluster, &path))
+            .await
+            .map_err(|_| "Kubernetes does not count the bare client's instances")??;
     }
     let prefix = format!("bare{turn}");
     let before = Writes::count(&cluster.admin).await?;
@@ -83,6 +88,18 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
     };
     delete.run().await?;
     Ok(took)
+}
+
+/// Waits until the quota counts, since creates are refused before.
+async fn counted(cluster: &Cluster, quotas: &str) -> Result<()> {
+    loop {
+        let list: Value = cluster.admin.call("GET", quotas, None).await?.json()?;
+        let used = &list["items"][0]["status"]["used"];
+        if used.get("count/instances.stellage.dev").is_some() {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// What the client's process does.
