@@ -36,6 +36,8 @@ pub const KIND: &str = "bare";
 pub const CREATORS: usize = 32;
 /// Connections that patch them: the default of `--write-concurrency`.
 const WRITERS: usize = 16;
+/// What its quota counts.
+const COUNTED: &str = "count/instances.stellage.dev";
 /// Timeout until Kubernetes counts a new kind.
 const PATIENCE: Duration = Duration::from_mins(2);
 /// The namespace of its instances, which belongs to no account.
@@ -55,7 +57,7 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
         cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
         // An account has one, too.
         let quota = json!({
-            "metadata": { "name": "instances" }, "spec": { "hard": { "count/instances.stellage.dev": "1000000" } },
+            "metadata": { "name": "instances" }, "spec": { "hard": { COUNTED: "1000000" } },
         });
         let path = format!("/api/v1/namespaces/{NOBODYS}/resourcequotas");
         let body = quota.to_string();
@@ -63,7 +65,7 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
             .admin
             .call("POST", &path, Some(("application/json", &body)))
             .await?;
-        tokio::time::timeout(PATIENCE, counted(cluster, &path))
+        tokio::time::timeout(PATIENCE, counted(cluster, &format!("{path}/instances")))
             .await
             .map_err(|_| "Kubernetes does not count the bare client's instances")??;
     }
@@ -90,16 +92,22 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
     Ok(took)
 }
 
-/// Waits until the quota counts, since creates are refused before.
-async fn counted(cluster: &Cluster, quotas: &str) -> Result<()> {
-    loop {
-        let list: Value = cluster.admin.call("GET", quotas, None).await?.json()?;
-        let used = &list["items"][0]["status"]["used"];
-        if used.get("count/instances.stellage.dev").is_some() {
-            return Ok(());
+/// Waits until the quota counts, since creates are refused before. Kubernetes looks again at one that it could not count only once
+/// that is changed.
+async fn counted(cluster: &Cluster, quota: &str) -> Result<()> {
+    for limit in 1_000_000_u32.. {
+        let hard = json!({ "spec": { "hard": { COUNTED: limit.to_string() } } }).to_string();
+        let body = Some(("application/merge-patch+json", hard.as_str()));
+        cluster.admin.call("PATCH", quota, body).await?;
+        for _ in 0..20 {
+            let quota: Value = cluster.admin.call("GET", quota, None).await?.json()?;
+            if quota["status"]["used"].get(COUNTED).is_some() {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
     }
+    Ok(())
 }
 
 /// What the client's process does.
