@@ -16,10 +16,7 @@ use std::{
     time::Duration,
 };
 
-use kube::{
-    Config, Resource,
-    runtime::{reflector::Store, watcher},
-};
+use kube::{Config, Resource, runtime::watcher};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
@@ -38,7 +35,7 @@ use crate::{
         delivery::FINISHED_LABEL, invoice::SETTLED_LABEL, tracking,
     },
     runtime::{
-        Clock, Health, Metrics, ServerTime, SystemClock,
+        Clock, Health, Metrics, ServerTime, Store, SystemClock,
         client::{self, Observers},
         cluster_addresses::ClusterAddresses,
         events::Events,
@@ -224,7 +221,11 @@ pub async fn serve(
         on_backups.push(Box::new(slots.backups.clone()));
         on_webhooks.push(Box::new(slots.webhooks.clone()));
     }
-    let instances = watch_tenant_objects(&watches, on_instances);
+    let small = |instance: &mut Instance| {
+        tracking::forget_foreign(instance);
+        instance.shrink();
+    };
+    let instances = watches.spawn_without(watcher::Config::default(), small, on_instances);
     let backups = watch_tenant_objects(&watches, on_backups);
     let webhooks = watch_tenant_objects(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);

@@ -8,12 +8,12 @@ use k8s_openapi::api::{
     rbac::v1::RoleBinding,
 };
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client, Resource as _, ResourceExt as _,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use stellage::resources::{
-    Account, AccountSpec, ApiKey, Instance, Webhook,
+    Account, AccountSpec, ApiKey, Delivery, Instance, Webhook,
     conditions::{self, READY, STALLED},
 };
 
@@ -296,6 +296,14 @@ async fn the_webhook_quota_holds_for_kubectl_and_a_new_one_is_counted() {
 async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when_the_account_goes() {
     let test = Accounts::new().await;
     test.make_namespace("acc-theirs", None).await;
+    // A deletion that does not say otherwise would leave its deliveries without an owner.
+    let webhook: Webhook = serde_json::from_value(json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "hook", "finalizers": ["orphan"] },
+        "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+    }))
+    .unwrap();
+    let webhooks = test.inside::<Webhook>("acc-theirs");
+    let webhook = webhooks.create(&PostParams::default(), &webhook).await.unwrap();
     test.apply("acc-adopts", |spec| {
         spec.namespace = Some("acc-theirs".into());
         spec.instance_quota = Some(5);
@@ -328,13 +336,27 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
         "NamespaceAdopted"
     );
 
-    let webhook: Webhook = serde_json::from_value(json!({
-        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "hook" },
-        "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
-    }))
-    .unwrap();
-    let webhooks = test.inside::<Webhook>("acc-theirs");
-    webhooks.create(&PostParams::default(), &webhook).await.unwrap();
+    // As `kubectl delete webhook --cascade=orphan` leaves them, and of a webhook that is there.
+    let operator = support::as_operator(plane).await;
+    let deliveries: Api<Delivery> = Api::namespaced(operator, "acc-theirs");
+    for (name, owner) in [("left", None), ("owned", webhook.owner_ref(&()))] {
+        let delivery = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+            "metadata": {
+                "name": name, "labels": { "stellage.dev/finished": "true" }, "ownerReferences": Vec::from_iter(owner),
+            },
+            "spec": {
+                "webhook": "hook", "eventId": format!("evt_{name}"), "eventType": "instance.created",
+                "eventCreatedAt": "2026-11-21T10:00:00Z", "body": "{}",
+            },
+            "status": { "phase": "Exhausted" },
+        });
+        let delivery = serde_json::from_value(delivery).unwrap();
+        deliveries
+            .create(&PostParams::default(), &delivery)
+            .await
+            .unwrap();
+    }
     let secrets = test.inside::<Secret>("acc-theirs");
     for (name, label) in [
         ("s", "stellage.dev/webhook-secret"),
@@ -349,6 +371,8 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
     test.wait_until_gone("acc-adopts").await;
     // Nothing that works is left for the next account.
     assert!(webhooks.get_opt("hook").await.unwrap().is_none());
+    let left = deliveries.list(&ListParams::default()).await.unwrap();
+    assert!(left.items.is_empty(), "{left:#?}");
     assert!(
         secrets.get_opt("s").await.unwrap().is_none() && secrets.get_opt("other").await.unwrap().is_some()
     );

@@ -448,6 +448,23 @@ async fn sign_ins_never_use_up_the_quota_of_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_code_that_the_provider_was_asked_about_counts_whatever_it_answers() {
+    let signing = Signing::start().await;
+    signing.go(&signing.person()).await;
+    // It has said otherwise, so that it does not know the client now.
+    signing.provider.behave(Behaviour {
+        wants_post: true,
+        ..Behaviour::default()
+    });
+    for _ in 0..10 {
+        signing.come_back(&signing.person()).await.is(503);
+    }
+    let page = signing.person().get("/console/sign-in/oidc").await;
+    page.is(429).shows("Too many attempts");
+    signing.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn attempts_are_limited_and_a_console_without_a_provider_has_no_such_page() {
     let signing = Signing::start().await;
     let person = signing.person();

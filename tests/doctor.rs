@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fs::File, io::Read as _, path::Path, process::C
 
 use control_plane::{ControlPlane, Identity};
 use flate2::read::GzDecoder;
+use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -22,15 +23,21 @@ use crate::{
 
 /// Whether it exits with 0, and its report.
 fn doctor(plane: &ControlPlane, arguments: &[&str]) -> (bool, Value) {
+    let (status, report) = doctor_with(&plane.kubeconfig(Identity::Admin), arguments);
+    (status == 0, report)
+}
+
+/// Its exit status and report.
+fn doctor_with(kubeconfig: &Path, arguments: &[&str]) -> (i32, Value) {
     let output = Command::new(STELLAGE)
         .args(["doctor", "--output", "json"])
         .args(arguments)
-        .env("KUBECONFIG", plane.kubeconfig(Identity::Admin))
+        .env("KUBECONFIG", kubeconfig)
         .output()
         .unwrap();
     let report = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    (output.status.success(), report)
+    (output.status.code().unwrap(), report)
 }
 
 /// The outcomes of a report that are not `ok`: their messages by name.
@@ -102,6 +109,18 @@ fn change_schema(plane: &ControlPlane, operation: &str, path: &str, value: Value
     kubectl(plane, &patch, None).unwrap();
 }
 
+/// The exit status and the complaints for a user who may read nothing.
+fn as_nobody(plane: &ControlPlane) -> (i32, BTreeMap<String, (String, String)>) {
+    let text = std::fs::read_to_string(plane.kubeconfig(Identity::Admin)).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    config["users"][0]["user"]["as"] = json!("nobody");
+    let path = plane.folder().join("nobody.kubeconfig");
+    control_plane::write_private(&path, &config.to_string()).unwrap();
+    let (status, report) = doctor_with(&path, &[]);
+    assert_eq!(report["outcome"], "unknown");
+    (status, complaints(&report))
+}
+
 async fn break_the_installation(plane: &ControlPlane) {
     change_schema(plane, "remove", "enableRequestedAt", Value::Null);
     finds(plane, "CRDs", "failed", "webhooks: spec.enableRequestedAt", &[]).await;
@@ -133,16 +152,28 @@ async fn break_the_installation(plane: &ControlPlane) {
     finds(plane, "policies", "failed", "missing: operator-status", &[]).await;
     apply(plane, "crds/operator-only.yaml");
     finds_nothing(plane).await;
+    // As for an installation of other names.
+    for other in [":elsewhere:stellage'", ":stellage-system:cloud'"] {
+        let get = ["get", "validatingadmissionpolicy", binding, "--output", "json"];
+        let policy = kubectl(plane, &get, None).unwrap();
+        let policy = policy.replace(":stellage-system:stellage'", other);
+        kubectl(plane, &["replace", "-f", "-"], Some(&policy)).unwrap();
+        let message =
+            "do not name all service accounts of the operator, stellage: operator-status.stellage.dev";
+        finds(plane, "policies", "failed", message, &[]).await;
+        apply(plane, "crds/operator-only.yaml");
+        finds_nothing(plane).await;
+    }
 
     kubectl(plane, &["delete", "clusterrolebinding", "stellage"], None).unwrap();
     finds(plane, "rights", "failed", "stellage may not: ", &[]).await;
     apply(plane, "deploy/rbac.yaml");
     finds_nothing(plane).await;
 
-    // There is no kubelet that would run it.
+    // There is no kubelet that would run it. Its name is that of a release with the value nameOverride.
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": { "name": "stuck", "namespace": "stellage-system", "labels": { "app.kubernetes.io/name": "stellage" } },
+        "metadata": { "name": "stuck", "namespace": "stellage-system", "labels": { "app.kubernetes.io/name": "cloud", "app.kubernetes.io/part-of": "stellage" } },
         "spec": {
             "serviceAccountName": "stellage", "automountServiceAccountToken": false,
             "securityContext": { "runAsNonRoot": true, "seccompProfile": { "type": "RuntimeDefault" } },
@@ -221,6 +252,16 @@ async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do
     let mut operator = Operator::start(&plane, &arguments).await;
     let tenant = Tenant::on(&plane, &operator, "doctor").await;
     finds_nothing(&plane).await;
+    let (status, found) = as_nobody(&plane);
+    assert_eq!(status, 2, "{found:#?}");
+    for name in [
+        "CRDs", "policies", "rights", "pods", "leader", "accounts", "mail", "provider", "webhooks",
+        "backlog", "schemas",
+    ] {
+        let (outcome, message) = &found[name];
+        assert_eq!(outcome, "unknown", "{name}: {message}");
+        assert!(message.starts_with("not checked: "), "{name}: {message}");
+    }
     break_the_installation(&plane).await;
     break_what_is_in_it(&plane, &tenant).await;
 
@@ -260,6 +301,30 @@ async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do
             .unwrap();
         finds(&plane, "backlog", outcome, message, &["leader"]).await;
     }
+    let renewed = Timestamp::now();
+    let lease = json!({ "spec": {
+        "holderIdentity": "stellage-import-abcd0123", "renewTime": format!("{renewed:.6}"), "leaseDurationSeconds": i32::MAX,
+    } })
+    .to_string();
+    let patch = [
+        "-n",
+        "stellage-system",
+        "patch",
+        "lease",
+        "stellage-controller",
+        "--type=merge",
+        "--patch",
+        &lease,
+    ];
+    kubectl(&plane, &patch, None).unwrap();
+    finds(
+        &plane,
+        "leader",
+        "failed",
+        "the import of export abcd0123 is not finished",
+        &["backlog"],
+    )
+    .await;
     let delete = ["-n", "stellage-system", "delete", "lease", "stellage-controller"];
     kubectl(&plane, &delete, None).unwrap();
     finds(

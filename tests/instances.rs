@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, PostParams},
     runtime::{conditions::is_deleted, wait::await_condition},
 };
 use serde_json::json;
@@ -16,14 +16,6 @@ use stellage::{
 };
 
 use crate::support::{PATIENCE, Tenant, eventually, kubectl, own_plane, shared, spec};
-
-async fn patch(tenant: &Tenant, name: &str, change: serde_json::Value) -> Instance {
-    tenant
-        .instances()
-        .patch(name, &PatchParams::default(), &Patch::Merge(&change))
-        .await
-        .unwrap()
-}
 
 fn has(condition: &'static str, reason: &'static str) -> impl Fn(Option<&Instance>) -> bool {
     move |instance| {
@@ -79,18 +71,18 @@ async fn any_spec_change_in_the_middle_of_an_operation_converges() {
     let tenant = Tenant::new("middle").await;
     tenant.apply("web", |_| {}).await;
     // While it is still being created: another plan and image, a reboot, off and on again.
-    patch(
-        &tenant,
-        "web",
-        json!({ "spec": { "plan": "business", "image": "debian-12", "powerState": "Stopped" } }),
-    )
-    .await;
-    patch(
-        &tenant,
-        "web",
-        json!({ "spec": { "rebootRequestedAt": "2026-11-21T10:00:00Z" } }),
-    )
-    .await;
+    tenant
+        .merge(
+            "web",
+            &json!({ "spec": { "plan": "business", "image": "debian-12", "powerState": "Stopped" } }),
+        )
+        .await;
+    tenant
+        .merge(
+            "web",
+            &json!({ "spec": { "rebootRequestedAt": "2026-11-21T10:00:00Z" } }),
+        )
+        .await;
     let done = tenant
         .wait("web", "off with plan and image", has(READY, "Stopped"))
         .await
@@ -100,13 +92,15 @@ async fn any_spec_change_in_the_middle_of_an_operation_converges() {
         (done.plan.unwrap().as_str(), done.image.as_deref()),
         ("business", Some("debian-12"))
     );
-    patch(&tenant, "web", json!({ "spec": { "powerState": "Running" } })).await;
-    patch(
-        &tenant,
-        "web",
-        json!({ "spec": { "plan": "performance", "rebuildRequestedAt": "2026-11-21T11:00:00Z" } }),
-    )
-    .await;
+    tenant
+        .merge("web", &json!({ "spec": { "powerState": "Running" } }))
+        .await;
+    tenant
+        .merge(
+            "web",
+            &json!({ "spec": { "plan": "performance", "rebuildRequestedAt": "2026-11-21T11:00:00Z" } }),
+        )
+        .await;
     let done = tenant
         .wait("web", "on again", has(READY, "Running"))
         .await
@@ -145,30 +139,30 @@ async fn simulated_faults_show_as_decided_and_clear_by_themselves() {
         "ProvisioningFailed"
     );
     assert!(is_true(&broken.conditions, STALLED));
-    patch(
-        &tenant,
-        "broken",
-        json!({ "metadata": { "annotations": { FAULT_ANNOTATION: null } } }),
-    )
-    .await;
+    tenant
+        .merge(
+            "broken",
+            &json!({ "metadata": { "annotations": { FAULT_ANNOTATION: null } } }),
+        )
+        .await;
     tenant.wait_for_state("broken", InstanceState::Running).await;
 
     tenant.wait_for_state("shy", InstanceState::Running).await;
-    patch(
-        &tenant,
-        "shy",
-        json!({ "metadata": { "annotations": { FAULT_ANNOTATION: "shutdown" } } }),
-    )
-    .await;
+    tenant
+        .merge(
+            "shy",
+            &json!({ "metadata": { "annotations": { FAULT_ANNOTATION: "shutdown" } } }),
+        )
+        .await;
     tenant
         .wait("shy", "a guest shutdown", has(READY, "GuestShutdown"))
         .await;
-    patch(
-        &tenant,
-        "shy",
-        json!({ "spec": { "startRequestedAt": "2026-11-21T10:00:00Z" } }),
-    )
-    .await;
+    tenant
+        .merge(
+            "shy",
+            &json!({ "spec": { "startRequestedAt": "2026-11-21T10:00:00Z" } }),
+        )
+        .await;
     tenant.wait_for_state("shy", InstanceState::Running).await;
 
     let before = tenant
@@ -177,12 +171,12 @@ async fn simulated_faults_show_as_decided_and_clear_by_themselves() {
         .status
         .unwrap()
         .started_at;
-    patch(
-        &tenant,
-        "frail",
-        json!({ "metadata": { "annotations": { FAULT_ANNOTATION: "crash" } } }),
-    )
-    .await;
+    tenant
+        .merge(
+            "frail",
+            &json!({ "metadata": { "annotations": { FAULT_ANNOTATION: "crash" } } }),
+        )
+        .await;
     tenant
         .wait(
             "frail",
@@ -196,12 +190,9 @@ async fn simulated_faults_show_as_decided_and_clear_by_themselves() {
         .await;
 
     tenant.wait_for_state("stubborn", InstanceState::Running).await;
-    patch(
-        &tenant,
-        "stubborn",
-        json!({ "spec": { "powerState": "Stopped" } }),
-    )
-    .await;
+    tenant
+        .merge("stubborn", &json!({ "spec": { "powerState": "Stopped" } }))
+        .await;
     tenant.wait_for_state("stubborn", InstanceState::Stopped).await;
     let plane = shared().await.plane;
     eventually(
@@ -333,7 +324,9 @@ async fn a_finalizer_that_an_earlier_version_left_does_not_hold_the_object() {
             instance.is_some_and(|i| i.finalizers() == ["example.com/mine"])
         })
         .await;
-    patch(&tenant, "web", json!({ "metadata": { "finalizers": null } })).await;
+    tenant
+        .merge("web", &json!({ "metadata": { "finalizers": null } }))
+        .await;
 }
 
 #[tokio::test]
@@ -352,7 +345,9 @@ async fn deletion_protection_holds_at_admission() {
         refused.contains("spec.deletionProtection is true on instance web: set it to false"),
         "{refused}"
     );
-    patch(&tenant, "web", json!({ "spec": { "deletionProtection": false } })).await;
+    tenant
+        .merge("web", &json!({ "spec": { "deletionProtection": false } }))
+        .await;
     tenant
         .instances()
         .delete("web", &DeleteParams::default())

@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use control_plane::{ControlPlane, Identity};
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::{
-    core::v1::{Namespace, Secret},
-    rbac::v1::RoleBinding,
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, Secret},
+        rbac::v1::RoleBinding,
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client, Resource as _, ResourceExt as _,
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
 use reqwest::{Method, StatusCode};
@@ -142,7 +145,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     }))
     .unwrap();
     let webhooks: Api<Webhook> = Api::namespaced(operator, "left-by-others");
-    webhooks.create(&PostParams::default(), &webhook).await.unwrap();
+    let webhook = webhooks.create(&PostParams::default(), &webhook).await.unwrap();
     let bound = json!({ "status": { "accountUid": "of-the-former-account" } });
     webhooks
         .patch_status(
@@ -152,6 +155,9 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         )
         .await
         .unwrap();
+    let deliveries: Api<Delivery> = Api::namespaced(webhooks.clone().into_client(), "left-by-others");
+    let left = left_delivery("wh-abcdefgh01234567", "finished", webhook.owner_ref(&()));
+    deliveries.create(&PostParams::default(), &left).await.unwrap();
     let secrets: Api<Secret> = Api::namespaced(admin.clone(), "left-by-others");
     let secret = |name: &str, label: &str| -> Secret {
         let labels = json!({ "stellage.dev/webhook-secret": label });
@@ -206,7 +212,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     .unwrap();
     assert_eq!(
         found.message,
-        "a former owner of the namespace has left 1 API key: old; 1 webhook: wh-abcdefgh01234567; they do not work for this account and can be deleted; the namespace has more than 500 signing Secrets: known-000, known-001, known-002, known-003, known-004, … from before this account that none of its webhooks uses; delete those that a former owner may know"
+        "a former owner of the namespace has left 1 API key: old; 1 webhook: wh-abcdefgh01234567; 1 delivery: dlv-finished00000000; they do not work for this account and can be deleted; the namespace has more than 500 signing Secrets: known-000, known-001, known-002, known-003, known-004, … from before this account that none of its webhooks uses; delete those that a former owner may know"
     );
     eventually(
         "the webhook to be dead",
@@ -255,6 +261,125 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         .delete("left-next", &DeleteParams::default())
         .await
         .unwrap();
+}
+
+/// A Delivery for this webhook, as a former account has left it: `finished`, or `pending`.
+fn left_delivery(webhook: &str, what: &str, owner: Option<OwnerReference>) -> Delivery {
+    let is_finished = what == "finished";
+    let mut labels = json!({ "stellage.dev/webhook": webhook });
+    if is_finished {
+        labels["stellage.dev/finished"] = json!("true");
+    }
+    serde_json::from_value(json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+        "metadata": {
+            "name": format!("dlv-{what:0<16}"), "labels": labels, "ownerReferences": Vec::from_iter(owner),
+        },
+        "spec": {
+            "webhook": webhook, "eventId": "evt_left", "eventType": "instance.created",
+            "eventCreatedAt": "2026-11-21T10:00:00Z", "body": "{\"of\":\"another\"}",
+        },
+        "status": { "phase": if is_finished { "Exhausted" } else { "Pending" } },
+    }))
+    .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_owed_to_a_former_account_is_neither_sent_nor_shown_to_the_next_one() {
+    let tenant = Tenant::new("left-deliveries").await;
+    let operator = support::as_operator(support::shared().await.plane).await;
+    let deliveries: Api<Delivery> = Api::namespaced(operator, &tenant.namespace);
+    // As `kubectl delete webhook orders --cascade=orphan` leaves them.
+    for what in ["pending", "finished"] {
+        let left = left_delivery("orders", what, None);
+        deliveries.create(&PostParams::default(), &left).await.unwrap();
+    }
+    let receiver = support::receivers::Receiver::start(|_| support::receivers::Answer::ok()).await;
+    let webhook = tenant
+        .webhook("orders", &receiver.url("/"), &["instance.created"])
+        .await;
+    tenant.apply("web", |_| {}).await;
+    let got = receiver.wait_for(1).await;
+    let sent: Vec<Value> = got
+        .iter()
+        .map(|it| serde_json::from_slice(&it.body).unwrap())
+        .collect();
+    assert_eq!((sent.len(), &sent[0]["type"]), (1, &json!("instance.created")));
+    let path = format!("/v1/webhooks/{}/deliveries", webhook.id());
+    let list = async || tenant.call(Method::GET, &path, None).await.json()["data"].clone();
+    let is_logged = |shown: &Value| shown.as_array().is_some_and(|shown| !shown.is_empty());
+    let shown = eventually("the delivery to be shown", list, is_logged).await;
+    let events: Vec<_> = shown
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| &it["event_id"])
+        .collect();
+    assert_eq!(events, [&sent[0]["id"]]);
+    for what in ["pending", "finished"] {
+        let one = format!("{path}/dlv_{what:0<16}");
+        assert_eq!(tenant.call(Method::GET, &one, None).await.status, 404);
+    }
+    let list = ["delivery", "list", "orders", "-n", &tenant.namespace];
+    let printed = stellage(support::shared().await.plane, &list).unwrap();
+    assert!(
+        !printed.contains("dlv-pending") && !printed.contains("dlv-finished"),
+        "{printed}"
+    );
+    // Such a delivery would be in no bound; a finished one goes later.
+    let pending = async || deliveries.get_opt("dlv-pending000000000").await.unwrap();
+    eventually("what is still owed to go", pending, Option::is_none).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_takes_its_deliveries_away_from_a_webhook() {
+    let tenant = Tenant::new("deliveries-stay").await;
+    let webhook = tenant
+        .webhook("orders", "https://example.com/", &["instance.created"])
+        .await;
+    let client = tenant_of(&tenant, "eve@example.com").await;
+    let theirs: Api<Webhook> = Api::namespaced(client.clone(), &tenant.namespace);
+    let is_refused = |what: &str, refused: String| {
+        assert!(
+            refused.contains("the deliveries of a webhook are deleted with it"),
+            "{what}: {refused}"
+        );
+    };
+    for api in [&theirs, &tenant.webhooks()] {
+        let refused = api.delete("orders", &DeleteParams::orphan()).await;
+        is_refused("a deletion", refused.map(drop).unwrap_err().to_string());
+        let mut other = webhook.clone();
+        other.metadata = ObjectMeta {
+            name: Some("other".to_owned()),
+            finalizers: Some(vec!["orphan".to_owned()]),
+            ..ObjectMeta::default()
+        };
+        let refused = api.create(&PostParams::default(), &other).await;
+        is_refused("a create", refused.unwrap_err().to_string());
+        let patch = Patch::Merge(json!({ "metadata": { "finalizers": ["orphan"] } }));
+        let refused = api.patch("orders", &PatchParams::default(), &patch).await;
+        is_refused("a patch", refused.unwrap_err().to_string());
+    }
+    let path = format!("/apis/stellage.dev/v1/namespaces/{}/webhooks", tenant.namespace);
+    let options = [
+        json!({ "orphanDependents": true }),
+        json!({ "propagationPolicy": "Orphan" }),
+    ];
+    for (path, mut options) in [path.clone() + "/orders", path].iter().zip(options) {
+        options["kind"] = json!("DeleteOptions");
+        options["apiVersion"] = json!("v1");
+        let request = http::Request::delete(path).header("content-type", "application/json");
+        let request = request.body(options.to_string().into_bytes()).unwrap();
+        let refused = client.request::<Value>(request).await;
+        is_refused(path, refused.unwrap_err().to_string());
+    }
+    // The garbage collector removes the finalizer that this adds.
+    theirs
+        .delete("orders", &DeleteParams::foreground())
+        .await
+        .unwrap();
+    let gone = async || theirs.get_opt("orders").await.unwrap();
+    eventually("the webhook to go", gone, Option::is_none).await;
 }
 
 /// A user who may do everything in one namespace.

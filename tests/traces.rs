@@ -7,7 +7,6 @@ use std::{
 };
 
 use control_plane::{ControlPlane, Identity};
-use kube::api::{Patch, PatchParams};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -59,17 +58,6 @@ async fn traced(plane: &ControlPlane, arguments: &[&str], collector: &Receiver) 
         &plane.kubeconfig(Identity::Operator),
     )
     .await
-}
-
-impl Tenant {
-    /// Changes an Instance as kubectl would.
-    async fn merge(&self, name: &str, change: &Value) -> Instance {
-        let params = PatchParams::default();
-        self.instances()
-            .patch(name, &params, &Patch::Merge(change))
-            .await
-            .unwrap()
-    }
 }
 
 fn annotation(instance: &Instance) -> Option<&str> {

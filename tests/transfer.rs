@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     os::unix::fs::PermissionsExt as _,
     path::Path,
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -24,7 +25,7 @@ use stellage::resources::{DeliveryPhase, InstanceState, Webhook};
 use crate::{
     a_upgrade::install_older_crds,
     support::{
-        Operator, Tenant, eventually, install, kubectl, own_plane, receiver_arguments,
+        Operator, STELLAGE, Tenant, eventually, install, kubectl, own_plane, receiver_arguments,
         receivers::{Answer, Received, Receiver},
         stellage,
     },
@@ -489,4 +490,248 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
         .await;
     assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
     operator.stop().await;
+}
+
+fn create(plane: &ControlPlane, objects: &Value) {
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
+    kubectl(plane, &["create", "-f", "-"], Some(&list.to_string())).unwrap();
+}
+
+/// An object as JSON.
+fn get(plane: &ControlPlane, kind: &str, namespace: &str, name: &str) -> Value {
+    let get = ["get", kind, name, "--namespace", namespace, "--output", "json"];
+    serde_json::from_str(&kubectl(plane, &get, None).unwrap()).unwrap()
+}
+
+fn namespace(name: &str) -> Value {
+    json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": { "stellage.dev/account": name } } })
+}
+
+fn account(name: &str) -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name },
+        "spec": { "email": "ada@example.com", "namespace": name },
+    })
+}
+
+fn instance(namespace: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance",
+        "metadata": { "name": name, "namespace": namespace, "finalizers": ["stellage.dev/server"] },
+        "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+    })
+}
+
+/// A reference to an object as an owner.
+fn owner(object: &Value) -> Value {
+    json!({
+        "apiVersion": object["apiVersion"], "kind": object["kind"],
+        "name": object["metadata"]["name"], "uid": object["metadata"]["uid"],
+    })
+}
+
+/// As many annotations as an object may have; an import adds one.
+fn annotated(mut object: Value) -> Value {
+    object["metadata"]["annotations"] = (0..32).map(|i| (format!("example.com/{i}"), json!(""))).collect();
+    object
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_not_what_they_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("stellage.export");
+    {
+        let plane = own_plane().await;
+        create(
+            &plane,
+            &json!([
+                namespace("ada"), account("ada"), annotated(instance("ada", "web")),
+                { "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "app", "namespace": "ada" } },
+                {
+                    "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "gone", "namespace": "ada" },
+                    "spec": { "url": "https://hooks.example.com/", "events": ["instance.created"], "secretRef": { "name": "gone" } },
+                },
+            ]),
+        );
+        let app = owner(&get(&plane, "configmap", "ada", "app"));
+        let ada = owner(&get(&plane, "account", "", "ada"));
+        let gone = owner(&get(&plane, "webhook", "ada", "gone"));
+        let mut owned = instance("ada", "owned");
+        owned["metadata"]["ownerReferences"] = json!([app, ada]);
+        let secret = |name: &str, owner: &Value| {
+            json!({
+                "apiVersion": "v1", "kind": "Secret", "stringData": { "secret": "whsec_0123" },
+                "metadata": {
+                    "name": name, "namespace": "ada", "labels": { "stellage.dev/webhook-secret": "true" },
+                    "ownerReferences": [owner], "finalizers": ["example.com/wait"],
+                },
+            })
+        };
+        create(
+            &plane,
+            &json!([owned, secret("signing", &app), secret("gone", &gone)]),
+        );
+        kubectl(&plane, &["delete", "webhook", "--namespace", "ada", "gone"], None).unwrap();
+        stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
+    }
+
+    let plane = own_plane().await;
+    let import = Command::new(STELLAGE)
+        .arg("import")
+        .arg(&file)
+        .env("KUBECONFIG", plane.kubeconfig(Identity::Admin))
+        .output()
+        .unwrap();
+    let said = String::from_utf8(import.stderr).unwrap();
+    assert!(import.status.success(), "{said}");
+    for line in [
+        "Secret ada/signing: without its owner ConfigMap app, which was not imported before it",
+        "Instance ada/owned: without its owner ConfigMap app, which was not imported before it",
+        "left out, because their webhooks are deleted: 1 Secret",
+    ] {
+        assert!(said.lines().any(|it| it == line), "{line} in {said}");
+    }
+    // A namespace, an account, two instances and a Secret; beside them, what the chart creates empty.
+    let of_rights = ["configmap", "secret"].map(|kind| {
+        let list = ["get", kind, "--namespace", "stellage-system", "--output", "name"];
+        kubectl(&plane, &list, None).unwrap().lines().count()
+    });
+    let count = format!("imported {} objects;", 5 + of_rights.iter().sum::<usize>());
+    assert!(said.contains(&count), "{count} in {said}");
+    let ada = owner(&get(&plane, "account", "", "ada"));
+    let owned = get(&plane, "instance", "ada", "owned");
+    assert_eq!(owned["metadata"]["ownerReferences"], json!([ada]));
+    let signing = get(&plane, "secret", "ada", "signing");
+    assert_eq!(signing["metadata"]["ownerReferences"], Value::Null);
+    assert!(signing["data"]["secret"].is_string());
+    let left_out = kubectl(&plane, &["get", "secret", "--namespace", "ada", "gone"], None).unwrap_err();
+    assert!(left_out.contains("NotFound"), "{left_out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_that_is_interrupted_while_it_deletes_what_was_being_deleted_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("stellage.export");
+    let delete = ["delete", "namespace", "ada", "--wait=false"];
+    let is_deleted = |object: &Value| object["metadata"]["deletionTimestamp"].is_string();
+    {
+        let plane = own_plane().await;
+        create(
+            &plane,
+            &json!([namespace("ada"), account("ada"), instance("ada", "web")]),
+        );
+        kubectl(&plane, &delete, None).unwrap();
+        let web = async || get(&plane, "instance", "ada", "web");
+        eventually("the instance to be deleted", web, is_deleted).await;
+        stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
+    }
+
+    let plane = own_plane().await;
+    // Stops an import when it deletes the instance, and when it has deleted everything.
+    let rule = |group: &str, resource: &str, operation: &str| json!({ "apiGroups": [group], "apiVersions": ["v1"], "resources": [resource], "operations": [operation] });
+    let may = "request.resource.resource == 'instances' && has(oldObject.metadata.labels) || request.resource.resource == 'leases' && object.spec.holderIdentity != ''";
+    create(
+        &plane,
+        &json!([
+            {
+                "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": { "name": "stop" },
+                "spec": {
+                    "matchConstraints": { "resourceRules": [
+                        rule("stellage.dev", "instances", "DELETE"), rule("coordination.k8s.io", "leases", "UPDATE"), rule("", "configmaps", "CREATE"),
+                    ] },
+                    "validations": [{ "expression": may, "message": "stopped by the test" }],
+                },
+            },
+            {
+                "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": { "name": "stop" },
+                "spec": { "policyName": "stop", "validationActions": ["Deny"] },
+            },
+        ]),
+    );
+    let try_to_create = ["create", "configmap", "tried", "--dry-run=server"];
+    let tried = async || kubectl(&plane, &try_to_create, None);
+    eventually("the policy to be in force", tried, Result::is_err)
+        .await
+        .unwrap_err();
+    let stopped = import(&plane, &file).unwrap_err();
+    assert!(
+        stopped.contains("delete Instance ada/web") && stopped.contains("stopped by the test"),
+        "{stopped}"
+    );
+    assert!(
+        !is_deleted(&get(&plane, "namespace", "", "ada")),
+        "nothing can be created in one that is being deleted"
+    );
+    let label = ["label", "instance", "--namespace", "ada", "web", "may=go"];
+    kubectl(&plane, &label, None).unwrap();
+    let stopped = import(&plane, &file).unwrap_err();
+    assert!(
+        stopped.contains("write the Lease") && stopped.contains("stopped by the test"),
+        "{stopped}"
+    );
+    assert!(is_deleted(&get(&plane, "namespace", "", "ada")));
+    kubectl(
+        &plane,
+        &["delete", "validatingadmissionpolicybinding", "stop"],
+        None,
+    )
+    .unwrap();
+    let tried = async || kubectl(&plane, &try_to_create, None);
+    eventually("the policy to be gone", tried, Result::is_ok)
+        .await
+        .unwrap();
+    import(&plane, &file).unwrap();
+    assert_eq!(holder(&plane), "");
+    let web = get(&plane, "instance", "ada", "web");
+    assert!(is_deleted(&web) && web["metadata"]["annotations"]["stellage.dev/origin"].is_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_imported_into_a_namespace_that_somebody_deletes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("stellage.export");
+    {
+        let plane = own_plane().await;
+        create(
+            &plane,
+            &json!([namespace("ada"), account("ada"), instance("ada", "web")]),
+        );
+        stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
+    }
+
+    let plane = own_plane().await;
+    let waits = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "waits", "namespace": "ada", "finalizers": ["example.com/wait"] },
+    });
+    create(&plane, &json!([namespace("ada"), waits]));
+    kubectl(&plane, &["delete", "namespace", "ada", "--wait=false"], None).unwrap();
+    let refused = import(&plane, &file).unwrap_err();
+    assert!(
+        refused.contains("the namespace ada is being deleted"),
+        "{refused}"
+    );
+    let goes = json!({ "metadata": { "finalizers": null } }).to_string();
+    kubectl(
+        &plane,
+        &[
+            "patch",
+            "configmap",
+            "waits",
+            "--namespace",
+            "ada",
+            "--type=merge",
+            "--patch",
+            &goes,
+        ],
+        None,
+    )
+    .unwrap();
+    kubectl(
+        &plane,
+        &["wait", "--for=delete", "namespace", "ada", "--timeout=60s"],
+        None,
+    )
+    .unwrap();
+    import(&plane, &file).unwrap();
+    get(&plane, "instance", "ada", "web");
 }

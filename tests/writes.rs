@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::Api;
 use reqwest::Method;
 use serde_json::json;
-use stellage::resources::{Account, FINALIZER_POLICY, Instance, InstanceState, conditions};
+use stellage::resources::{Account, FINALIZER_POLICY, InstanceState, conditions};
 
 use crate::support::{Operator, Tenant, eventually, kubectl, own_plane};
 
@@ -124,31 +124,13 @@ async fn what_the_provider_does_at_once_takes_one_write_and_one_event_and_the_po
         *finalizers == ["stellage.dev/server"]
     })
     .await;
-    let is = |state| {
-        move |instance: Option<&Instance>| {
-            let status = instance.and_then(|instance| instance.status.as_ref());
-            status.is_some_and(|status| status.state == Some(state))
-        }
-    };
     let created = tenant.apply("web", |_| {}).await;
     assert_eq!(created.metadata.finalizers.unwrap(), ["stellage.dev/server"]);
-    tenant.wait("web", "it to run", is(InstanceState::Running)).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
     tenant.wait_for_clear_outboxes().await;
-    let stop = json!({ "spec": { "powerState": "Stopped" } }).to_string();
-    let patch = [
-        "-n",
-        &tenant.namespace,
-        "patch",
-        "instance",
-        "web",
-        "--type=merge",
-        "-p",
-        &stop,
-    ];
-    kubectl(&plane, &patch, None).unwrap();
-    tenant
-        .wait("web", "it to be stopped", is(InstanceState::Stopped))
-        .await;
+    let stop = json!({ "spec": { "powerState": "Stopped" } });
+    tenant.merge("web", &stop).await;
+    tenant.wait_for_state("web", InstanceState::Stopped).await;
     let user = Identity::Operator.user();
     let written = || -> Vec<String> {
         let requests = plane.requests().unwrap().into_iter();

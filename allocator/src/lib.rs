@@ -1,7 +1,7 @@
 //! Has glibc's allocator keep less memory that is not in use. Other C libraries stay as they are.
 
-/// Has all threads allocate from one heap, whose end is given back to the system as soon as 128 KiB of it are free. Call it before
-/// there are other threads.
+/// Has all threads allocate from one heap, whose end is given back to the system as soon as 128 KiB of it are free: that is glibc's
+/// default, too, but it grows with what is allocated unless it is set. Call it before there are other threads.
 ///
 /// By default each thread gets a heap of its own. Lists of the API server are parsed on whichever thread is free, so that objects
 /// that stay come to lie among text that does not, in each of the heaps: with 10,000 instances up to a tenth of all memory was such gaps.

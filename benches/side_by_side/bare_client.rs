@@ -95,10 +95,7 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
 /// Waits until the quota counts, since creates are refused before. Kubernetes looks again at one that it could not count only once
 /// that is changed.
 async fn counted(cluster: &Cluster, quota: &str) -> Result<()> {
-    for limit in 1_000_000_u32.. {
-        let hard = json!({ "spec": { "hard": { COUNTED: limit.to_string() } } }).to_string();
-        let body = Some(("application/merge-patch+json", hard.as_str()));
-        cluster.admin.call("PATCH", quota, body).await?;
+    for limit in 1_000_001_u32.. {
         for _ in 0..20 {
             let quota: Value = cluster.admin.call("GET", quota, None).await?.json()?;
             if quota["status"]["used"].get(COUNTED).is_some() {
@@ -106,6 +103,9 @@ async fn counted(cluster: &Cluster, quota: &str) -> Result<()> {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+        let hard = json!({ "spec": { "hard": { COUNTED: limit.to_string() } } }).to_string();
+        let body = Some(("application/merge-patch+json", hard.as_str()));
+        cluster.admin.call("PATCH", quota, body).await?;
     }
     Ok(())
 }

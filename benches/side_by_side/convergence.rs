@@ -137,8 +137,9 @@ pub async fn converge(
     // Ask the facade, whose index answers at almost no cost.
     product
         .until(PATIENCE, "all instances running", async || {
-            connection.exchange(running_request.as_bytes()).await?;
-            Ok((total(&connection.body())? == wanted).then_some(()))
+            // The watch may not have shown the key yet.
+            let is_known = connection.exchange(running_request.as_bytes()).await? != 401;
+            Ok((is_known && total(&connection.body())? == wanted).then_some(()))
         })
         .await?;
     let took = begun.elapsed();

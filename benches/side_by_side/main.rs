@@ -81,9 +81,11 @@ mod writes;
 
 use std::{
     path::{Path, PathBuf},
+    pin::pin,
     time::Duration,
 };
 
+use futures::{StreamExt as _, stream};
 use sizes::Sizes;
 use table::Table;
 
@@ -91,6 +93,8 @@ use table::Table;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
 
+/// Parts at the same time with `--quick`: much of a part is waiting for an API server to start.
+const QUICK_AT_ONCE: usize = 6;
 /// Timeout of the whole run.
 const LONGEST: Duration = Duration::from_mins(150);
 /// The same with `--quick`, which is for trying the bench itself.
@@ -274,15 +278,21 @@ impl Wanted {
 
     /// Measures each part and prints its table, so that an error in one loses nothing of those before it.
     async fn measure(&self) -> Result<()> {
-        for (name, part) in &self.parts {
+        let measure = async |(name, part): &(&'static str, Part)| {
             say(&format!("== {name}"));
             let mut table = Table::default();
             let baseline = self.baseline.as_deref();
             part.measure(&mut table, baseline, &self.sizes).await?;
+            Ok::<_, Error>((*name, *part, table))
+        };
+        let at_once = if self.quick { QUICK_AT_ONCE } else { 1 };
+        let mut measured = pin!(stream::iter(&self.parts).map(measure).buffered(at_once));
+        while let Some(part) = measured.next().await {
+            let (name, part, table) = part?;
             println!("{name}\n{table}");
             if self.readme {
                 let names = Part::ALL.map(|(name, _)| name);
-                page::update(&names, name, &table, &self.how(*part))?;
+                page::update(&names, name, &table, &self.how(part))?;
             }
         }
         if self.quick {

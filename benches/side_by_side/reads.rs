@@ -1,8 +1,8 @@
 //! (a) and (b): a page of 20 out of 10,000 instances, and the detail of one, read through the facade, with authentication
 //! and rate limit; compared with the API server's answer to the same question (`LIST` with limit=20, `GET`), and with an axum
-//! handler that sends the same bytes. Then a later page, filters and metrics, which the API server is not asked for if it has no
+//! handler that sends the same bytes. Then a later page, filters, and metrics, which the API server is not asked for if it has no
 //! such question; page and detail while a tenth of the instances change, beside none changing; and page and detail out of few
-//! and of many instances.
+//! and of many instances. The CPU time of the controllers, who know the metrics, counts as the facade's.
 //!
 //! With `--baseline`, another build of `stellage`, such as that of an earlier commit, is measured, too.
 //!
@@ -10,7 +10,7 @@
 //! per second include the load generator's own work on the same machine, which is the same for all except for TLS. So the CPU
 //! time per request of each server is shown, too.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use serde_json::Value;
 
@@ -36,6 +36,8 @@ use crate::{
 const PAGE: u64 = 20;
 /// Seconds in which a tenth of the instances change.
 const CHANGE_SECONDS: f64 = 5.0;
+/// Timeout until the usage of an instance is known.
+const SAMPLED: Duration = Duration::from_secs(60);
 /// Connections that change them.
 const CHANGERS: usize = 4;
 /// Prefix of the instances that the program brings to run.
@@ -108,6 +110,8 @@ struct Question {
     raw: Option<String>,
     /// The ratios to be reached to the API server and to the bare handler, if any.
     aims: [Option<Aim>; 2],
+    /// Path in the API server of the instance whose usage is asked for, if it is.
+    usage_of: Option<String>,
 }
 
 /// Measures everything, with few, with many, and with the most instances.
@@ -125,6 +129,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         baseline,
         sizes,
         filled: 0,
+        leader: None,
     };
     rig.at(table, sizes.few, false).await?;
     rig.at(table, sizes.large, true).await?;
@@ -144,21 +149,22 @@ struct Rig<'a> {
     sizes: &'a Sizes,
     /// Number of instances besides those that the program has brought to run.
     filled: u64,
+    /// The controllers, while usage is asked for: it is known to the one that leads.
+    leader: Option<Product>,
 }
 
 impl Rig<'_> {
     /// Measures with this many instances: everything, or only page and detail.
     async fn at(&mut self, table: &mut Table, count: u64, everything: bool) -> Result<()> {
-        let Self { cluster, account, .. } = &*self;
         let wanted = count - self.sizes.few;
         if wanted > self.filled {
-            fill::instances(cluster, account, &self.template, self.filled, wanted).await?;
+            fill::instances(&self.cluster, &self.account, &self.template, self.filled, wanted).await?;
         }
-        let mut product = Product::api(cluster).await?;
+        let mut product = Product::api(&self.cluster).await?;
         let mut before = match self.baseline {
             Some(program) => {
-                let key = Account::key_of(cluster, program)?;
-                let product = Product::api_of(cluster, program).await?;
+                let key = Account::key_of(&self.cluster, program)?;
+                let product = Product::api_of(&self.cluster, program).await?;
                 Some((product, key))
             }
             None => None,
@@ -170,8 +176,14 @@ impl Rig<'_> {
             &questions[..2]
         };
         for question in questions {
+            if let Some(instance) = &question.usage_of {
+                self.lead(&product, question, instance).await?;
+            }
             self.ask(table, &product, before.as_ref(), question, count, everything)
                 .await?;
+            if let Some(mut leader) = self.leader.take() {
+                leader.stop().await?;
+            }
         }
         if everything {
             self.while_changing(table, &product, &questions[..2], count, wanted)
@@ -183,6 +195,25 @@ impl Rig<'_> {
         product.stop().await?;
         self.filled = self.filled.max(wanted);
         Ok(())
+    }
+
+    /// Starts the controllers, and waits until the usage of an instance is known.
+    async fn lead(&mut self, product: &Product, question: &Question, instance: &str) -> Result<()> {
+        let catalogue = self.cluster.plane.folder().join("usage.yaml");
+        std::fs::write(&catalogue, "alerts: {interval: 1s}")?;
+        let catalogue = format!("--catalogue={}", catalogue.display());
+        self.leader = Some(Product::controller(&self.cluster, &[&catalogue]).await?);
+        let monitored = r#"{"spec":{"monitoringEnabled":true}}"#;
+        let patch = Some(("application/merge-patch+json", monitored));
+        self.cluster.admin.call("PATCH", instance, patch).await?;
+        let facade = product.facade(&self.account.key)?;
+        let sampled = async || {
+            let answer: Value = facade.call("GET", &question.path, None).await?.json()?;
+            Ok(answer["data"]["metrics"]["cpu_usage"].is_number().then_some(()))
+        };
+        product
+            .until(SAMPLED, "the usage of a monitored instance", sampled)
+            .await
     }
 
     async fn questions(&self, count: u64) -> Result<Vec<Question>> {
@@ -198,6 +229,7 @@ impl Rig<'_> {
             value.ok_or_else(|| format!("the API server's list has no {pointer}"))
         };
         let (name, id) = (field("/items/0/metadata/name")?, field("/items/0/status/id")?);
+        let instance = format!("{collection}/{name}");
         let list = "/v1/instances?limit=20";
         let later = format!("{list}&page={}", count / (2 * PAGE));
         let question = |label, path: String, raw: Option<String>, aims| Question {
@@ -205,6 +237,7 @@ impl Rig<'_> {
             path,
             raw,
             aims,
+            usage_of: None,
         };
         let none = [None, None];
         let aims = [Some(Aim::AtLeast(20.0)), Some(Aim::AtLeast(0.7))];
@@ -215,7 +248,7 @@ impl Rig<'_> {
             question(
                 "(b) detail",
                 format!("/v1/instances/{id}"),
-                Some(format!("{collection}/{name}")),
+                Some(instance.clone()),
                 aims,
             ),
             question("the page in the middle of the list", later, None, none),
@@ -231,12 +264,15 @@ impl Rig<'_> {
                 None,
                 none,
             ),
-            question(
-                "detail, include=metrics",
-                format!("/v1/instances/{id}?include=metrics"),
-                None,
-                none,
-            ),
+            Question {
+                usage_of: Some(instance),
+                ..question(
+                    "detail, include=metrics",
+                    format!("/v1/instances/{id}?include=metrics"),
+                    None,
+                    none,
+                )
+            },
         ])
     }
 
@@ -254,13 +290,16 @@ impl Rig<'_> {
             path,
             raw,
             aims,
+            ..
         } = question;
         say(&format!("{label} out of {count}"));
         let facade = product.facade(&self.account.key)?;
         let answer = facade.call("GET", path, None).await?;
         check(&answer.json()?, count)?;
         let [of_server, of_handler] = *aims;
-        let mut rivals = vec![Side::new("facade", &facade, path, vec![product.pid], None)];
+        let with_leader = |pid| std::iter::once(pid).chain(self.leader.as_ref().map(|leader| leader.pid));
+        let pids = with_leader(product.pid).collect();
+        let mut rivals = vec![Side::new("facade", &facade, path, pids, None)];
         if let Some(raw) = raw {
             let pids = self.cluster.api_server_pids();
             rivals.push(Side::new("API server", &self.cluster.admin, raw, pids, of_server));
@@ -279,7 +318,8 @@ impl Rig<'_> {
         }
         if let Some((baseline, key)) = baseline {
             let before = baseline.facade(key)?;
-            rivals.push(Side::new("baseline", &before, path, vec![baseline.pid], None));
+            let pids = with_leader(baseline.pid).collect();
+            rivals.push(Side::new("baseline", &before, path, pids, None));
         }
         for _ in 0..self.sizes.rounds {
             for side in &mut rivals {

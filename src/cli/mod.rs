@@ -78,7 +78,9 @@ pub enum Command {
     /// The log has the events of the last 24 hours, unless the operator is set to log none. Events go to stdout, one per line;
     /// everything else goes to stderr.
     Events(events::EventsArgs),
-    /// Check an installation, and say what to do; exits with 1 if something is broken
+    /// Check an installation, and say what to do
+    ///
+    /// Exits with 1 if something is broken, and with 2 if nothing is but something could not be checked.
     Doctor(doctor::DoctorArgs),
     /// Write all accounts and what they have into a file, to move or restore an installation
     ///
@@ -306,6 +308,14 @@ pub enum CliError {
         /// All checks.
         of: usize,
     },
+    /// Checks of `doctor` could not be made, and no others have failed; it has printed them.
+    #[error("{unchecked} of {of} checks could not be made")]
+    Unchecked {
+        /// The checks that could not be made.
+        unchecked: usize,
+        /// All checks.
+        of: usize,
+    },
     /// An installation cannot be exported or imported as it is now.
     #[error("{0}")]
     Transfer(String),
@@ -319,6 +329,7 @@ impl CliError {
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Interrupted { .. } => INTERRUPTED,
+            Self::Unchecked { .. } => 2,
             _ => 1,
         }
     }

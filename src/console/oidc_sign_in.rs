@@ -100,7 +100,8 @@ async fn finish(
     if query.has_any(&["error"]) {
         return Err(Problem::Denied(query.get("error").to_owned()));
     }
-    let person = provider.redeem(query.get("code"), flow).await?;
+    let redeeming = provider.redeem(query.get("code"), flow);
+    let person = redeeming.await.map_err(Problem::Unredeemed)?;
     let tenant = account_of(app, person)?;
     Ok(app.service.begin_sign_in(&tenant).await?)
 }
@@ -127,6 +128,8 @@ enum Problem {
     Denied(String),
     /// The provider is not there, or its answer is worth nothing.
     Failed(Failure),
+    /// The same when it was asked about the code.
+    Unredeemed(Failure),
     /// The provider knows no e-mail address, or has not verified it.
     Unverified,
     /// No account has the e-mail address.
@@ -150,21 +153,24 @@ impl From<Error> for Problem {
 }
 
 impl Problem {
-    /// Whether it counts as a failed attempt to sign in.
+    /// Whether it counts as a failed attempt to sign in: whatever has become of it if the provider was asked about the code, because each
+    /// such request carries the client's secret.
     fn is_attempt(&self) -> bool {
         match self {
-            Self::Denied(_) | Self::Failed(Failure::Unavailable(_)) | Self::Service(_) => false,
+            Self::Denied(_) | Self::Failed(Failure::Unavailable(_)) => false,
             Self::Stale
             | Self::Failed(Failure::Refused(_))
+            | Self::Unredeemed(_)
             | Self::Unverified
             | Self::NoAccount(_)
-            | Self::SeveralAccounts(_) => true,
+            | Self::SeveralAccounts(_)
+            | Self::Service(_) => true,
         }
     }
 
     fn log(&self) {
         match self {
-            Self::Failed(failure) => {
+            Self::Failed(failure) | Self::Unredeemed(failure) => {
                 tracing::warn!(%failure, "a sign-in to the console through OpenID Connect has failed");
             }
             Self::Denied(error) if error != "access_denied" => {
@@ -207,11 +213,11 @@ impl Problem {
                     ),
                 )
             }
-            Self::Failed(Failure::Unavailable(_)) => (
+            Self::Failed(Failure::Unavailable(_)) | Self::Unredeemed(Failure::Unavailable(_)) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("{name} cannot be used at the moment. Try again later, or sign in with an API key."),
             ),
-            Self::Failed(Failure::Refused(_)) => (
+            Self::Failed(Failure::Refused(_)) | Self::Unredeemed(Failure::Refused(_)) => (
                 StatusCode::UNAUTHORIZED,
                 format!("The answer of {name} is not valid. Begin again."),
             ),

@@ -128,8 +128,7 @@ pub fn example_body(event_type: EventType, id: &str, created_at: Timestamp) -> S
     payload::body(id, event_type, created_at, data(event_type))
 }
 
-/// The body to send for a Delivery. A test event that an account holder has created has none of its own: what is signed is
-/// always the operator's text.
+/// The body to send for a Delivery. A test event has none of its own: what is signed is always the controller's text.
 pub fn body_of(spec: &DeliverySpec) -> Cow<'_, str> {
     if spec.test && spec.body.is_empty() {
         example_body(spec.event_type, &spec.event_id, spec.event_created_at).into()

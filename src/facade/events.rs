@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::{
     App,
-    extract::{Caller, Target, query::Parameters},
+    extract::{Caller, Charged, Target, query::Parameters},
     response::{
         self,
         error::{ApiError, Detail},
@@ -57,7 +57,8 @@ fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, ApiError> {
 /// two events of different instances the later one may be listed first: to catch up, begin a minute before the last event that
 /// you know, and leave out by their ids those that you know. An account with very many events has those of a shorter time.
 /// Filters can be combined with each other and with paging. A filter that matches nothing gives an empty list. Pages do not lead
-/// beyond the newest 10,000 events that match. 404 if the operator is configured to log no events.
+/// beyond the newest 10,000 events that match. Each further 500 pages of the log that have to be gone through count as one more request
+/// against the rate limits; `since` saves them. 404 if the operator is configured to log no events.
 #[utoipa::path(
     get,
     path = "/v1/events",
@@ -79,16 +80,18 @@ pub async fn list(
 ) -> Result<Response, ApiError> {
     let paging = parameters.paging()?;
     let filter = filter(&parameters)?;
+    let cost = Charged::new(&app, &caller);
     let (bodies, total) = app
         .service
-        .list_events(caller.tenant(), filter, paging.page, paging.limit)
+        .list_events(caller.tenant(), filter, paging.page, paging.limit, &cost)
         .await?;
     response::page(&bodies, Pagination::new(paging.page, paging.limit, total))
 }
 
 /// Shows an event
 ///
-/// Exactly as receivers get it. 404 if it happened more than 24 hours ago, or if the operator is configured to log no events.
+/// Exactly as receivers get it. Each further 500 pages of the log that have to be gone through to find it count as one more request against
+/// the rate limits. 404 if it happened more than 24 hours ago, or if the operator is configured to log no events.
 #[utoipa::path(
     get,
     path = "/v1/events/{id}",
@@ -101,7 +104,8 @@ pub async fn detail(
     caller: Caller,
     Target(id): Target<EventId>,
 ) -> Result<Response, ApiError> {
-    let body = app.service.event(caller.tenant(), id).await?;
+    let cost = Charged::new(&app, &caller);
+    let body = app.service.event(caller.tenant(), id, &cost).await?;
     let mut response = response::rendered(StatusCode::OK, format!("{{\"data\":{body}}}"));
     if let Some(id) = id {
         // An event never changes.

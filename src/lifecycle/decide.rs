@@ -82,7 +82,8 @@ pub fn decide(
     }
     meter(instance, &mut machine.status, now);
     let next = machine.status.operation.take();
-    machine.status.operation = next.map(|next| told_apart(next, machine.ended.as_ref()));
+    let next = next.map(|next| told_apart(*next, machine.ended.as_ref()));
+    machine.status.operation = next.map(Box::new);
     let Machine {
         mut status,
         trouble,
@@ -343,10 +344,10 @@ impl Machine<'_> {
                     && !operation.forced
                     && elapsed(&operation, self.now) >= self.timings.soft_stop_grace()
                 {
-                    self.status.operation = Some(Operation {
+                    self.status.operation = Some(Box::new(Operation {
                         forced: true,
-                        ..operation.clone()
-                    });
+                        ..(*operation).clone()
+                    }));
                 }
                 if self.now.duration_since(operation.counted_from()) < -CLOCK_TOLERANCE
                     && let Some(operation) = &mut self.status.operation

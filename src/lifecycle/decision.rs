@@ -81,7 +81,7 @@ impl Notes {
     /// Adds those of a decision that followed another, which had this `operation`. Of one that has ended meanwhile, only the end
     /// is told.
     pub fn add(&mut self, operation: Option<&Operation>, decision: &Decision) {
-        if decision.status.operation.as_ref() != operation {
+        if decision.status.operation.as_deref() != operation {
             self.0.retain(|note| !note.begins);
         }
         self.0.extend_from_slice(&decision.notes);

@@ -37,7 +37,7 @@ pub fn explain(instance: &Instance) -> Option<Explanation> {
         // If the controller already works on this operation, its conditions say more, for example that the provider does not
         // answer.
         let stored = instance.status.as_ref();
-        let is_stored = stored.and_then(|stored| stored.operation.as_ref()) == Some(operation);
+        let is_stored = stored.and_then(|stored| stored.operation.as_deref()) == Some(operation);
         let from_condition = stored.filter(|_| is_stored).and_then(of_condition);
         let (reason, message) = in_progress(operation.kind);
         return from_condition.or_else(|| Some(Explanation::new(reason, message)));

@@ -40,7 +40,7 @@ pub fn wants_restore(instance: &Instance) -> bool {
 pub(super) fn refuse(instance: &Instance, status: &mut InstanceStatus, gate: &Gate) {
     match gate {
         Gate::Open => status.refused_installation = None,
-        Gate::CannotInstall(_) => status.refused_installation = Some(installation(&instance.spec)),
+        Gate::CannotInstall(_) => status.refused_installation = Some(Box::new(installation(&instance.spec))),
         Gate::NoAccount(_) | Gate::InvalidSpec(_) => {}
     }
 }
@@ -136,7 +136,7 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
         status.power.unwrap_or(spec.power_state)
     };
     let is_refused = |refused: &RefusedInstallation| *refused == installation(spec);
-    if wants_rebuild(spec, status) && !status.refused_installation.as_ref().is_some_and(is_refused) {
+    if wants_rebuild(spec, status) && !status.refused_installation.as_deref().is_some_and(is_refused) {
         status.rebuild_requested_at.clone_from(&spec.rebuild_requested_at);
         begin(status, spec, OperationKind::Rebuild, as_before, now);
         return;
@@ -151,7 +151,7 @@ fn want_stopped(spec: &InstanceSpec, status: &mut InstanceStatus, now: Timestamp
     // A stop cancels pending requests for a reboot or start.
     status.reboot_requested_at.clone_from(&spec.reboot_requested_at);
     status.start_requested_at.clone_from(&spec.start_requested_at);
-    let operation = status.operation.as_ref().map(|op| op.kind);
+    let operation = status.operation.as_deref().map(|op| op.kind);
     let stopping = matches!(operation, Some(OperationKind::Stop | OperationKind::PowerOff));
     let newly_wanted = operation.is_some() && status.power_state != Some(PowerState::Stopped);
     if !stopping && (newly_wanted || status.power == Some(PowerState::Running)) {
@@ -212,7 +212,7 @@ pub(super) fn begin(
         OperationKind::Create | OperationKind::Start | OperationKind::Reboot | OperationKind::Resize
     );
     let installs = matches!(kind, OperationKind::Create | OperationKind::Rebuild);
-    let replaced = status.operation.as_ref().map(|op| op.kind);
+    let replaced = status.operation.as_deref().map(|op| op.kind);
     if replaced == Some(OperationKind::Rebuild) && kind != OperationKind::Rebuild {
         // Another operation replaces a failing rebuild; without its nonce in the status, the rebuild begins again afterwards.
         status.rebuild_requested_at = None;
@@ -244,7 +244,7 @@ pub(super) fn begin(
         forced: false,
         traceparent: None,
     };
-    status.operation = Some(told_apart(begun, status.operation.as_ref()));
+    status.operation = Some(Box::new(told_apart(begun, status.operation.as_deref())));
     status.state = Some(state_during(kind));
 }
 
@@ -291,7 +291,7 @@ fn wants_resize(spec: &InstanceSpec, status: &InstanceStatus) -> bool {
 
 /// Whether an operation of this kind is already in progress with the spec's plan or image.
 fn is_in_progress(status: &InstanceStatus, kind: OperationKind, spec: &InstanceSpec) -> bool {
-    status.operation.as_ref().is_some_and(|op| {
+    status.operation.as_deref().is_some_and(|op| {
         op.kind == kind
             && match kind {
                 OperationKind::Rebuild => op.image == spec.image,

@@ -207,8 +207,8 @@ fn end_of(operation: &Operation) -> (&'static str, String) {
 
 /// The operation that has begun.
 pub(super) fn begun<'a>(before: &InstanceStatus, after: &'a InstanceStatus) -> Option<&'a Operation> {
-    let old = before.operation.as_ref().map(Operation::id);
-    after.operation.as_ref().filter(|op| old != Some(op.id()))
+    let old = before.operation.as_deref().map(Operation::id);
+    after.operation.as_deref().filter(|op| old != Some(op.id()))
 }
 
 /// The Event of an alert that has fired.
@@ -289,7 +289,7 @@ pub(super) fn notes(
             ..normal(reason, message.to_owned())
         });
     }
-    let forced = |status: &InstanceStatus| status.operation.as_ref().is_some_and(|op| op.forced);
+    let forced = |status: &InstanceStatus| status.operation.as_deref().is_some_and(|op| op.forced);
     if forced(after) && !forced(before) {
         notes.push(warning(
             "ForcedStop",

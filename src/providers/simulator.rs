@@ -4,7 +4,10 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::{Ipv4Addr, Ipv6Addr},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -116,8 +119,8 @@ pub struct Simulator {
 /// reserved moments ago.
 #[derive(Default)]
 struct Leases {
-    by_uid: HashMap<String, u32>,
-    by_offset: HashMap<u32, String>,
+    by_uid: HashMap<Arc<str>, u32>,
+    by_offset: HashMap<u32, Arc<str>>,
 }
 
 impl Simulator {
@@ -156,9 +159,9 @@ impl Simulator {
             return;
         };
         let leases = &mut *self.leases.lock();
-        let holder = leases.by_offset.entry(offset).or_insert_with(|| uid.to_owned());
-        if holder == uid {
-            leases.by_uid.insert(uid.to_owned(), offset);
+        let holder = leases.by_offset.entry(offset).or_insert_with(|| uid.into());
+        if **holder == *uid {
+            leases.by_uid.insert(holder.clone(), offset);
         }
     }
 
@@ -172,8 +175,9 @@ impl Simulator {
             let free = (0..size)
                 .filter_map(|i| u32::try_from((start + i) % size).ok())
                 .find(|offset| !leases.by_offset.contains_key(offset))?;
-            leases.by_offset.insert(free, uid.to_owned());
-            leases.by_uid.insert(uid.to_owned(), free);
+            let uid: Arc<str> = uid.into();
+            leases.by_offset.insert(free, uid.clone());
+            leases.by_uid.insert(uid, free);
             free
         };
         Some(Ipv4Addr::from(self.pools.first() + offset))
@@ -188,7 +192,7 @@ impl Simulator {
             state.remove(HAPPENED);
         }
         let addresses = self.reserve(instance);
-        let Some(operation) = status.and_then(|s| s.operation.as_ref()) else {
+        let Some(operation) = status.and_then(|s| s.operation.as_deref()) else {
             let power = power_of(instance, fault, &mut state);
             return Observation {
                 power,

@@ -100,6 +100,12 @@ pub struct Attempt {
     pub response: Option<String>,
 }
 
+/// Whether a Delivery has no owner: its webhook was deleted with `--cascade=orphan`. It belongs to no webhook, so nobody sends it, and
+/// Kubernetes does not delete it.
+pub fn is_unowned(metadata: &ObjectMeta) -> bool {
+    metadata.owner_references.iter().flatten().next().is_none()
+}
+
 /// When a Delivery was finished, if it has a valid [`FINISHED_AT_ANNOTATION`].
 pub fn finished_at(metadata: &ObjectMeta) -> Option<Timestamp> {
     let annotations = metadata.annotations.as_ref()?;
@@ -316,8 +322,8 @@ impl Delivery {
         ids::delivery_id(self.metadata.name.as_deref().unwrap_or_default())
     }
 
-    /// Whether it only asks for a delivery in the event log to be sent again: an account holder has created it, and the operator
-    /// completes it with what the page has that it names.
+    /// Whether it only asks for a delivery in the event log to be sent again: an account holder or the facade has created it, and the
+    /// controller completes it with what the page has that it names.
     pub fn is_request(&self) -> bool {
         !self.spec.test && self.spec.body.is_empty() && self.status.is_none()
     }

@@ -263,6 +263,9 @@ impl EventLog {
     }
 }
 
+/// How much the clocks of the operator, of the one before it and of the API server may differ.
+pub const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_mins(2);
+
 /// When the page with this name was written; `None` if it is not the name of a page.
 pub fn written_at(name: &str) -> Option<Timestamp> {
     let (inverted, _) = name.strip_prefix(PREFIX)?.split_once('-')?;

@@ -22,20 +22,29 @@ pub const SPEC_CHANGED_AT_ANNOTATION: &str = "stellage.dev/spec-changed-at";
 const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Drops the unused metadata that takes the most memory. Of managedFields a single entry is kept, with the time of the last
-/// write of the spec, and with the manager [`API_MANAGER`] if nobody else has written the object.
+/// write of the spec, and with the manager [`API_MANAGER`] if nobody else has written the object. Of an object that was made through
+/// REST and not changed since, which most are, an empty list stays, as the API server never sends one.
 pub fn prune(metadata: &mut ObjectMeta) {
     let is_ours = is_ours_alone(metadata);
-    let entries = metadata.managed_fields.take().unwrap_or_default();
-    if !entries.is_empty() {
-        metadata.managed_fields = Some(vec![ManagedFieldsEntry {
-            manager: is_ours.then(|| API_MANAGER.to_owned()),
-            time: entries
-                .into_iter()
-                .filter(writes_spec)
-                .filter_map(|entry| entry.time)
-                .max_by_key(|time| time.0),
-            ..ManagedFieldsEntry::default()
-        }]);
+    if let Some(entries) = metadata.managed_fields.take_if(|entries| !entries.is_empty()) {
+        let time = entries
+            .into_iter()
+            .filter(writes_spec)
+            .filter_map(|entry| entry.time)
+            .max_by_key(|time| time.0);
+        let is_unchanged = is_ours && time == metadata.creation_timestamp;
+        metadata.managed_fields = Some(if is_unchanged {
+            Vec::new()
+        } else {
+            vec![ManagedFieldsEntry {
+                manager: is_ours.then(|| API_MANAGER.to_owned()),
+                time,
+                ..ManagedFieldsEntry::default()
+            }]
+        });
+    }
+    if let Some(finalizers) = &mut metadata.finalizers {
+        finalizers.shrink_to_fit();
     }
     if let Some(annotations) = &mut metadata.annotations {
         annotations.remove(LAST_APPLIED_ANNOTATION);
@@ -66,15 +75,16 @@ pub fn forget_foreign<K: Resource>(object: &mut K) {
 
 /// Whether an object is tracked. Works, as all that is here, for objects from a watch and straight from the API server.
 pub fn is_tracked(metadata: &ObjectMeta) -> bool {
-    metadata
-        .managed_fields
-        .as_ref()
-        .is_some_and(|entries| !entries.is_empty())
+    metadata.managed_fields.is_some()
 }
 
 /// Whether an object is tracked, and was made through REST and written by nobody else since, its status apart.
 pub fn is_ours_alone(metadata: &ObjectMeta) -> bool {
-    let entries = metadata.managed_fields.as_deref().unwrap_or_default();
+    let entries = match metadata.managed_fields.as_deref() {
+        None => return false,
+        Some([]) => return true,
+        Some(entries) => entries,
+    };
     let managers = || {
         let written = entries.iter().filter(|entry| is_of_main_resource(entry));
         written.map(|entry| {
@@ -100,6 +110,7 @@ pub fn spec_written_at(object: &impl Resource) -> Option<Timestamp> {
         return spec_changed_at(metadata);
     }
     match metadata.managed_fields.as_deref().unwrap_or_default() {
+        [] => metadata.creation_timestamp.as_ref().map(|time| time.0),
         [
             ManagedFieldsEntry {
                 time,
@@ -137,6 +148,7 @@ fn writes_spec(entry: &ManagedFieldsEntry) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
     use serde_json::{Value, json};
 
     use super::*;
@@ -193,7 +205,7 @@ mod tests {
             (json!([entry(API_MANAGER, "Apply", "")]), false),
             (json!([entry("kubectl-create", "Update", ""), ours()]), false),
             (json!([entry(CONTROLLER_MANAGER, "Update", "status")]), false),
-            (json!([]), false),
+            (Value::Null, false),
         ] {
             let mut metadata = metadata(managed);
             let tracked = is_tracked(&metadata);
@@ -210,5 +222,43 @@ mod tests {
         assert!(!is_ours_alone(&applied));
         prune(&mut applied);
         assert!(!is_ours_alone(&applied) && applied.annotations.is_none());
+    }
+
+    #[test]
+    fn of_an_object_that_rest_has_made_and_nobody_has_changed_no_entry_is_kept() {
+        let stored = |changed: &str, manager: &str| {
+            let mut metadata = metadata(json!([
+                {
+                    "manager": manager, "operation": "Update", "apiVersion": "stellage.dev/v1", "fieldsType": "FieldsV1",
+                    "fieldsV1": { "f:spec": { "f:plan": {} } }, "time": changed,
+                },
+                entry(CONTROLLER_MANAGER, "Update", "status"),
+            ]));
+            let created = serde_json::from_value(json!("2026-11-01T10:00:00Z")).unwrap();
+            metadata.creation_timestamp = Some(created);
+            ConfigMap {
+                metadata,
+                ..ConfigMap::default()
+            }
+        };
+        for (changed, manager, entries) in [
+            ("2026-11-01T10:00:00Z", API_MANAGER, 0),
+            ("2026-11-01T10:00:05Z", API_MANAGER, 1),
+            ("2026-11-01T10:00:00Z", "kubectl-create", 1),
+        ] {
+            let mut object = stored(changed, manager);
+            let [ours, written] = [is_ours_alone(&object.metadata), is_tracked(&object.metadata)];
+            assert_eq!(spec_written_at(&object), Some(changed.parse().unwrap()));
+            for _ in 0..2 {
+                prune(&mut object.metadata);
+                let kept = object.metadata.managed_fields.as_deref().unwrap_or_default();
+                assert_eq!(kept.len(), entries, "{changed} {manager}");
+                assert_eq!(is_ours_alone(&object.metadata), ours);
+                assert_eq!(is_tracked(&object.metadata), written);
+                if entries == 0 {
+                    assert_eq!(spec_written_at(&object), Some(changed.parse().unwrap()));
+                }
+            }
+        }
     }
 }

@@ -5,36 +5,38 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use rand::RngExt as _;
 
+use super::Place;
+
 /// Delay after the first failure.
 const FIRST: Duration = Duration::from_secs(1);
 /// Longest delay.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Number of consecutive failures, by UID. An entry is removed when the object succeeds or is deleted.
+/// Number of consecutive failures, by the place of the object. An entry is removed when the object succeeds or is deleted.
 #[derive(Debug, Default)]
 pub struct Backoffs {
-    failures: Mutex<HashMap<String, u32>>,
+    failures: Mutex<HashMap<Place, u32>>,
 }
 
 impl Backoffs {
     /// Counts a failure and returns the delay after it: 1 s, doubling up to 5 minutes, plus up to a tenth, so that objects
     /// that failed together are not retried together.
-    pub fn next(&self, uid: &str) -> Duration {
+    pub fn next(&self, place: &Place) -> Duration {
         let mut failures = self.failures.lock();
-        let count = failures.entry(uid.to_owned()).or_default();
+        let count = failures.entry(place.clone()).or_default();
         let delay = FIRST.saturating_mul(1 << (*count).min(16)).min(LONGEST);
         *count += 1;
         delay.mul_f64(1.0 + rand::rng().random_range(0.0..0.1))
     }
 
     /// Whether the object's last attempt failed.
-    pub fn has_failed(&self, uid: &str) -> bool {
-        self.failures.lock().contains_key(uid)
+    pub fn has_failed(&self, place: &Place) -> bool {
+        self.failures.lock().contains_key(place)
     }
 
     /// Forgets the failures of an object that succeeded or was deleted.
-    pub fn reset(&self, uid: &str) {
-        self.failures.lock().remove(uid);
+    pub fn reset(&self, place: &Place) {
+        self.failures.lock().remove(place);
     }
 }
 
@@ -45,15 +47,16 @@ mod tests {
     #[test]
     fn delays_double_up_to_five_minutes_and_start_over_after_a_success() {
         let backoffs = Backoffs::default();
-        let first = backoffs.next("a");
+        let [a, b] = ["a", "b"].map(|name| Place::new("demo", name));
+        let first = backoffs.next(&a);
         assert!((1.0..1.1).contains(&first.as_secs_f64()), "{first:?}");
-        assert!(backoffs.next("a") >= Duration::from_secs(2));
+        assert!(backoffs.next(&a) >= Duration::from_secs(2));
         for _ in 0..40 {
-            let delay = backoffs.next("a");
+            let delay = backoffs.next(&a);
             assert!(delay <= LONGEST.mul_f64(1.1), "{delay:?}");
         }
-        assert!(backoffs.has_failed("a") && !backoffs.has_failed("b"));
-        backoffs.reset("a");
-        assert!(backoffs.next("a") < Duration::from_secs(2));
+        assert!(backoffs.has_failed(&a) && !backoffs.has_failed(&b));
+        backoffs.reset(&a);
+        assert!(backoffs.next(&a) < Duration::from_secs(2));
     }
 }

@@ -1,13 +1,14 @@
 //! The objects of a kind, by namespace.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use kube::Resource;
 use parking_lot::Mutex;
 
-use super::watch::{Change, Listener};
-
-type Objects<K> = HashMap<String, HashMap<String, Arc<K>>>;
+use super::{
+    objects::Objects,
+    watch::{Change, Listener},
+};
 
 /// An index that listens to the watch of a kind. Finding the objects of one namespace takes no look at the others. Cheap to
 /// clone.
@@ -34,52 +35,24 @@ impl<K> Clone for ByNamespace<K> {
 impl<K> ByNamespace<K> {
     /// The number of objects of a namespace.
     pub fn count(&self, namespace: &str) -> usize {
-        self.objects.lock().get(namespace).map_or(0, HashMap::len)
+        self.objects.lock().count(namespace)
     }
 
     /// The objects of a namespace, in no order.
     pub fn of(&self, namespace: &str) -> Vec<Arc<K>> {
-        let objects = self.objects.lock();
-        let of_it = objects.get(namespace).into_iter().flat_map(HashMap::values);
-        of_it.cloned().collect()
+        self.objects.lock().of(namespace).cloned().collect()
     }
-}
-
-/// Namespace and name.
-pub fn place<K: Resource>(object: &K) -> (String, String) {
-    let metadata = object.meta();
-    (
-        metadata.namespace.clone().unwrap_or_default(),
-        metadata.name.clone().unwrap_or_default(),
-    )
-}
-
-fn insert<K: Resource>(objects: &mut Objects<K>, object: &Arc<K>) {
-    let (namespace, name) = place(&**object);
-    objects.entry(namespace).or_default().insert(name, object.clone());
 }
 
 impl<K: Resource + Send + Sync + 'static> Listener<K> for ByNamespace<K> {
     fn changed(&mut self, change: &Change<K>) {
         match change {
             Change::Replaced(all) => {
-                let mut listed = Objects::default();
-                for object in all {
-                    insert(&mut listed, object);
-                }
+                let listed = all.iter().cloned().collect();
                 *self.objects.lock() = listed;
             }
-            Change::Applied(object) => insert(&mut self.objects.lock(), object),
-            Change::Deleted(object) => {
-                let (namespace, name) = place(&**object);
-                let mut objects = self.objects.lock();
-                if let Some(of_namespace) = objects.get_mut(&namespace) {
-                    of_namespace.remove(&name);
-                    if of_namespace.is_empty() {
-                        objects.remove(&namespace);
-                    }
-                }
-            }
+            Change::Applied(object) => self.objects.lock().insert(object.clone()),
+            Change::Deleted(object) => drop(self.objects.lock().remove(object.meta())),
             Change::Unreadable(_) => {}
         }
     }
@@ -121,6 +94,6 @@ mod tests {
         index.changed(&Change::Deleted(object("b", "1")));
         assert_eq!(names(&index, "a"), ["2", "3"]);
         assert!(names(&index, "b").is_empty() && names(&index, "old").is_empty());
-        assert_eq!(index.objects.lock().len(), 1);
+        assert_eq!(index.objects.lock().len(), 2);
     }
 }

@@ -307,7 +307,7 @@ where
 }
 
 /// A client of an API server in memory: `answer` gets the method, the path with its query and the body of each request, and
-/// returns the status code and the body of the response.
+/// returns the status code and the body of the response. As that of [`connect`], it repeats what is answered with 429, 503 or 504.
 #[cfg(test)]
 pub(crate) fn answered_by<A, F>(answer: A) -> Client
 where
@@ -325,7 +325,66 @@ where
             Ok::<_, BoxError>(response.body(Body::from(serde_json::to_vec(&body)?))?)
         }
     });
-    Client::new(service, "default")
+    let repeating = RetryLayer::new(RetryPolicy::server_retry()).layer(service);
+    Client::new(repeating, "default")
+}
+
+/// A client of an API server in memory that has these objects. It carries out the first create, but answers it with 504, so that the client
+/// repeats it; `refusal` is its answer to creates of what it has. Also returns what it has.
+#[cfg(test)]
+pub(crate) fn first_create_answered_with_504(
+    objects: Vec<serde_json::Value>,
+    refusal: serde_json::Value,
+) -> (Client, std::sync::Arc<parking_lot::Mutex<Vec<serde_json::Value>>>) {
+    use serde_json::json;
+
+    let existing = objects.len();
+    let stored = std::sync::Arc::new(parking_lot::Mutex::new(objects));
+    let objects = stored.clone();
+    let client = answered_by(move |method, path, mut object| {
+        let mut objects = objects.lock();
+        let path = path.split('?').next().unwrap_or_default();
+        let name = match method {
+            http::Method::POST => object["metadata"]["name"].clone(),
+            _ => json!(path.rsplit('/').next()),
+        };
+        let found = objects.iter().find(|object| object["metadata"]["name"] == name);
+        let answer = match (method, found) {
+            (http::Method::POST, Some(_)) => (refusal["code"].as_u64(), refusal.clone()),
+            (http::Method::POST, None) => {
+                object["metadata"]["namespace"] = json!("demo");
+                object["metadata"]["uid"] = json!(name);
+                objects.push(object.clone());
+                let timeout =
+                    json!({ "kind": "Status", "status": "Failure", "reason": "Timeout", "code": 504 });
+                match objects.len() - existing {
+                    1 => (Some(504), timeout),
+                    _ => (Some(201), object),
+                }
+            }
+            (_, Some(found)) => (Some(200), found.clone()),
+            (_, None) => {
+                let unknown =
+                    json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 });
+                (Some(404), unknown)
+            }
+        };
+        let code = answer.0.and_then(|code| code.try_into().ok()).unwrap_or(500);
+        async move { (code, answer.1) }
+    });
+    (client, stored)
+}
+
+/// Refusals of a create that an earlier try has carried out: the name is taken, or it has used up the quota.
+#[cfg(test)]
+pub(crate) fn refusals_of_a_second_try() -> [serde_json::Value; 2] {
+    use serde_json::json;
+
+    let refusal = |code: u16, reason: &str, message: &str| json!({ "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message });
+    [
+        refusal(409, "AlreadyExists", "it already exists"),
+        refusal(403, "Forbidden", "it is forbidden: exceeded quota: stellage"),
+    ]
 }
 
 #[cfg(test)]

@@ -2,17 +2,15 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use futures::{Stream, stream};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{
-    Resource,
-    core::error_boundary::InvalidObject,
-    runtime::reflector::{ObjectRef, Store},
-};
+use futures::{Stream, StreamExt as _, stream};
+use kube::{Resource, core::error_boundary::InvalidObject};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::watch::{Change, Listener, revision};
+use super::{
+    Place, Store,
+    watch::{Change, Listener, revision},
+};
 
 /// A kind that can be queued.
 pub trait Queued: Resource<DynamicType = ()> + Clone + Send + Sync + 'static {}
@@ -40,7 +38,7 @@ struct Inner<K: Queued> {
     /// Our latest write of each object, by UID, until the watch has shown it.
     written: HashMap<String, Arc<K>>,
     /// Objects that do not match their schema, by namespace and name: some may have been seen before the queue was opened.
-    unreadable_objects: HashMap<(Option<String>, Option<String>), Arc<InvalidObject>>,
+    unreadable_objects: HashMap<Place, Arc<InvalidObject>>,
 }
 
 impl<K: Queued> Default for ReconcileQueue<K> {
@@ -66,13 +64,13 @@ impl<K: Queued> Clone for ReconcileQueue<K> {
 }
 
 impl<K: Queued> ReconcileQueue<K> {
-    /// Starts queueing, beginning with everything in the store. Returns the stream of objects to reconcile, and that of
+    /// Starts queueing, beginning with everything in the store. Returns the stream of the objects to reconcile, and that of
     /// objects that do not match their schema.
     pub fn open(
         &self,
         store: &Store<K>,
     ) -> (
-        impl Stream<Item = Arc<K>> + Send + use<K>,
+        impl Stream<Item = Place> + Send + use<K>,
         mpsc::UnboundedReceiver<Arc<InvalidObject>>,
     ) {
         let (triggers, pending) = mpsc::unbounded_channel();
@@ -87,7 +85,10 @@ impl<K: Queued> ReconcileQueue<K> {
         }
         inner.unreadable = Some(report);
         inner.store = Some(store.clone());
-        (messages(pending), unreadable)
+        (
+            messages(pending).map(|object: Arc<K>| Place::of(&*object)),
+            unreadable,
+        )
     }
 
     /// Queues objects because something else that they depend on has changed.
@@ -108,7 +109,7 @@ impl<K: Queued> ReconcileQueue<K> {
     }
 
     /// The newer of the watch's current version and our last write; `None` if the watch does not have the object.
-    pub fn current(&self, place: &ObjectRef<K>) -> Option<Arc<K>> {
+    pub fn current(&self, place: &Place) -> Option<Arc<K>> {
         let shown = self.inner.lock().store.as_ref()?.get(place)?;
         Some(self.freshest(shown))
     }
@@ -119,7 +120,7 @@ impl<K: Queued> ReconcileQueue<K> {
         let current = inner
             .store
             .as_ref()
-            .and_then(|store| store.get(&ObjectRef::from_obj(&*shown)));
+            .and_then(|store| store.get(&Place::of(&*shown)));
         let shown = current.unwrap_or(shown);
         let Some(uid) = shown.meta().uid.as_deref() else {
             return shown;
@@ -158,10 +159,6 @@ impl<K: Queued> Inner<K> {
     }
 }
 
-fn place(metadata: &ObjectMeta) -> (Option<String>, Option<String>) {
-    (metadata.namespace.clone(), metadata.name.clone())
-}
-
 impl<K: Queued> Listener<K> for ReconcileQueue<K> {
     fn changed(&mut self, change: &Change<K>) {
         let mut inner = self.inner.lock();
@@ -179,7 +176,7 @@ impl<K: Queued> Listener<K> for ReconcileQueue<K> {
             }
             Change::Applied(object) => {
                 if !inner.unreadable_objects.is_empty() {
-                    inner.unreadable_objects.remove(&place(object.meta()));
+                    inner.unreadable_objects.remove(&Place::of(&**object));
                 }
                 if !inner.is_echo(object)
                     && let Some(triggers) = &inner.triggers
@@ -191,7 +188,7 @@ impl<K: Queued> Listener<K> for ReconcileQueue<K> {
             Change::Unreadable(object) => {
                 inner
                     .unreadable_objects
-                    .insert(place(&object.metadata), Arc::clone(object));
+                    .insert(Place::in_metadata(&object.metadata), Arc::clone(object));
                 if let Some(unreadable) = &inner.unreadable {
                     let _ = unreadable.send(Arc::clone(object));
                 }

@@ -11,7 +11,6 @@ use kube::{
     core::error_boundary::InvalidObject,
     runtime::{
         WatchStreamExt as _,
-        reflector::{ObjectRef, Store, store},
         watcher::{self, Event, watcher},
     },
 };
@@ -20,7 +19,12 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Health, Metrics, metrics::KindLabels, unparsed::Unparsed};
+use super::{
+    Health, Metrics, Place,
+    metrics::KindLabels,
+    objects::{Store, Writer, store},
+    unparsed::Unparsed,
+};
 use crate::resources::tracking::prune;
 
 /// Load balancers close idle connections after 240 s at the earliest (Azure's); the server ends a watch before that.
@@ -183,7 +187,7 @@ impl Watches {
         config: watcher::Config,
         leave_out: fn(&mut K),
         reader: Store<K>,
-        mut writer: kube::runtime::reflector::store::Writer<K>,
+        writer: Writer<K>,
         mut listeners: Vec<Box<dyn Listener<K>>>,
     ) where
         K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -194,7 +198,7 @@ impl Watches {
         let invalid = self.metrics.invalid_objects.get_or_create_owned(&labels);
         let objects = self.metrics.objects.get_or_create_owned(&labels);
         let mut events = self.read_ahead::<K>(config);
-        let mut unreadable = Vec::new();
+        let (mut listed, mut unreadable) = (Vec::new(), Vec::new());
         loop {
             let event = tokio::select! {
                 () = self.shutdown.cancelled() => return,
@@ -223,20 +227,21 @@ impl Watches {
             };
             match event {
                 Event::Init => {
+                    listed.clear();
                     unreadable.clear();
-                    writer.apply_watcher_event(&Event::Init);
                 }
                 Event::InitApply(object) => match object.parse() {
                     Ok(mut object) => {
                         prune(object.meta_mut());
                         leave_out(&mut object);
-                        writer.apply_watcher_event(&Event::InitApply(object));
+                        listed.push(Arc::new(object));
                     }
                     Err(object) => unreadable.push(set_aside(object)),
                 },
                 Event::InitDone => {
-                    writer.apply_watcher_event(&Event::InitDone);
-                    notify(Change::Replaced(reader.state()));
+                    let listed = std::mem::take(&mut listed);
+                    writer.replace(listed.iter().cloned());
+                    notify(Change::Replaced(listed));
                     unreadable
                         .drain(..)
                         .for_each(|object| notify(Change::Unreadable(object)));
@@ -246,23 +251,28 @@ impl Watches {
                     Ok(mut object) => {
                         prune(object.meta_mut());
                         leave_out(&mut object);
-                        let key = ObjectRef::from_obj(&object);
-                        writer.apply_watcher_event(&Event::Apply(object));
-                        if let Some(object) = reader.get(&key) {
-                            notify(Change::Applied(object));
-                        }
+                        let object = Arc::new(object);
+                        writer.apply(object.clone());
+                        notify(Change::Applied(object));
                     }
                     Err(object) => {
-                        forget(&reader, &mut writer, &object.metadata, &mut notify);
+                        // Nothing may act on outdated data.
+                        if let Some(last) = writer.delete(&object.metadata) {
+                            notify(Change::Deleted(last));
+                        }
                         notify(Change::Unreadable(set_aside(object)));
                     }
                 },
                 Event::Delete(object) => match object.parse() {
                     Ok(object) => {
-                        writer.apply_watcher_event(&Event::Delete(object.clone()));
+                        writer.delete(object.meta());
                         notify(Change::Deleted(Arc::new(object)));
                     }
-                    Err(object) => forget(&reader, &mut writer, &object.metadata, &mut notify),
+                    Err(object) => {
+                        if let Some(last) = writer.delete(&object.metadata) {
+                            notify(Change::Deleted(last));
+                        }
+                    }
                 },
             }
             objects.set(i64::try_from(reader.len()).unwrap_or(i64::MAX));
@@ -298,26 +308,6 @@ impl Watches {
     }
 }
 
-/// Removes the last readable version of an object from the store, so that nothing acts on outdated data.
-fn forget<K>(
-    reader: &Store<K>,
-    writer: &mut kube::runtime::reflector::store::Writer<K>,
-    metadata: &ObjectMeta,
-    notify: &mut impl FnMut(Change<K>),
-) where
-    K: Resource + Clone + 'static,
-    K::DynamicType: Default + Eq + Hash + Clone,
-{
-    let mut key = ObjectRef::new(metadata.name.as_deref().unwrap_or_default());
-    if let Some(namespace) = &metadata.namespace {
-        key = key.within(namespace);
-    }
-    if let Some(last) = reader.get(&key) {
-        writer.apply_watcher_event(&Event::Delete((*last).clone()));
-        notify(Change::Deleted(last));
-    }
-}
-
 /// The resourceVersion as a number (comparable since Kubernetes 1.35, KEP-5504, and in practice always with etcd); 0 if
 /// there is none.
 pub fn revision(object: &impl Resource) -> u64 {
@@ -331,13 +321,7 @@ pub fn revision(object: &impl Resource) -> u64 {
 
 /// `namespace/name`, for logs.
 pub fn key(object: &impl Resource) -> String {
-    match object.meta().namespace.as_deref() {
-        Some(namespace) => format!(
-            "{namespace}/{}",
-            object.meta().name.as_deref().unwrap_or_default()
-        ),
-        None => object.meta().name.clone().unwrap_or_default(),
-    }
+    Place::of(object).to_string()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Client, runtime::reflector::Store};
+use kube::Client;
 use tokio::{net::TcpListener, sync::SetOnce};
 use tokio_util::sync::CancellationToken;
 
@@ -26,7 +26,7 @@ use crate::{
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{Account, Backup, Delivery, Instance, Invoice, Webhook},
     runtime::{
-        ByNamespace, CheckedClock, Clock, ReconcileQueue, ServerTime,
+        ByNamespace, CheckedClock, Clock, ReconcileQueue, ServerTime, Store,
         events::Events,
         lease::{self, LeaderElection, Leadership},
         watch::{Listener, ListenerSlot, Watches},

@@ -157,11 +157,12 @@ impl Service {
         labels: &str,
         leave_out: fn(&mut Invoice),
     ) -> Result<Vec<Invoice>, Error> {
-        let _reading = self.calls.long_read(&tenant.namespace).await?;
+        let reading = self.calls.long_read(&tenant.namespace).await?;
         let api: Api<Invoice> = self.calls.api(&tenant.namespace);
         let mut parameters = ListParams::default().limit(PAGE).labels(labels);
         let mut all = Vec::new();
         loop {
+            let _turn = reading.turn().await?;
             let listed = {
                 let _permit = self.calls.permit(&tenant.namespace).await?;
                 bounded(api.list(&parameters)).await
@@ -290,7 +291,8 @@ impl OpenedInvoice {
         if number == 0 {
             return Ok(Some(self.shown(&invoice.spec.entries, &invoice.spec.lines)));
         }
-        let _reading = self.calls.long_read(&self.namespace).await?;
+        let reading = self.calls.long_read(&self.namespace).await?;
+        let _turn = reading.turn().await?;
         let name = InvoicePage::name_of(invoice.name(), number);
         let page: Option<InvoicePage> = self.calls.get(&self.namespace, &name).await?;
         let page = page.filter(|page| page.spec.account == invoice.spec.account);

@@ -6,6 +6,7 @@
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
 //! - [`store`]: reads and writes of the API server, with optimistic concurrency;
 //! - [`idempotency`], [`precondition`], [`nonce`]: requests that are carried out once, or for one version only;
+//! - [`cost`]: what a request costs beyond being one;
 //! - [`id`]: public ids; [`error`]: the error type.
 //!
 //! The service is stateless: it reads from watches and writes to the API server. Only the leader knows the usage of
@@ -14,6 +15,7 @@
 pub mod account;
 pub mod alerts;
 pub mod backups;
+pub mod cost;
 pub mod credentials;
 pub mod deliveries;
 pub mod error;
@@ -132,13 +134,25 @@ impl Service {
     /// A service whose API server cannot be reached.
     pub(crate) fn without_cluster() -> Self {
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        Self::with_client(Client::try_from(nowhere).unwrap())
+    }
+
+    /// A service with this client.
+    pub(crate) fn with_client(client: Client) -> Self {
         Self::new(Dependencies {
-            client: Client::try_from(nowhere).unwrap(),
+            client,
             clock: Arc::new(crate::runtime::SystemClock),
             catalogue: SharedCatalogue::default(),
             measurements: Box::new(crate::monitoring::measurements::NoMeasurements),
             receiver_check: Arc::new(|_| Ok(())),
         })
+    }
+
+    /// Shows it the Account demo alone.
+    fn show_demo_account(&self) {
+        let mut listeners = self.listeners();
+        let accounts = crate::runtime::watch::Change::Replaced(vec![demo_account()]);
+        listeners.accounts.changed(&accounts);
     }
 }
 

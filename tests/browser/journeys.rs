@@ -23,7 +23,8 @@ use crate::support::{
     shared, stellage,
 };
 
-/// A control plane and an operator with alerts within seconds, and webhooks that are disabled after half a minute of failures.
+/// A control plane and an operator with alerts within seconds, and webhooks that are disabled after a minute of failures, in which a
+/// busy machine can do what is done before that.
 pub(super) async fn own_operator() -> (OwnPlane, Operator) {
     let plane = own_plane().await;
     let file = plane.folder().join("catalogue.yaml");
@@ -33,7 +34,7 @@ pub(super) async fn own_operator() -> (OwnPlane, Operator) {
     let mut arguments = vec![
         "run",
         "--provisioning-seconds=1",
-        "--retry-schedule=200ms,30s",
+        "--retry-schedule=200ms,60s",
         &catalogue,
     ];
     let receivers = receiver_arguments(&plane);

@@ -263,19 +263,31 @@ impl Browser {
 
     /// Clicks an element, or presses the key for it once it has the focus.
     async fn activate(&self, what: &str, by: By<'_>) {
-        if self.way != Way::Keyboard {
+        let click = async || {
             self.patiently(what, async || self.driver.find(by).await?.click().await)
                 .await;
-            return;
+        };
+        if self.way == Way::Mouse {
+            return click().await;
         }
         self.patiently(what, async || self.driver.find(by).await.map(drop))
             .await;
-        self.tab_to(what, by).await;
-        let is_box = "const e = document.activeElement; window.stays = true; return ['checkbox', 'radio'].includes(e.type)";
-        if self.script(is_box).await == true {
-            return self.key(Key::Space).await;
+        if self.way == Way::Keyboard {
+            self.tab_to(what, by).await;
         }
-        self.key(Key::Enter).await;
+        let is_box = format!(
+            "window.stays = true; return ['checkbox', 'radio'].includes({}?.type)",
+            by.expression()
+        );
+        let is_box = self.script(&is_box).await == true;
+        match self.way {
+            Way::Keyboard => self.key(if is_box { Key::Space } else { Key::Enter }).await,
+            Way::Mouse | Way::WithoutScripts => click().await,
+        }
+        if is_box {
+            return;
+        }
+        // A page that is loaded anew before it has been left takes back what was pressed on it.
         let has_left = "return document.readyState === 'complete' && !window.stays";
         eventually(what, async || self.script(has_left).await, |left| *left == true).await;
     }

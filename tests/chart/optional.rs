@@ -1,10 +1,10 @@
 //! What is in the chart only if values ask for it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
 use serde_json::{Value, json};
 
-use super::{Helm, objects, rendered::everything};
+use super::{Helm, files::read, objects, rendered::everything};
 
 /// Kind and name of each object.
 fn names(helm: &Helm, values: &Value) -> BTreeSet<String> {
@@ -148,6 +148,46 @@ async fn without_its_roles_the_chart_has_everything_else() {
 }
 
 #[tokio::test]
+async fn with_the_values_that_the_documentation_names_nothing_is_left_for_the_whole_cluster() {
+    let helm = Helm::alone().await;
+    let values = [
+        "crds.install",
+        "policies.install",
+        "rbac.install",
+        "rbac.aggregate",
+    ];
+    let documentation = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/install.md"));
+    let mut off = json!({});
+    for value in values {
+        assert!(documentation.contains(&format!("`{value}: false`")), "{value}");
+        let (group, name) = value.split_once('.').unwrap();
+        off[group][name] = json!(false);
+    }
+    for mode in ["split", "all"] {
+        let mut values = everything();
+        values["mode"] = json!(mode);
+        for (group, off) in off.as_object().unwrap() {
+            values[group] = off.clone();
+        }
+        for object in objects(&helm.template("stellage-system", &values).unwrap()) {
+            assert_eq!(object["metadata"]["namespace"], "stellage-system", "{object}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_object_has_the_label_of_its_release_by_which_one_sees_what_an_uninstall_has_left() {
+    let helm = Helm::alone().await;
+    for values in [json!({}), everything()] {
+        for object in objects(&helm.template("stellage-system", &values).unwrap()) {
+            let labels = &object["metadata"]["labels"];
+            let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
+            assert_eq!(labels["app.kubernetes.io/instance"], "stellage", "{name}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn the_alert_about_a_backlog_fires_at_a_tenth_of_what_may_wait() {
     let helm = Helm::alone().await;
     let values = json!({
@@ -276,6 +316,16 @@ async fn existing_secrets_reach_the_processes_that_need_them_and_there_are_none_
     }
 }
 
+/// Values with which the REST API takes the OpenID Connect provider from its environment.
+fn login_by_env(mut issuer: Value) -> Value {
+    issuer["name"] = json!("STELLAGE_OIDC_ISSUER");
+    let id = json!({ "name": "STELLAGE_OIDC_CLIENT_ID", "value": "console" });
+    json!({
+        "api": { "settings": { "consoleUrl": "https://cloud.example.com" }, "extraEnv": [issuer, id] },
+        "oidc": { "existingSecret": "login" },
+    })
+}
+
 #[tokio::test]
 async fn the_network_policies_let_pods_call_what_the_values_name_and_nothing_of_it_otherwise() {
     let helm = Helm::alone().await;
@@ -340,6 +390,17 @@ async fn the_network_policies_let_pods_call_what_the_values_name_and_nothing_of_
         ),
         (
             json!({ "api": { "settings": login }, "oidc": { "existingSecret": "login" } }),
+            vec![json!({ "ports": [{ "protocol": "TCP", "port": 443 }] })],
+            vec![],
+        ),
+        // What `extraEnv` says counts as well, as far as it is known.
+        (
+            login_by_env(json!({ "value": "https://login.example.com:8443/realms/cloud" })),
+            vec![json!({ "ports": [{ "protocol": "TCP", "port": 8443 }] })],
+            vec![],
+        ),
+        (
+            login_by_env(json!({ "valueFrom": { "secretKeyRef": { "name": "login", "key": "issuer" } } })),
             vec![json!({ "ports": [{ "protocol": "TCP", "port": 443 }] })],
             vec![],
         ),

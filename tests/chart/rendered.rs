@@ -218,6 +218,29 @@ async fn the_api_server_takes_every_object_for_every_set_of_values_and_pods_are_
 }
 
 #[tokio::test]
+async fn pods_and_service_accounts_have_the_label_that_the_doctor_looks_for_whatever_the_name_and_selectors_have_not()
+ {
+    const LABEL: &str = "app.kubernetes.io/part-of";
+    let values = json!({ "nameOverride": "cloud" });
+    let text = Helm::alone().await.template("stellage-system", &values).unwrap();
+    let all = objects(&text);
+    let of = |kind: &'static str| all.iter().filter(move |object| object["kind"] == kind);
+    assert_eq!((of("Deployment").count(), of("ServiceAccount").count()), (2, 2));
+    for deployment in of("Deployment") {
+        let spec = &deployment["spec"];
+        assert_eq!(spec["template"]["metadata"]["labels"][LABEL], "stellage");
+        assert_eq!(spec["selector"]["matchLabels"]["app.kubernetes.io/name"], "cloud");
+        assert!(
+            spec["selector"]["matchLabels"][LABEL].is_null(),
+            "a selector cannot be changed"
+        );
+    }
+    for account in of("ServiceAccount") {
+        assert_eq!(account["metadata"]["labels"][LABEL], "stellage");
+    }
+}
+
+#[tokio::test]
 async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_their_place() {
     let helm = Helm::alone().await;
     let chart = chart();
@@ -404,7 +427,7 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_notes_say_that_nobody_is_told_by_mail_unless_there_is_a_mail_server() {
+async fn the_notes_warn_of_missing_mail_and_of_an_uninstall_that_deletes_the_crds() {
     let plane = support::shared().await.plane;
     let helm = Helm::on(plane).await;
     let chart = chart();
@@ -428,4 +451,10 @@ async fn the_notes_say_that_nobody_is_told_by_mail_unless_there_is_a_mail_server
         with.contains("NOTES:") && !with.contains("will NOT be told"),
         "{with}"
     );
+    let accounts_first = "kubectl delete accounts --all";
+    assert!(!with.contains(accounts_first), "{with}");
+    let without_crds = helm
+        .with(&arguments, &json!({ "crds": { "keep": false } }))
+        .unwrap();
+    assert!(without_crds.contains(accounts_first), "{without_crds}");
 }

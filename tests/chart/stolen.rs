@@ -23,6 +23,17 @@ struct Thief<'a> {
     kubeconfig: std::path::PathBuf,
 }
 
+/// Gives the facade its rights in the namespace `owned`.
+fn let_the_facade_in(plane: &ControlPlane) {
+    let grant = binding(
+        "owned",
+        "stellage-operator-api",
+        "stellage-account-api",
+        &["stellage-api"],
+    );
+    kubectl(plane, &["create", "-f", "-"], Some(&grant.to_string())).unwrap();
+}
+
 impl<'a> Thief<'a> {
     fn of(plane: &'a ControlPlane, service_account: &str) -> Self {
         let kubeconfig = kubeconfig_of(plane, NAMESPACE, service_account);
@@ -53,11 +64,38 @@ impl<'a> Thief<'a> {
         }
     }
 
+    /// The Secret `password` of the namespace `owned`, which is no webhook's.
+    fn may_not_touch_the_secret_of_somebody_else(&self) {
+        for line in [
+            "-n owned patch secret password -p {\"data\":{\"a\":null}}",
+            "-n owned label secret password stellage.dev/webhook-secret=true",
+            "-n owned delete secret password",
+        ] {
+            self.may_not(line, "changes and deletes only Secrets");
+        }
+    }
+
     fn may_not_apply(&self, object: &Value, why: &str) {
         match self.apply(object) {
             Ok(done) => panic!("{object}: {done}"),
             Err(refused) => assert!(refused.contains(why), "{object}: {refused}"),
         }
+    }
+
+    fn may_create(&self, object: &Value) {
+        let created = self.create(object);
+        created.unwrap_or_else(|error| panic!("{object}: {error}"));
+    }
+
+    fn may_not_create(&self, object: &Value, why: &str) {
+        match self.create(object) {
+            Ok(done) => panic!("{object}: {done}"),
+            Err(refused) => assert!(refused.contains(why), "{object}: {refused}"),
+        }
+    }
+
+    fn create(&self, object: &Value) -> Result<String, String> {
+        self.kubectl("create --validate=false -f -", Some(&object.to_string()))
     }
 
     fn apply(&self, object: &Value) -> Result<String, String> {
@@ -118,6 +156,62 @@ fn namespace(name: &str, labels: Value, annotations: Value) -> Value {
     })
 }
 
+/// A Secret as the facade makes it for a webhook, `mine`.
+fn secret_of(owner: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+        "metadata": { "name": "mine", "namespace": "owned", "ownerReferences": [owner] },
+        "stringData": { "secret": "s" },
+    })
+}
+
+/// Creates the Webhook `orders`, which the garbage collector looks for; returns the reference to it as the controlling owner.
+fn owner(plane: &ControlPlane) -> Value {
+    let webhook = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "orders", "namespace": "owned" },
+        "spec": { "url": "https://hooks.example.com/", "events": ["instance.created"], "secretRef": { "name": "mine" } },
+    });
+    let create = ["create", "-o", "jsonpath={.metadata.uid}", "-f", "-"];
+    let uid = kubectl(plane, &create, Some(&webhook.to_string())).unwrap();
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "orders", "uid": uid, "controller": true,
+        "blockOwnerDeletion": true,
+    })
+}
+
+fn config_map(name: &str) -> Value {
+    json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name, "namespace": NAMESPACE } })
+}
+
+/// The request for a test event, as the facade makes it, without a name.
+fn test_event(owner: &Value) -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+        "metadata": {
+            "generateName": "dlv-", "namespace": "owned", "ownerReferences": [owner],
+            "labels": {
+                "stellage.dev/webhook": "orders", "stellage.dev/phase": "pending", "stellage.dev/event-type": "instance.created",
+            },
+            "annotations": { "stellage.dev/request-hash": "0" },
+        },
+        "spec": {
+            "webhook": "orders", "eventId": "evt_test_abcdefgh01234567", "eventType": "instance.created",
+            "eventCreatedAt": "2026-11-23T10:00:00Z", "body": "", "test": true,
+        },
+    })
+}
+
+/// The request to send a delivery of the event log again, as the facade makes it, without a name.
+fn of_event_log(owner: &Value) -> Value {
+    let mut delivery = test_event(owner);
+    delivery["metadata"]["annotations"] = json!({
+        "stellage.dev/logged-in": "page", "stellage.dev/event-order": "2026-11-23T10:00:00Z 1", "stellage.dev/idempotency-keys": "[]",
+    });
+    delivery["spec"]["eventId"] = json!("evt_abcdefgh01234567");
+    delivery["spec"]["test"] = json!(false);
+    delivery
+}
+
 /// A control plane with the chart, and namespaces: `owned` was made for an account, `adopted` was not, `foreign` belongs to none.
 async fn installed() -> support::OwnPlane {
     let plane = bare_plane(ControlPlane::options()).await;
@@ -141,20 +235,27 @@ async fn installed() -> support::OwnPlane {
     ] {
         kubectl(&plane, &["create", "-f", "-"], Some(&namespace.to_string())).unwrap();
         let name = namespace["metadata"]["name"].as_str().unwrap();
-        kubectl(
-            &plane,
-            &[
+        for secret in ["password", "signing"] {
+            let create = [
                 "-n",
                 name,
                 "create",
                 "secret",
                 "generic",
-                "password",
+                secret,
                 "--from-literal=a=b",
-            ],
-            None,
-        )
-        .unwrap();
+            ];
+            kubectl(&plane, &create, None).unwrap();
+        }
+        let label = [
+            "-n",
+            name,
+            "label",
+            "secret",
+            "signing",
+            "stellage.dev/webhook-secret=true",
+        ];
+        kubectl(&plane, &label, None).unwrap();
     }
     plane
 }
@@ -288,6 +389,11 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     }
     let named_as_kubernetes = namespace("kube-mine", json!({ "stellage.dev/account": "x" }), mark);
     thief.may_not_apply(&named_as_kubernetes, "never touches its own namespace or kube-*");
+    let mut generated = named_as_kubernetes;
+    generated["metadata"] = json!({
+        "generateName": "kube-", "labels": { "stellage.dev/account": "x" }, "annotations": { "stellage.dev/made-for-account": "u" },
+    });
+    thief.may_not_create(&generated, "never touches its own namespace or kube-*");
     for line in ["delete namespace foreign", "delete namespace adopted"] {
         thief.may_not(line, "the operator deletes only namespaces that it has created");
     }
@@ -327,6 +433,13 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
         refused.contains("cannot patch resource \"apikeys/status\""),
         "{refused}"
     );
+    // Secrets of webhooks, and no others; ConfigMaps of its own.
+    thief.may("-n owned patch secret signing -p {\"data\":{\"a\":null}}");
+    thief.may_not_touch_the_secret_of_somebody_else();
+    thief.may("-n owned delete secret signing");
+    thief.may_create(&config_map("stellage-prices"));
+    thief.may_create(&config_map("stellage-invoice-numbers"));
+    thief.may_not_create(&config_map("stellage-catalogue"), "creates only the ConfigMap");
     // What it has no use for at all.
     for line in [
         "create clusterrolebinding mine --clusterrole=cluster-admin --serviceaccount=stellage-system:stellage-controller",
@@ -361,13 +474,7 @@ async fn with_the_facades_token_no_other_status_than_a_keys_and_no_account_role_
         .unwrap();
     thief.may_apply(&instance);
     thief.may_not("-n owned get secret password", "cannot get resource");
-    let grant = binding(
-        "owned",
-        "stellage-operator-api",
-        "stellage-account-api",
-        &["stellage-api"],
-    );
-    kubectl(&plane, &["create", "-f", "-"], Some(&grant.to_string())).unwrap();
+    let_the_facade_in(&plane);
     let read = async || thief.kubectl("-n owned get secret password", None);
     support::eventually("the right to read a signing secret", read, Result::is_ok)
         .await
@@ -445,4 +552,120 @@ async fn with_the_facades_token_no_other_status_than_a_keys_and_no_account_role_
         &quota("owned", "stellage"),
         "cannot patch resource \"resourcequotas\"",
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_facades_token_no_delivery_is_forged_or_settled_and_only_secrets_of_webhooks_are_written() {
+    let plane = installed().await;
+    let thief = Thief::of(&plane, "stellage-api");
+    let_the_facade_in(&plane);
+    let owner = owner(&plane);
+    // Policies take a moment to be in effect.
+    let mut forged = test_event(&owner);
+    forged["spec"]["body"] = json!("{}");
+    let mut token = secret_of(&owner);
+    token["metadata"] = json!({
+        "generateName": "mine-", "namespace": "owned", "ownerReferences": [owner],
+        "annotations": { "kubernetes.io/service-account.name": "default" },
+    });
+    token["type"] = json!("kubernetes.io/service-account-token");
+    for (probe, policy) in [
+        (&forged, "operator-deliveries.stellage.dev"),
+        (&token, "operator-secrets.stellage.dev"),
+    ] {
+        let refused = async || thief.create(probe).unwrap_or_else(|refused| refused);
+        support::eventually(policy, refused, |said| said.contains(policy)).await;
+    }
+
+    // Deliveries: what makes the controllers send something of their own, and nothing that it has written.
+    thief.may_create(&test_event(&owner));
+    thief.may_create(&of_event_log(&owner));
+    for (field, value) in [
+        ("/spec/body", json!("{}")),
+        ("/spec/eventId", json!("evt_abcdefgh01234567")),
+        ("/status", json!({ "phase": "Pending" })),
+        ("/metadata/labels/stellage.dev~1finished", json!("true")),
+        (
+            "/metadata/annotations/stellage.dev~1finished-at",
+            json!("2026-11-23T10:00:00Z"),
+        ),
+        ("/metadata/annotations/stellage.dev~1origin", json!("u")),
+        ("/metadata/ownerReferences", json!([])),
+        ("/metadata/finalizers", json!(["example.com/mine"])),
+    ] {
+        for request in [test_event(&owner), of_event_log(&owner)] {
+            if field == "/spec/eventId" && request["spec"]["test"] == false {
+                continue;
+            }
+            let (parent, name) = field.rsplit_once('/').unwrap();
+            let mut forged = request;
+            forged.pointer_mut(parent).unwrap()[name.replace("~1", "/")] = value.clone();
+            thief.may_not_create(&forged, "stellage.dev' with binding");
+        }
+    }
+    let mut asked = of_event_log(&owner);
+    asked["metadata"]["name"] = json!("asked");
+    thief.may_create(&asked);
+    let mut owed = of_event_log(&owner);
+    owed["metadata"]["name"] = json!("owed");
+    owed["spec"]["body"] = json!("{}");
+    owed["status"] = json!({ "phase": "Exhausted" });
+    owed["metadata"]["labels"]["stellage.dev/finished"] = json!("true");
+    let controller = "--as=system:serviceaccount:stellage-system:stellage-controller";
+    kubectl(
+        &plane,
+        &["create", controller, "-f", "-"],
+        Some(&owed.to_string()),
+    )
+    .unwrap();
+    for line in [
+        "-n owned patch delivery owed --type=merge -p {\"status\":{\"phase\":\"Delivered\"}}",
+        "-n owned patch delivery asked --type=merge -p {\"status\":{\"phase\":\"Pending\"}}",
+        "-n owned patch delivery asked --type=merge -p {\"spec\":{\"body\":\"{}\"}}",
+        "-n owned label delivery owed stellage.dev/phase=delivered --overwrite",
+        "-n owned annotate delivery owed stellage.dev/finished-at=2026-11-23T10:00:00Z",
+        "-n owned patch delivery owed --type=merge -p {\"metadata\":{\"ownerReferences\":null}}",
+    ] {
+        thief.may_not(line, "forbidden");
+    }
+    thief.may("-n owned label delivery owed stellage.dev/finished-");
+    thief.may_not(
+        "-n owned label delivery owed stellage.dev/finished=true",
+        "forbidden",
+    );
+    thief.may(
+        "-n owned annotate delivery owed --overwrite stellage.dev/attempt-requested-at=now stellage.dev/idempotency-keys=[1]",
+    );
+
+    // Secrets.
+    thief.may_create(&secret_of(&owner));
+    for secret in ["mine", "signing"] {
+        thief.may(&format!(
+            "-n owned patch secret {secret} -p {{\"data\":{{\"a\":null}}}}"
+        ));
+        thief.may(&format!("-n owned delete secret {secret}"));
+    }
+    let mut without_owner = secret_of(&owner);
+    without_owner["metadata"] = json!({ "name": "mine", "namespace": "owned" });
+    let mut not_controlled = secret_of(&owner);
+    not_controlled["metadata"]["ownerReferences"][0]["controller"] = json!(false);
+    for forbidden in [without_owner, not_controlled] {
+        thief.may_not_create(&forbidden, "creates only Secrets of the type Opaque");
+    }
+    thief.may_not_touch_the_secret_of_somebody_else();
+    // What no policy can keep it from: docs/operations.md warns of it.
+    thief.may("-n owned get secret password");
+
+    // Of the ConfigMaps in the operator's namespace, which it creates once, only its own.
+    for name in [
+        "stellage-prices",
+        "stellage-invoice-numbers",
+        "stellage-catalogue",
+    ] {
+        thief.may_not_create(
+            &config_map(name),
+            "the facade creates only the ConfigMap stellage-rate-limits",
+        );
+    }
+    thief.may_create(&config_map("stellage-rate-limits"));
 }

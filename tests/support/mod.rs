@@ -778,6 +778,15 @@ impl Tenant {
             .unwrap()
     }
 
+    /// Changes an Instance as kubectl would.
+    pub async fn merge(&self, name: &str, change: &Value) -> Instance {
+        let params = PatchParams::default();
+        self.instances()
+            .patch(name, &params, &Patch::Merge(change))
+            .await
+            .unwrap()
+    }
+
     /// Waits until an Instance fulfils a condition.
     pub async fn wait(&self, name: &str, what: &str, condition: impl Condition<Instance>) -> Instance {
         let found = timeout(PATIENCE, await_condition(self.instances(), name, condition)).await;

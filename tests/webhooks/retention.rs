@@ -1,11 +1,15 @@
 //! How many finished and held deliveries are kept, and how much of the event log.
 
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, PostParams},
+};
 use serde_json::json;
-use stellage::resources::{DeliveryPhase, EventLog, InstanceState};
+use stellage::resources::{Delivery, DeliveryPhase, EventLog, InstanceState};
 
 use super::phase_of;
 use crate::support::{
-    Operator, Tenant, eventually, own_plane, receiver_arguments,
+    Operator, Tenant, as_operator, eventually, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
 };
 
@@ -118,5 +122,41 @@ async fn the_oldest_pages_of_the_event_log_go_when_an_account_has_too_many_event
     assert!(is_newest(&kept[0]), "the newest comes first: {kept:?}");
     let is_oldest = |page: &EventLog| page.spec.events.iter().any(|it| it.body.contains("web-0"));
     assert!(!kept.iter().any(is_oldest), "{kept:?}");
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn deliveries_that_have_lost_their_owner_while_no_operator_ran_are_deleted_finished_or_not() {
+    let plane = own_plane().await;
+    let deliveries: Api<Delivery> = Api::namespaced(as_operator(&plane).await, "default");
+    for (name, labels, phase) in [
+        ("pending", json!({}), "Pending"),
+        ("held", json!({ "stellage.dev/phase": "held" }), "Held"),
+        (
+            "exhausted",
+            json!({ "stellage.dev/finished": "true" }),
+            "Exhausted",
+        ),
+    ] {
+        let delivery = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Delivery", "metadata": { "name": name, "labels": labels },
+            "spec": {
+                "webhook": "hook", "eventId": format!("evt_{name}"), "eventType": "instance.created",
+                "eventCreatedAt": "2026-11-21T10:00:00Z", "body": "{}",
+            },
+            "status": { "phase": phase },
+        });
+        let delivery = serde_json::from_value(delivery).unwrap();
+        deliveries
+            .create(&PostParams::default(), &delivery)
+            .await
+            .unwrap();
+    }
+    let mut operator = Operator::start(&plane, &["run"]).await;
+    let names = async || {
+        let left = deliveries.list(&ListParams::default()).await.unwrap();
+        left.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
+    };
+    eventually("all to be deleted", names, Vec::is_empty).await;
     operator.stop().await;
 }

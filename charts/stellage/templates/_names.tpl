@@ -16,9 +16,10 @@ app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* The labels of every object. */}}
+{{/* The labels of every object. `stellage doctor` finds pods and service accounts by part-of, whatever their names. */}}
 {{- define "stellage.labels" -}}
 {{ include "stellage.selector" . }}
+app.kubernetes.io/part-of: stellage
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}

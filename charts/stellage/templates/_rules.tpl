@@ -12,7 +12,8 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["backups"]
   verbs: ["get", "list", "watch", "create", "delete"]
-# The facade lists what is owed, creates test events, and asks for redelivery with an annotation.
+# The facade lists what is owed, creates test events, and asks for redelivery. Without a status subresource it could do more: the policy
+# operator-deliveries.stellage.dev keeps it from writing a body or a status.
 - apiGroups: ["stellage.dev"]
   resources: ["deliveries"]
   verbs: ["get", "list", "create", "patch"]
@@ -130,7 +131,8 @@ has both lists.
 {{- end -}}
 
 {{- define "stellage.rules.account.api" -}}
-# A webhook's signing secret is in a Secret in the same namespace, which the facade creates, rotates, and shows once.
+# A webhook's signing secret is in a Secret in the same namespace, which the facade creates, rotates, and shows once. The admission policy
+# operator-secrets.stellage.dev keeps it from writing others.
 - apiGroups: [""]
   resources: ["secrets"]
   verbs: ["get", "create", "patch", "delete"]
@@ -142,7 +144,7 @@ has both lists.
 
 {{- define "stellage.rules.account.controller" -}}
 # The controller signs with the secrets of webhooks and removes those that have expired. Those labelled for webhooks, which it lists by
-# that label, go with their account.
+# that label, go with their account. The admission policy operator-secrets.stellage.dev keeps it from writing others.
 - apiGroups: [""]
   resources: ["secrets"]
   verbs: ["get", "list", "patch", "delete"]
@@ -166,7 +168,8 @@ has both lists.
   resources: ["configmaps"]
   resourceNames: ["stellage-rate-limits"]
   verbs: ["get", "update"]
-# A create cannot be limited to a name: the name is not known when it is authorized.
+# A create cannot be limited to a name, which is not known when it is authorized; the admission policy operator-configmaps.stellage.dev
+# does that.
 - apiGroups: [""]
   resources: ["configmaps"]
   verbs: ["create"]
@@ -178,7 +181,8 @@ has both lists.
   resources: ["configmaps"]
   resourceNames: ["stellage-invoice-numbers", "stellage-prices"]
   verbs: ["get", "update"]
-# A create cannot be limited to a name: the name is not known when it is authorized.
+# A create cannot be limited to a name, which is not known when it is authorized; the admission policy operator-configmaps.stellage.dev
+# does that.
 - apiGroups: [""]
   resources: ["configmaps"]
   verbs: ["create"]

@@ -13,9 +13,9 @@ use crate::{
         objects,
     },
     events::EventType,
-    resources::{Delivery, EventLog, PageIndex, Webhook, event_log::LOGGED_IN_ANNOTATION, origin},
+    resources::{Delivery, EventLog, PageIndex, Webhook, origin},
     runtime::client::next_page,
-    service::deliveries::logged::{deliveries_to, event_of},
+    service::deliveries::logged::{deliveries_to, event_of, request},
 };
 
 /// Pages per list call, without their contents.
@@ -53,11 +53,7 @@ pub(super) async fn send_again(
     webhook: &Webhook,
 ) -> Result<Delivery, Failure> {
     let (name, namespace) = (logged.name_any(), logged.namespace().unwrap_or_default());
-    let mut request = logged.requested_again(webhook, String::new());
-    request.spec.body.clear();
-    request.status = None;
-    let annotations = request.metadata.annotations.get_or_insert_default();
-    annotations.retain(|key, _| key == LOGGED_IN_ANNOTATION);
+    let request = request(logged, webhook);
     let api = Api::<Delivery>::namespaced(cluster.client.clone(), &namespace);
     let doing = format!("send delivery {name} in namespace {namespace}");
     cluster

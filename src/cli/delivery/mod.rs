@@ -172,7 +172,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
 /// Whether a delivery belongs to this webhook, and not to a deleted one of the same name.
 fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
     let mut owners = delivery.metadata.owner_references.iter().flatten();
-    owners.all(|owner| owner.kind != "Webhook" || webhook.uid().as_ref() == Some(&owner.uid))
+    owners.any(|owner| webhook.uid().as_ref() == Some(&owner.uid))
 }
 
 async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {

@@ -23,7 +23,7 @@ use crate::{
     resources::Instance,
 };
 
-/// Last lines of the log of each container.
+/// Last lines of the log of each pod.
 const LOG_LINES: i64 = 5000;
 /// Events of each list, at most.
 const EVENTS: u32 = 2000;
@@ -243,10 +243,22 @@ async fn events(cluster: &Cluster, namespace: &str) -> Value {
     shown.into()
 }
 
+/// The container that is the operator's: others may have been injected, whose logs are not for a bug report.
+fn container(pod: &Pod) -> Option<String> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let mut names = containers.map(|container| container.name.as_str());
+    let first = names.clone().next();
+    names
+        .find(|name| *name == "stellage")
+        .or(first)
+        .map(str::to_owned)
+}
+
 /// The logs of the operator's pods, and why those are not there that are not.
 async fn logs(cluster: &Cluster, namespace: &str, snapshot: &Snapshot) -> Vec<(String, String)> {
     let pods = Api::<Pod>::namespaced(cluster.client.clone(), namespace);
-    let tail = |previous| LogParams {
+    let tail = |pod: &Pod, previous| LogParams {
+        container: container(pod),
         tail_lines: Some(LOG_LINES),
         previous,
         ..LogParams::default()
@@ -256,7 +268,7 @@ async fn logs(cluster: &Cluster, namespace: &str, snapshot: &Snapshot) -> Vec<(S
         let name = pod.name_any();
         for (suffix, previous) in [("", false), (".previous", true)] {
             match cluster
-                .call("read the logs", pods.logs(&name, &tail(previous)))
+                .call("read the logs", pods.logs(&name, &tail(pod, previous)))
                 .await
             {
                 Ok(log) => files.push((format!("logs/{name}{suffix}.log"), log)),
@@ -295,6 +307,21 @@ mod tests {
             ("to ada.l+x@example.com: sent", "to …@…: sent"),
         ] {
             assert_eq!(without_private(text), left);
+        }
+    }
+
+    #[test]
+    fn the_log_of_a_pod_is_that_of_the_operator_and_not_of_an_injected_container() {
+        for (containers, of) in [
+            (
+                json!([{ "name": "istio-proxy" }, { "name": "stellage" }]),
+                "stellage",
+            ),
+            (json!([{ "name": "operator" }]), "operator"),
+        ] {
+            let pod = json!({ "spec": { "containers": containers } });
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            assert_eq!(container(&pod).as_deref(), Some(of));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Judges what was read of a cluster. No I/O.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
@@ -18,12 +18,12 @@ use serde::Deserialize;
 use super::{
     Check, Outcome,
     rights::Right,
-    snapshot::{Objects, Read, Snapshot},
+    snapshot::{OURS, Objects, Read, Snapshot},
 };
 use crate::{
     cli::{
         crd_differences::{self, Differences},
-        program,
+        program, transfer,
     },
     delivery::settings::{HELD_IN_ALL, PENDING_IN_ALL},
     resources::{
@@ -49,8 +49,8 @@ pub(super) fn all(snapshot: &Snapshot) -> Vec<Check> {
         kubernetes(&snapshot.version),
         clock(snapshot.clocks),
         crds(&snapshot.crds),
-        policies(&snapshot.policies, &snapshot.bindings),
-        rights(&snapshot.rights),
+        policies(&snapshot.policies, &snapshot.bindings, &snapshot.users),
+        rights(&snapshot.users, &snapshot.rights),
         pods(&snapshot.pods),
         leader(&snapshot.lease, snapshot.clocks),
         accounts(&snapshot.accounts),
@@ -87,10 +87,17 @@ fn failed(name: &'static str, message: impl Into<String>, fix: impl Into<String>
     }
 }
 
+fn unknown(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
+    Check {
+        outcome: Outcome::Unknown,
+        ..warning(name, message, fix)
+    }
+}
+
 /// A check whose objects could not be read.
 fn unread(name: &'static str, why: &str) -> Check {
     let fix = "Run this as a cluster administrator.";
-    warning(name, format!("not checked: {why}"), fix)
+    unknown(name, format!("not checked: {why}"), fix)
 }
 
 /// `a, b, c and 4 more`.
@@ -121,7 +128,7 @@ fn kubernetes(version: &Info) -> Check {
             "Upgrade the cluster: admission policies and the CRDs' rules need newer versions.",
         ),
         Ok(_) => ok(name, version.git_version.clone()),
-        Err(_) => warning(
+        Err(_) => unknown(
             name,
             format!("cannot tell the version {}", version.git_version),
             format!("Stellage needs 1.{OLDEST_MINOR} or newer."),
@@ -239,9 +246,18 @@ struct DocumentMetadata {
     name: String,
 }
 
-/// The admission policies of this program: their names, and the messages of their rules. The expressions are not compared, because
-/// they have the names of the operator's service accounts.
-fn own_policies() -> BTreeMap<String, Vec<String>> {
+/// An admission policy of this program. Its expressions are not compared, because they have the names of the operator's service
+/// accounts.
+#[derive(Debug)]
+struct Policy {
+    name: String,
+    /// The messages of its rules.
+    messages: Vec<String>,
+    /// Whether it names the user of the controllers, and that of the REST API. One process for both is as the controllers.
+    names: (bool, bool),
+}
+
+fn own_policies() -> Vec<Policy> {
     let documents = POLICIES.iter().flat_map(|(_, text)| text.split("\n---\n"));
     let documents = documents.filter_map(|text| serde_saphyr::from_str::<Document>(text).ok());
     let policies = documents.filter(|document| document.kind == "ValidatingAdmissionPolicy");
@@ -249,10 +265,14 @@ fn own_policies() -> BTreeMap<String, Vec<String>> {
         .map(|policy| {
             let rules = policy.spec["validations"].as_array().cloned().unwrap_or_default();
             let message = |rule: serde_json::Value| rule["message"].as_str().map(ToOwned::to_owned);
-            (
-                policy.metadata.name,
-                rules.into_iter().filter_map(message).collect(),
-            )
+            let text = policy.spec.to_string();
+            let names =
+                |account| text.contains(&format!("'system:serviceaccount:stellage-system:{account}'"));
+            Policy {
+                name: policy.metadata.name,
+                messages: rules.into_iter().filter_map(message).collect(),
+                names: (names("stellage-controller"), names("stellage-api")),
+            }
         })
         .collect()
 }
@@ -260,8 +280,10 @@ fn own_policies() -> BTreeMap<String, Vec<String>> {
 fn policies(
     policies: &Read<Vec<ValidatingAdmissionPolicy>>,
     bindings: &Read<Vec<ValidatingAdmissionPolicyBinding>>,
+    users: &Read<Vec<String>>,
 ) -> Check {
     let name = "policies";
+    let users = users.as_deref().unwrap_or_default();
     let (policies, bindings) = match (policies, bindings) {
         (Ok(policies), Ok(bindings)) => (policies, bindings),
         (Err(why), _) | (_, Err(why)) => return unread(name, why),
@@ -277,8 +299,10 @@ fn policies(
             })
     };
     let wanted = own_policies();
-    let (mut missing, mut unbound, mut others) = (Vec::new(), Vec::new(), Vec::new());
-    for (policy, messages) in &wanted {
+    let (mut missing, mut unbound, mut misnamed, mut others) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for ours in &wanted {
+        let policy = &ours.name;
         let Some(found) = policies.iter().find(|found| found.name_any() == *policy) else {
             missing.push(policy.clone());
             continue;
@@ -286,12 +310,22 @@ fn policies(
         if !denies(policy) {
             unbound.push(policy.clone());
         }
+        let text = serde_json::json!(found.spec).to_string();
+        let mut named = users.iter().map(|user| text.contains(&format!("'{user}'")));
+        let is_right = match ours.names {
+            (true, true) => named.all(|is_named| is_named),
+            (true, false) => users.is_empty() || named.any(|is_named| is_named),
+            (false, _) => true,
+        };
+        if !is_right {
+            misnamed.push(policy.clone());
+        }
         let rules = found
             .spec
             .iter()
             .flat_map(|spec| spec.validations.iter().flatten());
         let found: Vec<String> = rules.filter_map(|rule| rule.message.clone()).collect();
-        if found != *messages {
+        if found != ours.messages {
             others.push(policy.clone());
         }
     }
@@ -309,6 +343,17 @@ fn policies(
             apply,
         );
     }
+    if !misnamed.is_empty() {
+        return failed(
+            name,
+            format!(
+                "they do not name all service accounts of the operator, {}: {}",
+                service_accounts(users),
+                some(&misnamed)
+            ),
+            "Upgrade the release with policies.install, which puts the names in; without Helm, change them in the policies as crds/operator-only.yaml says. Until then the operator's writes are refused, or it may do more than it should.",
+        );
+    }
     if !others.is_empty() {
         return warning(
             name,
@@ -319,29 +364,33 @@ fn policies(
     ok(name, format!("{} are in force", wanted.len()))
 }
 
-fn rights(read: &Read<(Vec<String>, Vec<Right>)>) -> Check {
+/// The names of the service accounts that are these users.
+fn service_accounts(users: &[String]) -> String {
+    let names = users.iter().filter_map(|user| user.rsplit(':').next());
+    names.collect::<Vec<_>>().join(" and ")
+}
+
+fn rights(users: &Read<Vec<String>>, missing: &Read<Vec<Right>>) -> Check {
     let name = "rights";
-    let (accounts, missing) = match read {
-        Ok(read) => read,
-        Err(why) => return unread(name, why),
+    let (users, missing) = match (users, missing) {
+        (Ok(users), Ok(missing)) => (users, missing),
+        (Err(why), _) | (_, Err(why)) => return unread(name, why),
     };
-    if accounts.is_empty() {
-        return warning(
+    if users.is_empty() {
+        return unknown(
             name,
-            "not checked: the operator's namespace has no service account with the label app.kubernetes.io/name=stellage",
+            format!("not checked: the operator's namespace has no service account with the label {OURS}"),
             "Name them: --service-account NAME, and --operator-namespace if it is another one.",
         );
     }
+    let accounts = service_accounts(users);
     if missing.is_empty() {
-        return ok(
-            name,
-            format!("{} may do what the operator does", accounts.join(" and ")),
-        );
+        return ok(name, format!("{accounts} may do what the operator does"));
     }
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     failed(
         name,
-        format!("{} may not: {}", accounts.join(" and "), some(&missing)),
+        format!("{accounts} may not: {}", some(&missing)),
         "Upgrade the release with rbac.install; without Helm: kubectl apply --server-side -f deploy/rbac.yaml",
     )
 }
@@ -395,6 +444,13 @@ fn leader(read: &Read<Option<Lease>>, (here, server): (Timestamp, Option<Timesta
     let holder = lease.holder_identity.unwrap_or_default();
     if holder.is_empty() {
         return failed(name, "nobody leads: the last leader has stopped", fix);
+    }
+    if let Some(export) = holder.strip_prefix(transfer::IMPORT) {
+        return failed(
+            name,
+            format!("nobody leads: the import of export {export} is not finished"),
+            "Run stellage import again with its file; or give up, as docs/export.md says. Until then no controller leads.",
+        );
     }
     let renewed = lease.renew_time.map(|time| time.0).unwrap_or_default();
     let age = server.unwrap_or(here).duration_since(renewed);
@@ -618,18 +674,26 @@ fn schemas(
         objects.map(|object| name(&object.metadata)).collect()
     }
     let found = [unreadable(accounts), unreadable(instances), unreadable(webhooks)].concat();
-    if found.is_empty() {
-        return ok("schemas", "all objects match them");
+    if !found.is_empty() {
+        return failed(
+            "schemas",
+            format!(
+                "{} objects do not match their schema, and are ignored: {}",
+                found.len(),
+                some(&found)
+            ),
+            "Correct them with kubectl edit, or upgrade CRDs and program to the same version.",
+        );
     }
-    failed(
-        "schemas",
-        format!(
-            "{} objects do not match their schema, and are ignored: {}",
-            found.len(),
-            some(&found)
-        ),
-        "Correct them with kubectl edit, or upgrade CRDs and program to the same version.",
-    )
+    let unread_ones = [
+        accounts.as_ref().err(),
+        instances.as_ref().err(),
+        webhooks.as_ref().err(),
+    ];
+    match unread_ones.into_iter().flatten().next() {
+        Some(why) => unread("schemas", why),
+        None => ok("schemas", "all objects match them"),
+    }
 }
 
 #[cfg(test)]
@@ -657,7 +721,7 @@ mod tests {
         };
         assert_eq!(version("32"), Outcome::Failed);
         assert_eq!((version("33"), version("36+")), (Outcome::Ok, Outcome::Ok));
-        assert_eq!(version("?"), Outcome::Warning);
+        assert_eq!(version("?"), Outcome::Unknown);
     }
 
     #[test]
@@ -673,7 +737,7 @@ mod tests {
             let here = noon() + SignedDuration::from_secs(seconds);
             assert_eq!(clock((here, Some(noon()))).outcome, outcome, "{seconds}");
         }
-        assert_eq!(clock((noon(), None)).outcome, Outcome::Warning);
+        assert_eq!(clock((noon(), None)).outcome, Outcome::Unknown);
     }
 
     #[test]
@@ -758,15 +822,63 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_not_taken_for_well() {
-        let check = accounts(&Err("not allowed".to_owned()));
-        assert_eq!(check.outcome, Outcome::Warning);
-        assert_eq!(check.message, "not checked: not allowed");
+        let why = || "not allowed".to_owned();
+        fn none<K>() -> Read<Objects<K>> {
+            Ok(Objects {
+                all: Vec::new(),
+                unreadable: Vec::new(),
+            })
+        }
+        for check in [accounts(&Err(why())), schemas(&none(), &none(), &Err(why()))] {
+            assert_eq!(check.outcome, Outcome::Unknown);
+            assert_eq!(check.message, "not checked: not allowed");
+        }
+    }
+
+    /// The objects of a kind in the files of policies, in which `namespace` is the operator's.
+    fn of_files<K: serde::de::DeserializeOwned>(kind: &str, namespace: &str) -> Vec<K> {
+        let documents = POLICIES.iter().flat_map(|(_, text)| text.split("\n---\n"));
+        let documents =
+            documents.filter(|text| text.lines().any(|line| line.strip_prefix("kind: ") == Some(kind)));
+        let parsed = documents.map(|text| {
+            serde_saphyr::from_str(&text.replace(":stellage-system:", &format!(":{namespace}:"))).unwrap()
+        });
+        parsed.collect()
+    }
+
+    #[test]
+    fn policies_are_in_force_only_if_they_name_the_operators_service_accounts() {
+        let judge = |namespace: &str, accounts: &[&str]| {
+            let users = accounts
+                .iter()
+                .map(|account| format!("system:serviceaccount:stellage-system:{account}"));
+            let check = policies(
+                &Ok(of_files("ValidatingAdmissionPolicy", namespace)),
+                &Ok(of_files("ValidatingAdmissionPolicyBinding", namespace)),
+                &Ok(users.collect()),
+            );
+            (check.outcome, check.message)
+        };
+        for accounts in [&["stellage"][..], &["stellage-api", "stellage-controller"], &[]] {
+            let (outcome, message) = judge("stellage-system", accounts);
+            assert_eq!(outcome, Outcome::Ok, "{accounts:?}: {message}");
+        }
+        for accounts in [&["cloud"][..], &["stellage-api", "cloud"]] {
+            let (outcome, message) = judge("stellage-system", accounts);
+            assert_eq!(outcome, Outcome::Failed, "{accounts:?}: {message}");
+        }
+        assert_eq!(judge("elsewhere", &["stellage"]).0, Outcome::Failed);
     }
 
     #[test]
     fn the_policies_of_this_program_are_known() {
         let policies = own_policies();
         assert!(policies.len() >= 15, "{policies:?}");
-        assert!(!policies["operator-status.stellage.dev"].is_empty());
+        let status = policies
+            .iter()
+            .find(|policy| policy.name == "operator-status.stellage.dev");
+        let status = status.unwrap();
+        assert!(!status.messages.is_empty());
+        assert_eq!(status.names, (true, true));
     }
 }

@@ -35,7 +35,7 @@ pub struct DoctorArgs {
     operator_namespace: String,
 
     /// A service account of the operator; give both if the REST API and the controllers have one each; by default those with the
-    /// label app.kubernetes.io/name=stellage
+    /// label app.kubernetes.io/part-of=stellage
     #[arg(long = "service-account", value_name = "NAME")]
     service_accounts: Vec<String>,
 
@@ -57,6 +57,8 @@ enum Outcome {
     Ok,
     /// Something should be looked after; the installation works.
     Warning,
+    /// It could not be looked at.
+    Unknown,
     /// The installation does not work as it should.
     Failed,
 }
@@ -66,6 +68,7 @@ impl Outcome {
         match self {
             Self::Ok => "ok",
             Self::Warning => "warning",
+            Self::Unknown => "unknown",
             Self::Failed => "failed",
         }
     }
@@ -121,13 +124,12 @@ pub(super) async fn run(args: DoctorArgs) -> Result<(), CliError> {
             path.display()
         ));
     }
-    let failed = checks.iter().filter(|check| check.outcome == Outcome::Failed);
-    match failed.count() {
-        0 => Ok(()),
-        failed => Err(CliError::Unwell {
-            failed,
-            of: checks.len(),
-        }),
+    let (found, of) = (report.outcome, checks.len());
+    let count = checks.iter().filter(|check| check.outcome == found).count();
+    match found {
+        Outcome::Ok | Outcome::Warning => Ok(()),
+        Outcome::Unknown => Err(CliError::Unchecked { unchecked: count, of }),
+        Outcome::Failed => Err(CliError::Unwell { failed: count, of }),
     }
 }
 

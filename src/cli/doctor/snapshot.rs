@@ -17,7 +17,7 @@ use k8s_openapi::{
 use kube::{
     Api, Resource, ResourceExt,
     api::{ListParams, PostParams},
-    core::{DeserializeGuard, NamespaceResourceScope, error_boundary::InvalidObject},
+    core::{DeserializeGuard, error_boundary::InvalidObject},
 };
 use serde::de::DeserializeOwned;
 
@@ -28,8 +28,8 @@ use crate::{
     runtime::lease::LEASE_NAME,
 };
 
-/// Label of everything that the chart or deploy/rbac.yaml creates.
-const OURS: &str = "app.kubernetes.io/name=stellage";
+/// Label of everything that the chart or deploy/rbac.yaml creates, whatever its name.
+pub(super) const OURS: &str = "app.kubernetes.io/part-of=stellage";
 /// Reviews of rights at the same time.
 const REVIEWS: usize = 16;
 
@@ -54,8 +54,10 @@ pub(super) struct Snapshot {
     pub(super) crds: Read<Vec<CustomResourceDefinition>>,
     pub(super) policies: Read<Vec<ValidatingAdmissionPolicy>>,
     pub(super) bindings: Read<Vec<ValidatingAdmissionPolicyBinding>>,
-    /// The service accounts of the operator, and the rights that none of them has.
-    pub(super) rights: Read<(Vec<String>, Vec<Right>)>,
+    /// The users that the operator's service accounts are.
+    pub(super) users: Read<Vec<String>>,
+    /// The rights that none of them has.
+    pub(super) rights: Read<Vec<Right>>,
     pub(super) lease: Read<Option<Lease>>,
     pub(super) pods: Read<Vec<Pod>>,
     pub(super) accounts: Read<Objects<Account>>,
@@ -82,6 +84,11 @@ impl Snapshot {
         let pods = cluster.call("list the operator's pods", pods.list(&ours)).await;
         let crds = all::<CustomResourceDefinition>(cluster, "list the CRDs").await;
         let is_ours = |crd: &CustomResourceDefinition| crd.spec.group == GROUP;
+        let users = users(cluster, namespace, service_accounts).await;
+        let rights = match &users {
+            Ok(users) => missing_rights(cluster, namespace, users).await,
+            Err(why) => Err(why.clone()),
+        };
         Ok(Self {
             clocks,
             version,
@@ -92,7 +99,8 @@ impl Snapshot {
             bindings: all(cluster, "list the bindings of admission policies")
                 .await
                 .map(|read| read.all),
-            rights: missing_rights(cluster, namespace, service_accounts).await,
+            users,
+            rights,
             lease: lease.map_err(words),
             pods: pods.map(|list| list.items).map_err(words),
             accounts: all(cluster, "list the Accounts").await,
@@ -121,35 +129,29 @@ where
     Ok(Objects { all, unreadable })
 }
 
-/// The names of objects of a kind with the operator's label.
-async fn ours<K>(cluster: &Cluster, namespace: &str, doing: &str) -> Read<Vec<String>>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
-{
-    let api = Api::<K>::namespaced(cluster.client.clone(), namespace);
-    let labelled = ListParams::default().labels(OURS);
-    let found = cluster
-        .call(doing, api.list_metadata(&labelled))
-        .await
-        .map_err(words)?;
-    Ok(found.items.iter().map(ResourceExt::name_any).collect())
+/// The users that the operator's service accounts are: those of these names, or those with its label.
+async fn users(cluster: &Cluster, namespace: &str, names: &[String]) -> Read<Vec<String>> {
+    let mut names = names.to_vec();
+    if names.is_empty() {
+        let api = Api::<ServiceAccount>::namespaced(cluster.client.clone(), namespace);
+        let labelled = ListParams::default().labels(OURS);
+        let list = api.list_metadata(&labelled);
+        let found = cluster.call("list the operator's service accounts", list).await;
+        let found = found.map_err(words)?.items;
+        names.extend(found.iter().map(ResourceExt::name_any));
+    }
+    let users = names
+        .iter()
+        .map(|name| format!("system:serviceaccount:{namespace}:{name}"));
+    Ok(users.collect())
 }
 
-/// The operator's service accounts, and the rights that none of them has.
-async fn missing_rights(
-    cluster: &Cluster,
-    namespace: &str,
-    service_accounts: &[String],
-) -> Read<(Vec<String>, Vec<Right>)> {
-    let mut accounts = service_accounts.to_vec();
-    if accounts.is_empty() {
-        accounts = ours::<ServiceAccount>(cluster, namespace, "list the operator's service accounts").await?;
-    }
+/// The rights that none of the operator's users has.
+async fn missing_rights(cluster: &Cluster, namespace: &str, users: &[String]) -> Read<Vec<Right>> {
     let needed = rights::needed(namespace)?;
     let reviews = stream::iter(needed).map(async |right| {
-        for account in &accounts {
-            let user = format!("system:serviceaccount:{namespace}:{account}");
-            if is_allowed(cluster, &user, namespace, &right).await? {
+        for user in users {
+            if is_allowed(cluster, user, namespace, &right).await? {
                 return Ok(None);
             }
         }
@@ -157,7 +159,7 @@ async fn missing_rights(
     });
     let missing: Vec<Read<Option<Right>>> = reviews.buffered(REVIEWS).collect().await;
     let missing: Read<Vec<Option<Right>>> = missing.into_iter().collect();
-    Ok((accounts, missing?.into_iter().flatten().collect()))
+    Ok(missing?.into_iter().flatten().collect())
 }
 
 async fn is_allowed(cluster: &Cluster, user: &str, operator: &str, right: &Right) -> Read<bool> {

@@ -130,7 +130,7 @@ fn description(instance: &Instance, now: Timestamp) -> String {
     if let Some(operation) = instance
         .status
         .as_ref()
-        .and_then(|status| status.operation.as_ref())
+        .and_then(|status| status.operation.as_deref())
     {
         let kind = operation.kind.as_str().to_lowercase();
         fields.push((

@@ -288,9 +288,5 @@ fn is_signing(secret: &DynamicObject) -> bool {
         .labels()
         .get(WEBHOOK_SECRET_LABEL)
         .is_some_and(|value| value == "true");
-    is_labelled
-        || secret
-            .owner_references()
-            .iter()
-            .any(|owner| owner.kind == "Webhook")
+    is_labelled || secret.owner_references().iter().any(kinds::is_webhook)
 }

@@ -1,7 +1,7 @@
 //! `stellage import`.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::File,
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
@@ -12,7 +12,6 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::{
     api::admissionregistration::v1::ValidatingAdmissionPolicy,
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-    apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{
     Api, ResourceExt as _,
@@ -112,14 +111,28 @@ pub(in crate::cli) async fn run(args: ImportArgs) -> Result<(), CliError> {
         kinds: kinds::own(),
         header,
         operator_namespace: namespace,
-        owners: HashMap::new(),
+        is_resumed: is_begun == Some(true),
+        uids: HashMap::new(),
         deleted: Vec::new(),
+        ended: HashSet::new(),
+        left_out: Counts::new(),
         counts,
     };
-    import.all(&args.file).await?;
+    let left_out = import.all(&args.file).await?;
     leadership.release().await?;
+    if !left_out.is_empty() {
+        let left_out: Vec<String> = left_out
+            .iter()
+            .map(|(kind, count)| format!("{count} {kind}"))
+            .collect();
+        note(&format!(
+            "left out, because their webhooks are deleted: {}",
+            left_out.join(", ")
+        ));
+    }
     note(&format!(
-        "imported {total} objects; start the operator: kubectl scale deployment --all --replicas=2 -n {namespace}"
+        "imported {} objects; start the operator: kubectl scale deployment --all --replicas=2 -n {namespace}",
+        total - left_out.values().sum::<u64>()
     ));
     Ok(())
 }
@@ -206,22 +219,29 @@ struct Import<'a> {
     kinds: [Kind; 9],
     header: Header,
     operator_namespace: &'a str,
-    /// The new UIDs of Webhooks, by their former ones.
-    owners: HashMap<String, String>,
+    /// Whether it goes on with one that was interrupted.
+    is_resumed: bool,
+    /// The UIDs that objects have here, by their former ones.
+    uids: HashMap<String, String>,
     /// Objects that were being deleted.
     deleted: Vec<DynamicObject>,
+    /// Namespaces that were being deleted already when this import went on: all that is in the file of them has been created before.
+    ended: HashSet<String>,
+    /// What was not created, because its webhook is gone.
+    left_out: Counts,
     /// All that is in the file.
     counts: Counts,
 }
 
-/// An object of the file, and its UID here.
+/// An object of the file, and its metadata here.
 struct Made {
     object: DynamicObject,
-    uid: Option<String>,
+    here: ObjectMeta,
 }
 
 impl Import<'_> {
-    async fn all(mut self, path: &Path) -> Result<(), CliError> {
+    /// Returns how much was left out.
+    async fn all(mut self, path: &Path) -> Result<Counts, CliError> {
         let mut lines = open(path)?;
         file::header(&mut lines).map_err(|reason| refused(path, reason))?;
         let (mut batch, mut kind): (Vec<DynamicObject>, String) = (Vec::new(), String::new());
@@ -249,24 +269,35 @@ impl Import<'_> {
                 None => break,
             }
         }
-        self.delete().await
+        self.delete().await?;
+        Ok(self.left_out)
     }
 
     async fn batch(&mut self, objects: Vec<DynamicObject>) -> Result<(), CliError> {
+        let mut wanted = Vec::new();
+        for mut object in objects {
+            if self.namespace(&object).is_some_and(|it| self.ended.contains(&it)) {
+                continue;
+            }
+            if self.keeps_owners(&mut object) {
+                wanted.push(object);
+            } else {
+                *self.left_out.entry(kind_of(&object).to_owned()).or_default() += 1;
+            }
+        }
         let this = &*self;
-        let makes = objects.into_iter().map(|object| this.make(object));
+        let makes = wanted.into_iter().map(|object| this.make(object));
         let made: Vec<Made> = stream::iter(makes)
             .buffer_unordered(PARALLEL)
             .try_collect()
             .await?;
-        for Made { object, uid } in made {
-            let metadata = &object.metadata;
-            if kind_of(&object) == "Webhook"
-                && let Some((former, uid)) = metadata.uid.clone().zip(uid)
-            {
-                self.owners.insert(former, uid);
+        for Made { object, here } in made {
+            if let Some((former, uid)) = object.uid().zip(here.uid) {
+                self.uids.insert(former, uid);
             }
-            if metadata.deletion_timestamp.is_some() {
+            if kind_of(&object) == "Namespace" && here.deletion_timestamp.is_some() {
+                self.ended.insert(object.name_any());
+            } else if object.metadata.deletion_timestamp.is_some() {
                 self.deleted.push(DynamicObject {
                     data: Value::Null,
                     ..object
@@ -276,16 +307,46 @@ impl Import<'_> {
         Ok(())
     }
 
+    /// Gives an object the owners that it has here, and names those that it loses: Kubernetes deletes an object if none of the owners
+    /// that it refers to exists. Returns whether the object is wanted; a Delivery or a Secret of a webhook that is gone is not.
+    fn keeps_owners(&self, object: &mut DynamicObject) -> bool {
+        let (mut kept, mut lost) = (Vec::new(), Vec::new());
+        for mut owner in object.metadata.owner_references.take().unwrap_or_default() {
+            match self.uids.get(&owner.uid) {
+                Some(uid) => {
+                    owner.uid.clone_from(uid);
+                    kept.push(owner);
+                }
+                None => lost.push(owner),
+            }
+        }
+        let is_webhooks = matches!(kind_of(object), "Delivery" | "Secret");
+        if is_webhooks && kept.is_empty() && !lost.is_empty() && lost.iter().all(kinds::is_webhook) {
+            return false;
+        }
+        for owner in lost {
+            note(&format!(
+                "{} {}: without its owner {} {}, which was not imported before it",
+                kind_of(object),
+                place(object),
+                owner.kind,
+                owner.name
+            ));
+        }
+        object.metadata.owner_references = Some(kept);
+        true
+    }
+
     async fn make(&self, object: DynamicObject) -> Result<Made, CliError> {
         let kind = self
             .kinds
             .iter()
             .find(|kind| kind.resource.kind == kind_of(&object));
-        let uid = match kind {
+        let here = match kind {
             Some(kind) => self.own(kind, &object).await?,
             None => self.foreign(&object).await?,
         };
-        Ok(Made { object, uid })
+        Ok(Made { object, here })
     }
 
     /// The namespace that an object has here.
@@ -300,17 +361,12 @@ impl Import<'_> {
     }
 
     /// Creates an object of this program's group, or goes on with one that an interrupted import has created.
-    async fn own(&self, kind: &Kind, object: &DynamicObject) -> Result<Option<String>, CliError> {
+    async fn own(&self, kind: &Kind, object: &DynamicObject) -> Result<ObjectMeta, CliError> {
         let mut new = DynamicObject {
             types: object.types.clone(),
             metadata: self.metadata(object),
             data: object.data.clone(),
         };
-        let Some(owners) = self.owners(object) else {
-            // Its owner is gone, so Kubernetes would delete it.
-            return Ok(None);
-        };
-        new.metadata.owner_references = Some(owners);
         let origin = origin::annotation(
             origin::uid(&object.metadata),
             origin::created_at(&object.metadata).unwrap_or_default(),
@@ -324,20 +380,18 @@ impl Import<'_> {
         } else {
             None
         };
-        let who = if kind.is_record {
-            self.operator
-        } else {
-            self.cluster
-        };
         let namespace = new.namespace();
         let name = new.name_any();
-        let api = kinds::api(&who.client, &kind.resource, namespace.as_deref());
+        let api = kinds::api(&self.operator.client, &kind.resource, namespace.as_deref());
         let doing = format!("create {} {}", kind.resource.kind, place(&new));
-        let created = who.call(&doing, api.create(&PostParams::default(), &new)).await;
+        let created = self
+            .operator
+            .call(&doing, api.create(&PostParams::default(), &new))
+            .await;
         let mut here = match created {
             Ok(created) => created,
             Err(failure) if failure.is(409) => {
-                let here = who.call(&doing, api.get(&name)).await?;
+                let here = self.operator.call(&doing, api.get(&name)).await?;
                 if here.annotations().get(ORIGIN_ANNOTATION) != Some(&origin) {
                     return Err(failure.into());
                 }
@@ -345,7 +399,7 @@ impl Import<'_> {
             }
             Err(failure) => return Err(failure.into()),
         };
-        let uid = here.metadata.uid.clone();
+        let metadata = here.metadata.clone();
         if let Some(mut status) = status {
             let generations = (object.metadata.generation, here.metadata.generation);
             if let (Some(before), Some(now)) = generations {
@@ -354,7 +408,6 @@ impl Import<'_> {
             here.types.clone_from(&object.types);
             here.data["status"] = status;
             let doing = format!("write the status of {} {}", kind.resource.kind, place(&new));
-            let api = kinds::api(&self.operator.client, &kind.resource, namespace.as_deref());
             let params = PostParams::default();
             let write = api.replace_status(&name, &params, &here);
             self.operator.call(&doing, write).await?;
@@ -370,30 +423,25 @@ impl Import<'_> {
             let patch = Patch::Merge(json!({ "metadata": { "managedFields": fields } }));
             let params = PatchParams::default();
             let doing = format!("write who has written {} {}", kind.resource.kind, place(&new));
-            let api = kinds::api(&self.cluster.client, &kind.resource, namespace.as_deref());
             let write = api.patch_metadata(&name, &params, &patch);
-            self.cluster.call(&doing, write).await?;
+            self.operator.call(&doing, write).await?;
         }
-        Ok(uid)
+        Ok(metadata)
     }
 
     /// Creates a Namespace, a Secret or a ConfigMap.
-    async fn foreign(&self, object: &DynamicObject) -> Result<Option<String>, CliError> {
+    async fn foreign(&self, object: &DynamicObject) -> Result<ObjectMeta, CliError> {
         let kind = kind_of(object);
         let Some(resource) = kinds::foreign(kind) else {
             return Err(CliError::Transfer(format!(
                 "the file has objects of the unknown kind {kind}"
             )));
         };
-        let Some(owners) = self.owners(object) else {
-            return Ok(None);
-        };
         let mut new = DynamicObject {
             types: object.types.clone(),
             metadata: self.metadata(object),
             data: object.data.clone(),
         };
-        new.metadata.owner_references = Some(owners);
         if kind == "Namespace" {
             new.data = json!({});
         }
@@ -402,12 +450,17 @@ impl Import<'_> {
         let doing = format!("create {kind} {}", place(&new));
         let found = self.cluster.call(&doing, api.get_opt(&name)).await?;
         let Some(found) = found else {
-            self.cluster
-                .call(&doing, api.create(&PostParams::default(), &new))
-                .await?;
-            return Ok(None);
+            let params = PostParams::default();
+            let created = self.cluster.call(&doing, api.create(&params, &new)).await?;
+            return Ok(created.metadata);
         };
         if kind == "Namespace" {
+            let has_deleted_it = self.is_resumed && object.metadata.deletion_timestamp.is_some();
+            if found.metadata.deletion_timestamp.is_some() && !has_deleted_it {
+                return Err(CliError::Transfer(format!(
+                    "the namespace {name} is being deleted here: wait until it is gone, and run it again"
+                )));
+            }
             let account = |namespace: &DynamicObject| namespace.labels().get(ACCOUNT_LABEL).cloned();
             if account(&found) != account(&new) {
                 return Err(CliError::Transfer(format!(
@@ -428,7 +481,7 @@ impl Import<'_> {
             let write = api.patch(&name, &params, &patch);
             self.cluster.call(&doing, write).await?;
         }
-        Ok(None)
+        Ok(found.metadata)
     }
 
     /// The metadata that a new object has from the one in the file.
@@ -440,36 +493,31 @@ impl Import<'_> {
             labels: former.labels.clone(),
             annotations: former.annotations.clone(),
             finalizers: former.finalizers.clone(),
+            owner_references: former.owner_references.clone(),
             ..ObjectMeta::default()
         }
     }
 
-    /// The owners of an object, with the UIDs that they have here; `None` if one of them is not here.
-    fn owners(&self, object: &DynamicObject) -> Option<Vec<OwnerReference>> {
-        let mut owners = object.owner_references().to_vec();
-        for owner in &mut owners {
-            owner.uid.clone_from(self.owners.get(&owner.uid)?);
-        }
-        Some(owners)
-    }
-
-    /// Deletes what was being deleted: the operator goes on with that.
+    /// Deletes what was being deleted: the operator goes on with that. A namespace comes after what is in it, since an import that is
+    /// interrupted here and run again can create nothing in a namespace that is being deleted.
     async fn delete(&self) -> Result<(), CliError> {
-        for object in &self.deleted {
+        for object in self.deleted.iter().rev() {
             let own = self
                 .kinds
                 .iter()
                 .find(|kind| kind.resource.kind == kind_of(object));
-            let resource = own
-                .map(|kind| kind.resource.clone())
-                .or_else(|| kinds::foreign(kind_of(object)));
+            // The operator itself may not delete namespaces that it has not made.
+            let (who, resource) = match own {
+                Some(kind) => (self.operator, Some(kind.resource.clone())),
+                None => (self.cluster, kinds::foreign(kind_of(object))),
+            };
             let Some(resource) = resource else { continue };
             let namespace = self.namespace(object);
-            let api = kinds::api(&self.operator.client, &resource, namespace.as_deref());
+            let api = kinds::api(&who.client, &resource, namespace.as_deref());
             let doing = format!("delete {} {}", resource.kind, place(object));
             let (name, params) = (object.name_any(), DeleteParams::default());
             let delete = api.delete(&name, &params);
-            match self.operator.call(&doing, delete).await {
+            match who.call(&doing, delete).await {
                 Err(failure) if !failure.is(404) => return Err(failure.into()),
                 _ => {}
             }

@@ -1,6 +1,9 @@
 //! What is exported, in the order in which it is imported: owners come before what they own.
 
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Namespace, Secret},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
 use kube::{
     Api, Client, Resource,
     core::{ApiResource, DynamicObject},
@@ -26,8 +29,6 @@ pub(super) struct Kind {
     pub(super) has_status: bool,
     /// Whether people write its objects, so that it matters who wrote which field, and when.
     pub(super) is_tracked: bool,
-    /// Whether only the operator may create its objects.
-    pub(super) is_record: bool,
     /// Objects on a page of a list: their bodies may be long.
     pub(super) page: u32,
 }
@@ -38,11 +39,7 @@ pub(super) fn own() -> [Kind; 9] {
         written::<Account>(true),
         written::<Webhook>(true),
         written::<Instance>(true),
-        Kind {
-            // Those of the schedule.
-            is_record: true,
-            ..written::<Backup>(true)
-        },
+        written::<Backup>(true),
         written::<ApiKey>(true),
         record::<Delivery>(),
         record::<EventLog>(),
@@ -56,7 +53,6 @@ fn written<K: Resource<DynamicType = ()>>(has_status: bool) -> Kind {
         resource: ApiResource::erase::<K>(&()),
         has_status,
         is_tracked: true,
-        is_record: false,
         page: 500,
     }
 }
@@ -64,7 +60,6 @@ fn written<K: Resource<DynamicType = ()>>(has_status: bool) -> Kind {
 fn record<K: Resource<DynamicType = ()>>() -> Kind {
     Kind {
         is_tracked: false,
-        is_record: true,
         page: 50,
         ..written::<K>(false)
     }
@@ -86,4 +81,9 @@ pub(super) fn api(client: &Client, resource: &ApiResource, namespace: Option<&st
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
         None => Api::all_with(client.clone(), resource),
     }
+}
+
+/// Whether an owner is a Webhook.
+pub(super) fn is_webhook(owner: &OwnerReference) -> bool {
+    owner.kind == Webhook::kind(&()) && owner.api_version == Webhook::api_version(&())
 }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// What the holder is called while an import is under way, before the id of the export.
-const IMPORT: &str = "stellage-import-";
+pub(in crate::cli) const IMPORT: &str = "stellage-import-";
 
 /// The Lease of an installation.
 pub(super) struct Leadership<'a> {

@@ -12,3 +12,4 @@ pub use export::ExportArgs;
 pub(super) use export::run as export;
 pub use import::ImportArgs;
 pub(super) use import::run as import;
+pub(super) use lease::IMPORT;

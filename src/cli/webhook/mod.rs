@@ -167,10 +167,7 @@ async fn test(cluster: &Cluster, args: &TestArgs) -> Result<(), CliError> {
     let event_type =
         example_type(&webhook, args.event_type).map_err(|_| unsuitable_test(&webhook, namespace))?;
     let event_id = format!("evt_test_{}", ids::random_suffix());
-    let mut example = example(&webhook, &event_id, event_type, None, Timestamp::now());
-    // Only the operator may write these; it sends its own example.
-    example.spec.body.clear();
-    example.status = None;
+    let example = example(&webhook, &event_id, event_type, None, Timestamp::now());
     let api = Api::namespaced(cluster.client.clone(), namespace);
     let doing = format!("create a delivery for webhook {name} in namespace {namespace}");
     let sent = cluster

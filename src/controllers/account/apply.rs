@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
 
+use futures::{TryStreamExt as _, stream};
 use k8s_openapi::{
     api::{
         core::v1::{Namespace, ResourceQuota, Secret},
@@ -13,7 +14,6 @@ use kube::{
     Api, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
     core::DeserializeGuard,
-    runtime::controller::Action,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     resources::{
-        ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, EventLog, Instance, Webhook,
+        ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, Delivery, EventLog, Instance, Webhook,
         account::{FINALIZER, LEFTOVERS},
         conditions, origin,
         webhook::WEBHOOK_SECRET_LABEL,
@@ -45,6 +45,8 @@ const UNTIL_CLOSED: Duration = Duration::from_millis(500);
 const QUOTA_POLL: Duration = Duration::from_millis(500);
 /// Objects on one page of a list.
 const PAGE: u32 = 500;
+/// Deletions at the same time.
+const CONCURRENCY: usize = 8;
 
 /// Runs an API call and adds what it was for to its error.
 trait Doing<T> {
@@ -68,7 +70,7 @@ fn gone_is_fine<T>(outcome: Result<T, AccountError>) -> Result<(), AccountError>
 }
 
 /// Reconciles one Account.
-pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Action, AccountError> {
+pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Option<Duration>, AccountError> {
     let work = Work {
         shared,
         namespace: account.wanted_namespace().to_owned(),
@@ -98,7 +100,7 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Acti
                     .events
                     .publish(account, true, reason, "ClaimNamespace", &message);
             }
-            Ok(Action::requeue(again))
+            Ok(Some(again))
         }
         Claim::Create => work.ensure(account, Start::Create).await,
         Claim::Relabel => work.ensure(account, Start::Repair).await,
@@ -154,7 +156,7 @@ impl Work<'_> {
     }
 
     /// Creates or repairs the namespace of an Account and the objects in it.
-    async fn ensure(&self, account: &Account, start: Start) -> Result<Action, AccountError> {
+    async fn ensure(&self, account: &Account, start: Start) -> Result<Option<Duration>, AccountError> {
         // Set the finalizer first, so that everything created later is cleaned up.
         let mut account = account.clone();
         if !account.finalizers().iter().any(|f| f == FINALIZER) {
@@ -169,9 +171,9 @@ impl Work<'_> {
             Err(error) => Err(error),
         };
         let next = match children {
-            Ok(Quota::DoesNotCountYet) => Action::requeue(QUOTA_POLL),
-            Ok(Quota::InPart) => Action::requeue(CHECK_AGAIN_SOON),
-            _ => resync(),
+            Ok(Quota::DoesNotCountYet) => Some(QUOTA_POLL),
+            Ok(Quota::InPart) => Some(CHECK_AGAIN_SOON),
+            _ => Some(resync()),
         };
         let outcome = match children {
             Ok(Quota::Counts | Quota::InPart) => Outcome::Ready { adopted },
@@ -228,6 +230,10 @@ impl Work<'_> {
             .found::<ApiKey>(keys, &all, "list the ApiKeys", is_older)
             .await?;
         let (webhooks, used) = self.left_webhooks(&super::uid(&account)).await?;
+        let deliveries = ("delivery", "deliveries");
+        let deliveries = self
+            .found::<Delivery>(deliveries, &all, "list the Deliveries", is_older)
+            .await?;
         let signing = ListParams::default().labels(&format!("{WEBHOOK_SECRET_LABEL}=true"));
         let is_unused = |metadata: &ObjectMeta| {
             let name = metadata.name.as_deref().unwrap_or_default();
@@ -237,7 +243,7 @@ impl Work<'_> {
         let secrets = self
             .found::<Secret>(secrets, &signing, "list the signing Secrets", is_unused)
             .await?;
-        Ok(decide::leftovers(&[keys, webhooks], secrets))
+        Ok(decide::leftovers(&[keys, webhooks, deliveries], secrets))
     }
 
     /// The objects of a kind in the namespace that meet a condition, or some of them if there are very many.
@@ -501,10 +507,10 @@ impl Work<'_> {
         account: &Account,
         namespace: Option<&Namespace>,
         view: Option<&NamespaceView>,
-    ) -> Result<Action, AccountError> {
+    ) -> Result<Option<Duration>, AccountError> {
         if !account.finalizers().iter().any(|f| f == FINALIZER) {
             // Another controller's finalizer holds it.
-            return Ok(Action::await_change());
+            return Ok(None);
         }
         let removal = decide::removal(account, &self.shared.deps.namespace, view);
         if let (Removal::Empty { created_by_operator }, Some(namespace)) = (removal, namespace) {
@@ -528,11 +534,11 @@ impl Work<'_> {
                     let events = &self.shared.events;
                     events.publish(account, true, "DeletionHeldBack", "Delete", &note);
                 }
-                return Ok(Action::requeue(CHECK_AGAIN));
+                return Ok(Some(CHECK_AGAIN));
             }
             if account.owned_namespace().is_some() && !ledger.is_closed(&super::uid(account), &self.namespace)
             {
-                return Ok(Action::requeue(UNTIL_CLOSED));
+                return Ok(Some(UNTIL_CLOSED));
             }
             self.clear(namespace, created_by_operator).await?;
         }
@@ -547,7 +553,7 @@ impl Work<'_> {
                 .await,
         )?;
         self.shared.draining.lock().remove(&self.namespace);
-        Ok(Action::await_change())
+        Ok(None)
     }
 
     /// Lists what is in the namespace, straight from the API server: a watch may lag behind, and deleting the namespace
@@ -602,6 +608,9 @@ impl Work<'_> {
         }
         self.delete_all::<Webhook>(&all, "list the Webhooks", "delete a Webhook")
             .await?;
+        // Without their owner, if one was deleted with `--cascade=orphan`, Kubernetes deletes none.
+        self.delete_all::<Delivery>(&all, "list the Deliveries", "delete a Delivery")
+            .await?;
         self.delete_all::<EventLog>(&all, "list the EventLogs", "delete an EventLog")
             .await?;
         self.delete_all::<Backup>(&all, "list the Backups", "delete a Backup")
@@ -652,9 +661,11 @@ impl Work<'_> {
         let mut page = selected.clone().limit(PAGE);
         loop {
             let some = api.list_metadata(&page).doing(listing).await?;
-            for object in &some.items {
-                self.delete(&api, &object.name_any(), deleting).await?;
-            }
+            stream::iter(some.items.iter().map(Ok))
+                .try_for_each_concurrent(CONCURRENCY, |object| async {
+                    self.delete(&api, &object.name_any(), deleting).await
+                })
+                .await?;
             if !next_page(&mut page, &some.metadata) {
                 return Ok(());
             }
@@ -665,7 +676,8 @@ impl Work<'_> {
     where
         K: Clone + Debug + DeserializeOwned,
     {
-        gone_is_fine(api.delete(name, &DeleteParams::default()).doing(doing).await)
+        // Said explicitly, or the finalizer `orphan` of an object would take the owner away from what belongs to it.
+        gone_is_fine(api.delete(name, &DeleteParams::background()).doing(doing).await)
     }
 
     /// Writes the status if it differs, guarded by the resourceVersion that it was decided on. Returns whether reason or

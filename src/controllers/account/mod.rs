@@ -19,7 +19,6 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::{
     api::{
         core::v1::{Namespace, ResourceQuota},
@@ -27,15 +26,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use kube::{
-    Client, Resource as _,
-    core::PartialObjectMeta,
-    runtime::{
-        controller::{self, Action, Controller},
-        reflector::{ObjectRef, Store},
-        watcher,
-    },
-};
+use kube::{Client, core::PartialObjectMeta, runtime::watcher};
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use thiserror::Error;
@@ -47,12 +38,13 @@ use super::ledger::Ledger;
 use crate::{
     resources::{ACCOUNT_LABEL, Account, origin},
     runtime::{
-        Backoffs, Clock, Metrics,
+        Backoffs, Clock, Metrics, Place, Store,
         client::CallError,
         events::Events,
         metrics::KindLabels,
-        reconcile_queue::Queued,
+        reconcile_queue::{Queued, messages},
         watch::{Change, Listener, Watches},
+        work_queue::{self, Class, Reconcile},
     },
 };
 
@@ -128,7 +120,7 @@ struct Shared {
     events: Events,
     claims: Mutex<Claims>,
     /// Queue of Accounts to reconcile; `None` while another replica is the leader, so that nothing accumulates.
-    queue: Mutex<Option<mpsc::UnboundedSender<ObjectRef<Account>>>>,
+    queue: Mutex<Option<mpsc::UnboundedSender<Place>>>,
     /// Namespaces that must become empty before their Account can be deleted.
     draining: Mutex<HashSet<String>>,
     backoffs: Backoffs,
@@ -157,7 +149,7 @@ impl AccountController {
         let shared = self.shared.clone();
         Box::new(move |change: &Change<Account>| {
             if let Change::Deleted(gone) = change {
-                shared.backoffs.reset(&uid(gone));
+                shared.backoffs.reset(&Place::of(&**gone));
             }
             let affected = shared.claims.lock().changed(change);
             for name in affected {
@@ -191,7 +183,7 @@ impl AccountController {
     /// `accounts` is the store of the watch that [`account_listener`](Self::account_listener) listens to; `watches` starts
     /// the watches of the child objects, selected by label and with little more than metadata in memory.
     pub async fn run(&self, accounts: Store<Account>, watches: &Watches, shutdown: CancellationToken) {
-        let (sender, mut queue) = mpsc::unbounded_channel();
+        let (sender, requests) = mpsc::unbounded_channel();
         *self.shared.queue.lock() = Some(sender);
         self.watch_children(watches);
         if accounts.wait_until_ready().await.is_err() {
@@ -201,26 +193,13 @@ impl AccountController {
             self.shared
                 .enqueue(account.metadata.name.as_deref().unwrap_or_default());
         }
-        let requests = futures::stream::poll_fn(move |cx| queue.poll_recv(cx));
-        Controller::for_shared_stream(futures::stream::pending(), accounts)
-            .with_config(controller::Config::default().concurrency(CONCURRENCY))
-            .reconcile_on(requests)
-            .graceful_shutdown_on(shutdown.cancelled_owned())
-            .run(
-                |account, shared| reconcile(account, shared).boxed(),
-                on_error,
-                self.shared.clone(),
-            )
-            .for_each(|outcome| async move {
-                match outcome {
-                    // Reconcile errors have been logged already; a missing Account was deleted while it was queued.
-                    Ok(_)
-                    | Err(controller::Error::ReconcilerFailed(..) | controller::Error::ObjectNotFound(_)) => {
-                    }
-                    Err(error) => tracing::error!(%error, "the account controller's queue failed"),
-                }
-            })
-            .await;
+        let reconciler = Reconciler {
+            shared: &self.shared,
+            accounts,
+        };
+        let kind = KindLabels { kind: "Account" };
+        let depth = self.shared.deps.metrics.queue_depth.get_or_create_owned(&kind);
+        work_queue::run(&reconciler, messages(requests), CONCURRENCY, depth, &shutdown).await;
         *self.shared.queue.lock() = None;
     }
 
@@ -266,7 +245,7 @@ impl Shared {
     fn enqueue(&self, account: &str) {
         if let Some(queue) = &*self.queue.lock() {
             // Sending fails only after `run` has ended.
-            let _ = queue.send(ObjectRef::new(account));
+            let _ = queue.send(Place::new("", account));
         }
     }
 
@@ -306,36 +285,51 @@ fn uid(account: &Account) -> String {
     origin::uid(&account.metadata).to_owned()
 }
 
-async fn reconcile(account: Arc<Account>, shared: Arc<Shared>) -> Result<Action, AccountError> {
-    let labels = KindLabels { kind: "Account" };
-    let metrics = shared.deps.metrics.clone();
-    let depth = metrics.queue_depth.get_or_create_owned(&labels);
-    depth.inc();
-    let begun = Instant::now();
-    let outcome = apply::reconcile(&shared, &account).await;
-    depth.dec();
-    let label = outcome.as_ref().map_or_else(AccountError::label, |_| "ok");
-    metrics.reconciled("Account", begun.elapsed(), label);
-    match &outcome {
-        Ok(_) => shared.backoffs.reset(&uid(&account)),
-        Err(error) if error.is_stale() => {
-            tracing::debug!(account = ?account.meta().name, %error, "decided on an outdated version");
-        }
-        Err(error) => {
-            tracing::warn!(account = ?account.meta().name, %error, "reconcile failed; will retry");
-        }
-    }
-    outcome
+struct Reconciler<'a> {
+    shared: &'a Shared,
+    accounts: Store<Account>,
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the signature is kube's")]
-fn on_error(account: Arc<Account>, _: &AccountError, shared: Arc<Shared>) -> Action {
-    Action::requeue(shared.backoffs.next(&uid(&account)))
+impl Reconcile for Reconciler<'_> {
+    fn class(&self, place: &Place) -> Class {
+        if self.shared.backoffs.has_failed(place) {
+            Class::Suspect
+        } else {
+            Class::Normal
+        }
+    }
+
+    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
+        let Some(account) = self.accounts.get(place) else {
+            // It was deleted while it was queued.
+            self.shared.backoffs.reset(place);
+            return None;
+        };
+        let begun = Instant::now();
+        let outcome = Box::pin(apply::reconcile(self.shared, &account)).await;
+        let label = outcome.as_ref().map_or_else(AccountError::label, |_| "ok");
+        let metrics = &self.shared.deps.metrics;
+        metrics.reconciled("Account", begun.elapsed(), label);
+        match outcome {
+            Ok(again) => {
+                self.shared.backoffs.reset(place);
+                again
+            }
+            Err(error) => {
+                if error.is_stale() {
+                    tracing::debug!(account = place.name(), %error, "decided on an outdated version");
+                } else {
+                    tracing::warn!(account = place.name(), %error, "reconcile failed; will retry");
+                }
+                Some(self.shared.backoffs.next(place))
+            }
+        }
+    }
 }
 
 /// [`RESYNC`] plus or minus a fifth, so that Accounts are not all reconciled at the same time.
-fn resync() -> Action {
-    Action::requeue(RESYNC.mul_f64(rand::rng().random_range(0.8..1.2)))
+fn resync() -> Duration {
+    RESYNC.mul_f64(rand::rng().random_range(0.8..1.2))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ mod restores;
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Client, runtime::reflector::Store};
+use kube::Client;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -29,7 +29,7 @@ use crate::{
     providers::Provider,
     resources::{Backup, Instance},
     runtime::{
-        Clock, Metrics, ReconcileQueue,
+        Clock, Metrics, ReconcileQueue, Store,
         backoff::Backoffs,
         events::Events,
         metrics::KindLabels,
@@ -99,7 +99,7 @@ impl<P: Provider> BackupController<P> {
     pub(super) fn reconciler(
         self,
         queue: ReconcileQueue<Backup>,
-    ) -> impl work_queue::Reconcile<Backup> + Send + 'static {
+    ) -> impl work_queue::Reconcile + Send + 'static {
         self.with(queue)
     }
 }

@@ -5,7 +5,6 @@ use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
-    runtime::reflector::ObjectRef,
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -22,11 +21,11 @@ use crate::{
     lifecycle::wants_restore,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
     resources::{
-        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, origin, traceparent::annotated,
+        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, traceparent::annotated,
         tracking::CONTROLLER_MANAGER,
     },
     runtime::{
-        ReconcileQueue,
+        Place, ReconcileQueue,
         backoff::Backoffs,
         client::{CallError, bounded, this_version},
         traces::{self, Span, SpanKind},
@@ -83,10 +82,6 @@ impl Asked {
     }
 }
 
-fn uid(backup: &Backup) -> &str {
-    origin::uid(&backup.metadata)
-}
-
 fn namespace(backup: &Backup) -> &str {
     backup.metadata.namespace.as_deref().unwrap_or_default()
 }
@@ -104,11 +99,11 @@ fn span(backup: &Backup) -> Option<Span> {
     Some(span)
 }
 
-impl<P: Provider> Reconcile<Backup> for Reconciler<P> {
-    fn class(&self, place: &ObjectRef<Backup>) -> Class {
+impl<P: Provider> Reconcile for Reconciler<P> {
+    fn class(&self, place: &Place) -> Class {
         match self.queue.current(place) {
             Some(backup)
-                if self.backoffs.has_failed(uid(&backup))
+                if self.backoffs.has_failed(&Place::of(&*backup))
                     && (backup.is_deleting() || backup.phase() == BackupPhase::Running) =>
             {
                 Class::Suspect
@@ -117,11 +112,10 @@ impl<P: Provider> Reconcile<Backup> for Reconciler<P> {
         }
     }
 
-    async fn reconcile(&self, place: &ObjectRef<Backup>, _: Class) -> Option<Duration> {
+    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
         let Some(backup) = self.queue.current(place) else {
             // It was deleted while it was queued.
-            self.backoffs
-                .reset(place.extra.uid.as_deref().unwrap_or_default());
+            self.backoffs.reset(place);
             return None;
         };
         let begun = Instant::now();
@@ -146,13 +140,13 @@ impl<P: Provider> Reconciler<P> {
     /// When to try again after an error.
     fn after(&self, backup: &Backup, error: &CallError) -> Option<Duration> {
         if error.is_not_found() {
-            self.backoffs.reset(uid(backup));
+            self.backoffs.reset(&Place::of(backup));
             return None;
         }
         if error.is_conflict() {
             return Some(AFTER_CONFLICT);
         }
-        let delay = self.backoffs.next(uid(backup));
+        let delay = self.backoffs.next(&Place::of(backup));
         tracing::warn!(backup = key(backup), %error, retry_in = ?delay, "reconcile failed");
         Some(delay)
     }
@@ -188,7 +182,7 @@ impl<P: Provider> Reconciler<P> {
             outbox::carry_trace(&mut decision.status.outbox, told, traces::current().as_deref());
             if decision.effect == Effect::Finish {
                 self.remove_finalizer(&backup).await?;
-                self.backoffs.reset(uid(&backup));
+                self.backoffs.reset(&Place::of(&*backup));
                 self.look_at_oldest(&backup);
                 return Ok(None);
             }
@@ -208,9 +202,9 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(decision.recheck_after);
             }
             if decision.retry {
-                return Ok(Some(self.backoffs.next(uid(&backup))));
+                return Ok(Some(self.backoffs.next(&Place::of(&*backup))));
             }
-            self.backoffs.reset(uid(&backup));
+            self.backoffs.reset(&Place::of(&*backup));
             let goes_on = backup.phase() == BackupPhase::Running && has_begun_now || backup.is_deleting();
             if !(has_changed && goes_on) {
                 return Ok(decision.recheck_after);
@@ -230,8 +224,8 @@ impl<P: Provider> Reconciler<P> {
 
     /// The Instance with the name in the Backup's spec.
     fn instance_of(&self, backup: &Backup) -> Option<Arc<Instance>> {
-        let place = ObjectRef::new(&backup.spec.instance).within(namespace(backup));
-        let shown = self.controller.instances.get(&place)?;
+        let instances = &self.controller.instances;
+        let shown = instances.named(namespace(backup), &backup.spec.instance)?;
         Some(self.controller.instance_queue.freshest(shown))
     }
 
@@ -288,7 +282,7 @@ impl<P: Provider> Reconciler<P> {
             let operation = instance
                 .status
                 .as_ref()
-                .and_then(|status| status.operation.as_ref());
+                .and_then(|status| status.operation.as_deref());
             let under_way = operation.and_then(|operation| operation.restore_from.as_ref());
             let is_wanted = instance.spec.restore_from.as_ref() == Some(&name) && wants_restore(instance);
             under_way == Some(&name) || is_wanted && fits(backup, instance)

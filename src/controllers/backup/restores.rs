@@ -11,8 +11,7 @@ use parking_lot::Mutex;
 use crate::{
     resources::{Backup, Instance},
     runtime::{
-        ReconcileQueue,
-        by_namespace::place,
+        Place, ReconcileQueue,
         watch::{Change, Listener},
     },
 };
@@ -22,9 +21,6 @@ use crate::{
 pub struct Restores {
     state: Arc<Mutex<State>>,
 }
-
-/// Namespace and name.
-type Place = (String, String);
 
 #[derive(Default)]
 struct State {
@@ -37,29 +33,30 @@ struct State {
 /// The backup that the spec of an instance names, and the one that is being restored to it.
 fn named(instance: &Instance) -> impl Iterator<Item = &String> {
     let status = instance.status.as_ref();
-    let operation = status.and_then(|status| status.operation.as_ref());
+    let operation = status.and_then(|status| status.operation.as_deref());
     let under_way = operation.and_then(|operation| operation.restore_from.as_ref());
     instance.spec.restore_from.iter().chain(under_way)
 }
 
 impl State {
     fn insert(&mut self, instance: &Arc<Instance>) {
-        let (namespace, name) = place(&**instance);
+        let place = Place::of(&**instance);
         for backup in named(instance) {
-            let targets = self.targets.entry((namespace.clone(), backup.clone()));
-            targets.or_default().insert(name.clone(), instance.clone());
-            let named = self.named.entry((namespace.clone(), name.clone()));
-            named.or_default().push(backup.clone());
+            let targets = self.targets.entry(Place::new(place.namespace(), backup));
+            targets
+                .or_default()
+                .insert(place.name().to_owned(), instance.clone());
+            self.named.entry(place.clone()).or_default().push(backup.clone());
         }
     }
 
     fn remove(&mut self, instance: &Instance) {
-        let (namespace, name) = place(instance);
-        let backups = self.named.remove(&(namespace.clone(), name.clone()));
+        let place = Place::of(instance);
+        let backups = self.named.remove(&place);
         for backup in backups.into_iter().flatten() {
-            let of_backup = (namespace.clone(), backup);
+            let of_backup = Place::new(place.namespace(), &backup);
             if let Some(targets) = self.targets.get_mut(&of_backup) {
-                targets.remove(&name);
+                targets.remove(place.name());
                 if targets.is_empty() {
                     self.targets.remove(&of_backup);
                 }
@@ -72,7 +69,7 @@ impl Restores {
     /// The instances that name this backup.
     pub(super) fn targets(&self, backup: &Backup) -> Vec<Arc<Instance>> {
         let state = self.state.lock();
-        let targets = state.targets.get(&place(backup)).into_iter();
+        let targets = state.targets.get(&Place::of(backup)).into_iter();
         targets.flat_map(BTreeMap::values).cloned().collect()
     }
 

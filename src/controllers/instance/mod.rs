@@ -10,7 +10,7 @@ mod unreadable;
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Client, runtime::reflector::Store};
+use kube::Client;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +24,8 @@ use crate::{
     providers::{Provider, Timings},
     resources::Instance,
     runtime::{
-        Clock, Metrics, ReconcileQueue, backoff::Backoffs, events::Events, metrics::KindLabels, work_queue,
+        Clock, Metrics, ReconcileQueue, Store, backoff::Backoffs, events::Events, metrics::KindLabels,
+        work_queue,
     },
 };
 
@@ -102,7 +103,7 @@ impl<P: Provider> InstanceController<P> {
     pub(super) fn reconciler(
         self,
         queue: ReconcileQueue<Instance>,
-    ) -> impl work_queue::Reconcile<Instance> + Send + 'static {
+    ) -> impl work_queue::Reconcile + Send + 'static {
         self.with(queue)
     }
 }

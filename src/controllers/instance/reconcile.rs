@@ -7,7 +7,6 @@ use jiff::Timestamp;
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
-    runtime::reflector::ObjectRef,
 };
 use serde_json::json;
 use thiserror::Error;
@@ -29,7 +28,7 @@ use crate::{
         validation,
     },
     runtime::{
-        ReconcileQueue,
+        Place, ReconcileQueue,
         backoff::Backoffs,
         client::{CallError, bounded, this_version},
         traces::{self, SpanKind},
@@ -82,8 +81,8 @@ pub(super) struct Reconciler<P> {
     pub(super) backoffs: Backoffs,
 }
 
-impl<P: Provider> Reconcile<Instance> for Reconciler<P> {
-    fn class(&self, place: &ObjectRef<Instance>) -> Class {
+impl<P: Provider> Reconcile for Reconciler<P> {
+    fn class(&self, place: &Place) -> Class {
         let Some(instance) = self.queue.current(place) else {
             return Class::Normal;
         };
@@ -96,11 +95,10 @@ impl<P: Provider> Reconcile<Instance> for Reconciler<P> {
         }
     }
 
-    async fn reconcile(&self, place: &ObjectRef<Instance>, class: Class) -> Option<Duration> {
+    async fn reconcile(&self, place: &Place, class: Class) -> Option<Duration> {
         let Some(instance) = self.queue.current(place) else {
             // It was deleted while it was queued.
-            self.backoffs
-                .reset(place.extra.uid.as_deref().unwrap_or_default());
+            self.backoffs.reset(place);
             return None;
         };
         let begun = Instant::now();
@@ -147,13 +145,13 @@ impl<P: Provider> Reconciler<P> {
     fn after(&self, instance: &Instance, error: &ReconcileError) -> Option<Duration> {
         let ReconcileError::Call(call) = error;
         if call.is_not_found() {
-            self.backoffs.reset(uid(instance));
+            self.backoffs.reset(&Place::of(instance));
             return None;
         }
         if call.is_conflict() {
             return Some(AFTER_CONFLICT);
         }
-        let delay = self.backoffs.next(uid(instance));
+        let delay = self.backoffs.next(&Place::of(instance));
         tracing::warn!(instance = key(instance), %error, retry_in = ?delay, "reconcile failed");
         Some(delay)
     }
@@ -220,9 +218,9 @@ impl<P: Provider> Reconciler<P> {
             }
             self.store(&mut draft).await?;
             if next == Next::AfterBackoff {
-                return Ok(Some(self.backoffs.next(uid(&draft.instance))));
+                return Ok(Some(self.backoffs.next(&Place::of(&*draft.instance))));
             }
-            self.backoffs.reset(uid(&draft.instance));
+            self.backoffs.reset(&Place::of(&*draft.instance));
             let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::CannotInstall(_));
             let may_restore_soon = is_refused && draft.instance.spec.restore_from.is_some();
             match next {
@@ -411,7 +409,7 @@ impl<P: Provider> Reconciler<P> {
         let operation = instance
             .status
             .as_ref()
-            .and_then(|status| status.operation.as_ref());
+            .and_then(|status| status.operation.as_deref());
         let backup = operation
             .and_then(|operation| operation.restore_from.as_deref())
             .and_then(|name| self.controller.backups.get(namespace, name));
@@ -453,7 +451,7 @@ impl<P: Provider> Reconciler<P> {
             .map(|status| status.conditions.as_slice())
             .unwrap_or_default();
         let ready = conditions::find(conditions, conditions::READY);
-        self.backoffs.has_failed(uid(instance))
+        self.backoffs.has_failed(&Place::of(instance))
             || ready.is_some_and(|ready| ready.reason.starts_with("Provider"))
     }
 
@@ -495,7 +493,7 @@ impl<P: Provider> Reconciler<P> {
             Err(error) => return Err(error),
         }
         self.controller.provider.release(uid(instance));
-        self.backoffs.reset(uid(instance));
+        self.backoffs.reset(&Place::of(instance));
         Ok(())
     }
 
@@ -582,7 +580,7 @@ impl Draft {
 
     /// Takes the status of a decision.
     fn take(&mut self, decision: Decision) {
-        let operation = self.instance.status.as_ref().and_then(|s| s.operation.as_ref());
+        let operation = self.instance.status.as_ref().and_then(|s| s.operation.as_deref());
         self.notes.add(operation, &decision);
         if self.instance.status.as_ref() != Some(&decision.status) {
             Arc::make_mut(&mut self.instance).status = Some(decision.status);

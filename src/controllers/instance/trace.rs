@@ -24,7 +24,7 @@ pub(super) fn span(instance: &Instance) -> Option<Span> {
     let operation = instance
         .status
         .as_ref()
-        .and_then(|status| status.operation.as_ref());
+        .and_then(|status| status.operation.as_deref());
     let begin = |parent| traces::continued(parent, "reconcile Instance", SpanKind::Internal);
     let under_way = || begin(operation?.traceparent.as_deref()?);
     let span = requested(instance).and_then(begin).or_else(under_way)?;
@@ -50,7 +50,7 @@ fn carry_from(requested: Option<&str>, now: Option<&str>, instance: &Instance, s
     if let Some(requested) = requested {
         status.traceparent = Some(requested.to_owned());
         let was = before
-            .and_then(|before| before.operation.as_ref())
+            .and_then(|before| before.operation.as_deref())
             .map(Operation::id);
         if let Some(begun) = status
             .operation

@@ -21,7 +21,7 @@ use std::{
 
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
-use kube::{Client, Resource, runtime::reflector::Store};
+use kube::{Client, Resource};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -33,7 +33,7 @@ use crate::{
     events::Outbox,
     resources::{Account, Backup, Instance, Invoice, metering::MeteredHour, origin},
     runtime::{
-        ByNamespace, Clock, Metrics, ReconcileQueue, ServerTime,
+        ByNamespace, Clock, Metrics, Place, ReconcileQueue, ServerTime, Store,
         events::Events,
         metrics::KindLabels,
         reconcile_queue::messages,
@@ -183,10 +183,12 @@ impl InvoiceController {
         look_at_all();
         // Settled events.
         let (changed, _) = queue.open(&invoices);
-        let changed = changed.map(|invoice| invoice.metadata.namespace.clone().unwrap_or_default());
+        let changed = changed.map(|invoice| invoice.namespace().to_owned());
         let directory = shared.deps.directory.clone();
-        let triggers = stream::select(messages(requests), changed)
-            .filter_map(move |namespace| std::future::ready(directory.account_of(&namespace)));
+        let triggers = stream::select(messages(requests), changed).filter_map(move |namespace| {
+            let account = directory.account_of(&namespace);
+            std::future::ready(account.map(|account| Place::of(&*account)))
+        });
         let reconciler = Reconciler::new(shared.clone(), accounts, invoices.clone());
         let kind = KindLabels { kind: "Invoice" };
         let depth = shared.deps.metrics.queue_depth.get_or_create_owned(&kind);
@@ -214,7 +216,7 @@ impl InvoiceController {
         &self,
         accounts: Store<Account>,
         invoices: Store<Invoice>,
-    ) -> impl work_queue::Reconcile<Account> + use<> {
+    ) -> impl work_queue::Reconcile + use<> {
         Reconciler::new(self.shared.clone(), accounts, invoices)
     }
 

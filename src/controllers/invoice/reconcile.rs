@@ -11,14 +11,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Api, Resource,
     api::{DeleteParams, PostParams, Preconditions},
-    runtime::reflector::{ObjectRef, Store},
 };
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Gone, Shared, books, farewell, numbers::Place};
+use super::{Gone, Shared, books, farewell, numbers};
 use crate::{
     billing::{
         PriceHistory,
@@ -32,6 +31,7 @@ use crate::{
         tracking::CONTROLLER_MANAGER,
     },
     runtime::{
+        Place, Store,
         backoff::Backoffs,
         client::{CallError, bounded, is_namespace_terminating},
         watch::key,
@@ -80,12 +80,12 @@ struct State {
     written: Option<Timestamp>,
 }
 
-impl Reconcile<Account> for Reconciler {
-    fn class(&self, _: &ObjectRef<Account>) -> Class {
+impl Reconcile for Reconciler {
+    fn class(&self, _: &Place) -> Class {
         Class::Normal
     }
 
-    async fn reconcile(&self, place: &ObjectRef<Account>, _: Class) -> Option<Duration> {
+    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
         let account = self.accounts.get(place)?;
         let namespace = account.owned_namespace()?.to_owned();
         let uid = origin::uid(&account.metadata).to_owned();
@@ -107,13 +107,13 @@ impl Reconcile<Account> for Reconciler {
         metrics.reconciled("Invoice", begun.elapsed(), label);
         match outcome {
             Ok(again) => {
-                self.backoffs.reset(&uid);
+                self.backoffs.reset(place);
                 again
             }
             // What is stored is not what was thought.
             Err(error) if error.is_conflict() || error.is_not_found() => Some(AFTER_CONFLICT),
             Err(error) => {
-                let delay = self.backoffs.next(&uid);
+                let delay = self.backoffs.next(place);
                 tracing::warn!(account = key(&*account), %error, retry_in = ?delay, "cannot keep the books");
                 Some(delay)
             }
@@ -403,7 +403,7 @@ impl Reconciler {
                     state.books.remove_invoice(&invoice);
                 }
                 Step::TakeNumber(invoice) => {
-                    let place = Place {
+                    let place = numbers::Place {
                         namespace,
                         name: invoice.clone(),
                     };
@@ -463,7 +463,7 @@ impl Reconciler {
             status.amount.unwrap_or_default()
         );
         deps.events.publish(invoice, false, "Issued", "Issue", &note);
-        self.shared.numbers.issued(Place {
+        self.shared.numbers.issued(numbers::Place {
             namespace: invoice.metadata.namespace.clone().unwrap_or_default(),
             name: name(invoice).to_owned(),
         });

@@ -11,7 +11,7 @@ mod sampler;
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Client, runtime::reflector::Store};
+use kube::Client;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,7 @@ use crate::{
     providers::UsageSource,
     resources::Instance,
     runtime::{
-        Clock, Metrics, ReconcileQueue,
+        Clock, Metrics, ReconcileQueue, Store,
         instance_metrics::{ShownInstance, ShownInstances},
     },
 };

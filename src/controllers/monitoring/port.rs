@@ -8,7 +8,6 @@ use http::{
     header::{ALLOW, CONTENT_TYPE},
 };
 use http_body_util::Full;
-use kube::runtime::reflector::{ObjectRef, Store};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -21,7 +20,7 @@ use crate::{
     },
     resources::{Instance, origin},
     runtime::{
-        Clock,
+        Clock, Store,
         http::{Arriving, Limits, Options, connections},
     },
 };
@@ -116,8 +115,7 @@ impl<M: Measurements> Port<M> {
     }
 
     fn find(&self, subject: &Subject) -> Option<Arc<Instance>> {
-        let place = ObjectRef::new(&subject.name).within(&subject.namespace);
-        let found = self.instances.get(&place)?;
+        let found = self.instances.named(&subject.namespace, &subject.name)?;
         (origin::uid(&found.metadata) == subject.uid).then_some(found)
     }
 }

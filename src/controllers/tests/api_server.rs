@@ -159,6 +159,20 @@ impl ApiServer {
         self.0.lock().create(plural, namespace, object).0 == 201
     }
 
+    /// There is an account with a namespace of its name.
+    pub fn create_account(&self, name: &str) {
+        let is_ready = json!({
+            "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
+            "lastTransitionTime": self.0.lock().now,
+        });
+        let account = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name },
+            "spec": { "email": format!("{name}@example.com") },
+            "status": { "namespace": name, "conditions": [is_ready] },
+        });
+        self.create("accounts", "", account);
+    }
+
     /// Somebody changes an object.
     pub fn edit(&self, plural: &str, namespace: &str, name: &str, change: impl FnOnce(&mut Value)) {
         let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());

@@ -14,13 +14,7 @@ use std::{
 use futures::{FutureExt as _, StreamExt as _, future::LocalBoxFuture, stream::BoxStream};
 use http::{HeaderMap, HeaderValue, header::DATE};
 use jiff::{SignedDuration, Timestamp};
-use kube::{
-    ResourceExt as _,
-    runtime::{
-        reflector::{ObjectRef, Store, store, store::Writer},
-        watcher::Event,
-    },
-};
+use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde::de::DeserializeOwned;
@@ -46,8 +40,9 @@ use crate::{
     },
     resources::{Account, Backup, HasOutbox, Instance, Invoice, OutboxEntry, PowerState},
     runtime::{
-        ByNamespace, Clock, Metrics, ReconcileQueue, ServerTime,
+        ByNamespace, Clock, Metrics, Place, ReconcileQueue, ServerTime, Store,
         events::Events,
+        objects::{Writer, store},
         reconcile_queue::Queued,
         watch::{Change, Listener},
         work_queue::Reconcile,
@@ -168,6 +163,7 @@ impl Outbox for TestOutbox {
 /// The simulator, which fails at times.
 struct Flaky {
     simulator: Simulator,
+    takes: Duration,
     rng: Mutex<StdRng>,
 }
 
@@ -204,6 +200,9 @@ impl Provider for Flaky {
         now: Timestamp,
     ) -> Result<Observation, ProviderError> {
         self.fails(Some(instance))?;
+        if !self.takes.is_zero() {
+            tokio::time::sleep(self.takes).await;
+        }
         self.simulator.step(instance, backup, now).await
     }
 
@@ -256,11 +255,8 @@ impl<K: Queued + std::fmt::Debug + DeserializeOwned> Watch<K> {
 
     fn begin(&mut self, server: &ApiServer, listeners: Vec<Box<dyn Listener<K>>>) {
         self.listeners = listeners;
-        self.writer.apply_watcher_event(&Event::Init);
-        for object in server.list(self.plural) {
-            self.writer.apply_watcher_event(&Event::InitApply(object));
-        }
-        self.writer.apply_watcher_event(&Event::InitDone);
+        self.writer
+            .replace(server.list(self.plural).into_iter().map(Arc::new));
         self.notify(&Change::Replaced(self.reader.state()));
     }
 
@@ -289,14 +285,12 @@ impl<K: Queued + std::fmt::Debug + DeserializeOwned> Watch<K> {
         };
         let parse = |object: serde_json::Value| -> K { serde_json::from_value(object).unwrap() };
         if let Some(after) = stored.after {
-            let object = parse(after);
-            let place = ObjectRef::from_obj(&object);
-            self.writer.apply_watcher_event(&Event::Apply(object));
-            let object = self.reader.get(&place).unwrap();
+            let object = Arc::new(parse(after));
+            self.writer.apply(object.clone());
             self.notify(&Change::Applied(object));
         } else if let Some(before) = stored.before {
             let object = parse(before);
-            self.writer.apply_watcher_event(&Event::Delete(object.clone()));
+            self.writer.delete(object.meta());
             self.notify(&Change::Deleted(Arc::new(object)));
         }
         true
@@ -304,18 +298,18 @@ impl<K: Queued + std::fmt::Debug + DeserializeOwned> Watch<K> {
 }
 
 /// A reconciler, and what it is to look at.
-struct Work<K: Queued> {
-    reconcile: Box<dyn Fn(ObjectRef<K>) -> LocalBoxFuture<'static, Option<Duration>>>,
-    triggers: BoxStream<'static, Arc<K>>,
+struct Work {
+    reconcile: Box<dyn Fn(Place) -> LocalBoxFuture<'static, Option<Duration>>>,
+    triggers: BoxStream<'static, Place>,
 }
 
-impl<K: Queued> Work<K> {
+impl Work {
     fn new(
-        reconciler: impl Reconcile<K> + 'static,
-        triggers: impl futures::Stream<Item = Arc<K>> + Send + 'static,
+        reconciler: impl Reconcile + 'static,
+        triggers: impl futures::Stream<Item = Place> + Send + 'static,
     ) -> Self {
         let reconciler = Arc::new(reconciler);
-        let reconcile = move |place: ObjectRef<K>| {
+        let reconcile = move |place: Place| {
             let reconciler = reconciler.clone();
             let reconcile = async move {
                 let class = reconciler.class(&place);
@@ -329,16 +323,16 @@ impl<K: Queued> Work<K> {
         }
     }
 
-    fn next_trigger(&mut self) -> Option<Arc<K>> {
+    fn next_trigger(&mut self) -> Option<Place> {
         self.triggers.next().now_or_never().flatten()
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Job {
-    Instance(String, String),
-    Backup(String, String),
-    Account(String, String),
+    Instance(Place),
+    Backup(Place),
+    Account(Place),
     Prices,
     Samples,
 }
@@ -390,10 +384,10 @@ pub struct Operator {
     backups: Watch<Backup>,
     accounts: Watch<Account>,
     invoices: Watch<Invoice>,
-    instance_work: Work<Instance>,
-    backup_work: Work<Backup>,
-    account_work: Work<Account>,
-    settled: BoxStream<'static, Arc<Invoice>>,
+    instance_work: Work,
+    backup_work: Work,
+    account_work: Work,
+    settled: BoxStream<'static, Place>,
     requests: mpsc::UnboundedReceiver<String>,
     invoice_controller: InvoiceController,
     directory: AccountDirectory,
@@ -410,12 +404,22 @@ pub struct Surroundings {
     pub server: ApiServer,
     pub clock: Arc<TestClock>,
     pub inbox: Arc<Mutex<Inbox>>,
+    /// Durations of what the provider does.
+    pub timings: Timings,
+    /// How long it takes to answer, by the time of tokio.
+    pub provider_takes: Duration,
 }
 
 impl Operator {
     #[expect(clippy::too_many_lines, reason = "it connects the parts, as the program does")]
     pub fn start(surroundings: &Surroundings, catalogue: SharedCatalogue, seed: u64) -> Self {
-        let Surroundings { server, clock, inbox } = surroundings;
+        let Surroundings {
+            server,
+            clock,
+            inbox,
+            timings,
+            provider_takes,
+        } = surroundings;
         let time = clock.now();
         let client = server.connect();
         let (metrics, server_time) = (Metrics::new(), ServerTime::default());
@@ -489,9 +493,9 @@ impl Operator {
         );
         let known = instances.reader.state();
         let known = known.iter().map(|instance| &**instance);
-        let timings = Timings::default();
         let provider = Arc::new(Flaky {
-            simulator: Simulator::new(timings, Pools::default(), Faults::new(true), known),
+            takes: *provider_takes,
+            simulator: Simulator::new(*timings, Pools::default(), Faults::new(true), known),
             rng: Mutex::new(StdRng::seed_from_u64(seed + 1)),
         });
         let holders = directory.clone();
@@ -504,7 +508,7 @@ impl Operator {
             ledger: ledger.clone(),
             outbox: outbox.clone(),
             catalogue: catalogue.clone(),
-            timings,
+            timings: *timings,
             clock: clock.clone(),
             metrics: metrics.clone(),
             events: events("instance-controller"),
@@ -539,7 +543,7 @@ impl Operator {
         let account_work = Work::new(reconciler, futures::stream::pending());
         let mut timers = Timers::default();
         for account in accounts.reader.state() {
-            timers.set(Job::Account(account.name_any(), account.name_any()), time);
+            timers.set(Job::Account(Place::of(&*account)), time);
         }
         timers.set(Job::Prices, time);
         timers.set(Job::Samples, time);
@@ -586,15 +590,13 @@ impl Operator {
     /// When there is something to do; what waits for its turn is queued.
     pub fn next(&mut self) -> Option<Timestamp> {
         while let Some(instance) = self.instance_work.next_trigger() {
-            let job = Job::Instance(instance.namespace().unwrap(), instance.name_any());
-            self.timers.request(job, self.time);
+            self.timers.request(Job::Instance(instance), self.time);
         }
         while let Some(backup) = self.backup_work.next_trigger() {
-            let job = Job::Backup(backup.namespace().unwrap(), backup.name_any());
-            self.timers.request(job, self.time);
+            self.timers.request(Job::Backup(backup), self.time);
         }
         while let Some(Some(invoice)) = self.settled.next().now_or_never() {
-            self.request_account(&invoice.namespace().unwrap());
+            self.request_account(invoice.namespace());
         }
         while let Ok(namespace) = self.requests.try_recv() {
             self.request_account(&namespace);
@@ -611,7 +613,8 @@ impl Operator {
     fn request_account(&mut self, namespace: &str) {
         if let Some(account) = self.directory.account_of(namespace) {
             let name = account.name_any();
-            self.timers.request(Job::Account(name.clone(), name), self.time);
+            self.timers
+                .request(Job::Account(Place::new("", &name)), self.time);
         }
     }
 
@@ -637,14 +640,10 @@ impl Operator {
             return;
         };
         let again = match &job {
-            Job::Instance(namespace, name) => {
-                (self.instance_work.reconcile)(ObjectRef::new(name).within(namespace)).await
-            }
-            Job::Backup(namespace, name) => {
-                (self.backup_work.reconcile)(ObjectRef::new(name).within(namespace)).await
-            }
-            Job::Account(_, name) => {
-                let again = (self.account_work.reconcile)(ObjectRef::new(name)).await;
+            Job::Instance(place) => (self.instance_work.reconcile)(place.clone()).await,
+            Job::Backup(place) => (self.backup_work.reconcile)(place.clone()).await,
+            Job::Account(place) => {
+                let again = (self.account_work.reconcile)(place.clone()).await;
                 again.map(|again| self.seldom(again))
             }
             Job::Prices => {

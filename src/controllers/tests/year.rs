@@ -1,7 +1,7 @@
 //! A year of 200 instances that come, go and change, with faults, and an operator that dies a hundred times and is down over the
 //! ends of months.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
@@ -22,7 +22,7 @@ use crate::{
         alerts::{AlertRule, Percent},
     },
     lifecycle::Action,
-    providers::simulator::FAULT_ANNOTATION,
+    providers::{Timings, simulator::FAULT_ANNOTATION},
     resources::{
         AlertMetric, Backup, Instance, Invoice, Plan,
         instance::FINALIZER,
@@ -64,15 +64,7 @@ impl Year {
         let clock = Arc::new(TestClock::default());
         clock.set(start);
         for name in ACCOUNTS {
-            let is_ready = json!({
-                "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": START,
-            });
-            let account = json!({
-                "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name },
-                "spec": { "email": format!("{name}@example.com") },
-                "status": { "namespace": name, "conditions": [is_ready] },
-            });
-            server.create("accounts", "", account);
+            server.create_account(name);
         }
         server.take_writes();
         Self {
@@ -80,6 +72,8 @@ impl Year {
                 server,
                 clock,
                 inbox: Arc::new(Mutex::new(Inbox::default())),
+                timings: Timings::default(),
+                provider_takes: Duration::ZERO,
             },
             operator: None,
             returns_at: start,

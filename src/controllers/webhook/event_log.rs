@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use kube::{
     Api,
     api::{ListParams, PostParams},
@@ -18,7 +18,11 @@ use super::{
 };
 use crate::{
     delivery::dispatch::{Mentions, Page, PageWritten},
-    resources::{EventLog, PageIndex, event_log::written_at, quota},
+    resources::{
+        EventLog, PageIndex,
+        event_log::{CLOCKS_DIFFER, written_at},
+        quota,
+    },
     runtime::client::{CallError, bounded, is_denial, next_page},
 };
 
@@ -26,8 +30,6 @@ use crate::{
 const AT_ONCE: u32 = 100;
 /// How often to try again to write a page that is forbidden: for some seconds, in which rights may arrive.
 const MAX_REFUSALS: u32 = 5;
-/// How much later the clock of one leader may be than that of the next.
-const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_mins(2);
 
 /// Writes a page.
 pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageWritten {

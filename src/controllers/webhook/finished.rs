@@ -15,7 +15,7 @@ use crate::{
     delivery::dispatch::key,
     resources::{
         Delivery,
-        delivery::{self, FINISHED_LABEL},
+        delivery::{self, FINISHED_LABEL, is_unowned},
         origin,
     },
     runtime::client::{CallError, bounded, next_page},
@@ -25,6 +25,8 @@ use crate::{
 const PAGE: u32 = 500;
 /// Deletions at the same time in a namespace.
 const CONCURRENCY: usize = 4;
+/// The most of [`All::unowned`].
+const MAX_UNOWNED: usize = 10_000;
 
 /// A finished Delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,16 +71,32 @@ pub(super) async fn list(
     Ok(finished)
 }
 
-/// The size of all finished Deliveries, by namespace.
-pub(super) async fn sizes(client: &Client) -> Result<HashMap<String, u64>, CallError> {
-    let mut sizes: HashMap<String, u64> = HashMap::new();
+/// All finished Deliveries, by namespace.
+#[derive(Default)]
+pub(super) struct All {
+    /// Their size.
+    pub(super) sizes: HashMap<String, u64>,
+    /// Those without an owner, which belong to no webhook that is pruned; or some of them.
+    pub(super) unowned: HashMap<String, Vec<Finished>>,
+}
+
+/// Looks at all finished Deliveries.
+pub(super) async fn all(client: &Client) -> Result<All, CallError> {
+    let mut all = All::default();
+    let mut unowned = 0;
     let api = Api::all(client.clone());
     each(&api, FINISHED_LABEL, |metadata| {
-        let bytes = delivery::finished_bytes(&metadata);
-        *sizes.entry(metadata.namespace.unwrap_or_default()).or_default() += bytes;
+        let namespace = metadata.namespace.clone().unwrap_or_default();
+        if is_unowned(&metadata) && unowned < MAX_UNOWNED {
+            unowned += 1;
+            let of_namespace = all.unowned.entry(namespace).or_default();
+            of_namespace.extend(Finished::of(metadata));
+        } else {
+            *all.sizes.entry(namespace).or_default() += delivery::finished_bytes(&metadata);
+        }
     })
     .await?;
-    Ok(sizes)
+    Ok(all)
 }
 
 async fn each(api: &Api<Delivery>, selector: &str, mut see: impl FnMut(ObjectMeta)) -> Result<(), CallError> {

@@ -1,5 +1,5 @@
 //! Deletes old pages of the event log, and what is beyond the bounds of an account or of all together (decisions, section 8). In
-//! bytes, pages and finished Deliveries count together, and the oldest go first.
+//! bytes, pages and finished Deliveries count together, and the oldest go first. Also deletes finished Deliveries that have no owner.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -136,7 +136,10 @@ fn again(shared: &Shared, namespace: &str, bounds: &Bounds) {
 async fn round(shared: &Shared, bounds: &Bounds) -> Result<(), CallError> {
     shared.state.lock().log_tally = LogTally::default();
     let kept = prune_pages(shared, None, bounds, bounds.account, Vec::new()).await?;
-    let mut sizes = finished::sizes(&shared.deps.client).await?;
+    let finished::All { mut sizes, unowned } = finished::all(&shared.deps.client).await?;
+    for (namespace, unowned) in unowned {
+        finished::delete(shared, &namespace, unowned).await;
+    }
     for (namespace, kept) in kept {
         *sizes.entry(namespace).or_default() += kept.size.bytes;
     }
@@ -357,6 +360,7 @@ mod tests {
         let delivery = json!({
             "namespace": namespace, "name": format!("dlv-{hours}"), "uid": "d", "resourceVersion": "1",
             "creationTimestamp": hours_ago(hours), "annotations": { "stellage.dev/bytes": bytes.to_string() },
+            "ownerReferences": [{ "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "w", "uid": "u" }],
         });
         serde_json::from_value(delivery).unwrap()
     }
@@ -446,6 +450,14 @@ mod tests {
         let flags = ["--logged-mebibytes-in-all=1"];
         assert_eq!(deleted_by_a_round(&flags, pages(), deliveries()).await, deleted);
         assert!(deleted_by_a_round(&[], pages(), deliveries()).await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn finished_deliveries_without_an_owner_go() {
+        let mut unowned = stored_delivery("a", 2, 10);
+        unowned.owner_references = None;
+        let deliveries = vec![stored_delivery("a", 1, 10), unowned, stored_delivery("b", 2, 10)];
+        assert_eq!(deleted_by_a_round(&[], Vec::new(), deliveries).await, ["a/dlv-2"]);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use kube::{
     Api, Resource,
     api::{ListParams, VersionMatch},
     core::{DeserializeGuard, PartialObjectMeta},
-    runtime::reflector::{ObjectRef, Store},
 };
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -24,6 +23,7 @@ use crate::{
     delivery::dispatch::key,
     resources::{Delivery, Webhook, delivery::FINISHED_LABEL, tracking::forget_foreign},
     runtime::{
+        Place, Store,
         client::{CallError, bounded, next_page},
         watch::revision,
     },
@@ -185,7 +185,7 @@ fn news(
 pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed {
     let shared_with_store = |delivery: Delivery| {
         let same = shown
-            .get(&ObjectRef::from_obj(&delivery))
+            .get(&Place::of(&delivery))
             .filter(|shown| revision(&**shown) == revision(&delivery));
         same.unwrap_or_else(|| Arc::new(delivery))
     };

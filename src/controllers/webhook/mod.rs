@@ -49,7 +49,7 @@ mod write_queue;
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Client, runtime::reflector::Store};
+use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use shared::Shared;
@@ -61,7 +61,7 @@ use crate::{
     events::Outbox,
     mail::{MailLimits, Mailer},
     resources::{Delivery, HasOutbox, Webhook},
-    runtime::{Clock, Metrics, ServerTime, events::Events, lease::Tenure, watch::Listener},
+    runtime::{Clock, Metrics, ServerTime, Store, events::Events, lease::Tenure, watch::Listener},
 };
 
 /// What the controller depends on.

@@ -1,5 +1,5 @@
-//! Completes the Deliveries with which account holders ask that a delivery in the event log be sent again: with what the page that
-//! they name has of it. Nothing that an account holder writes is signed.
+//! Completes the Deliveries with which account holders and the facade ask that a delivery in the event log be sent again: with what
+//! the page that they name has of it. Nothing that they write is signed.
 
 use kube::{Api, ResourceExt as _, api::PostParams};
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     delivery::dispatch::{job_key_of, key},
-    resources::{Delivery, EventLog, Webhook, event_log::page_of, origin},
+    resources::{Delivery, EventLog, Webhook, event_log::page_of, instance::IDEMPOTENCY_ANNOTATION, origin},
     runtime::client::{CallError, bounded},
 };
 
@@ -45,6 +45,12 @@ pub(super) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Re
     };
     let nonce = format!("{:.6}", shared.deps.clock.now());
     let mut delivery = logged.requested_again(&webhook, nonce);
+    if let Some(done) = request.annotations().get(IDEMPOTENCY_ANNOTATION) {
+        // The facade does not carry out the same request twice.
+        delivery
+            .annotations_mut()
+            .insert(IDEMPOTENCY_ANNOTATION.to_owned(), done.clone());
+    }
     delivery.metadata.resource_version = request.resource_version();
     let params = PostParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),

@@ -1,18 +1,24 @@
 //! Deletes old finished Deliveries: they are kept for a day, and at most a thousand per webhook (decisions, section 5). How large
-//! those of an account may be together is up to `log_retention`.
+//! those of an account may be together is up to `log_retention`. Also deletes unfinished ones that have no owner: they are in no bound.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use jiff::{SignedDuration, Timestamp};
+use kube::Api;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     finished::{self, Finished},
-    shared::Shared,
+    shared::{AT_ONCE, Shared},
+    store,
 };
-use crate::{delivery::dispatch::WebhookKey, resources::delivery::WEBHOOK_LABEL, runtime::client::CallError};
+use crate::{
+    delivery::dispatch::{JobKey, WebhookKey},
+    resources::{Delivery, delivery::WEBHOOK_LABEL},
+    runtime::client::CallError,
+};
 
 /// How often to check for webhooks with too many finished deliveries.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -22,8 +28,10 @@ const ROUND: Duration = Duration::from_secs(600);
 const MANY: u64 = 100;
 /// A webhook that is over its limit by fewer is pruned this long after its last pruning.
 const PAUSE: Duration = Duration::from_secs(30);
-/// Webhooks pruned at the same time.
+/// Webhooks pruned at the same time, or unfinished deliveries deleted.
 const CONCURRENCY: usize = 4;
+/// How often to take [`AT_ONCE`] unfinished deliveries without a known webhook at a check, to see whether they have an owner.
+const LOOKS: usize = 8;
 
 /// Runs until shutdown.
 pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
@@ -31,6 +39,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
         // Begin with a round, to prune what the previous leader left behind.
         let mut next_round = Instant::now();
         let mut pruned: HashMap<WebhookKey, Pruned> = HashMap::new();
+        let mut looked_at = None;
         loop {
             tokio::time::sleep(CHECK_EVERY).await;
             let all = Instant::now() >= next_round;
@@ -49,6 +58,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
                 }
             });
             pruned.extend(left.buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await);
+            looked_at = delete_unowned(&shared, looked_at).await;
         }
     };
     tokio::select! {
@@ -114,6 +124,31 @@ fn surplus(finished: Vec<Finished>, kept: usize, since: Timestamp) -> Vec<Finish
         .filter(|(rank, delivery)| *rank >= kept || delivery.at < since)
         .map(|(_, delivery)| delivery)
         .collect()
+}
+
+/// Deletes those of the next unfinished deliveries after `last` that have no owner. Returns where to go on, unless that is the start.
+async fn delete_unowned(shared: &Shared, mut last: Option<JobKey>) -> Option<JobKey> {
+    let mut unowned: Vec<Arc<Delivery>> = Vec::new();
+    for _ in 0..LOOKS {
+        let dispatcher = &shared.state.lock().dispatcher;
+        let keys = dispatcher.orphans_after(last.as_ref(), AT_ONCE);
+        unowned.extend(keys.iter().filter_map(|key| dispatcher.unowned(key)).cloned());
+        last = keys.last().cloned();
+        if last.is_none() {
+            break;
+        }
+    }
+    futures::stream::iter(unowned)
+        .for_each_concurrent(CONCURRENCY, async |delivery| {
+            let namespace = delivery.metadata.namespace.as_deref().unwrap_or_default();
+            let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
+            // A failed deletion is repeated once all have been looked at.
+            if let Err(error) = store::delete(&api, &delivery, None).await {
+                tracing::debug!(namespace, delivery = delivery.metadata.name, %error, "cannot delete a delivery without an owner");
+            }
+        })
+        .await;
+    last
 }
 
 #[cfg(test)]

@@ -2,29 +2,25 @@
 
 use std::sync::Arc;
 
-use kube::runtime::reflector::{ObjectRef, Store};
+use crate::{
+    events::OutboxVersion,
+    resources::HasOutbox,
+    runtime::{self, ReconcileQueue, Store},
+};
 
-use crate::{events::OutboxVersion, resources::HasOutbox, runtime::ReconcileQueue};
-
-/// The kind, namespace and name of an object.
+/// The kind of an object, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     kind: &'static str,
-    namespace: String,
-    name: String,
+    place: runtime::Place,
 }
 
 impl Place {
     pub(super) fn of(outbox: &OutboxVersion<'_>) -> Self {
         Self {
             kind: outbox.kind,
-            namespace: outbox.namespace.to_owned(),
-            name: outbox.name.to_owned(),
+            place: runtime::Place::new(outbox.namespace, outbox.name),
         }
-    }
-
-    fn object_ref<K: HasOutbox>(&self) -> ObjectRef<K> {
-        ObjectRef::new(&self.name).within(&self.namespace)
     }
 }
 
@@ -98,12 +94,12 @@ impl<K: HasOutbox> Objects for (Store<K>, ReconcileQueue<K>) {
     }
 
     fn current(&self, place: &Place, see: &mut dyn FnMut(&OutboxVersion<'_>)) {
-        if let Some(object) = self.0.get(&place.object_ref()) {
+        if let Some(object) = self.0.get(&place.place) {
             see(&OutboxVersion::of(&*object));
         }
     }
 
     fn requeue(&self, place: &Place) {
-        self.1.again(self.0.get(&place.object_ref()));
+        self.1.again(self.0.get(&place.place));
     }
 }

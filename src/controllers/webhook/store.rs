@@ -150,3 +150,60 @@ fn api(shared: &Shared, delivery: &Delivery) -> Api<Delivery> {
 fn name(delivery: &Delivery) -> &str {
     delivery.metadata.name.as_deref().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+
+    use super::{super::WebhookController, *};
+    use crate::{controllers::webhook::tests::deps, runtime::client::answered_by};
+
+    fn delivery(event: &str) -> Value {
+        json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+            "metadata": {
+                "namespace": "ns", "name": "dlv-abcdefgh01234567", "uid": event, "resourceVersion": "7",
+                "labels": { "stellage.dev/finished": "true" },
+            },
+            "spec": {
+                "webhook": "hook", "eventId": event, "eventType": "instance.created",
+                "eventCreatedAt": "2026-11-22T10:00:00Z", "body": "{}",
+            },
+            "status": { "phase": "Delivered" },
+        })
+    }
+
+    /// The outcome of the creation of a Delivery of `evt_1` where this one has its name, and whether that one is deleted.
+    async fn created_over(there: Value) -> (Written, bool) {
+        let deleted = Arc::new(Mutex::new(false));
+        let log = deleted.clone();
+        let client = answered_by(move |method, _, _| {
+            let status = |code: u16, reason: &str| {
+                let failure = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "reason": reason });
+                (code, failure)
+            };
+            let answer = match method {
+                Method::POST => status(409, "AlreadyExists"),
+                Method::DELETE => {
+                    *log.lock() = true;
+                    (200, there.clone())
+                }
+                _ => (200, there.clone()),
+            };
+            async move { answer }
+        });
+        let shared = WebhookController::new(super::super::Deps { client, ..deps(&[]) }).shared;
+        let wanted = serde_json::from_value(delivery("evt_1")).unwrap();
+        let written = write(&shared, WriteRequest::Create(wanted)).await;
+        (written, *deleted.lock())
+    }
+
+    #[tokio::test]
+    async fn a_delivery_of_another_event_with_the_name_of_a_new_one_is_not_taken_for_it() {
+        assert_eq!(created_over(delivery("evt_2")).await, (Written::Failed, true));
+        let (written, deleted) = created_over(delivery("evt_1")).await;
+        assert!(matches!(written, Written::Found(found) if found.is_finished()) && !deleted);
+    }
+}

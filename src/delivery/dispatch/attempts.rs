@@ -101,6 +101,7 @@ impl Dispatcher {
                 continue;
             };
             job.state = State::InFlight;
+            queue.count(job, &mut self.totals);
             let event = job.event();
             let number = job.next_attempt();
             let request = job.request().map(ToOwned::to_owned);

@@ -1,5 +1,5 @@
-//! How many deliveries wait or are held: by webhook, by account and in all, and who has most. Each change costs a few steps in
-//! ordered sets, however many webhooks there are.
+//! How many deliveries wait or are held: by webhook, by account and in all, and who has most of which some can give way. Each change
+//! costs a few steps in ordered sets, however many webhooks there are.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -33,7 +33,7 @@ pub(super) struct Counts {
     bound: Bound,
     total: usize,
     accounts: HashMap<Arc<str>, AccountCounts>,
-    /// Accounts by their count.
+    /// Accounts with a webhook in [`AccountCounts::ranking`], by their count.
     ranking: BTreeSet<(usize, Arc<str>)>,
     /// Accounts below their bound with a webhook in [`AccountCounts::expecting`], by their count.
     expecting: BTreeSet<(usize, Arc<str>)>,
@@ -43,7 +43,7 @@ pub(super) struct Counts {
 struct AccountCounts {
     count: usize,
     webhooks: BTreeMap<WebhookKey, WebhookCounts>,
-    /// Webhooks by their count.
+    /// Webhooks with some that can give way, by their count.
     ranking: BTreeSet<(usize, WebhookKey)>,
     /// Webhooks below their bound that expect room, by their count.
     expecting: BTreeSet<(usize, WebhookKey)>,
@@ -52,6 +52,8 @@ struct AccountCounts {
 #[derive(Clone, Copy, Debug, Default)]
 struct WebhookCounts {
     count: usize,
+    /// Whether some of them can give way.
+    can_yield: bool,
     /// Whether it has more, which waits for room.
     expects_room: bool,
 }
@@ -75,6 +77,15 @@ impl Counts {
     /// Counts one delivery less.
     pub(super) fn remove(&mut self, account: &Arc<str>, webhook: &WebhookKey) {
         self.change(account, webhook, |it| it.count -= 1);
+    }
+
+    /// Records whether some deliveries of a webhook can give way.
+    pub(super) fn can_yield(&mut self, account: &Arc<str>, webhook: &WebhookKey, can_yield: bool) {
+        let counts = self.accounts.get(account);
+        let counts = counts.and_then(|account| account.webhooks.get(webhook));
+        if counts.is_some_and(|counts| counts.can_yield) != can_yield {
+            self.change(account, webhook, |it| it.can_yield = can_yield);
+        }
     }
 
     /// Records whether a webhook has more deliveries, which wait for room.
@@ -131,12 +142,12 @@ impl Counts {
         }
     }
 
-    /// The account that has most.
+    /// The account that has most, of those with some that can give way.
     pub(super) fn largest_account(&self) -> Option<&Arc<str>> {
         self.ranking.last().map(|(_, account)| account)
     }
 
-    /// The webhook of an account that has most.
+    /// The webhook of an account that has most, of those with some that can give way.
     pub(super) fn largest_webhook(&self, account: &str) -> Option<&WebhookKey> {
         let account = self.accounts.get(account)?;
         account.ranking.last().map(|(_, webhook)| webhook)
@@ -165,12 +176,14 @@ impl Counts {
         change(&mut counts);
         account.count = account.count - before + counts.count;
         self.total = self.total - before + counts.count;
-        if counts.count > 0 || counts.expects_room {
+        if counts.count > 0 || counts.expects_room || counts.can_yield {
             let rank = (counts.count, webhook.clone());
             if counts.expects_room && counts.count < self.bound.webhook {
                 account.expecting.insert(rank.clone());
             }
-            account.ranking.insert(rank);
+            if counts.can_yield {
+                account.ranking.insert(rank);
+            }
             account.webhooks.insert(webhook.clone(), counts);
         }
         if account.webhooks.is_empty() {
@@ -181,7 +194,9 @@ impl Counts {
         if !account.expecting.is_empty() && account.count < self.bound.account {
             self.expecting.insert(rank.clone());
         }
-        self.ranking.insert(rank);
+        if !account.ranking.is_empty() {
+            self.ranking.insert(rank);
+        }
     }
 
     #[cfg(test)]
@@ -205,6 +220,7 @@ mod tests {
         for _ in 0..times {
             counts.add(&account.into(), &webhook.into());
         }
+        counts.can_yield(&account.into(), &webhook.into(), true);
     }
 
     #[test]
@@ -224,6 +240,21 @@ mod tests {
         assert_eq!(counts.exceeded("b", &"b/1".into()), Some(Scope::Webhook));
         assert_eq!(counts.largest_account().unwrap().as_ref(), "a");
         assert_eq!(counts.largest_webhook("a").unwrap().as_ref(), "a/1");
+    }
+
+    #[test]
+    fn who_has_most_is_asked_of_those_that_can_give_way() {
+        let mut counts = Counts::new(BOUND);
+        add(&mut counts, "a/1", 3);
+        add(&mut counts, "a/2", 2);
+        add(&mut counts, "b/1", 1);
+        counts.can_yield(&"a".into(), &"a/1".into(), false);
+        assert_eq!(counts.largest_account().unwrap().as_ref(), "a");
+        assert_eq!(counts.largest_webhook("a").unwrap().as_ref(), "a/2");
+        counts.can_yield(&"a".into(), &"a/2".into(), false);
+        assert_eq!(counts.largest_account().unwrap().as_ref(), "b");
+        assert_eq!(counts.largest_webhook("a"), None);
+        assert_eq!(counts.of_account("a"), 5, "they count nevertheless");
     }
 
     #[test]

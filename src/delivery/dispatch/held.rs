@@ -3,7 +3,8 @@
 //! A delivery is held while its webhook cannot be sent to. It is also held while a bound of [`Limits::pending`] leaves no room
 //! for it; it is released once there is room. When the total is reached, the account that owes most gives way, and within an
 //! account the webhook that owes most. If more than [`Limits::held`] are held, the oldest are dropped: of the webhook or account
-//! that exceeds its bound, or else of the account that holds most.
+//! that exceeds its bound, or else of the account that holds most. Who has none that can give way is passed over: held ones that are
+//! requested are not dropped, and what is in flight is not held.
 //!
 //! [`Limits::pending`]: super::Limits::pending
 //! [`Limits::held`]: super::Limits::held
@@ -51,23 +52,16 @@ impl Dispatcher {
             return false;
         };
         self.hold(&last);
+        // One that is requested is sent all the same, but only once.
+        self.attempt_if_requested(&last);
         true
     }
 
-    /// The latest waiting delivery of the webhook that owes most in an account.
+    /// The latest waiting delivery of the webhook that owes most in an account; a requested one only if there is no other.
     fn last_waiting(&self, account: &str) -> Option<JobKey> {
         let webhook = self.totals.owed.largest_webhook(account)?;
-        let is_waiting = |job: &&JobKey| {
-            let is_wanted = |job: &Job| job.test || job.request().is_some();
-            let job = self.jobs.get(*job).filter(|job| !is_wanted(job));
-            matches!(
-                job.map(|job| job.state),
-                Some(State::Ready(_) | State::Waiting(_))
-            )
-        };
-        // The others are in flight, requested or tests, so they are few.
-        let latest_first = self.queues.get(webhook)?.owed.iter().rev();
-        latest_first.map(|order| &order.job).find(is_waiting).cloned()
+        let (_, order) = self.queues.get(webhook)?.yielding.last()?;
+        Some(order.job.clone())
     }
 
     /// Releases some of the deliveries that were held only because there was no room for them, while there is.
@@ -232,7 +226,8 @@ impl Dispatcher {
         {}
     }
 
-    /// Drops the oldest held delivery of the webhook that holds most within a scope. Returns whether there was one.
+    /// Drops the oldest held delivery of the webhook that holds most within a scope. Returns whether there was one: that which was
+    /// held last, if there is no other.
     fn drop_oldest(&mut self, scope: Scope, account: &str, webhook: &WebhookKey) -> bool {
         let held = &self.totals.held;
         let largest = match scope {

@@ -113,6 +113,15 @@ pub(super) enum Counted {
     Held,
 }
 
+/// How much a job that can give way is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Wanted {
+    /// It was requested to be sent now.
+    Now,
+    /// When it is due.
+    InTime,
+}
+
 /// Counts a failure, and returns the pause after it.
 pub(super) fn pause_after(failures: &mut u32) -> Duration {
     let pause = FIRST_PAUSE.saturating_mul(1 << (*failures).min(8));
@@ -161,6 +170,8 @@ pub(super) struct Job {
     pub(super) is_counted: bool,
     /// What it is counted as in [`Totals`](super::Totals).
     pub(super) counted: Option<Counted>,
+    /// What it is in `WebhookQueue::yielding` as.
+    pub(super) yielding: Option<Wanted>,
 }
 
 impl Job {
@@ -192,6 +203,7 @@ impl Job {
             drains: false,
             is_counted: false,
             counted: None,
+            yielding: None,
         }
     }
 
@@ -262,6 +274,16 @@ impl Job {
             (_, DeliveryPhase::Held) => Some(Counted::Held),
             _ => Some(Counted::Owed),
         }
+    }
+
+    /// Whether it can give way to others, and how much it is wanted. Those in flight cannot, nor can tests.
+    pub(super) fn yields_as(&self) -> Option<Wanted> {
+        let is_waiting = matches!(self.state, State::Ready(_) | State::Waiting(_));
+        let is_one = is_waiting && !self.test && self.counts_as() == Some(Counted::Owed);
+        is_one.then(|| match self.request() {
+            Some(_) => Wanted::Now,
+            None => Wanted::InTime,
+        })
     }
 
     /// The current status, unless nothing has been recorded or decided yet.

@@ -15,7 +15,7 @@ use super::{
     webhook_queue::{Gate, WebhookFacts},
 };
 use crate::{
-    resources::{Delivery, DeliveryPhase},
+    resources::{Delivery, DeliveryPhase, delivery::is_unowned},
     runtime::watch::revision,
 };
 
@@ -63,6 +63,11 @@ impl Orphans {
         self.webhooks.contains_key(job_key)
     }
 
+    fn get(&self, job_key: &JobKey) -> Option<&Orphan> {
+        let webhook = self.webhooks.get(job_key)?;
+        self.by_webhook.get(webhook)?.get(job_key)
+    }
+
     fn get_mut(&mut self, job_key: &JobKey) -> Option<&mut Orphan> {
         let webhook = self.webhooks.get(job_key)?;
         self.by_webhook.get_mut(webhook)?.get_mut(job_key)
@@ -99,11 +104,10 @@ fn webhook_key_of(record: &Delivery) -> WebhookKey {
     key(namespace, &record.spec.webhook)
 }
 
-/// Whether a record belongs to this webhook, and not to another one of the same name. A record without owner was created by
-/// hand, and belongs to any webhook of that name.
+/// Whether a record belongs to this webhook, and not to another one of the same name, perhaps of a former account of the namespace.
 fn is_for(record: &Delivery, facts: &WebhookFacts) -> bool {
-    let mut owners = record.metadata.owner_references.iter().flatten().peekable();
-    owners.peek().is_none() || owners.any(|owner| *owner.uid == *facts.object_uid)
+    let mut owners = record.metadata.owner_references.iter().flatten();
+    owners.any(|owner| *owner.uid == *facts.object_uid)
 }
 
 /// The key of a Delivery's job.
@@ -248,7 +252,7 @@ impl Dispatcher {
     }
 
     /// Keeps the records of a webhook that is gone, since it may come back: it may only have been unreadable. If it was deleted,
-    /// Kubernetes deletes them as well.
+    /// Kubernetes deletes them as well, or takes their owner away.
     pub(super) fn orphan(&mut self, job_key: &JobKey) {
         let Some(job) = self.jobs.get(job_key) else { return };
         if let Some(record) = job.record()
@@ -314,6 +318,12 @@ impl Dispatcher {
     /// Some Deliveries without a known webhook, in the order of their keys: those after `last`, at most `limit`.
     pub fn orphans_after(&self, last: Option<&JobKey>, limit: usize) -> Vec<JobKey> {
         keys_after(&self.orphans.webhooks, last, limit)
+    }
+
+    /// The record of a Delivery without a known webhook, if it never gets one, because it has no owner.
+    pub fn unowned(&self, key: &JobKey) -> Option<&Arc<Delivery>> {
+        let record = &self.orphans.get(key)?.record;
+        is_unowned(&record.metadata).then_some(record)
     }
 
     /// Forgets a Delivery without a known webhook that is not in a new list, as [`Self::forget_unlisted`] does.

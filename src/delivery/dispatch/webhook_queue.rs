@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::{
     JobKey, Totals, WebhookKey,
     first_attempts::FirstAttempts,
-    job::{Counted, EventOrder, Job, State},
+    job::{Counted, EventOrder, Job, State, Wanted},
     key,
 };
 use crate::{events::EventType, resources::DeliveryPhase};
@@ -129,8 +129,9 @@ pub(super) struct WebhookQueue {
     requested: BTreeSet<EventOrder>,
     tickets: u64,
     pub(super) held: BTreeMap<EventOrder, JobKey>,
-    /// Jobs that wait for an attempt or are in flight.
-    pub(super) owed: BTreeSet<EventOrder>,
+    /// Jobs that count as owed and can give way, because they wait for an attempt: those that are requested first, and then the
+    /// others, so that the last goes first.
+    pub(super) yielding: BTreeSet<(Wanted, EventOrder)>,
     /// Whether it holds deliveries until there is room for them.
     expects_room: bool,
     /// Number of jobs of a backlog. While there are any, jobs are sent one after the other.
@@ -162,7 +163,7 @@ impl WebhookQueue {
             requested: BTreeSet::new(),
             tickets: 0,
             held: BTreeMap::new(),
-            owed: BTreeSet::new(),
+            yielding: BTreeSet::new(),
             expects_room: false,
             draining: 0,
             pending: 0,
@@ -229,22 +230,32 @@ impl WebhookQueue {
         if counts_as != job.counted {
             let account = &self.facts.namespace;
             match std::mem::replace(&mut job.counted, counts_as) {
-                Some(Counted::Owed) => {
-                    self.owed.remove(&job.order);
-                    totals.owed.remove(account, &job.webhook);
-                }
+                Some(Counted::Owed) => totals.owed.remove(account, &job.webhook),
                 Some(Counted::Held) => totals.held.remove(account, &job.webhook),
                 None => {}
             }
             match counts_as {
-                Some(Counted::Owed) => {
-                    self.owed.insert(job.order.clone());
-                    totals.owed.add(account, &job.webhook);
-                }
+                Some(Counted::Owed) => totals.owed.add(account, &job.webhook),
                 Some(Counted::Held) => totals.held.add(account, &job.webhook),
                 None => {}
             }
         }
+        let yields_as = job.yields_as();
+        if yields_as != job.yielding {
+            if let Some(before) = std::mem::replace(&mut job.yielding, yields_as) {
+                self.yielding.remove(&(before, job.order.clone()));
+            }
+            if let Some(now) = yields_as {
+                self.yielding.insert((now, job.order.clone()));
+            }
+        }
+        let account = &self.facts.namespace;
+        totals
+            .owed
+            .can_yield(account, &job.webhook, !self.yielding.is_empty());
+        totals
+            .held
+            .can_yield(account, &job.webhook, !self.held.is_empty());
         self.expect_room(totals);
     }
 

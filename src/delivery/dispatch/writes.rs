@@ -34,7 +34,7 @@ pub enum WriteRequest {
 pub enum Written {
     /// The write succeeded; this is the Delivery now.
     Stored(Arc<Delivery>),
-    /// The write was refused because of a conflict; this is the current Delivery.
+    /// The write was refused because of a conflict; this is the current Delivery of the event.
     Found(Arc<Delivery>),
     /// The Delivery was deleted or did not exist, or cannot be created because its namespace is being deleted.
     Gone,

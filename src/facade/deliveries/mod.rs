@@ -16,7 +16,7 @@ use self::view::{DeliveryView, Retry};
 use super::{
     App,
     extract::{
-        Caller, IfMatch, Inner, Post, Target,
+        Caller, Charged, IfMatch, Inner, Post, Target,
         idempotency::{self, Retention},
         query::Parameters,
     },
@@ -30,13 +30,10 @@ use crate::{
     events::EventType,
     resources::DeliveryPhase,
     service::{
-        deliveries::{Counted, Selection, When},
+        deliveries::{Selection, When},
         id::{DeliveryId, WebhookId},
     },
 };
-
-/// Every five deliveries that one request sends count as one more request, because each of them is a write.
-const DELIVERIES_PER_REQUEST: usize = 5;
 
 /// The selection in the query; `None` if a value does not exist, so that nothing is selected.
 fn selection(parameters: &Parameters) -> Option<Selection> {
@@ -80,7 +77,8 @@ fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, ApiError>
 /// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of those that failed at least
 /// once, unless the operator is configured otherwise. One that succeeds at the first attempt is listed some two seconds later.
 /// Filters can be combined with each other and with paging. A filter that matches nothing gives an empty
-/// list. Pages do not lead beyond the newest 10,000 deliveries that match.
+/// list. Pages do not lead beyond the newest 10,000 deliveries that match. Each further 500 deliveries or pages of the event log that have to
+/// be gone through count as one more request against the rate limits.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}/deliveries",
@@ -103,11 +101,12 @@ pub async fn list(
 ) -> Result<Response, ApiError> {
     let paging = parameters.paging()?;
     let (tenant, selection) = (caller.tenant(), selection(&parameters));
+    let cost = Charged::new(&app, &caller);
     let (page, total) = match events(&parameters)? {
         Some(events) => {
             let found = app
                 .service
-                .deliveries_of_events(tenant, id, selection, events)
+                .deliveries_of_events(tenant, id, selection, events, &cost)
                 .await?;
             let total = found.len();
             let skip = usize::try_from(paging.page - 1).unwrap_or(usize::MAX);
@@ -116,7 +115,7 @@ pub async fn list(
         }
         None => {
             app.service
-                .list_deliveries(tenant, id, selection, paging.page, paging.limit)
+                .list_deliveries(tenant, id, selection, paging.page, paging.limit, &cost)
                 .await?
         }
     };
@@ -141,7 +140,9 @@ pub async fn detail(
     Target(id): Target<WebhookId>,
     Inner(delivery): Inner<DeliveryId>,
 ) -> Result<Response, ApiError> {
-    let (webhook, delivery) = app.service.delivery(caller.tenant(), id, delivery).await?;
+    let cost = Charged::new(&app, &caller);
+    let reading = app.service.delivery(caller.tenant(), id, delivery, &cost);
+    let (webhook, delivery) = reading.await?;
     let view = DeliveryView::with_request(&delivery, &webhook.webhook);
     response::single(StatusCode::OK, &delivery, view, None)
 }
@@ -170,6 +171,7 @@ pub async fn redeliver(
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
     post.fields.finish()?;
+    let cost = Charged::new(&app, &caller);
     let redelivered = app
         .service
         .redeliver(
@@ -178,6 +180,7 @@ pub async fn redeliver(
             delivery_id,
             post.idempotent.as_ref(),
             &precondition,
+            &cost,
         )
         .await?;
     let delivery = &redelivered.delivery;
@@ -195,7 +198,7 @@ pub async fn redeliver(
 /// Sends all pending deliveries now
 ///
 /// Sends every pending delivery of the webhook immediately instead of at its next scheduled attempt, in the order of their events.
-/// Five of them count as one more request against the rate limits.
+/// Five of them count as one more request against the rate limits, and so does each further hundred that has to be gone through.
 /// If an attempt fails, the next one stays scheduled as before, and no retry is used up. Test events are left out. Held deliveries
 /// are not pending: enable the webhook, or send one of them with `redeliver`. If the webhook is blocked, the deliveries are sent as
 /// soon as that changes, and `message` says so.
@@ -212,11 +215,17 @@ pub async fn retry(
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
     post.fields.finish()?;
+    let cost = Charged::new(&app, &caller);
     let retried = app
         .service
-        .retry(caller.namespace(), id, post.idempotent.as_ref(), &precondition)
+        .retry(
+            caller.namespace(),
+            id,
+            post.idempotent.as_ref(),
+            &precondition,
+            &cost,
+        )
         .await?;
-    charge(&app, &caller, &retried);
     let message = match retried.count {
         0 => "There are no pending deliveries.".to_owned(),
         count => counted(count, retried.when),
@@ -234,15 +243,6 @@ pub async fn retry(
         Retention::Actions,
         response,
     ))
-}
-
-/// Counts a request for many deliveries against the rate limits.
-pub(super) fn charge(app: &App, caller: &Caller, counted: &Counted) {
-    if !counted.replayed {
-        let requests = counted.count / DELIVERIES_PER_REQUEST;
-        app.rate_limits
-            .charge(&caller.0, u32::try_from(requests).unwrap_or(u32::MAX));
-    }
 }
 
 /// What happens to so many deliveries, as a sentence.

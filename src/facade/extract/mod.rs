@@ -9,14 +9,15 @@ pub mod idempotency;
 mod precondition;
 pub mod query;
 
-use std::convert::Infallible;
+use std::{convert::Infallible, ops::Deref};
 
 use axum::{body::Body, extract::FromRequestParts};
 use http::{Request, Uri, request::Parts};
 
 use self::{fields::Fields, query::Parameters};
-use super::response::error::ApiError;
+use super::{App, response::error::ApiError};
 use crate::service::{
+    cost::Cost,
     credentials::{Credential, Tenant},
     id::PublicId,
     idempotency::IdempotentRequest,
@@ -24,17 +25,23 @@ use crate::service::{
 };
 
 /// Who sent the request, as [`super::middleware`] has authenticated it.
-pub struct Caller(pub Credential);
+#[derive(Clone)]
+pub struct Caller {
+    /// Whose key it is.
+    pub credential: Credential,
+    /// Whether the request counts against the limit of what the console reads.
+    pub reads_in_console: bool,
+}
 
 impl Caller {
     /// The caller's account.
     pub fn tenant(&self) -> &Tenant {
-        &self.0.tenant
+        &self.credential.tenant
     }
 
     /// The namespace of the caller's account. Handlers read and write nothing outside of it.
     pub fn namespace(&self) -> &str {
-        &self.0.tenant.namespace
+        &self.credential.tenant.namespace
     }
 }
 
@@ -42,13 +49,50 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        parts.extensions.remove().map(Self).ok_or_else(|| {
+        parts.extensions.remove().ok_or_else(|| {
             tracing::error!(
                 path = parts.uri.path(),
                 "a request reached a handler without authentication"
             );
             ApiError::fault()
         })
+    }
+}
+
+/// The cost of a request, which counts against the rate limits as soon as the request ends, however it ends.
+pub struct Charged<'a> {
+    app: &'a App,
+    caller: &'a Caller,
+    cost: Cost,
+}
+
+impl<'a> Charged<'a> {
+    /// A request of this caller that has cost nothing yet.
+    pub fn new(app: &'a App, caller: &'a Caller) -> Self {
+        Self {
+            app,
+            caller,
+            cost: Cost::default(),
+        }
+    }
+}
+
+impl Deref for Charged<'_> {
+    type Target = Cost;
+
+    fn deref(&self) -> &Cost {
+        &self.cost
+    }
+}
+
+impl Drop for Charged<'_> {
+    fn drop(&mut self) {
+        let (limits, credential) = (&self.app.rate_limits, &self.caller.credential);
+        match self.cost.requests() {
+            0 => {}
+            requests if self.caller.reads_in_console => limits.charge_in_console(credential, requests),
+            requests => limits.charge(credential, requests),
+        }
     }
 }
 

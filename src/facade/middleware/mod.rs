@@ -39,6 +39,7 @@ use self::{
 };
 use super::{
     AnsweredAs, App,
+    extract::Caller,
     openapi::Served,
     rate_limit::{Allowance, Whose},
     response::{
@@ -288,30 +289,28 @@ where
 impl App {
     /// Authenticates a request and decides whether it may go on to its handler. There is an allowance once the key is known.
     fn admit(&self, request: &mut Request) -> (Result<Option<Write>, ApiError>, Option<Allowance>) {
-        let (credential, allowance) = match request.extensions_mut().remove() {
+        let (credential, reads_in_console) = match request.extensions_mut().remove() {
             // Only what runs in this process can have put it there.
-            Some(AnsweredAs(credential)) if request.method().is_safe() => {
-                let allowance = self.rate_limits.spend_in_console(&credential);
-                (credential, allowance)
-            }
-            Some(AnsweredAs(credential)) => {
-                let allowance = self.rate_limits.spend(&credential);
-                (credential, allowance)
-            }
+            Some(AnsweredAs(credential)) => (credential, request.method().is_safe()),
             None => match self.authenticate(request.headers()) {
-                Ok(credential) => {
-                    let allowance = self.rate_limits.spend(&credential);
-                    (credential, allowance)
-                }
+                Ok(credential) => (credential, false),
                 Err(refusal) => return (Err(refusal), None),
             },
+        };
+        let allowance = if reads_in_console {
+            self.rate_limits.spend_in_console(&credential)
+        } else {
+            self.rate_limits.spend(&credential)
         };
         // Also if it is refused below: somebody has the key and uses it.
         self.service.note_use(&credential);
         let admitted = self
             .check(request.method(), &credential, &allowance)
             .and_then(|()| self.begin(request.method(), &credential));
-        request.extensions_mut().insert(credential);
+        request.extensions_mut().insert(Caller {
+            credential,
+            reads_in_console,
+        });
         (admitted, Some(allowance))
     }
 
@@ -449,17 +448,18 @@ mod tests {
 
     use super::*;
     use crate::{
-        facade::{Facade, deliveries, extract::Caller, openapi},
-        runtime::watch::Change,
-        service::{
-            Service,
-            deliveries::{Counted, When},
-        },
+        facade::{Facade, openapi},
+        runtime::{client::answered_by, watch::Change},
+        service::{Service, deliveries::pending_delivery},
     };
 
     /// A facade whose API server cannot be reached, with one account and a key of each scope.
     fn facade(metrics: &Metrics) -> Facade {
-        let service = Arc::new(Service::without_cluster());
+        facade_of(Service::without_cluster(), metrics)
+    }
+
+    fn facade_of(service: Service, metrics: &Metrics) -> Facade {
+        let service = Arc::new(service);
         let mut listeners = service.listeners();
         let parse = |value: Value| Arc::new(serde_json::from_value(value).unwrap());
         listeners.accounts.changed(&Change::Replaced(vec![parse(json!({
@@ -483,7 +483,10 @@ mod tests {
     }
 
     fn synced_with(metrics: &Metrics) -> Facade {
-        let facade = facade(metrics);
+        synced_facade(facade(metrics))
+    }
+
+    fn synced_facade(facade: Facade) -> Facade {
         let mut listeners = facade.app.service.listeners();
         listeners.instances.changed(&Change::Replaced(Vec::new()));
         listeners.backups.changed(&Change::Replaced(Vec::new()));
@@ -669,30 +672,89 @@ mod tests {
         );
     }
 
+    /// What the key has left of its allowance of 3,600, which refills by one a second.
+    async fn left(facade: &Facade) -> u32 {
+        let (_, headers, _) = ask(facade, "GET", "/v1/plans", Some("write")).await;
+        headers["ratelimit-remaining"].to_str().unwrap().parse().unwrap()
+    }
+
+    /// A facade whose API server has a webhook with 200 pending deliveries on eight pages, and answers patches of all but the first
+    /// hundred with this code. The event log has 40 pages.
+    fn with_deliveries(after_100: u16) -> Facade {
+        let patches = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let client = answered_by(move |method, path, _| {
+            let patches = patches.clone();
+            async move {
+                let next = path
+                    .split_once("continue=")
+                    .map_or(0, |(_, next)| next.parse().unwrap());
+                if method == Method::PATCH {
+                    if patches.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 100 {
+                        return (200, pending_delivery(0));
+                    }
+                    let failure = json!({ "kind": "Status", "status": "Failure", "code": after_100 });
+                    let is_patched = after_100 == 200;
+                    (after_100, if is_patched { pending_delivery(0) } else { failure })
+                } else if path.contains("/deliveries") {
+                    let more = (next < 7).then(|| (next + 1).to_string());
+                    let items: Vec<Value> = (25 * next..25 * (next + 1)).map(pending_delivery).collect();
+                    (200, json!({ "metadata": { "continue": more }, "items": items }))
+                } else if path.contains("/eventlogs") {
+                    let next = (next < 39).then(|| (next + 1).to_string());
+                    (200, json!({ "metadata": { "continue": next }, "items": [] }))
+                } else {
+                    let webhook = json!({
+                        "metadata": {
+                            "namespace": "demo", "name": "wh-abcdefgh01234567", "uid": "u", "resourceVersion": "1",
+                        },
+                        "spec": {
+                            "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" },
+                        },
+                    });
+                    (200, webhook)
+                }
+            }
+        });
+        let service = Service::with_client(client);
+        synced_facade(facade_of(service, &Metrics::new()))
+    }
+
     #[tokio::test]
-    async fn deliveries_that_one_request_sends_count_against_the_rate_limit_unless_it_is_a_repetition() {
-        let facade = synced();
-        let credential = facade
-            .app
-            .service
-            .credentials()
-            .authenticate("write", Timestamp::now);
-        let caller = Caller(credential.ok().unwrap());
-        let left = async || -> u32 {
-            let (_, headers, _) = ask(&facade, "GET", "/v1/plans", Some("write")).await;
-            headers["ratelimit-remaining"].to_str().unwrap().parse().unwrap()
-        };
-        for (replayed, least) in [(true, 3590), (false, 3390)] {
-            let counted = Counted {
-                count: 1000,
-                when: When::Now,
-                replayed,
-            };
-            deliveries::charge(&facade.app, &caller, &counted);
-            // A second refills one.
-            let left = left().await;
-            assert!((least..least + 10).contains(&left), "{replayed}: {left}");
+    async fn five_deliveries_and_each_further_page_of_them_count_as_a_request_also_if_it_fails() {
+        for (after_100, status, expected) in [(200, 202, 40 + 7), (500, 503, 20 + 7)] {
+            let facade = with_deliveries(after_100);
+            let path = "/v1/webhooks/wh_abcdefgh01234567/deliveries/retry";
+            let (answered, _, body) = ask(&facade, "POST", path, Some("write")).await;
+            assert_eq!(answered, status, "{body}");
+            let charged = 3600 - 2 - left(&facade).await;
+            assert!(charged.abs_diff(expected) <= 2, "{after_100}: {charged}");
         }
+    }
+
+    #[tokio::test]
+    async fn each_further_page_of_the_event_log_counts_as_a_request_of_the_key_or_of_the_console() {
+        let facade = with_deliveries(200);
+        for path in ["/v1/events", "/v1/events/evt_0000000000000001"] {
+            let before = left(&facade).await;
+            ask(&facade, "GET", path, Some("write")).await;
+            let charged = before - 2 - left(&facade).await;
+            assert!(charged.abs_diff(39) <= 2, "{path}: {charged}");
+        }
+        let before = left(&facade).await;
+        let credentials = facade.app.service.credentials();
+        let write = credentials.authenticate("write", Timestamp::now).ok().unwrap();
+        let in_console = async || -> u32 {
+            let request = Request::get("/v1/events").body(Body::empty()).unwrap();
+            let answer = facade.answer_as(write.clone(), request).await;
+            let remaining = answer.headers()["ratelimit-remaining"].to_str().unwrap();
+            remaining.parse().unwrap()
+        };
+        let charged = in_console().await - 1 - in_console().await;
+        assert!(
+            (20..=39).contains(&charged),
+            "ten of the console's are refilled each second: {charged}"
+        );
+        assert!(before - left(&facade).await <= 1, "the key has spent nothing");
     }
 
     #[test]

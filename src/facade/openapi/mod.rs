@@ -104,27 +104,29 @@ fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// The routes of the API, and the paths that they serve.
 pub(super) fn router() -> (Router<Arc<App>>, Vec<Served>) {
-    (routes().split_for_parts().0, served(&DOCUMENT.value))
+    (routes().split_for_parts().0, DOCUMENT.served.clone())
 }
 
 struct Document {
-    value: Value,
+    /// As text: parsed, it takes some megabytes.
     bytes: Bytes,
+    served: Vec<Served>,
 }
 
 static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
-    let (_, described) = routes().split_for_parts();
-    let mut value = serde_json::to_value(described).unwrap_or_default();
-    complete::complete(&mut value);
+    let value = value();
     Document {
         bytes: serde_json::to_vec(&value).unwrap_or_default().into(),
-        value,
+        served: served(&value),
     }
 });
 
-/// The OpenAPI document.
-pub fn value() -> &'static Value {
-    &DOCUMENT.value
+/// The OpenAPI document, made anew by each call.
+pub fn value() -> Value {
+    let (_, described) = routes().split_for_parts();
+    let mut value = serde_json::to_value(described).unwrap_or_default();
+    complete::complete(&mut value);
+    value
 }
 
 /// Gets this document
@@ -174,9 +176,15 @@ mod tests {
     use super::{super::response::error::ErrorCode, *};
     use crate::events::EventType;
 
+    /// One for all tests, since it takes a while.
+    fn document() -> &'static Value {
+        static VALUE: LazyLock<Value> = LazyLock::new(value);
+        &VALUE
+    }
+
     #[test]
     fn every_endpoint_of_the_specification_is_served() {
-        let served: BTreeSet<String> = served(value())
+        let served: BTreeSet<String> = served(document())
             .into_iter()
             .flat_map(|route| {
                 let path = route.path.clone();
@@ -243,7 +251,7 @@ mod tests {
             keys.map(|(name, _)| name.clone()).collect::<Vec<_>>().join(" ")
         };
         let mut lines = Vec::new();
-        for (path, item) in value()["paths"].as_object().unwrap() {
+        for (path, item) in document()["paths"].as_object().unwrap() {
             for (method, operation) in item.as_object().unwrap() {
                 lines.push(format!("{} {path}", method.to_uppercase()));
                 let parameters = operation["parameters"].as_array().into_iter().flatten();
@@ -279,14 +287,14 @@ mod tests {
         }
         assert_eq!(found.len(), expected.len(), "{}", found.join("\n"));
         assert_eq!(
-            value()["components"]["securitySchemes"]["key"]["scheme"],
+            document()["components"]["securitySchemes"]["key"]["scheme"],
             "bearer"
         );
     }
 
     #[test]
     fn every_error_code_is_described_with_an_example() {
-        let text = value().to_string();
+        let text = document().to_string();
         for code in ErrorCode::ALL {
             // Answers to what is no request of an operation.
             let is_general = matches!(
@@ -316,12 +324,12 @@ mod tests {
                 _ => {}
             }
         }
-        walk(value(), value());
+        walk(document(), document());
     }
 
     #[test]
     fn names_are_unique_and_fit_for_generators() {
-        let components = value()["components"].as_object().unwrap();
+        let components = document()["components"].as_object().unwrap();
         let (schemas, parameters) = (&components["schemas"], &components["parameters"]);
         for name in parameters.as_object().unwrap().keys() {
             assert!(schemas.get(name).is_none(), "{name} is a schema too");
@@ -337,7 +345,7 @@ mod tests {
                 );
             }
         }
-        let sections = ["paths", "webhooks"].map(|section| value()[section].as_object().unwrap());
+        let sections = ["paths", "webhooks"].map(|section| document()[section].as_object().unwrap());
         let operations = sections
             .into_iter()
             .flatten()
@@ -356,13 +364,13 @@ mod tests {
 
     #[test]
     fn every_type_of_event_is_described_with_a_valid_example() {
-        let webhooks = value()["webhooks"].as_object().unwrap();
+        let webhooks = document()["webhooks"].as_object().unwrap();
         let described: BTreeSet<&str> = webhooks.keys().map(String::as_str).collect();
         assert_eq!(described, EventType::ALL.map(EventType::as_str).into());
         for (name, item) in webhooks {
             let body = &item["post"]["requestBody"]["content"]["application/json"];
             let mut schema = body["schema"].clone();
-            schema["components"] = value()["components"].clone();
+            schema["components"] = document()["components"].clone();
             let validator = jsonschema::draft202012::new(&schema).unwrap();
             assert!(validator.is_valid(&body["example"]), "{name}");
             for header in [
@@ -390,7 +398,7 @@ mod tests {
 
     #[test]
     fn examples_are_valid() {
-        let document = value();
+        let document = document();
         let mut checked = 0;
         for (path, operations) in document["paths"].as_object().unwrap() {
             for (method, operation) in operations.as_object().unwrap() {

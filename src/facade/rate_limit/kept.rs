@@ -535,16 +535,18 @@ mod tests {
         (client, writes)
     }
 
+    /// A process that serves the REST API.
+    fn replica(client: &Client) -> (Arc<RateLimits>, KeptRateLimits) {
+        let limits = Arc::<RateLimits>::default();
+        let kept = KeptRateLimits::new(limits.clone(), client.clone(), "x", Arc::new(SystemClock));
+        (limits, kept)
+    }
+
     /// More than [`ROOMY`].
     #[tokio::test]
     async fn a_dozen_busy_replicas_forget_nothing_of_each_other_and_write_only_what_is_new() {
         let (client, writes) = api_server();
-        let replica = || {
-            let limits = Arc::<RateLimits>::default();
-            let kept = KeptRateLimits::new(limits.clone(), client.clone(), "x", Arc::new(SystemClock));
-            (limits, kept)
-        };
-        let replicas: Vec<_> = (0..12).map(|_| replica()).collect();
+        let replicas: Vec<_> = (0..12).map(|_| replica(&client)).collect();
         for (number, (limits, kept)) in (0..).zip(&replicas) {
             for _ in 0..10 {
                 limits.keys.take(&format!("busy-{number}"), 12);
@@ -559,7 +561,7 @@ mod tests {
             kept.share(NOTABLE).await;
         }
         assert_eq!(*writes.lock() - written, 0, "nothing is new");
-        let (limits, kept) = replica();
+        let (limits, kept) = replica(&client);
         kept.share(NOTABLE).await;
         for number in 0..12 {
             let left = limits.keys.take(&format!("busy-{number}"), 12).remaining;
@@ -570,12 +572,7 @@ mod tests {
     #[tokio::test]
     async fn a_restart_forgets_nothing_of_what_keys_accounts_and_the_console_have_taken() {
         let (client, _) = api_server();
-        let process = || {
-            let limits = Arc::<RateLimits>::default();
-            let kept = KeptRateLimits::new(limits.clone(), client.clone(), "x", Arc::new(SystemClock));
-            (limits, kept)
-        };
-        let (limits, kept) = process();
+        let (limits, kept) = replica(&client);
         kept.during(async {
             for _ in 0..100 {
                 limits.keys.take("key", 3600);
@@ -584,7 +581,7 @@ mod tests {
             }
         })
         .await;
-        let (limits, kept) = process();
+        let (limits, kept) = replica(&client);
         kept.during(async {
             let left = [
                 limits.keys.take("key", 3600),

@@ -258,6 +258,14 @@ impl RateLimits {
         }
     }
 
+    /// Counts so many more requests with which the console reads, or as many as are left.
+    pub fn charge_in_console(&self, credential: &Credential, requests: u32) {
+        let tenant = &credential.tenant;
+        let charge = |bucket: &Bucket<_>| bucket.charge(requests);
+        self.console
+            .with(&tenant.uid, of_account(tenant.rate_limit), charge);
+    }
+
     /// Counts so many more requests against the limits of a key and of all keys of its account, or as many as are left.
     pub fn charge(&self, credential: &Credential, requests: u32) {
         let tenant = &credential.tenant;

@@ -15,9 +15,9 @@ use super::{
 use crate::{
     facade::{
         App,
-        deliveries::{charge, counted, view::DeliveryView},
+        deliveries::{counted, view::DeliveryView},
         extract::{
-            Caller, IfMatch, Post, Target,
+            Caller, Charged, IfMatch, Post, Target,
             idempotency::{self, Retention},
         },
         response::{self, error::ApiError, view::Single},
@@ -125,7 +125,7 @@ pub async fn rotate_secret(
 /// Sends every exhausted delivery that is still stored again, or only those that were exhausted since a given time. They are
 /// sent in the order of their events, each with the full number of retries. Test events are left out. If the webhook is disabled,
 /// not active or blocked, they are sent as soon as that changes, and `message` says so. Five of them count as one more request
-/// against the rate limits.
+/// against the rate limits, and so does each further hundred that has to be gone through.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/recover", operation_id = "recoverWebhook", tag = "webhooks",
     request_body = RecoverWebhook,
@@ -140,6 +140,7 @@ pub async fn recover(
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
     let wanted = RecoverWebhook::read(post.fields)?;
+    let cost = Charged::new(&app, &caller);
     let recovered = app
         .service
         .recover(
@@ -148,9 +149,9 @@ pub async fn recover(
             wanted.since,
             post.idempotent.as_ref(),
             &precondition,
+            &cost,
         )
         .await?;
-    charge(&app, &caller, &recovered);
     let response = answer(recovered)?;
     Ok(idempotency::answered(
         post.idempotent.as_ref(),

@@ -101,7 +101,7 @@ impl Cloud {
             _ => {}
         }
         let (mut progress, mut recheck_after) = (Progress::Idle, None);
-        if let Some(operation) = instance.status.as_ref().and_then(|s| s.operation.as_ref()) {
+        if let Some(operation) = instance.status.as_ref().and_then(|s| s.operation.as_deref()) {
             (progress, recheck_after) = self.advance(operation, uptime, timings);
         }
         let address = self.server().map(|server| server.address.clone());

@@ -130,7 +130,7 @@ pub fn check(
         let old: &crate::resources::Operation = old;
         old.id() == operation.id()
     };
-    if let Some(old) = before.operation.as_ref().filter(is_same) {
+    if let Some(old) = before.operation.as_deref().filter(is_same) {
         assert_eq!(
             (old.ends_in, old.plan, &old.image),
             (operation.ends_in, operation.plan, &operation.image),

@@ -6,10 +6,9 @@
 mod queue;
 mod slots;
 
-use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{future::Future, pin::pin, time::Duration};
 
 use futures::{Stream, StreamExt as _, stream::FuturesUnordered};
-use kube::runtime::reflector::ObjectRef;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -17,25 +16,25 @@ use tokio_util::sync::CancellationToken;
 pub use queue::Class;
 use queue::WorkQueue;
 
-use super::reconcile_queue::Queued;
+use super::Place;
 
 /// Objects whose time has come that are queued before the next event is looked at.
 const DUE_AT_ONCE: usize = 64;
 
 /// Reconciles objects of a kind.
-pub trait Reconcile<K: Queued>: Sync {
+pub trait Reconcile: Sync {
     /// The class of the slot that an object needs now.
-    fn class(&self, place: &ObjectRef<K>) -> Class;
+    fn class(&self, place: &Place) -> Class;
 
     /// Reconciles an object once, with a slot of this class. Returns after how long to do so again unless it changes before.
-    fn reconcile(&self, place: &ObjectRef<K>, class: Class) -> impl Future<Output = Option<Duration>> + Send;
+    fn reconcile(&self, place: &Place, class: Class) -> impl Future<Output = Option<Duration>> + Send;
 }
 
 /// Reconciles the objects of `triggers` until shutdown, then finishes the running reconciles. `concurrency` are reconciled at
 /// the same time; `depth` shows how many are reconciled or wait for that.
-pub async fn run<K: Queued>(
-    reconciler: &impl Reconcile<K>,
-    triggers: impl Stream<Item = Arc<K>> + Send,
+pub async fn run(
+    reconciler: &impl Reconcile,
+    triggers: impl Stream<Item = Place> + Send,
     concurrency: u16,
     depth: Gauge,
     shutdown: &CancellationToken,
@@ -44,33 +43,32 @@ pub async fn run<K: Queued>(
     let mut running = FuturesUnordered::new();
     let mut triggers = pin!(triggers);
     loop {
-        while let Some((key, class)) = queue.next() {
+        while let Some((place, class)) = queue.next() {
             running.push(async move {
-                let again = reconciler.reconcile(&key, class).await;
-                (key, class, again)
+                let again = reconciler.reconcile(&place, class).await;
+                (place, class, again)
             });
         }
         depth.set(i64::try_from(queue.depth()).unwrap_or(i64::MAX));
         let timer = queue.next_timer();
         tokio::select! {
             () = shutdown.cancelled() => break,
-            Some((key, class, again)) = running.next() => {
+            Some((place, class, again)) = running.next() => {
                 let again_at = again.map(|delay| Instant::now() + delay);
-                if queue.finished(&key, class, again_at) {
-                    let class = reconciler.class(&key);
-                    queue.request(key, class);
+                if queue.finished(&place, class, again_at) {
+                    let class = reconciler.class(&place);
+                    queue.request(place, class);
                 }
             }
-            Some(object) = triggers.next() => {
-                let key = Arc::new(ObjectRef::from_obj(&*object));
-                let class = reconciler.class(&key);
-                queue.request(key, class);
+            Some(place) = triggers.next() => {
+                let class = reconciler.class(&place);
+                queue.request(place, class);
             }
             () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => {
                 let now = Instant::now();
-                for key in std::iter::from_fn(|| queue.due(now)).take(DUE_AT_ONCE).collect::<Vec<_>>() {
-                    let class = reconciler.class(&key);
-                    queue.request(key, class);
+                for place in std::iter::from_fn(|| queue.due(now)).take(DUE_AT_ONCE).collect::<Vec<_>>() {
+                    let class = reconciler.class(&place);
+                    queue.request(place, class);
                 }
             }
         }

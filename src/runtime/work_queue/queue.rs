@@ -10,14 +10,10 @@ use std::{
     sync::Arc,
 };
 
-use kube::runtime::reflector::ObjectRef;
 use tokio::time::Instant;
 
 use super::slots::Slots;
-use crate::runtime::{reconcile_queue::Queued, shrink};
-
-/// Namespace and name of an object.
-pub(super) type Key<K> = Arc<ObjectRef<K>>;
+use crate::runtime::{Place, shrink};
 
 /// Which slots an object needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,17 +25,17 @@ pub enum Class {
 }
 
 /// The objects to reconcile, now or later. Each is reconciled by one task at a time.
-pub(super) struct WorkQueue<K: Queued> {
-    objects: HashMap<Key<K>, Place>,
-    normal: Slots<(Key<K>, u64)>,
-    suspects: Slots<(Key<K>, u64)>,
-    timers: BTreeMap<(Instant, u64), Key<K>>,
+pub(super) struct WorkQueue {
+    objects: HashMap<Place, Stage>,
+    normal: Slots<(Place, u64)>,
+    suspects: Slots<(Place, u64)>,
+    timers: BTreeMap<(Instant, u64), Place>,
     tickets: u64,
 }
 
 /// Where an object is.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum Stage {
     /// Among the timers.
     Later(Instant, u64),
     /// Among those that wait for a slot of this class. An older ticket is void.
@@ -50,11 +46,15 @@ enum Place {
     },
 }
 
-fn account<K: Queued>(key: &Key<K>) -> Arc<str> {
-    key.namespace.as_deref().unwrap_or_default().into()
+/// Whose turn an object takes: that of its account, which an object in no namespace is itself.
+fn account(place: &Place) -> Arc<str> {
+    match place.namespace() {
+        "" => place.name().into(),
+        namespace => namespace.into(),
+    }
 }
 
-impl<K: Queued> WorkQueue<K> {
+impl WorkQueue {
     /// `concurrency` slots in all, a quarter of them for suspects. One account gets at most half of the slots, and half of
     /// those for suspects.
     pub(super) fn new(concurrency: u16) -> Self {
@@ -76,34 +76,34 @@ impl<K: Queued> WorkQueue<K> {
 
     /// Has an object reconciled once there is a slot, or once more if it is being reconciled now. One that waits for a slot for
     /// suspects waits for a normal slot instead if it is requested as [`Class::Normal`].
-    pub(super) fn request(&mut self, key: Key<K>, class: Class) {
-        match self.objects.get_mut(&key) {
-            Some(Place::Running { again }) => {
+    pub(super) fn request(&mut self, place: Place, class: Class) {
+        match self.objects.get_mut(&place) {
+            Some(Stage::Running { again }) => {
                 *again = true;
                 return;
             }
-            Some(Place::Waiting(before, _)) if *before >= class => return,
-            Some(Place::Later(at, ticket)) => {
+            Some(Stage::Waiting(before, _)) if *before >= class => return,
+            Some(Stage::Later(at, ticket)) => {
                 self.timers.remove(&(*at, *ticket));
             }
-            Some(Place::Waiting(..)) | None => {}
+            Some(Stage::Waiting(..)) | None => {}
         }
         self.tickets += 1;
         let ticket = self.tickets;
-        self.objects.insert(key.clone(), Place::Waiting(class, ticket));
-        self.slots(class).push(&account(&key), (key, ticket));
+        self.objects.insert(place.clone(), Stage::Waiting(class, ticket));
+        self.slots(class).push(&account(&place), (place, ticket));
     }
 
     /// The next object to reconcile, and the class of its slot. Call [`Self::finished`] afterwards.
-    pub(super) fn next(&mut self) -> Option<(Key<K>, Class)> {
+    pub(super) fn next(&mut self) -> Option<(Place, Class)> {
         for class in [Class::Normal, Class::Suspect] {
-            while let Some((key, ticket)) = self.slots(class).pop() {
-                match self.objects.get_mut(&key) {
-                    Some(place) if *place == Place::Waiting(class, ticket) => {
-                        *place = Place::Running { again: false };
-                        return Some((key, class));
+            while let Some((place, ticket)) = self.slots(class).pop() {
+                match self.objects.get_mut(&place) {
+                    Some(stage) if *stage == Stage::Waiting(class, ticket) => {
+                        *stage = Stage::Running { again: false };
+                        return Some((place, class));
                     }
-                    _ => self.slots(class).give_back(&account(&key)),
+                    _ => self.slots(class).give_back(&account(&place)),
                 }
             }
         }
@@ -113,29 +113,29 @@ impl<K: Queued> WorkQueue<K> {
     /// Ends the reconcile of an object, which is to be reconciled again at this time. Returns whether it was requested in
     /// the meantime: then request it again.
     #[must_use]
-    pub(super) fn finished(&mut self, key: &Key<K>, class: Class, again_at: Option<Instant>) -> bool {
-        self.slots(class).give_back(&account(key));
-        let place = self.objects.remove(key);
+    pub(super) fn finished(&mut self, place: &Place, class: Class, again_at: Option<Instant>) -> bool {
+        self.slots(class).give_back(&account(place));
+        let stage = self.objects.remove(place);
         shrink(&mut self.objects);
-        if place == Some(Place::Running { again: true }) {
+        if stage == Some(Stage::Running { again: true }) {
             return true;
         }
         if let Some(at) = again_at {
             self.tickets += 1;
-            self.objects.insert(key.clone(), Place::Later(at, self.tickets));
-            self.timers.insert((at, self.tickets), key.clone());
+            self.objects.insert(place.clone(), Stage::Later(at, self.tickets));
+            self.timers.insert((at, self.tickets), place.clone());
         }
         false
     }
 
     /// An object whose time has come; request it.
-    pub(super) fn due(&mut self, now: Instant) -> Option<Key<K>> {
+    pub(super) fn due(&mut self, now: Instant) -> Option<Place> {
         if self.next_timer()? > now {
             return None;
         }
-        let (_, key) = self.timers.pop_first()?;
-        self.objects.remove(&key);
-        Some(key)
+        let (_, place) = self.timers.pop_first()?;
+        self.objects.remove(&place);
+        Some(place)
     }
 
     /// When the next object is due.
@@ -143,7 +143,7 @@ impl<K: Queued> WorkQueue<K> {
         self.timers.first_key_value().map(|((at, _), _)| *at)
     }
 
-    fn slots(&mut self, class: Class) -> &mut Slots<(Key<K>, u64)> {
+    fn slots(&mut self, class: Class) -> &mut Slots<(Place, u64)> {
         match class {
             Class::Normal => &mut self.normal,
             Class::Suspect => &mut self.suspects,
@@ -156,16 +156,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::resources::Instance;
 
-    type WorkQueue = super::WorkQueue<Instance>;
-    type Key = super::Key<Instance>;
-
-    fn key(namespace: &str, name: &str) -> Key {
-        Arc::new(ObjectRef::new(name).within(namespace))
-    }
-
-    fn started(queue: &mut WorkQueue) -> Vec<(Key, Class)> {
+    fn started(queue: &mut WorkQueue) -> Vec<(Place, Class)> {
         std::iter::from_fn(|| queue.next()).collect()
     }
 
@@ -175,10 +167,10 @@ mod tests {
             let mut queue = WorkQueue::new(concurrency);
             for class in [Class::Normal, Class::Suspect] {
                 for number in 0..1000 {
-                    queue.request(key("hostile", &format!("{class:?}-{number}")), class);
+                    queue.request(Place::new("hostile", &format!("{class:?}-{number}")), class);
                 }
                 assert!(started(&mut queue).len() <= usize::from(concurrency / 2));
-                queue.request(key("other", &format!("{class:?}")), class);
+                queue.request(Place::new("other", &format!("{class:?}")), class);
                 // With one slot for suspects there is nothing to share.
                 assert!(queue.next().is_some() || (class == Class::Suspect && concurrency == 4));
             }
@@ -187,7 +179,7 @@ mod tests {
 
     #[test]
     fn an_instance_is_reconciled_by_one_task_at_a_time_and_again_if_it_was_requested_since() {
-        let (mut queue, one) = (WorkQueue::new(32), key("ns", "one"));
+        let (mut queue, one) = (WorkQueue::new(32), Place::new("ns", "one"));
         for _ in 0..3 {
             queue.request(one.clone(), Class::Normal);
         }
@@ -204,7 +196,7 @@ mod tests {
 
     #[test]
     fn an_instance_is_reconciled_when_its_time_has_come_or_when_it_changes_before() {
-        let (mut queue, one) = (WorkQueue::new(32), key("ns", "one"));
+        let (mut queue, one) = (WorkQueue::new(32), Place::new("ns", "one"));
         let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(60));
         let reconcile = |queue: &mut WorkQueue| {
             queue.request(one.clone(), Class::Normal);
@@ -226,22 +218,26 @@ mod tests {
     fn a_new_operation_of_a_suspect_does_not_wait_behind_the_other_suspects_of_its_account() {
         let mut queue = WorkQueue::new(32);
         for number in 0..200 {
-            queue.request(key("ns", &format!("hanging-{number}")), Class::Suspect);
+            queue.request(Place::new("ns", &format!("hanging-{number}")), Class::Suspect);
         }
         assert_eq!(started(&mut queue).len(), 4);
-        let last = key("ns", "hanging-199");
+        let last = Place::new("ns", "hanging-199");
         queue.request(last.clone(), Class::Normal);
         assert_eq!(queue.next(), Some((last.clone(), Class::Normal)));
         // It asks the provider again, and is a suspect again. Its first place is void.
         assert!(!queue.finished(&last, Class::Normal, None));
         queue.request(last.clone(), Class::Suspect);
         for number in 0..4 {
-            assert!(!queue.finished(&key("ns", &format!("hanging-{number}")), Class::Suspect, None));
+            assert!(!queue.finished(
+                &Place::new("ns", &format!("hanging-{number}")),
+                Class::Suspect,
+                None
+            ));
         }
         let mut order = Vec::new();
-        while let Some((key, class)) = queue.next() {
-            order.push(key.clone());
-            assert!(!queue.finished(&key, class, None));
+        while let Some((place, class)) = queue.next() {
+            order.push(place.clone());
+            assert!(!queue.finished(&place, class, None));
         }
         assert_eq!((order.len(), order.last()), (196, Some(&last)));
         assert!(queue.objects.is_empty());
@@ -253,8 +249,8 @@ mod tests {
         let began = std::time::Instant::now();
         let mut queue = WorkQueue::new(256);
         for number in 0..100_000 {
-            let key = key(&format!("ns-{}", number % 500), &format!("i-{number}"));
-            queue.request(key, Class::Normal);
+            let place = Place::new(&format!("ns-{}", number % 500), &format!("i-{number}"));
+            queue.request(place, Class::Normal);
         }
         let mut finished = 0;
         loop {
@@ -262,8 +258,8 @@ mod tests {
             if running.is_empty() {
                 break;
             }
-            for (key, class) in running {
-                assert!(!queue.finished(&key, class, None));
+            for (place, class) in running {
+                assert!(!queue.finished(&place, class, None));
                 finished += 1;
             }
         }

@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube::runtime::reflector::ObjectRef;
+use futures::StreamExt as _;
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -16,7 +16,7 @@ use super::Credential;
 use crate::{
     resources::ApiKey,
     runtime::{
-        Backoffs,
+        Backoffs, Place,
         client::CallError,
         reconcile_queue::messages,
         work_queue::{self, Class, Reconcile},
@@ -64,18 +64,18 @@ struct Recorder {
 
 impl Recorder {
     async fn run(self, used: mpsc::UnboundedReceiver<Arc<ApiKey>>, shutdown: CancellationToken) {
-        work_queue::run(&self, messages(used), 1, Gauge::default(), &shutdown).await;
+        let used = messages(used).map(|key| Place::of(&*key));
+        work_queue::run(&self, used, 1, Gauge::default(), &shutdown).await;
     }
 }
 
-impl Reconcile<ApiKey> for Recorder {
-    fn class(&self, _: &ObjectRef<ApiKey>) -> Class {
+impl Reconcile for Recorder {
+    fn class(&self, _: &Place) -> Class {
         Class::Normal
     }
 
-    async fn reconcile(&self, key: &ObjectRef<ApiKey>, _: Class) -> Option<Duration> {
-        let (namespace, name) = (key.namespace.as_deref().unwrap_or_default(), &*key.name);
-        let place = format!("{namespace}/{name}");
+    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
+        let (namespace, name) = (place.namespace(), place.name());
         // Otherwise it was revoked, or another replica has recorded the day.
         if let Some((object, day)) = self.service.credentials.unrecorded_use(namespace, name) {
             let patch = json!({
@@ -93,11 +93,11 @@ impl Reconcile<ApiKey> for Recorder {
                     if !error.is_conflict() {
                         tracing::warn!(namespace, name, %error, "cannot record the day on which an API key was last used; will retry");
                     }
-                    return Some(self.backoffs.next(&place));
+                    return Some(self.backoffs.next(place));
                 }
             }
         }
-        self.backoffs.reset(&place);
+        self.backoffs.reset(place);
         None
     }
 }
@@ -226,7 +226,7 @@ mod tests {
 
         /// Records the use of a key. Returns when to try again.
         async fn record(&self, number: usize) -> Option<Duration> {
-            let key = ObjectRef::from_obj(&self.objects[number]);
+            let key = Place::of(&self.objects[number]);
             self.recorder.reconcile(&key, Class::Normal).await
         }
 
@@ -301,7 +301,10 @@ mod tests {
         assert_eq!((recorded.record(0).await, recorded.record(1).await), (None, None));
         assert_eq!(recorded.writes(), 8);
         assert!(
-            !recorded.recorder.backoffs.has_failed("demo/key-1"),
+            !recorded
+                .recorder
+                .backoffs
+                .has_failed(&Place::new("demo", "key-1")),
             "it is forgotten"
         );
     }

@@ -1,5 +1,5 @@
 //! Requests for many deliveries of a webhook. The deliveries are patched in the order of their events, some concurrently, within
-//! a deadline. Such a request holds a permit for long reads to its end, so an account has two at a time, and those for the same
+//! a deadline. Such a request counts as a long read to its end, so an account has two at a time, and those for the same
 //! webhook wait for each other.
 
 use std::collections::BTreeMap;
@@ -16,6 +16,7 @@ use crate::{
     },
     service::{
         Service,
+        cost::Cost,
         error::Error,
         id::{PublicId as _, WebhookId},
         idempotency::IdempotentRequest,
@@ -108,8 +109,10 @@ impl Service {
         since: Option<Timestamp>,
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
+        cost: &Cost,
     ) -> Result<Counted, Error> {
-        self.to_many(namespace, webhook, Bulk::Recover(since), request, precondition)
+        let bulk = Bulk::Recover(since);
+        self.to_many(namespace, webhook, bulk, request, precondition, cost)
             .await
     }
 
@@ -121,8 +124,9 @@ impl Service {
         webhook: Option<WebhookId>,
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
+        cost: &Cost,
     ) -> Result<Counted, Error> {
-        self.to_many(namespace, webhook, Bulk::Retry, request, precondition)
+        self.to_many(namespace, webhook, Bulk::Retry, request, precondition, cost)
             .await
     }
 
@@ -133,6 +137,7 @@ impl Service {
         bulk: Bulk,
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
+        cost: &Cost,
     ) -> Result<Counted, Error> {
         // Before anything is looked up: the request that is waited for may have had the same key.
         let key = webhook.map(|id| format!("{namespace}/{}", id.name()));
@@ -163,7 +168,7 @@ impl Service {
                 replayed: true,
             });
         }
-        let count = tokio::time::timeout(DEADLINE, self.to_each(&item.webhook, bulk))
+        let count = tokio::time::timeout(DEADLINE, self.to_each(&item.webhook, bulk, cost))
             .await
             .map_err(|_| too_slow())??;
         if let Some(request) = request {
@@ -187,8 +192,8 @@ impl Service {
     }
 
     /// Patches the deliveries. Returns the number being sent.
-    async fn to_each(&self, webhook: &Webhook, bulk: Bulk) -> Result<usize, Error> {
-        let _reading = self.calls.long_read(webhook.namespace()).await?;
+    async fn to_each(&self, webhook: &Webhook, bulk: Bulk, cost: &Cost) -> Result<usize, Error> {
+        let reading = self.calls.long_read(webhook.namespace()).await?;
         let selection = Selection {
             status: Some(bulk.phase()),
             event_type: None,
@@ -196,7 +201,7 @@ impl Service {
         // Patch those of one object one after the other, so that they are attempted in order.
         let mut by_object: BTreeMap<String, Vec<_>> = BTreeMap::new();
         let now = self.now();
-        self.each_delivery(webhook, selection, |page| {
+        let see = |page: Vec<Delivery>| {
             for delivery in page.into_iter().filter(|delivery| bulk.wants(delivery)) {
                 let patch = bulk.patch(&delivery, now);
                 let Delivery { metadata, spec, .. } = delivery;
@@ -207,8 +212,9 @@ impl Service {
                 );
                 by_object.entry(spec.subject).or_default().push((place, patch));
             }
-        })
-        .await?;
+        };
+        self.each_delivery(&reading, webhook, selection, cost, see)
+            .await?;
         let mut by_object: Vec<_> = by_object.into_values().collect();
         for of_object in &mut by_object {
             of_object.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
@@ -222,7 +228,8 @@ impl Service {
             .map(async |of_object| {
                 let mut count = 0;
                 for ((.., name), patch) in of_object {
-                    count += usize::from(self.patch_one(webhook.namespace(), &name, &patch).await?);
+                    let is_sent = self.patch_one(webhook.namespace(), &name, &patch, cost).await?;
+                    count += usize::from(is_sent);
                 }
                 Ok::<_, Error>(count)
             })
@@ -233,10 +240,18 @@ impl Service {
 
     /// Patches a delivery. Returns whether it is being sent because of this patch: it may have been deleted or finished, or
     /// another request may have been faster.
-    async fn patch_one(&self, namespace: &str, name: &str, patch: &Value) -> Result<bool, Error> {
+    async fn patch_one(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+        cost: &Cost,
+    ) -> Result<bool, Error> {
         let is_for_one_version = patch["metadata"].get("resourceVersion").is_some();
         for attempt in 1..=MAX_ATTEMPTS {
-            match self.calls.patch::<Delivery>(namespace, name, patch).await {
+            let patched = self.calls.patch::<Delivery>(namespace, name, patch).await;
+            cost.add_write();
+            match patched {
                 Ok(delivery) => return Ok(!delivery.is_finished()),
                 Err(error) if error.is_not_found() => return Ok(false),
                 Err(error) if error.is_conflict() && is_for_one_version => return Ok(false),
@@ -261,10 +276,7 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::{
-        catalogue::SharedCatalogue, monitoring::measurements::NoMeasurements, runtime::SystemClock,
-        runtime::client::answered_by, service::Dependencies,
-    };
+    use crate::{runtime::client::answered_by, service::deliveries::pending_delivery};
 
     /// Pending deliveries of the webhook.
     const PENDING: usize = 20;
@@ -276,43 +288,26 @@ mod tests {
         most: AtomicUsize,
     }
 
-    fn delivery(number: usize) -> Value {
-        json!({
-            "apiVersion": "stellage.dev/v1", "kind": "Delivery",
-            "metadata": {
-                "namespace": "demo", "name": format!("dlv-{number:016}"), "uid": format!("d{number}"),
-                "resourceVersion": "1", "labels": { "stellage.dev/webhook": "wh-abcdefgh01234567" },
-                "ownerReferences": [{
-                    "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "wh-abcdefgh01234567", "uid": "u",
-                }],
-            },
-            "spec": {
-                "webhook": "wh-abcdefgh01234567", "eventId": format!("evt_{number}"), "eventType": "instance.created",
-                "eventCreatedAt": "2026-11-22T10:00:00Z", "subject": format!("instance-{number}"), "body": "{}",
-            },
-            "status": { "phase": "Pending" },
-        })
-    }
-
     /// A service whose API server has a webhook, and does not answer patches of its deliveries before the gate opens.
     fn service(gate: &Arc<Semaphore>, patches: &Arc<Patches>) -> Service {
         let (gate, patches) = (gate.clone(), patches.clone());
         let client = answered_by(move |method, path, _| {
             let (gate, patches) = (gate.clone(), patches.clone());
             async move {
+                let namespace = path.split('/').skip_while(|part| *part != "namespaces").nth(1);
                 if method == Method::PATCH {
                     let now = patches.now.fetch_add(1, Ordering::Relaxed) + 1;
                     patches.most.fetch_max(now, Ordering::Relaxed);
                     gate.acquire().await.unwrap().forget();
                     patches.now.fetch_sub(1, Ordering::Relaxed);
-                    (200, delivery(0))
+                    (200, pending_delivery(0))
                 } else if path.contains("/deliveries") {
-                    let items: Vec<Value> = (0..PENDING).map(delivery).collect();
+                    let items: Vec<Value> = (0..PENDING).map(pending_delivery).collect();
                     (200, json!({ "metadata": {}, "items": items }))
                 } else {
                     let webhook = json!({
                         "metadata": {
-                            "namespace": "demo", "name": "wh-abcdefgh01234567", "uid": "u", "resourceVersion": "1",
+                            "namespace": namespace, "name": "wh-abcdefgh01234567", "uid": "u", "resourceVersion": "1",
                         },
                         "spec": {
                             "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" },
@@ -322,23 +317,18 @@ mod tests {
                 }
             }
         });
-        Service::new(Dependencies {
-            client,
-            clock: Arc::new(SystemClock),
-            catalogue: SharedCatalogue::default(),
-            measurements: Box::new(NoMeasurements),
-            receiver_check: Arc::new(|_| Ok(())),
-        })
+        Service::with_client(client)
     }
 
     #[tokio::test]
-    async fn requests_for_all_deliveries_of_a_webhook_follow_each_other_and_hold_a_permit_to_their_end() {
+    async fn requests_for_all_deliveries_of_a_webhook_follow_each_other_and_are_long_reads_to_their_end() {
         let (gate, patches) = (Arc::new(Semaphore::new(0)), Arc::new(Patches::default()));
         let service = service(&gate, &patches);
         let precondition = Precondition::default();
         let webhook = WebhookId::of_suffix("abcdefgh01234567");
         assert!(webhook.is_some());
-        let retry = || service.retry("demo", webhook, None, &precondition);
+        let cost = Cost::default();
+        let retry = || service.retry("demo", webhook, None, &precondition, &cost);
         let watching = async {
             while patches.now.load(Ordering::Relaxed) < AT_ONCE {
                 tokio::task::yield_now().await;
@@ -364,6 +354,47 @@ mod tests {
             );
         }
         assert_eq!(patches.most.load(Ordering::Relaxed), AT_ONCE);
+    }
+
+    #[tokio::test]
+    async fn other_accounts_read_while_sixteen_send_all_their_deliveries_again() {
+        let (gate, patches) = (Arc::new(Semaphore::new(0)), Arc::new(Patches::default()));
+        let service = service(&gate, &patches);
+        let (precondition, cost) = (Precondition::default(), Cost::default());
+        let webhook = WebhookId::of_suffix("abcdefgh01234567");
+        let accounts: Vec<_> = (0..16).map(|number| format!("account-{number}")).collect();
+        let retries = accounts
+            .iter()
+            .map(|account| service.retry(account, webhook, None, &precondition, &cost));
+        let watching = async {
+            while patches.now.load(Ordering::Relaxed) < accounts.len() * AT_ONCE {
+                tokio::task::yield_now().await;
+            }
+            let reading = service.calls.long_read("other").await.unwrap();
+            assert!(reading.turn().now_or_never().is_some_and(|turn| turn.is_ok()));
+            gate.add_permits(accounts.len() * PENDING);
+        };
+        let (answers, ()) = tokio::join!(futures::future::join_all(retries), watching);
+        assert!(answers.into_iter().all(|answer| answer.unwrap().count == PENDING));
+        let requests = accounts.len() * PENDING / 5;
+        assert_eq!(cost.requests(), u32::try_from(requests).unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_cut_off_costs_what_it_has_done() {
+        let (gate, patches) = (Arc::new(Semaphore::new(10)), Arc::new(Patches::default()));
+        let service = service(&gate, &patches);
+        let (precondition, cost) = (Precondition::default(), Cost::default());
+        let webhook = WebhookId::of_suffix("abcdefgh01234567");
+        tokio::select! {
+            _ = service.retry("demo", webhook, None, &precondition, &cost) => panic!("it waits for the gate"),
+            () = async {
+                while gate.available_permits() > 0 || patches.now.load(Ordering::Relaxed) < AT_ONCE {
+                    tokio::task::yield_now().await;
+                }
+            } => {}
+        }
+        assert_eq!(cost.requests(), 2);
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! Deliveries in the event log: those that succeeded at the first attempt. They are shown as the Deliveries that they would be.
 
-use super::attempt_nonce;
 use crate::{
     events::EventType,
-    resources::{Delivery, EventLog, PageIndex, Webhook, ids, instance::IDEMPOTENCY_ANNOTATION},
+    resources::{
+        Delivery, EventLog, PageIndex, Webhook,
+        delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, set_event_order},
+        event_log::LOGGED_IN_ANNOTATION,
+        ids,
+        instance::IDEMPOTENCY_ANNOTATION,
+    },
     service::idempotency::IdempotentRequest,
 };
-use jiff::Timestamp;
 
 /// The deliveries of a page to the Webhook with this UID, of all events or those of one type.
 pub fn deliveries_to<'a>(
@@ -30,19 +34,41 @@ pub fn event_of(index: &PageIndex, webhook_uid: &str, delivery: &str) -> Option<
         .find(|event| ids::delivery_name(webhook_uid, event) == delivery)
 }
 
-/// The Delivery to create, so that a delivery in the event log is sent again.
-pub(super) fn sent_again(
-    mut delivery: Delivery,
+/// The Delivery to create, so that the controller sends a delivery in the event log again: see [`Delivery::is_request`].
+pub fn request(logged: Delivery, webhook: &Webhook) -> Delivery {
+    let mut request = logged.requested_again(webhook, String::new());
+    request.spec.body.clear();
+    request.status = None;
+    let annotations = request.metadata.annotations.get_or_insert_default();
+    annotations.retain(|key, _| key == LOGGED_IN_ANNOTATION);
+    request
+}
+
+/// The same for the facade, once per idempotency key.
+pub(super) fn keyed_request(
+    logged: Delivery,
     webhook: &Webhook,
-    request: Option<&IdempotentRequest>,
-    now: Timestamp,
+    idempotent: Option<&IdempotentRequest>,
 ) -> Delivery {
-    let nonce = attempt_nonce(&delivery, now);
-    delivery = delivery.requested_again(webhook, nonce);
-    if let Some(request) = request {
-        let done = request.remember(&delivery, "");
+    let (at, sequence) = (logged.spec.event_created_at, logged.spec.sequence);
+    let mut delivery = request(logged, webhook);
+    // Lists are in this order.
+    set_event_order(&mut delivery.metadata, at, sequence);
+    if let Some(idempotent) = idempotent {
+        let done = idempotent.remember(&delivery, "");
         let annotations = delivery.metadata.annotations.get_or_insert_default();
         annotations.insert(IDEMPOTENCY_ANNOTATION.to_owned(), done);
     }
     delivery
+}
+
+/// A request as it will be once the controller has completed it with what the log has.
+pub(super) fn completed(mut request: Delivery, logged: Delivery) -> Delivery {
+    request.spec = logged.spec;
+    request.status = logged.status;
+    let annotations = request.metadata.annotations.get_or_insert_default();
+    annotations
+        .entry(ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned())
+        .or_default();
+    request
 }

@@ -35,6 +35,7 @@ pub use self::{
 use self::selection::is_of;
 use super::{
     Service,
+    cost::Cost,
     credentials::Tenant,
     error::Error,
     events::{ListedPage, Merge, Place, Segment, Selected, Span, plan},
@@ -43,7 +44,7 @@ use super::{
     index::Object as _,
     nonce::nonce,
     precondition::Precondition,
-    store::{contended, pause},
+    store::{LongRead, contended, pause},
     webhooks::{Health, IndexedWebhook, health},
 };
 use crate::{
@@ -156,12 +157,13 @@ impl Service {
         selection: Option<Selection>,
         page: u64,
         limit: usize,
+        cost: &Cost,
     ) -> Result<(Vec<Delivery>, usize), Error> {
         let item = self.webhook(&tenant.namespace, webhook).await?;
         let Some(selection) = selection else {
             return Ok((Vec::new(), 0));
         };
-        let reading = self.read_deliveries(tenant, &item.webhook, selection, Span::of(page, limit));
+        let reading = self.read_deliveries(tenant, &item.webhook, selection, Span::of(page, limit), cost);
         tokio::time::timeout(DEADLINE, reading)
             .await
             .map_err(|_| too_slow())?
@@ -174,16 +176,17 @@ impl Service {
         webhook: Option<WebhookId>,
         selection: Option<Selection>,
         events: BTreeSet<String>,
+        cost: &Cost,
     ) -> Result<Vec<Delivery>, Error> {
         let item = self.webhook(&tenant.namespace, webhook).await?;
         let Some(selection) = selection else {
             return Ok(Vec::new());
         };
-        let reading = self.read_deliveries_of(tenant, &item.webhook, events);
+        let reading = self.read_deliveries_of(tenant, &item.webhook, events, cost);
         let mut found = tokio::time::timeout(DEADLINE, reading)
             .await
             .map_err(|_| too_slow())??;
-        found.retain(|delivery| selection.has(delivery, &item.webhook));
+        found.retain(|delivery| selection.includes(delivery));
         found.sort_by_cached_key(|delivery| newest_first(&delivery.metadata));
         Ok(found.into_iter().map(without_body).collect())
     }
@@ -193,6 +196,7 @@ impl Service {
         tenant: &Tenant,
         webhook: &Webhook,
         events: BTreeSet<String>,
+        cost: &Cost,
     ) -> Result<Vec<Delivery>, Error> {
         let uid = webhook.origin_uid();
         let reads = events.into_iter().map(async |event| {
@@ -214,12 +218,19 @@ impl Service {
         if missing.is_empty() {
             return Ok(found);
         }
-        let pages = self.pages(tenant).await?;
-        let mut names = Vec::new();
+        let pages = self.pages(tenant, cost).await?;
+        let (mut names, mut left) = (Vec::new(), missing.clone());
         let see = |page: ListedPage| {
             let index = &page.index;
-            if index.delivered_to(uid, None) > 0 && missing.iter().any(|event| index.has(event)) {
+            let before = left.len();
+            if index.delivered_to(uid, None) > 0 {
+                left.retain(|event| !index.has(event));
+            }
+            if left.len() < before {
                 names.push(page.name);
+            }
+            if left.is_empty() {
+                return ControlFlow::Break(());
             }
             ControlFlow::Continue(())
         };
@@ -238,8 +249,9 @@ impl Service {
         webhook: &Webhook,
         selection: Selection,
         span: Span,
+        cost: &Cost,
     ) -> Result<(Vec<Delivery>, usize), Error> {
-        let pages = self.pages(tenant).await?;
+        let pages = self.pages(tenant, cost).await?;
         let mut newest = Newest::of(span.depth);
         let mut replaced = Replaced::default();
         let listed = if selection.has_logged() {
@@ -251,13 +263,13 @@ impl Service {
         } else {
             selection
         };
-        self.each_key(webhook, listed, |metadata| {
+        let see = |metadata: ObjectMeta| {
             replaced.add(&metadata);
             if selection.has_key(&metadata, webhook) {
                 newest.add(&metadata);
             }
-        })
-        .await?;
+        };
+        self.each_key(pages.reading(), webhook, listed, cost, see).await?;
 
         let mut logged = Vec::new();
         if selection.has_logged() {
@@ -330,9 +342,10 @@ impl Service {
         tenant: &Tenant,
         webhook: Option<WebhookId>,
         id: Option<DeliveryId>,
+        cost: &Cost,
     ) -> Result<(Arc<IndexedWebhook>, Delivery), Error> {
         let item = self.webhook(&tenant.namespace, webhook).await?;
-        let found = self.delivery_of(tenant, &item.webhook, id).await?;
+        let found = self.delivery_of(tenant, &item.webhook, id, cost).await?;
         let (Found::Stored(delivery) | Found::Logged(delivery)) = found;
         Ok((item, *delivery))
     }
@@ -345,6 +358,7 @@ impl Service {
         id: Option<DeliveryId>,
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
+        cost: &Cost,
     ) -> Result<Redelivered, Error> {
         let webhook = self.webhook(&tenant.namespace, webhook).await?;
         let redelivered = |delivery, replayed, when| Redelivered {
@@ -356,14 +370,17 @@ impl Service {
         let mut was_unfinished = false;
         for attempt in 1..=MAX_ATTEMPTS {
             let mut when = When::of(&webhook.webhook);
-            let delivery = match self.delivery_of(tenant, &webhook.webhook, id).await? {
+            let delivery = match self.delivery_of(tenant, &webhook.webhook, id, cost).await? {
                 Found::Stored(delivery) => *delivery,
                 Found::Logged(delivery) => {
                     precondition.check(&*delivery)?;
                     tenant.check_not_terminating()?;
-                    let delivery = logged::sent_again(*delivery, &webhook.webhook, request, self.now());
-                    match self.calls.create(&tenant.namespace, &delivery).await {
-                        Ok(delivery) => return Ok(redelivered(delivery, false, when)),
+                    let wanted = logged::keyed_request((*delivery).clone(), &webhook.webhook, request);
+                    match self.calls.create(&tenant.namespace, &wanted).await {
+                        Ok(created) => {
+                            let delivery = logged::completed(created, *delivery);
+                            return Ok(redelivered(delivery, false, when));
+                        }
                         // Another request was faster.
                         Err(error) if error.is_conflict() => pause(attempt).await,
                         Err(error) => return Err(error.into()),
@@ -411,6 +428,7 @@ impl Service {
         tenant: &Tenant,
         webhook: &Webhook,
         id: Option<DeliveryId>,
+        cost: &Cost,
     ) -> Result<Found, Error> {
         let unknown = || Error::no_such(WORD);
         let name = id.ok_or_else(unknown)?.name();
@@ -418,7 +436,7 @@ impl Service {
             return Ok(Found::Stored(Box::new(delivery)));
         }
         let finding = async {
-            let pages = self.pages(tenant).await?;
+            let pages = self.pages(tenant, cost).await?;
             let found = pages.find(|index| logged::event_of(index, webhook.origin_uid(), &name));
             let (page, event) = found.await?.ok_or_else(unknown)?;
             let page = pages.get(&page).await?.ok_or_else(unknown)?;
@@ -430,12 +448,23 @@ impl Service {
         Ok(Found::Logged(Box::new(delivery)))
     }
 
-    /// The Delivery of this name, if it belongs to the webhook.
+    /// The Delivery of this name, if it belongs to the webhook. One that only asks to send one in the event log again is shown as
+    /// the controller will complete it; `None` if the log does not have it.
     async fn stored_delivery(&self, webhook: &Webhook, name: &str) -> Result<Option<Delivery>, Error> {
         let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), name).await?;
-        // What only asks to send it again is completed soon.
-        let is_whole = |delivery: &Delivery| !delivery.is_terminating() && !delivery.is_request();
-        Ok(delivery.filter(|delivery| is_of(delivery, webhook) && is_whole(delivery)))
+        let delivery = delivery.filter(|delivery| is_of(delivery, webhook) && !delivery.is_terminating());
+        let Some(request) = delivery.as_ref().filter(|delivery| delivery.is_request()) else {
+            return Ok(delivery);
+        };
+        let Some(page) = page_of(&request.metadata) else {
+            return Ok(None);
+        };
+        let page: Option<EventLog> = self.calls.get(webhook.namespace(), page).await?;
+        let logged = page.and_then(|page| page.delivery_of(&request.spec.event_id, webhook.origin_uid()));
+        let logged = logged.filter(|logged| logged.name() == name);
+        Ok(delivery
+            .zip(logged)
+            .map(|(request, logged)| logged::completed(request, logged)))
     }
 
     /// Reads these deliveries, without bodies, in this order; those that have ended or changed their status since are left out.
@@ -462,17 +491,19 @@ impl Service {
         Ok(read.into_iter().flatten().collect())
     }
 
-    /// Passes the metadata of all selected deliveries of a webhook to `see`, in no order. The caller holds a permit for long
-    /// reads.
+    /// Passes the metadata of all selected deliveries of a webhook to `see`, in no order.
     async fn each_key(
         &self,
+        reading: &LongRead<'_>,
         webhook: &Webhook,
         selection: Selection,
+        cost: &Cost,
         mut see: impl FnMut(ObjectMeta),
     ) -> Result<(), Error> {
         let api: Api<Delivery> = self.calls.api(webhook.namespace());
         let mut parameters = first_page(webhook, selection);
         loop {
+            let _turn = reading.turn().await?;
             let page = {
                 let _permit = self.calls.permit(webhook.namespace()).await?;
                 bounded(api.list_metadata(&parameters)).await?
@@ -484,21 +515,24 @@ impl Service {
             if !next_page(&mut parameters, &page.metadata) {
                 return Ok(());
             }
+            cost.add_page();
         }
     }
 
-    /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in no order. The caller holds a permit
-    /// for long reads.
+    /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in no order.
     async fn each_delivery(
         &self,
+        reading: &LongRead<'_>,
         webhook: &Webhook,
         selection: Selection,
+        cost: &Cost,
         mut see: impl FnMut(Vec<Delivery>),
     ) -> Result<(), Error> {
         // `DeserializeGuard`, so that one that does not match its schema does not hide the others.
         let api: Api<DeserializeGuard<Delivery>> = self.calls.api(webhook.namespace());
         let mut parameters = first_page(webhook, selection).limit(PAGE_WITH_BODIES);
         loop {
+            let _turn = reading.turn().await?;
             let page = {
                 let _permit = self.calls.permit(webhook.namespace()).await?;
                 bounded(api.list(&parameters)).await?
@@ -510,6 +544,7 @@ impl Service {
             if !next_page(&mut parameters, &page.metadata) {
                 return Ok(());
             }
+            cost.add_page();
         }
     }
 }
@@ -623,9 +658,95 @@ pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
     json!({ "metadata": metadata })
 }
 
+/// A pending delivery, by number, as the API server stores it.
+#[cfg(test)]
+pub(crate) fn pending_delivery(number: usize) -> serde_json::Value {
+    serde_json::json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+        "metadata": {
+            "namespace": "demo", "name": format!("dlv-{number:016}"), "uid": format!("d{number}"),
+            "resourceVersion": "1", "labels": { "stellage.dev/webhook": "wh-abcdefgh01234567" },
+            "ownerReferences": [{
+                "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "wh-abcdefgh01234567", "uid": "u",
+            }],
+        },
+        "spec": {
+            "webhook": "wh-abcdefgh01234567", "eventId": format!("evt_{number}"), "eventType": "instance.created",
+            "eventCreatedAt": "2026-11-22T10:00:00Z", "subject": format!("instance-{number}"), "body": "{}",
+        },
+        "status": { "phase": "Pending" },
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
+    use crate::{
+        events::EventType,
+        resources::{LoggedDelivery, LoggedEvent},
+        runtime::client::answered_by,
+    };
+
+    #[tokio::test]
+    async fn the_event_log_is_listed_only_until_all_deliveries_asked_for_are_found() {
+        let attempt = json!({ "at": "2026-11-22T10:00:00Z", "durationMs": 1, "statusCode": 200 });
+        let event = |number: u32| LoggedEvent {
+            id: format!("evt_{number:0>16}"),
+            event_type: EventType::InstanceStarted,
+            created_at: "2026-11-22T10:00:00Z".parse().unwrap(),
+            sequence: 1,
+            subject: "i".to_owned(),
+            body: "{}".to_owned(),
+            traceparent: None,
+            deliveries: vec![LoggedDelivery {
+                webhook: "wh-abcdefgh01234567".to_owned(),
+                webhook_uid: "u".to_owned(),
+                attempt: serde_json::from_value(attempt.clone()).unwrap(),
+            }],
+        };
+        let page = |number| EventLog::page("demo", "uid", Timestamp::now(), vec![event(number)]).unwrap();
+        let pages = [page(3), page(2), page(1)];
+        let lists = Arc::new(Mutex::new(0));
+        let listed = lists.clone();
+        let client = answered_by(move |_, path, _| {
+            let unknown = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 });
+            let answer = if path.contains("/webhooks/") {
+                let webhook = json!({
+                    "metadata": { "namespace": "demo", "name": "wh-abcdefgh01234567", "uid": "u", "resourceVersion": "1" },
+                    "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+                });
+                (200, webhook)
+            } else if path.contains("/eventlogs?") {
+                *listed.lock() += 1;
+                let next: usize = path
+                    .split_once("continue=")
+                    .map_or(0, |(_, next)| next.parse().unwrap());
+                let more = (next + 1 < pages.len()).then(|| (next + 1).to_string());
+                let items = [json!({ "metadata": pages[next].metadata })];
+                (200, json!({ "metadata": { "continue": more }, "items": items }))
+            } else {
+                let found = pages.iter().find(|page| path.ends_with(page.name()));
+                found.map_or((404, unknown), |page| (200, json!(page)))
+            };
+            async move { answer }
+        });
+        let service = Service::with_client(client);
+        service.show_demo_account();
+        let tenant = service.credentials().account_named("demo").unwrap();
+        let webhook = WebhookId::of_suffix("abcdefgh01234567");
+        for (events, expected) in [(vec![3], 1), (vec![2, 3], 2), (vec![3, 4], 3)] {
+            *lists.lock() = 0;
+            let asked = events.iter().map(|number| event(*number).id).collect();
+            let (cost, all) = (Cost::default(), Some(Selection::default()));
+            let found = service.deliveries_of_events(&tenant, webhook, all, asked, &cost);
+            let logged = events.iter().filter(|number| **number < 4).count();
+            assert_eq!(found.await.unwrap().len(), logged);
+            assert_eq!(*lists.lock(), expected, "{events:?}");
+            assert_eq!(cost.requests(), expected - 1);
+        }
+    }
 
     #[test]
     fn of_all_deliveries_only_the_keys_of_the_newest_are_kept() {

@@ -9,7 +9,7 @@ use crate::{
     events::EventType,
     resources::{
         Delivery, DeliveryPhase, Webhook,
-        delivery::{EVENT_TYPE_LABEL, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL, event_order},
+        delivery::{EVENT_TYPE_LABEL, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL, event_order, is_unowned},
         ids,
     },
     service::{
@@ -74,13 +74,17 @@ impl Selection {
             && is_owned(metadata, webhook)
     }
 
-    /// Whether the selection includes this delivery, and it belongs to this webhook.
+    /// Whether the selection includes this Delivery, and it belongs to this webhook.
     pub(super) fn has(self, delivery: &Delivery, webhook: &Webhook) -> bool {
+        self.includes(delivery) && is_of(delivery, webhook)
+    }
+
+    /// Whether the selection includes this delivery of the webhook, stored or logged.
+    pub(super) fn includes(self, delivery: &Delivery) -> bool {
         self.status.is_none_or(|status| status == shown_phase(delivery))
             && self
                 .event_type
                 .is_none_or(|wanted| wanted == delivery.spec.event_type)
-            && is_of(delivery, webhook)
     }
 }
 
@@ -89,11 +93,12 @@ pub(super) fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
     delivery.spec.webhook == webhook.name() && is_owned(&delivery.metadata, webhook)
 }
 
-/// Whether it can be addressed, and does not belong to a deleted webhook of the same name.
+/// Whether it can be addressed, and does not belong to a deleted webhook of the same name, perhaps of a former account.
 fn is_owned(metadata: &ObjectMeta, webhook: &Webhook) -> bool {
     let mut owners = metadata.owner_references.iter().flatten();
     let name = metadata.name.as_deref().unwrap_or_default();
     DeliveryId::parse(&ids::delivery_id(name)).is_some()
+        && !is_unowned(metadata)
         && owners.all(|owner| owner.kind != Webhook::kind(&()) || owner.uid == webhook.uid())
 }
 
@@ -166,11 +171,14 @@ mod tests {
 
     #[test]
     fn a_delivery_of_a_deleted_webhook_of_the_same_name_does_not_belong_to_this_one() {
-        let delivery = |webhook: &str, owner: &str| -> Delivery {
+        let delivery = |webhook: &str, owner: Option<&str>| -> Delivery {
+            let owner = owner.map(
+                |uid| json!({ "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": webhook, "uid": uid }),
+            );
             serde_json::from_value(json!({
                 "metadata": {
                     "name": "dlv-abcdefgh01234567",
-                    "ownerReferences": [{ "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": webhook, "uid": owner }],
+                    "ownerReferences": Vec::from_iter(owner),
                 },
                 "spec": {
                     "webhook": webhook, "eventId": "evt_1", "eventType": "instance.created",
@@ -179,9 +187,10 @@ mod tests {
             }))
             .unwrap()
         };
-        assert!(is_of(&delivery("orders", "u"), &webhook()));
-        assert!(!is_of(&delivery("orders", "other"), &webhook()));
-        assert!(!is_of(&delivery("others", "u"), &webhook()));
+        assert!(is_of(&delivery("orders", Some("u")), &webhook()));
+        assert!(!is_of(&delivery("orders", Some("other")), &webhook()));
+        assert!(!is_of(&delivery("orders", None), &webhook()));
+        assert!(!is_of(&delivery("others", Some("u")), &webhook()));
     }
 
     fn delivery(phase: &str, finished: bool) -> Delivery {
@@ -189,6 +198,7 @@ mod tests {
             "metadata": {
                 "name": "dlv-abcdefgh01234567", "namespace": "demo", "creationTimestamp": "2026-11-21T10:00:00Z",
                 "labels": {},
+                "ownerReferences": [{ "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "orders", "uid": "u" }],
             },
             "spec": {
                 "webhook": "orders", "eventId": "evt_1", "eventType": "instance.created",

@@ -21,6 +21,7 @@ pub use self::{
 
 use super::{
     Service,
+    cost::Cost,
     credentials::Tenant,
     error::{Error, ErrorKind},
     id::EventId,
@@ -45,24 +46,25 @@ impl Service {
         filter: Option<EventFilter>,
         page: u64,
         limit: usize,
+        cost: &Cost,
     ) -> Result<(Vec<String>, usize), Error> {
         self.check_event_log()?;
         let Some(filter) = filter else {
             return Ok((Vec::new(), 0));
         };
-        let reading = self.read_events(tenant, filter, Span::of(page, limit));
+        let reading = self.read_events(tenant, filter, Span::of(page, limit), cost);
         tokio::time::timeout(DEADLINE, reading)
             .await
             .map_err(|_| too_slow())?
     }
 
     /// The body of the event with this id; `not_found` if it is not in the account's log.
-    pub async fn event(&self, tenant: &Tenant, id: Option<EventId>) -> Result<String, Error> {
+    pub async fn event(&self, tenant: &Tenant, id: Option<EventId>, cost: &Cost) -> Result<String, Error> {
         self.check_event_log()?;
         let unknown = || Error::no_such(WORD);
         let id = id.ok_or_else(unknown)?.to_string();
         let finding = async {
-            let pages = self.pages(tenant).await?;
+            let pages = self.pages(tenant, cost).await?;
             let found = pages.find(|index| index.has(&id).then_some(())).await?;
             let (page, ()) = found.ok_or_else(unknown)?;
             let page = pages.get(&page).await?;
@@ -76,9 +78,9 @@ impl Service {
     }
 
     /// The pages of an account's log. Waits for a permit to read them.
-    pub(super) async fn pages<'a>(&'a self, tenant: &'a Tenant) -> Result<Pages<'a>, Error> {
+    pub(super) async fn pages<'a>(&'a self, tenant: &'a Tenant, cost: &'a Cost) -> Result<Pages<'a>, Error> {
         let since = self.now().saturating_sub(self.log_retention);
-        Pages::of(&self.calls, tenant, since.unwrap_or(Timestamp::MIN)).await
+        Pages::of(&self.calls, tenant, since.unwrap_or(Timestamp::MIN), cost).await
     }
 
     /// `not_found` if events are not logged.
@@ -95,8 +97,9 @@ impl Service {
         tenant: &Tenant,
         filter: EventFilter,
         span: Span,
+        cost: &Cost,
     ) -> Result<(Vec<String>, usize), Error> {
-        let pages = self.pages(tenant).await?;
+        let pages = self.pages(tenant, cost).await?;
         let items = |page: EventLog| {
             let matching = page.spec.events.into_iter().filter(|event| filter.matches(event));
             matching.map(|event| (place(&event), event.body)).collect()

@@ -3,23 +3,27 @@
 use std::{cmp::Reverse, ops::ControlFlow};
 
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use kube::{Api, api::ListParams};
 
 use super::window::{Merge, Place, Segment};
 use crate::{
-    resources::{EventLog, PageIndex, event_log::written_at, origin},
-    runtime::{
-        client::{bounded, next_page},
-        fair_permits::Permit,
+    resources::{
+        EventLog, PageIndex,
+        event_log::{CLOCKS_DIFFER, written_at},
+        origin,
     },
-    service::{credentials::Tenant, error::Error, store::ApiCalls},
+    runtime::client::{bounded, next_page},
+    service::{
+        cost::Cost,
+        credentials::Tenant,
+        error::Error,
+        store::{ApiCalls, LongRead},
+    },
 };
 
 /// Pages per list call.
 const PAGE: u32 = 500;
-/// How much the clocks of the operator, of the one before it and of the API server may differ.
-const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_mins(2);
 /// Pages whose contents are in memory at the same time. Each has at most 1.5 MiB.
 const READS_AT_ONCE: usize = 4;
 
@@ -31,7 +35,8 @@ pub struct Pages<'a> {
     account: &'a str,
     /// Older ones are not shown.
     since: Timestamp,
-    _reading: Permit,
+    cost: &'a Cost,
+    reading: LongRead<'a>,
 }
 
 /// A page as lists show it.
@@ -66,8 +71,13 @@ pub struct Selected {
 impl<'a> Pages<'a> {
     /// The pages of an account that were written at `since` or later. The operator deletes older ones only every few minutes. Waits
     /// for a permit to read them.
-    pub async fn of(calls: &'a ApiCalls, tenant: &'a Tenant, since: Timestamp) -> Result<Self, Error> {
-        Self::open(calls, &tenant.namespace, &tenant.uid, since).await
+    pub async fn of(
+        calls: &'a ApiCalls,
+        tenant: &'a Tenant,
+        since: Timestamp,
+        cost: &'a Cost,
+    ) -> Result<Self, Error> {
+        Self::open(calls, &tenant.namespace, &tenant.uid, since, cost).await
     }
 
     async fn open(
@@ -75,14 +85,21 @@ impl<'a> Pages<'a> {
         namespace: &'a str,
         account: &'a str,
         since: Timestamp,
+        cost: &'a Cost,
     ) -> Result<Self, Error> {
         Ok(Self {
             calls,
             namespace,
             account,
             since,
-            _reading: calls.long_read(namespace).await?,
+            cost,
+            reading: calls.long_read(namespace).await?,
         })
+    }
+
+    /// The permit with which they are read.
+    pub fn reading(&self) -> &LongRead<'a> {
+        &self.reading
     }
 
     /// Passes the pages to `see`, in the order in which they were written, newest first, until it breaks.
@@ -90,6 +107,7 @@ impl<'a> Pages<'a> {
         let api: Api<EventLog> = self.calls.api(self.namespace);
         let mut parameters = ListParams::default().limit(PAGE);
         loop {
+            let _turn = self.reading.turn().await?;
             let listed = {
                 let _permit = self.calls.permit(self.namespace).await?;
                 bounded(api.list_metadata(&parameters)).await
@@ -117,6 +135,7 @@ impl<'a> Pages<'a> {
             if !next_page(&mut parameters, &list.metadata) {
                 return Ok(());
             }
+            self.cost.add_page();
         }
     }
 
@@ -139,18 +158,29 @@ impl<'a> Pages<'a> {
 
     /// The contents of a page; `None` if it has been deleted.
     pub async fn get(&self, name: &str) -> Result<Option<EventLog>, Error> {
+        let _turn = self.reading.turn().await?;
+        self.read_one(name).await
+    }
+
+    async fn read_one(&self, name: &str) -> Result<Option<EventLog>, Error> {
         let page: Option<EventLog> = self.calls.get(self.namespace, name).await?;
         Ok(page.filter(|page| page.spec.account == self.account))
     }
 
-    /// The contents of pages, in this order, a few of them read ahead; `None` for each that has been deleted.
+    /// The contents of pages, in this order, a few of them read at once; `None` for each that has been deleted.
     pub fn read(
         &self,
         names: impl IntoIterator<Item = String>,
     ) -> impl Stream<Item = Result<Option<EventLog>, Error>> {
         futures::stream::iter(names)
-            .map(move |name: String| async move { self.get(&name).await })
-            .buffered(READS_AT_ONCE)
+            .chunks(READS_AT_ONCE)
+            .then(async |names| {
+                let _turn = self.reading.turn().await?;
+                let pages = names.iter().map(|name| self.read_one(name));
+                let pages = futures::future::try_join_all(pages).await?;
+                Ok::<_, Error>(futures::stream::iter(pages.into_iter().map(Ok)))
+            })
+            .try_flatten()
     }
 
     /// Adds the items of pages to a merge. `items` selects them.
@@ -247,8 +277,8 @@ mod tests {
         (client, seen)
     }
 
-    async fn pages_through(calls: &ApiCalls) -> Pages<'_> {
-        Pages::open(calls, "demo", "u", at(100)).await.unwrap()
+    async fn pages_through<'a>(calls: &'a ApiCalls, cost: &'a Cost) -> Pages<'a> {
+        Pages::open(calls, "demo", "u", at(100), cost).await.unwrap()
     }
 
     #[tokio::test]
@@ -259,7 +289,8 @@ mod tests {
             page("u", &[10, 12]),
         ]);
         let calls = ApiCalls::new(client, 4);
-        let pages = pages_through(&calls).await;
+        let cost = Cost::default();
+        let pages = pages_through(&calls, &cost).await;
         let listed = async |last: i64| {
             let mut listed = Vec::new();
             let see = |page: ListedPage| {
@@ -274,7 +305,10 @@ mod tests {
             listed
         };
         assert_eq!(listed(30).await, [30]);
+        assert_eq!(cost.requests(), 0);
         assert_eq!(listed(0).await, [30, 12]);
+        // Of the list, two more pages had to be read.
+        assert_eq!(cost.requests(), 2);
         assert_eq!(requests.lock().len(), 1 + 3);
     }
 
@@ -302,7 +336,8 @@ mod tests {
         });
         let calls = ApiCalls::new(client, 128);
         let finding = (0..20).map(async |_| {
-            let pages = pages_through(&calls).await;
+            let cost = Cost::default();
+            let pages = pages_through(&calls, &cost).await;
             pages.find(|index| index.has("evt_unknown").then_some(())).await
         });
         let answering = async {
@@ -319,12 +354,48 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn another_account_reads_between_two_pages_of_those_that_read_many() {
+        let gate = Arc::new(Semaphore::new(0));
+        let (lists, opens) = (Arc::new(Mutex::new(0)), gate.clone());
+        let counted = lists.clone();
+        let client = answered_by(move |_, _, _| {
+            let (opens, counted) = (opens.clone(), counted.clone());
+            async move {
+                *counted.lock() += 1;
+                opens.acquire().await.unwrap().forget();
+                (200, json!({ "metadata": { "continue": "more" }, "items": [] }))
+            }
+        });
+        let calls = ApiCalls::new(client, 128);
+        let cost = Cost::default();
+        let names: Vec<_> = (0..16).map(|number| format!("account-{}", number / 2)).collect();
+        let reads = names.iter().map(async |name| {
+            let pages = Pages::open(&calls, name, "u", at(100), &cost).await.unwrap();
+            pages.each(|_| ControlFlow::Continue(())).await
+        });
+        let other = async {
+            while *lists.lock() < names.len() {
+                tokio::task::yield_now().await;
+            }
+            let reading = calls.long_read("other").await.unwrap();
+            let turn = reading.turn();
+            gate.add_permits(1);
+            assert!(turn.await.is_ok());
+        };
+        tokio::select! {
+            _ = futures::future::join_all(reads) => panic!("they never end"),
+            () = other => {}
+        }
+    }
+
+    #[tokio::test]
     async fn a_page_whose_time_is_over_is_neither_listed_nor_found_although_it_is_still_there() {
         let mut over = page("u", &[20]);
         over.metadata.creation_timestamp = Some(Time(at(99)));
         let (client, _) = server(vec![page("u", &[30]), over, page("u", &[10])]);
         let calls = ApiCalls::new(client, 4);
-        let pages = pages_through(&calls).await;
+        let cost = Cost::default();
+        let pages = pages_through(&calls, &cost).await;
         let mut listed = Vec::new();
         let see = |page: ListedPage| {
             listed.push(page.index.to.as_second());
@@ -363,7 +434,8 @@ mod tests {
             let events = page.spec.events.into_iter();
             events.map(|event| (place(&event), event.body)).collect()
         };
-        let pages = pages_through(&calls).await;
+        let cost = Cost::default();
+        let pages = pages_through(&calls, &cost).await;
         pages.merge(selected.collect(), &mut merge, items).await.unwrap();
         let (shown, total) = merge.finish();
         assert_eq!(shown, ["18", "17", "16", "15"]);
@@ -381,7 +453,8 @@ mod tests {
             )
         });
         let calls = ApiCalls::new(client, 4);
-        let listed = pages_through(&calls)
+        let cost = Cost::default();
+        let listed = pages_through(&calls, &cost)
             .await
             .each(|_| ControlFlow::Continue(()))
             .await;

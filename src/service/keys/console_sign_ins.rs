@@ -49,7 +49,7 @@ impl Service {
         let mut attempt = 0;
         let made = loop {
             attempt += 1;
-            match self.calls.create(namespace, &object).await {
+            match self.store_key(namespace, &object).await {
                 Err(error)
                     if error.status().is_some_and(quota::is_exceeded) && begun.elapsed() < NOTICED_WITHIN =>
                 {
@@ -102,7 +102,6 @@ impl Service {
                         .wait_for_removal(key.uid(), is_gone)
                         .await;
                 }
-                Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(error.into()),
             }
         }

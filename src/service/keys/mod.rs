@@ -25,7 +25,7 @@ use crate::{
         api_key::{self, DigestOf},
         ids,
     },
-    runtime::watch::revision,
+    runtime::{client::CallError, watch::revision},
 };
 
 /// Attempts to delete a key that others keep changing.
@@ -116,7 +116,7 @@ impl Service {
                 spec,
                 status: None,
             };
-            match (self.calls.create(namespace, &object).await, request) {
+            match (self.store_key(namespace, &object).await, request) {
                 (Ok(object), _) => {
                     self.credentials.progress().wait_for(revision(&object)).await;
                     return Ok(CreatedKey {
@@ -134,6 +134,20 @@ impl Service {
             }
         }
         Err(contended(WORD))
+    }
+
+    /// Creates the object of a new key. If that is refused after an earlier try has stored it, this returns what is stored: the client
+    /// repeats what the API server answers with 503 or 504.
+    async fn store_key(&self, namespace: &str, object: &ApiKey) -> Result<ApiKey, CallError> {
+        let refusal = match self.calls.create(namespace, object).await {
+            Err(refusal) if refusal.status().is_some() => refusal,
+            outcome => return outcome,
+        };
+        let stored: Option<ApiKey> = self.calls.get(namespace, object.name()).await?;
+        // No other key has the digest of this one.
+        stored
+            .filter(|stored| stored.spec.sha256 == object.spec.sha256)
+            .ok_or(refusal)
     }
 
     /// Revokes a key. It stops working at once on this replica, and within a second on others.
@@ -163,7 +177,6 @@ impl Service {
                     pause(attempt).await;
                     key = self.fetch_key(namespace, key.name()).await?;
                 }
-                Err(error) if error.is_not_found() => return Err(unknown()),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -193,7 +206,29 @@ mod tests {
     use sha2::Digest as _;
 
     use super::*;
-    use crate::{runtime::watch::Change, service::demo_account};
+    use crate::runtime::{
+        client::{first_create_answered_with_504, refusals_of_a_second_try},
+        watch::Change,
+    };
+
+    #[tokio::test]
+    async fn a_key_is_shown_although_its_create_was_refused_because_the_first_try_was_carried_out() {
+        let keyed = IdempotentRequest::new("/v1/keys", "k", b"{}", b"{}");
+        for (refusal, request) in refusals_of_a_second_try().into_iter().zip([None, Some(&keyed)]) {
+            let (client, stored) = first_create_answered_with_504(Vec::new(), refusal);
+            let service = Service::with_client(client);
+            service.show_demo_account();
+            let tenant = service.credentials().account_named("demo").unwrap();
+            let created = service.create_key(&tenant, KeyScope::Write, None, request).await;
+            let key = created.unwrap().key.unwrap();
+            let stored = stored.lock();
+            assert_eq!(stored.len(), 1, "{stored:?}");
+            assert_eq!(
+                stored[0]["spec"]["sha256"],
+                hex::encode(api_key::digest("uid", &key))
+            );
+        }
+    }
 
     #[tokio::test]
     async fn an_account_has_as_many_keys_as_the_operator_allows() {
@@ -202,10 +237,8 @@ mod tests {
         let mut object = ApiKey::new("key-1", spec);
         object.metadata.namespace = Some("demo".to_owned());
         object.metadata.uid = Some("key".to_owned());
+        service.show_demo_account();
         let mut listeners = service.listeners();
-        listeners
-            .accounts
-            .changed(&Change::Replaced(vec![demo_account()]));
         listeners.keys.changed(&Change::Replaced(vec![Arc::new(object)]));
         let credential = service
             .credentials()

@@ -24,15 +24,17 @@ use crate::{
 pub const MAX_CALLS: usize = 128;
 /// How long a call may wait for its turn. Shorter than the timeouts of most clients, so that they learn why.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// Requests that read many deliveries or events, at the same time: of one account, and in all. Each holds a page of them.
+/// Requests of one account that read many objects, at the same time.
 const LONG_READS_PER_ACCOUNT: usize = 2;
-const LONG_READS: usize = 16;
+/// How many of all accounts' are reading a page at the same time, which they then have in memory.
+const PAGES_AT_ONCE: usize = 16;
 
 /// The API server, for objects of any kind. Accounts, which are known by their namespaces, take turns.
 pub struct ApiCalls {
     client: Client,
     permits: Arc<FairPermits>,
     long_reads: Arc<FairPermits>,
+    pages: Arc<FairPermits>,
     longest_wait: Duration,
 }
 
@@ -42,7 +44,8 @@ impl ApiCalls {
         Self {
             client,
             permits: FairPermits::new(at_once, at_once.div_ceil(2)),
-            long_reads: FairPermits::new(LONG_READS, LONG_READS_PER_ACCOUNT),
+            long_reads: FairPermits::new(usize::MAX, LONG_READS_PER_ACCOUNT),
+            pages: FairPermits::new(PAGES_AT_ONCE, LONG_READS_PER_ACCOUNT),
             longest_wait: LONGEST_WAIT,
         }
     }
@@ -60,10 +63,14 @@ impl ApiCalls {
         self.in_time(&self.permits, namespace).await
     }
 
-    /// Waits for a permit to read many objects page by page, or to change them; hold it to the end. Each call needs a permit of
-    /// its own.
-    pub async fn long_read(&self, namespace: &str) -> Result<Permit, CallError> {
-        self.in_time(&self.long_reads, namespace).await
+    /// Waits until the account may read many objects page by page, or change them; hold it to the end. Each page needs a turn, and each
+    /// call a permit of its own.
+    pub async fn long_read<'a>(&'a self, namespace: &'a str) -> Result<LongRead<'a>, CallError> {
+        Ok(LongRead {
+            calls: self,
+            namespace,
+            _permit: self.in_time(&self.long_reads, namespace).await?,
+        })
     }
 
     async fn in_time(&self, permits: &Arc<FairPermits>, namespace: &str) -> Result<Permit, CallError> {
@@ -115,7 +122,8 @@ impl ApiCalls {
     }
 
     /// Deletes the object with this UID; with `exactly` only in this version. Returns the terminating object if a finalizer
-    /// delays the deletion.
+    /// delays the deletion. One that does not exist has been deleted, perhaps by an earlier try of this call: the client repeats what
+    /// the API server answers with 503 or 504.
     pub async fn delete<K: Object>(&self, object: &K, exactly: bool) -> Result<Option<K>, CallError> {
         let metadata = object.meta();
         let parameters = DeleteParams {
@@ -127,7 +135,24 @@ impl ApiCalls {
         };
         let _permit = self.permit(object.namespace()).await?;
         let api = self.api::<K>(object.namespace());
-        Ok(bounded(api.delete(object.name(), &parameters)).await?.left())
+        match bounded(api.delete(object.name(), &parameters)).await {
+            Err(error) if error.is_not_found() => Ok(None),
+            deleted => Ok(deleted?.left()),
+        }
+    }
+}
+
+/// The permission of an account to read many objects page by page.
+pub struct LongRead<'a> {
+    calls: &'a ApiCalls,
+    namespace: &'a str,
+    _permit: Permit,
+}
+
+impl LongRead<'_> {
+    /// Waits for the account's turn to read a page. Give it back before the next one: others may be waiting.
+    pub async fn turn(&self) -> Result<Permit, CallError> {
+        self.calls.in_time(&self.calls.pages, self.namespace).await
     }
 }
 

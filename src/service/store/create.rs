@@ -113,11 +113,14 @@ impl<X: Index> Store<X> {
             let is_taken = refusal.is_already_exists();
             // Whatever the API server's objection (a quota used up by the first request, say), the first request's object may
             // exist.
-            if let Some(keyed) = keyed
-                && refusal.status().is_some()
-                && let Some(created) = self.created_by(namespace, keyed).await?
-            {
-                return Ok(created);
+            if refusal.status().is_some() {
+                let created = match keyed {
+                    Some(keyed) => self.created_by(namespace, keyed).await?,
+                    None => self.created_before(namespace, &id.name()).await?,
+                };
+                if let Some(created) = created {
+                    return Ok(created);
+                }
             }
             if !is_taken {
                 return Err(
@@ -163,6 +166,18 @@ impl<X: Index> Store<X> {
         }
     }
 
+    /// The object with this random name. Nobody else can have known the name, so it is what an earlier try of this create has made: the
+    /// client repeats what the API server answers with 503 or 504, which may have been carried out nevertheless.
+    async fn created_before(&self, namespace: &str, name: &str) -> Result<Option<Created<X::Item>>, Error> {
+        let Some(object) = self.get(namespace, name).await? else {
+            return Ok(None);
+        };
+        Ok(Some(Created {
+            item: Arc::new(self.indexed(object).await),
+            replayed: false,
+        }))
+    }
+
     /// Creates an object. Waits a little if the quota refuses what `check` allows: Kubernetes computes a new quota within tenths
     /// of a second, and counts an object until its deletion is complete.
     async fn create_within_quota(
@@ -202,35 +217,14 @@ mod tests {
     use serde_json::json;
 
     use super::{super::ApiCalls, *};
-    use crate::{resources::Instance, runtime::client::answered_by, service::instances::InstanceIndex};
+    use crate::{
+        resources::Instance,
+        runtime::client::{answered_by, first_create_answered_with_504, refusals_of_a_second_try},
+        service::instances::InstanceIndex,
+    };
 
-    /// The outcome of a create in a namespace with a new quota, which the API server has computed after so many attempts; and
-    /// the number of attempts made.
-    async fn create_under_new_quota(
-        computed_after: usize,
-        timeout: Duration,
-    ) -> (Result<Created<<InstanceIndex as Index>::Item>, Error>, usize) {
-        let attempts = Arc::new(AtomicUsize::new(0));
-        let counted = attempts.clone();
-        let client = answered_by(move |_, _, mut object| {
-            let is_computed = counted.fetch_add(1, Ordering::Relaxed) >= computed_after;
-            object["metadata"]["namespace"] = json!("demo");
-            object["metadata"]["uid"] = json!("uid");
-            let refusal = json!({
-                "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403,
-                "message": "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: stellage",
-            });
-            async move {
-                if is_computed {
-                    (201, object)
-                } else {
-                    (403, refusal)
-                }
-            }
-        });
-        let mut store: Store<InstanceIndex> = Store::new(Arc::new(ApiCalls::new(client, 4)), Arc::default());
-        store.quota_timeout = timeout;
-        let build = |name: &str, _| Instance {
+    fn instance(name: &str, _: Option<String>) -> Instance {
+        Instance {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
                 ..ObjectMeta::default()
@@ -240,8 +234,38 @@ mod tests {
             )
             .unwrap(),
             status: None,
-        };
-        let created = store.create_once("demo", None, || Ok(()), build).await;
+        }
+    }
+
+    /// The outcome of a create in a namespace with a new quota, which the API server has computed after so many attempts; and
+    /// the number of attempts made.
+    async fn create_under_new_quota(
+        computed_after: usize,
+        timeout: Duration,
+    ) -> (Result<Created<<InstanceIndex as Index>::Item>, Error>, usize) {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let counted = attempts.clone();
+        let client = answered_by(move |method, _, mut object| {
+            let is_create = method == http::Method::POST;
+            let is_computed = is_create && counted.fetch_add(1, Ordering::Relaxed) >= computed_after;
+            object["metadata"]["namespace"] = json!("demo");
+            object["metadata"]["uid"] = json!("uid");
+            let refusal = json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403,
+                "message": "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: stellage",
+            });
+            let unknown = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 });
+            async move {
+                match (is_create, is_computed) {
+                    (false, _) => (404, unknown),
+                    (true, true) => (201, object),
+                    (true, false) => (403, refusal),
+                }
+            }
+        });
+        let mut store: Store<InstanceIndex> = Store::new(Arc::new(ApiCalls::new(client, 4)), Arc::default());
+        store.quota_timeout = timeout;
+        let created = store.create_once("demo", None, || Ok(()), instance).await;
         (created, attempts.load(Ordering::Relaxed))
     }
 
@@ -262,5 +286,23 @@ mod tests {
             "{error}"
         );
         assert_eq!(attempts, 1);
+    }
+
+    #[tokio::test]
+    async fn a_create_that_is_refused_because_its_own_first_try_was_carried_out_has_created_one_object() {
+        for refusal in refusals_of_a_second_try() {
+            let (client, stored) = first_create_answered_with_504(Vec::new(), refusal);
+            let mut store: Store<InstanceIndex> =
+                Store::new(Arc::new(ApiCalls::new(client, 4)), Arc::default());
+            store.quota_timeout = Duration::ZERO;
+            let created = store
+                .create_once("demo", None, || Ok(()), instance)
+                .await
+                .unwrap();
+            let stored = stored.lock();
+            assert_eq!(stored.len(), 1, "{stored:?}");
+            assert_eq!(stored[0]["metadata"]["name"], created.item.instance.name());
+            assert!(!created.replayed);
+        }
     }
 }

@@ -15,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::Value;
 
 pub use self::{
-    calls::{ApiCalls, MAX_CALLS},
+    calls::{ApiCalls, LongRead, MAX_CALLS},
     create::{Created, KeyedCreate, annotations},
     locks::KeyedLocks,
     modify::{Verdict, contended, merge_patch, pause},
@@ -74,18 +74,30 @@ impl<X: Index> Store<X> {
     /// Deletes the object with this UID (with `exactly`: only in this version), and waits until the index no longer has it.
     pub async fn delete(&self, item: &X::Item, exactly: bool) -> Result<(), CallError> {
         let object = item.object();
-        let progress = self.index.progress();
-        let is_synced = if let Some(deleting) = self.calls.delete(object, exactly).await? {
-            // A finalizer delays the deletion: wait for the deletionTimestamp.
-            progress.wait_for(watch::revision(&deleting)).await
-        } else {
-            let is_gone = || self.index.is_gone(item);
-            progress.wait_for_removal(object.uid(), is_gone).await
+        let Some(deleting) = self.calls.delete(object, exactly).await? else {
+            self.wait_until_gone(item).await;
+            return Ok(());
         };
-        if !is_synced {
+        // A finalizer delays the deletion: wait for the deletionTimestamp.
+        let progress = self.index.progress();
+        if !progress.wait_for(watch::revision(&deleting)).await {
             Self::warn_late("a deletion", object);
         }
         Ok(())
+    }
+
+    /// Waits until the index no longer has a deleted object.
+    async fn wait_until_gone(&self, item: &X::Item) {
+        let object = item.object();
+        let is_gone = || self.index.is_gone(item);
+        if !self
+            .index
+            .progress()
+            .wait_for_removal(object.uid(), is_gone)
+            .await
+        {
+            Self::warn_late("a deletion", object);
+        }
     }
 
     async fn indexed(&self, object: ObjectOf<X>) -> X::Item {

@@ -152,9 +152,14 @@ impl<X: Index> Store<X> {
             }
             match self.delete(&found.item, exactly).await {
                 Ok(()) => return Ok(()),
-                Err(error) if error.is_conflict() => {
-                    found = self.refresh(&found).await?;
-                }
+                Err(error) if error.is_conflict() => match self.refresh(&found).await {
+                    // Perhaps an earlier try of this call has begun its deletion, which has made another version of it.
+                    Err(gone) if gone.kind == ErrorKind::NotFound => {
+                        self.wait_until_gone(&found.item).await;
+                        return Ok(());
+                    }
+                    refreshed => found = refreshed?,
+                },
                 Err(error) => return Err(error.into()),
             }
         }
@@ -219,8 +224,15 @@ fn to_map(spec: &impl Serialize) -> Map<String, Value> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{resources::instance::IDEMPOTENCY_ANNOTATION, service::instances::IndexedInstance};
+    use http::Method;
+    use parking_lot::Mutex;
+
+    use super::{super::ApiCalls, *};
+    use crate::{
+        resources::instance::IDEMPOTENCY_ANNOTATION,
+        runtime::client::answered_by,
+        service::instances::{IndexedInstance, InstanceIndex},
+    };
 
     fn item() -> IndexedInstance {
         let object = json!({
@@ -256,5 +268,45 @@ mod tests {
                 json!({ "metadata": { "resourceVersion": "7", "annotations": { IDEMPOTENCY_ANNOTATION: "[]" } } })
             )
         );
+    }
+
+    #[tokio::test]
+    async fn a_delete_that_is_refused_because_its_own_first_try_was_carried_out_has_deleted_the_object() {
+        for has_finalizer in [false, true] {
+            let failure = |code: u16, reason: &str| {
+                (
+                    code,
+                    json!({ "kind": "Status", "status": "Failure", "code": code, "reason": reason }),
+                )
+            };
+            let tries = Arc::new(Mutex::new(0));
+            let counted = tries.clone();
+            let client = answered_by(move |method, _, _| {
+                let mut tries = counted.lock();
+                let object = json!({
+                    "metadata": {
+                        "name": "i-abcdefgh01234567", "namespace": "demo", "uid": "u", "resourceVersion": "7",
+                        "deletionTimestamp": (*tries > 0).then_some("2026-11-21T10:00:00Z"),
+                    },
+                    "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+                });
+                let is_gone = *tries > 0 && !has_finalizer;
+                let answer = match method {
+                    Method::DELETE if *tries == 0 => failure(504, "Timeout"),
+                    _ if is_gone => failure(404, "NotFound"),
+                    Method::DELETE => failure(409, "Conflict"),
+                    _ => (200, object),
+                };
+                *tries += u32::from(method == Method::DELETE);
+                async move { answer }
+            });
+            let store: Store<InstanceIndex> = Store::new(Arc::new(ApiCalls::new(client, 4)), Arc::default());
+            let id = crate::service::id::InstanceId::of_suffix("abcdefgh01234567");
+            assert_eq!(store.remove("demo", id, true, |_| Ok(())).await, Ok(()));
+            assert_eq!(*tries.lock(), 2);
+            // Later there is nothing to delete.
+            let again = store.remove("demo", id, true, |_| Ok(())).await;
+            assert_eq!(again.unwrap_err().kind, ErrorKind::NotFound);
+        }
     }
 }

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use kube::Resource as _;
 
 use crate::{
-    events::{EventType, catalogue},
+    events::EventType,
     resources::{
-        Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, Webhook,
+        Delivery, DeliveryPhase, DeliverySpec, Webhook,
         delivery::{EVENT_TYPE_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
         ids,
     },
@@ -53,7 +53,8 @@ pub fn not_active() -> Error {
     }
 }
 
-/// The Delivery of a test event, due at once.
+/// The Delivery of a test event, due at once. Only the controller may write a body or a status: it sends its own example, so that
+/// nothing else is ever signed.
 pub fn example(
     webhook: &Webhook,
     event_id: &str,
@@ -70,12 +71,11 @@ pub fn example(
             event_created_at: now,
             sequence: 0,
             subject: String::new(),
-            body: catalogue::example_body(event_type, event_id, now),
+            body: String::new(),
             traceparent: traces::current(),
             test: true,
         },
     );
-    delivery.status = Some(DeliveryStatus::new(DeliveryPhase::Pending, Some(now)));
     delivery.metadata.labels = Some(BTreeMap::from(
         [
             (WEBHOOK_LABEL, webhook.name()),
@@ -95,6 +95,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::events::catalogue;
 
     fn webhook(disabled: bool, active: bool) -> Webhook {
         let mut object = json!({
@@ -140,17 +141,14 @@ mod tests {
         let delivery = example(&webhook, id, EventType::BackupFailed, None, now);
         assert_eq!(delivery.metadata.name, Some(ids::delivery_name("u", id)));
         assert!(delivery.spec.test && delivery.spec.event_id == id);
-        let status = delivery.status.as_ref().unwrap();
-        assert_eq!(
-            (status.phase, status.next_attempt_at),
-            (DeliveryPhase::Pending, Some(now))
-        );
+        assert_eq!(delivery.status, None);
         let labels = delivery.metadata.labels.unwrap();
         assert_eq!(labels["stellage.dev/webhook"], "orders");
         assert_eq!(labels["stellage.dev/phase"], "pending");
         assert_eq!(labels["stellage.dev/event-type"], "backup.failed");
         assert_eq!(delivery.metadata.owner_references.unwrap()[0].uid, "u");
-        let body: serde_json::Value = serde_json::from_str(&delivery.spec.body).unwrap();
+        assert_eq!(delivery.spec.body, "", "the controller's alone");
+        let body: serde_json::Value = serde_json::from_str(&catalogue::body_of(&delivery.spec)).unwrap();
         assert_eq!(
             (&body["id"], &body["created_at"]),
             (&json!(id), &json!("2026-11-21T10:00:00.500Z"))

@@ -187,7 +187,18 @@ impl Service {
         let announced = replaced
             .as_ref()
             .map(|(_, written)| secret::announcement(&written.secret));
+        let is_unmistakable = replaced
+            .as_ref()
+            .is_some_and(|(_, written)| written.is_new_version());
         let decide = |item: &IndexedWebhook| {
+            // Only this request knew the version that it gave the Secret, so it has written the webhook: the client repeats what the API
+            // server answers with 503 or 504, which may have been carried out nevertheless.
+            if let Some((annotation, version)) = &announced
+                && is_unmistakable
+                && item.webhook.annotation_of(annotation) == Some(version.as_str())
+            {
+                return Ok(Verdict::Leave);
+            }
             precondition.check(&*item.webhook)?;
             self.check_owner(item)?;
             Ok(Verdict::Write {
@@ -286,10 +297,16 @@ impl Service {
                 delivery,
                 replayed: false,
             }),
-            (Err(error), Some(request)) if error.is_conflict() => {
-                match self.calls.get(namespace, &name).await? {
-                    Some(delivery) => replayed_test(item, delivery, request),
-                    None => Err(error.into()),
+            (Err(error), request) if error.is_conflict() => {
+                match (self.calls.get(namespace, &name).await?, request) {
+                    (Some(delivery), Some(request)) => replayed_test(item, delivery, request),
+                    // Its id is random, so an earlier try of this call has created it.
+                    (Some(delivery), None) => Ok(SentTest {
+                        item,
+                        delivery,
+                        replayed: false,
+                    }),
+                    (None, _) => Err(error.into()),
                 }
             }
             (Err(error), _) => Err(error.into()),
@@ -369,23 +386,21 @@ mod tests {
 
     use super::*;
     use crate::{
-        catalogue::SharedCatalogue,
-        monitoring::measurements::NoMeasurements,
-        runtime::SystemClock,
-        runtime::client::answered_by,
-        service::{Dependencies, id::PublicId as _},
+        runtime::client::{answered_by, first_create_answered_with_504, refusals_of_a_second_try},
+        service::id::PublicId as _,
     };
 
     const WEBHOOK: &str = "wh-abcdefgh01234567";
 
-    fn service(client: kube::Client) -> Service {
-        Service::new(Dependencies {
-            client,
-            clock: Arc::new(SystemClock),
-            catalogue: SharedCatalogue::default(),
-            measurements: Box::new(NoMeasurements),
-            receiver_check: Arc::new(|_| Ok(())),
-        })
+    /// Changes the webhook if its version is that of generation 1.
+    async fn change_the_first(
+        client: kube::Client,
+        change: &WebhookChange,
+    ) -> Result<Arc<IndexedWebhook>, Error> {
+        let id = WebhookId::of_suffix("abcdefgh01234567");
+        let precondition = Precondition::OneOf(vec!["u-1".to_owned()]);
+        let service = Service::with_client(client);
+        service.change_webhook("demo", id, change, &precondition).await
     }
 
     /// A webhook of this generation, and its Secret.
@@ -452,12 +467,7 @@ mod tests {
                 secret: Some("new".to_owned()),
                 ..WebhookChange::default()
             };
-            let id = WebhookId::of_suffix("abcdefgh01234567");
-            let precondition = Precondition::OneOf(vec!["u-1".to_owned()]);
-            let changed = service(client)
-                .change_webhook("demo", id, &change, &precondition)
-                .await;
-            let refusal = changed.unwrap_err();
+            let refusal = change_the_first(client, &change).await.unwrap_err();
             assert_eq!(refusal.kind, ErrorKind::PreconditionFailed);
             let is_told = refusal
                 .message
@@ -474,10 +484,101 @@ mod tests {
             let created = Timestamp::now() - jiff::SignedDuration::from_hours(hours);
             let client = answered_by(move |_, _, _| async move { (200, its_secret(created)) });
             let webhook: Webhook = serde_json::from_value(webhook(1)).unwrap();
-            let secret = service(client)
+            let secret = Service::with_client(client)
                 .secret_of_create(&webhook, Some("old"), None, true)
                 .await;
             assert_eq!(secret.unwrap().as_deref(), shown, "{hours} hours old");
         }
+    }
+
+    #[tokio::test]
+    async fn a_test_that_is_refused_because_its_own_first_try_was_carried_out_is_sent_once() {
+        let [taken, _] = refusals_of_a_second_try();
+        let (client, stored) = first_create_answered_with_504(vec![webhook(1)], taken);
+        let service = Service::with_client(client);
+        service.show_demo_account();
+        let tenant = service.credentials().account_named("demo").unwrap();
+        let id = WebhookId::of_suffix("abcdefgh01234567");
+        let sent = service.test_webhook(&tenant, id, None, None, &Precondition::None);
+        let sent = sent.await.unwrap();
+        let stored = stored.lock();
+        assert_eq!(stored.len(), 2, "{stored:?}");
+        assert_eq!(stored[1]["metadata"]["name"], sent.delivery.name());
+        assert!(!sent.replayed);
+    }
+
+    /// Applies a merge patch, but for the version that it is for.
+    fn merge(object: &mut Value, patch: &Value) {
+        for (key, value) in patch.as_object().unwrap() {
+            match value {
+                _ if key == "resourceVersion" || key == "managedFields" => {}
+                Value::Object(nothing) if nothing.is_empty() => {}
+                Value::Null => drop(object.as_object_mut().unwrap().remove(key)),
+                Value::Object(_) if object[key].is_object() => merge(&mut object[key], value),
+                value => object[key] = value.clone(),
+            }
+        }
+    }
+
+    /// Changes the URL and the secret of a webhook, if its version is that of generation 1. The API server carries out the change of the
+    /// Webhook, but answers it with 503. Returns the outcome, and the Webhook and the Secret that are stored.
+    async fn change_answered_with_503(secret: &str) -> (Result<Arc<IndexedWebhook>, Error>, Value, Value) {
+        let mut webhook = webhook(1);
+        // An earlier request has announced the present version.
+        webhook["metadata"]["annotations"] = json!({ "stellage.dev/secret-changed": "7" });
+        let stored = Arc::new(Mutex::new((webhook, its_secret(Timestamp::now()))));
+        let server = stored.clone();
+        let client = answered_by(move |method, path, body| {
+            let mut stored = server.lock();
+            let (webhook, secret) = &mut *stored;
+            let is_secret = path.contains("/secrets/");
+            let object = if is_secret { secret } else { webhook };
+            let failure = |code: u16| (code, json!({ "status": "Failure", "code": code, "reason": "x" }));
+            let is_write = method == Method::PATCH && !path.contains("dryRun");
+            let version = &object["metadata"]["resourceVersion"];
+            let answer = if is_write && body["metadata"]["resourceVersion"] != *version {
+                failure(409)
+            } else if is_write {
+                let before = object.clone();
+                merge(object, &body);
+                if *object != before {
+                    let version = if is_secret { "8" } else { "9" };
+                    object["metadata"]["resourceVersion"] = json!(version);
+                }
+                if is_secret {
+                    (200, object.clone())
+                } else {
+                    object["metadata"]["generation"] = json!(2);
+                    failure(503)
+                }
+            } else {
+                (200, object.clone())
+            };
+            async move { answer }
+        });
+        let change = WebhookChange {
+            url: Some("https://example.com/new".to_owned()),
+            secret: Some(secret.to_owned()),
+            ..WebhookChange::default()
+        };
+        let changed = change_the_first(client, &change).await;
+        let (webhook, secret) = stored.lock().clone();
+        (changed, webhook, secret)
+    }
+
+    #[tokio::test]
+    async fn a_change_that_is_refused_because_its_own_first_try_was_carried_out_is_answered_with_the_result()
+    {
+        let (changed, webhook, secret) = change_answered_with_503("new").await;
+        assert_eq!(changed.unwrap().webhook.spec.url, "https://example.com/new");
+        assert_eq!(webhook["spec"]["url"], "https://example.com/new");
+        assert_eq!(secret["data"], json!({ "secret": "bmV3" }));
+    }
+
+    #[tokio::test]
+    async fn a_change_to_the_secret_that_there_is_already_does_not_pass_for_one_that_was_carried_out() {
+        let (_, webhook, secret) = change_answered_with_503("old").await;
+        assert_eq!(webhook["spec"]["url"], "https://example.com/new");
+        assert_eq!(secret["metadata"]["resourceVersion"], "7");
     }
 }

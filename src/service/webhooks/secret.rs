@@ -140,6 +140,14 @@ pub(super) struct Written {
     replayed: bool,
 }
 
+impl Written {
+    /// Whether the write has made another version of the Secret: what has the content already stays as it is.
+    pub(super) fn is_new_version(&self) -> bool {
+        let before = self.before.as_ref();
+        before.is_none_or(|before| before.metadata.resource_version != self.secret.metadata.resource_version)
+    }
+}
+
 /// The result of a rotation.
 pub struct Rotated {
     /// The signing secret.
@@ -225,7 +233,7 @@ impl Service {
             // Left over from a deleted webhook of the same name; Kubernetes has not garbage-collected it yet.
             match self.calls.delete(&existing, false).await {
                 Ok(_) => found = None,
-                Err(error) if error.is_not_found() || error.is_conflict() => {
+                Err(error) if error.is_conflict() => {
                     found = self.calls.get(namespace, name).await?;
                 }
                 Err(error) => return Err(error.into()),

@@ -2,7 +2,6 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use kube::runtime::reflector;
 use serde_json::json;
 
 use super::{
@@ -20,6 +19,7 @@ use crate::{
     runtime::{
         Metrics, ReconcileQueue,
         lease::Tenure,
+        objects::{Writer, store},
         watch::{Change, Listener},
     },
 };
@@ -95,15 +95,15 @@ fn in_steps(metrics: &Metrics, many: usize, what: &str, act: impl FnOnce()) {
 }
 
 pub(super) struct Caches {
-    pub(super) webhooks: reflector::store::Writer<Webhook>,
-    pub(super) instances: reflector::store::Writer<Instance>,
+    pub(super) webhooks: Writer<Webhook>,
+    pub(super) instances: Writer<Instance>,
     pub(super) stores: Stores,
 }
 
 pub(super) fn caches() -> Caches {
-    let (webhooks, for_webhooks) = reflector::store();
-    let (deliveries, _) = reflector::store();
-    let (instances, for_instances) = reflector::store();
+    let (webhooks, for_webhooks) = store();
+    let (deliveries, _) = store();
+    let (instances, for_instances) = store();
     Caches {
         stores: Stores {
             webhooks,
@@ -133,10 +133,9 @@ pub(super) fn opening<'a>(
 #[tokio::test]
 async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances() {
     let (shared, mut listeners, metrics) = controller();
-    let mut caches = caches();
+    let caches = caches();
     for number in 0..MANY {
-        let event = kube::runtime::watcher::Event::Apply((*instance(number, 15)).clone());
-        caches.instances.apply_watcher_event(&event);
+        caches.instances.apply(instance(number, 15));
     }
     let before = locked(&metrics);
     opening(&shared, &caches.stores, 0..MANY).await;
@@ -184,10 +183,9 @@ async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances(
 #[tokio::test]
 async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost_nor_overtaken() {
     let (shared, mut listeners, _) = controller();
-    let mut caches = caches();
+    let caches = caches();
     for number in 0..MANY {
-        let event = kube::runtime::watcher::Event::Apply(webhook(number));
-        caches.webhooks.apply_watcher_event(&event);
+        caches.webhooks.apply(Arc::new(webhook(number)));
     }
     let mut open = Box::pin(opening(&shared, &caches.stores, 0..MANY));
     assert!(futures::poll!(&mut open).is_pending());
@@ -211,12 +209,11 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     let listed = (0..MANY - 1).map(|number| Arc::new(webhook(number))).collect();
     listeners.webhooks.changed(&Change::Replaced(listed));
     for webhook in [webhook(MANY), webhook(MANY + 1)] {
-        let event = kube::runtime::watcher::Event::Apply(webhook.clone());
-        caches.webhooks.apply_watcher_event(&event);
-        listeners.webhooks.changed(&Change::Applied(Arc::new(webhook)));
+        let webhook = Arc::new(webhook);
+        caches.webhooks.apply(webhook.clone());
+        listeners.webhooks.changed(&Change::Applied(webhook));
     }
-    let event = kube::runtime::watcher::Event::Delete(webhook(MANY - 1));
-    caches.webhooks.apply_watcher_event(&event);
+    caches.webhooks.delete(&webhook(MANY - 1).metadata);
     listeners.instances.changed(&Change::Applied(instance(1, 41)));
     listeners.deliveries.changed(&Change::Deleted({
         let mut gone = (*delivery(7)).clone();

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use http::Method;
 use jiff::{SignedDuration, Timestamp};
-use kube::{Client, runtime::reflector};
+use kube::Client;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -24,7 +24,7 @@ use crate::{
     delivery::dispatch::{Disablement, key},
     events::EventType,
     resources::{DisableReason, Webhook, WebhookStatus},
-    runtime::{Clock, client::answered_by, events::Events, lease::Tenure, watch::Change},
+    runtime::{Clock, client::answered_by, events::Events, lease::Tenure, objects::store, watch::Change},
 };
 
 /// The Webhooks of the API server, by name.
@@ -90,8 +90,8 @@ impl World {
         };
         let shared = WebhookController::new(deps).shared;
         let caches = Stores {
-            webhooks: reflector::store().0,
-            deliveries: reflector::store().0,
+            webhooks: store().0,
+            deliveries: store().0,
             sources: Vec::new(),
         };
         let webhooks = stored.lock().values().map(read).collect();

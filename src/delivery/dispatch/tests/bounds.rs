@@ -735,3 +735,69 @@ fn a_requested_retry_for_which_a_new_leader_has_no_room_is_held_with_its_ladder(
     world.heal();
     world.audit_end();
 }
+
+#[test]
+fn what_is_requested_lets_nobody_exceed_the_bounds_of_held_ones() {
+    for (held, others) in [((10, 12, 100), ["ns/1", "ns/2"]), ((10, 100, 12), ["a/1", "b/1"])] {
+        let mut world = down((2, 100, 100), held, &[("ns", 1)]);
+        let events = flood(&mut world, "ns", 12);
+        assert_eq!(counts(&world, "ns/0"), (2, 10, 0));
+        // The receiver does not answer.
+        for event in &events[2..] {
+            let job = world.job(&"ns/0".into(), event);
+            world.request(&job);
+            world.work(false);
+        }
+        assert_eq!(
+            (counts(&world, "ns/0"), world.dispatcher.totals().1),
+            ((12, 0, 0), 10)
+        );
+        for other in others {
+            let (account, name) = other.split_once('/').unwrap();
+            let webhook = world.add_hook(account, name);
+            world.work(false);
+            world.set_secret(&webhook, false);
+        }
+        for number in 0..6 {
+            for other in others {
+                let (account, _) = other.split_once('/').unwrap();
+                world.record(account, &format!("{other}-{number}"), Fate::Good);
+            }
+            world.pass(std::time::Duration::from_secs(1));
+            world.work(false);
+            world.audit();
+            assert!(world.dispatcher.totals().1 <= 12, "{number}");
+        }
+        let held: i64 = others.iter().map(|other| counts(&world, other).1).sum();
+        assert_eq!(held, 2);
+        world.heal();
+        world.audit_end();
+    }
+}
+
+#[test]
+fn what_is_requested_gives_way_if_its_whole_webhook_is_and_is_then_sent_once() {
+    for pending in [(5, 5, 100), (5, 100, 5)] {
+        let mut world = down(pending, (10, 100, 100), &[("ns", 1)]);
+        let webhook: WebhookKey = "ns/0".into();
+        let events = flood(&mut world, "ns", 5);
+        let jobs: Vec<_> = events.iter().map(|event| world.job(&webhook, event)).collect();
+        for job in &jobs {
+            world.request(job);
+            world.work(false);
+        }
+        assert_eq!(world.sendings.len(), 1, "the others wait for it");
+        let other = world.add_hook("ns", "other");
+        world.work(false);
+        world.record("ns", "i-1", Fate::Good);
+        world.work(false);
+        world.audit();
+        assert!(world.sendings.iter().any(|sending| sending.webhook == other));
+        assert_eq!(world.dispatcher.jobs[&jobs[4]].phase(), DeliveryPhase::Held);
+        world.settle();
+        let status = world.status(&jobs[4]);
+        assert_eq!(status.attempt_count, 2, "{status:#?}");
+        world.heal();
+        world.audit_end();
+    }
+}

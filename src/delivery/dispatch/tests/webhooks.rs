@@ -206,3 +206,41 @@ fn a_record_is_kept_in_memory_once_whoever_reads_it() {
     world.dispatcher.delivery_seen(read.clone(), false, now);
     assert!(Arc::ptr_eq(world.dispatcher.jobs[job].record().unwrap(), &read));
 }
+
+#[test]
+fn what_a_deleted_webhook_has_left_without_an_owner_is_not_sent_to_the_next_one_of_its_name() {
+    let (mut world, webhook) = world();
+    world.receivers.insert(webhook.clone(), Receiver::Down);
+    world.record("ns", "i-1", Fate::Good);
+    world.settle();
+    assert_eq!(world.begun.len(), 1);
+    world.orphan_hook(&webhook);
+    world.add_hook("ns", "one");
+    world.run();
+    world.crash(|_| true);
+    world.run();
+    assert_eq!((world.deliveries.len(), world.begun.len()), (1, 1));
+    let left = world.deliveries.keys().next().unwrap();
+    assert_eq!(
+        world.dispatcher.orphans_after(None, 2),
+        std::slice::from_ref(left)
+    );
+    assert!(world.dispatcher.unowned(left).is_some());
+}
+
+#[test]
+fn what_is_owed_to_a_webhook_that_is_not_known_has_its_owner() {
+    let (mut world, webhook) = world();
+    world.receivers.insert(webhook.clone(), Receiver::Down);
+    world.record("ns", "i-1", Fate::Good);
+    world.settle();
+    let (job, facts) = (
+        world.deliveries.keys().next().unwrap(),
+        &world.hooks[&webhook].facts,
+    );
+    let dispatcher = &mut world.dispatcher;
+    assert!(dispatcher.unowned(job).is_none());
+    dispatcher.webhook_gone(&webhook, &facts.uid, facts.revision);
+    assert_eq!(dispatcher.orphans_after(None, 2), std::slice::from_ref(job));
+    assert!(dispatcher.unowned(job).is_none());
+}

@@ -293,18 +293,32 @@ impl World {
     }
 
     pub fn delete_hook(&mut self, webhook: &WebhookKey) {
+        for job in self.remove_hook(webhook) {
+            self.delete_delivery(&job);
+        }
+    }
+
+    /// Deletes a webhook with `--cascade=orphan`.
+    pub fn orphan_hook(&mut self, webhook: &WebhookKey) {
+        for job in self.remove_hook(webhook) {
+            let mut record = (*self.deliveries[&job]).clone();
+            record.metadata.owner_references = None;
+            self.store(&job, record);
+        }
+    }
+
+    /// Removes a webhook. Returns its Deliveries.
+    fn remove_hook(&mut self, webhook: &WebhookKey) -> Vec<JobKey> {
         let Some(hook) = self.hooks.remove(webhook) else {
-            return;
+            return Vec::new();
         };
         self.next_revision();
         self.hook_watch
-            .push_back(HookChange::Gone(webhook.clone(), hook.facts.uid.clone()));
+            .push_back(HookChange::Gone(webhook.clone(), hook.facts.uid));
         self.owed.retain(|_, (owed_to, _)| owed_to != webhook);
-        for job in self.deliveries.keys().cloned().collect::<Vec<_>>() {
-            if is_of(&self.deliveries[&job], webhook) {
-                self.delete_delivery(&job);
-            }
-        }
+        let all = self.deliveries.iter();
+        let of_it = all.filter(|(_, record)| is_of(record, webhook));
+        of_it.map(|(job, _)| job.clone()).collect()
     }
 
     pub fn delete_delivery(&mut self, job: &JobKey) {
@@ -1110,6 +1124,30 @@ impl World {
                 assert_eq!(counts.of_webhook(&queue.facts.namespace, webhook), of_it);
             }
         }
+        let yielding = d.jobs.values().filter_map(|job| Some((job.yields_as()?, job)));
+        let mut count = 0;
+        for (wanted, job) in yielding {
+            let queue = &d.queues[&job.webhook];
+            assert!(queue.yielding.contains(&(wanted, job.order.clone())));
+            count += 1;
+        }
+        assert_eq!(
+            d.queues.values().map(|queue| queue.yielding.len()).sum::<usize>(),
+            count
+        );
+        let can_yield = |queues: &mut dyn Iterator<Item = &WebhookQueue>| {
+            queues.fold((false, false), |(owed, held), queue| {
+                (owed || !queue.yielding.is_empty(), held || !queue.held.is_empty())
+            })
+        };
+        for (namespace, webhooks) in &d.by_namespace {
+            let (owed, held) = can_yield(&mut webhooks.iter().map(|webhook| &d.queues[webhook]));
+            assert_eq!(d.totals.owed.largest_webhook(namespace).is_some(), owed);
+            assert_eq!(d.totals.held.largest_webhook(namespace).is_some(), held);
+        }
+        let (owed, held) = can_yield(&mut d.queues.values());
+        assert_eq!(d.totals.owed.largest_account().is_some(), owed);
+        assert_eq!(d.totals.held.largest_account().is_some(), held);
         let pending: usize = d.queues.values().map(|queue| queue.pending).sum();
         assert_eq!(d.totals.pending, pending);
         let in_queues: usize = d.queues.values().map(|queue| queue.jobs.len()).sum();

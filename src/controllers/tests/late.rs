@@ -1,0 +1,77 @@
+//! A provider that takes its time to answer.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{
+    api_server::ApiServer,
+    operator::{Operator, Surroundings, TestClock},
+};
+use crate::{
+    catalogue::{Catalogue, SharedCatalogue},
+    providers::Timings,
+    resources::{Instance, instance::FINALIZER},
+    runtime::Clock as _,
+};
+
+/// State and operation of each version of its status that is written until an instance runs.
+async fn written(provider_takes: Duration) -> Vec<(Value, Value)> {
+    let start: Timestamp = "2027-01-01T00:00:00Z".parse().unwrap();
+    let server = ApiServer::new(1, start);
+    server.create_account("ada");
+    server.create(
+        "instances",
+        "ada",
+        json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Instance",
+            "metadata": { "name": "web", "finalizers": [FINALIZER] },
+            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+        }),
+    );
+    server.take_writes();
+    let around = Surroundings {
+        server,
+        clock: Arc::new(TestClock::default()),
+        inbox: Arc::default(),
+        timings: Timings::for_provisioning(0.0),
+        provider_takes,
+    };
+    around.clock.set(start);
+    let mut operator = Operator::start(&around, SharedCatalogue::new(Catalogue::default()), 1);
+    let mut seen = Vec::new();
+    while seen.last().is_none_or(|(state, _)| *state != "running") {
+        let next = operator.next().unwrap();
+        if next > around.clock.now() {
+            around.clock.set(next);
+            around.server.set_now(next);
+            operator.set_time(next);
+        }
+        operator.step().await;
+        let writes: Vec<_> = around.server.take_writes().into();
+        operator.saw(&writes);
+        for instance in writes.iter().filter(|write| write.plural == "instances") {
+            let status = &instance.after.as_ref().unwrap()["status"];
+            seen.push((status["state"].clone(), status["operation"]["type"].clone()));
+        }
+    }
+    let instance: Instance = around.server.get("instances", "ada", "web").unwrap();
+    let outbox = instance.status.unwrap().outbox;
+    let told: Vec<_> = outbox.iter().map(|entry| entry.event_type.to_string()).collect();
+    assert_eq!(told, ["instance.created"], "{provider_takes:?}");
+    seen
+}
+
+/// Decisions, section 4: what the provider has done within 100 ms is one write.
+#[tokio::test(start_paused = true)]
+async fn what_is_done_within_a_tenth_of_a_second_is_written_once_and_what_takes_longer_when_it_begins_too() {
+    let running = || (json!("running"), Value::Null);
+    for milliseconds in [0, 1, 99] {
+        assert_eq!(written(Duration::from_millis(milliseconds)).await, [running()], "{milliseconds} ms");
+    }
+    for milliseconds in [101, 150, 5000] {
+        let begun = (json!("creating"), json!("create"));
+        assert_eq!(written(Duration::from_millis(milliseconds)).await, [begun, running()], "{milliseconds} ms");
+    }
+}

@@ -1,0 +1,57 @@
+//! Namespace and name of an object.
+
+use std::{fmt, sync::Arc};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+
+/// Where an object is: its namespace and its name, or the name alone of one that is in no namespace. A short text that all clones
+/// share.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Place(Arc<str>);
+
+impl Place {
+    /// The place of an object.
+    pub fn of(object: &impl Resource) -> Self {
+        Self::in_metadata(object.meta())
+    }
+
+    /// The place of an object with this metadata.
+    pub fn in_metadata(metadata: &ObjectMeta) -> Self {
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        Self::new(namespace, metadata.name.as_deref().unwrap_or_default())
+    }
+
+    /// The place of the object with this name in this namespace, which is empty for a kind that is in none.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        match namespace {
+            "" => Self(name.into()),
+            _ => Self(format!("{namespace}/{name}").into()),
+        }
+    }
+
+    /// The namespace; empty for an object that is in none.
+    pub fn namespace(&self) -> &str {
+        self.parts().0
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        self.parts().1
+    }
+
+    /// `namespace/name`, or the name alone.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn parts(&self) -> (&str, &str) {
+        self.0.split_once('/').unwrap_or(("", &self.0))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,34 @@
+//! What a request costs beyond being one. It is noted while the request is carried out, so that what it has done is known also if it fails,
+//! takes too long, or nobody waits for its answer.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Deliveries that one request sends and that cost as much as another request, because each of them is a write.
+const WRITES_PER_REQUEST: usize = 5;
+
+/// What a request has cost so far.
+#[derive(Debug, Default)]
+pub struct Cost {
+    /// Pages of lists of the API server, but for the first of each list.
+    pages: AtomicUsize,
+    writes: AtomicUsize,
+}
+
+impl Cost {
+    /// A list has another page, which is read next.
+    pub(super) fn add_page(&self) {
+        self.pages.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One of many objects has been written.
+    pub(super) fn add_write(&self) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// As how many requests more than one it counts.
+    pub fn requests(&self) -> u32 {
+        let writes = self.writes.load(Ordering::Relaxed) / WRITES_PER_REQUEST;
+        let requests = self.pages.load(Ordering::Relaxed).saturating_add(writes);
+        u32::try_from(requests).unwrap_or(u32::MAX)
+    }
+}
