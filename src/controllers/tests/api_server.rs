@@ -120,6 +120,11 @@ impl ApiServer {
         std::mem::take(&mut self.0.lock().writes)
     }
 
+    /// Whether something was written since they were taken.
+    pub fn has_writes(&self) -> bool {
+        !self.0.lock().writes.is_empty()
+    }
+
     /// The Kubernetes Events since the last call.
     pub fn take_events(&self) -> Vec<Value> {
         std::mem::take(&mut self.0.lock().events)

@@ -163,7 +163,8 @@ impl Outbox for TestOutbox {
 /// The simulator, which fails at times.
 struct Flaky {
     simulator: Simulator,
-    takes: Duration,
+    /// The API server whose next write the first answer waits for.
+    waits_for: Mutex<Option<ApiServer>>,
     rng: Mutex<StdRng>,
 }
 
@@ -200,8 +201,11 @@ impl Provider for Flaky {
         now: Timestamp,
     ) -> Result<Observation, ProviderError> {
         self.fails(Some(instance))?;
-        if !self.takes.is_zero() {
-            tokio::time::sleep(self.takes).await;
+        let waits_for = self.waits_for.lock().take();
+        if let Some(server) = waits_for {
+            while !server.has_writes() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
         }
         self.simulator.step(instance, backup, now).await
     }
@@ -406,8 +410,8 @@ pub struct Surroundings {
     pub inbox: Arc<Mutex<Inbox>>,
     /// Durations of what the provider does.
     pub timings: Timings,
-    /// How long it takes to answer, by the time of tokio.
-    pub provider_takes: Duration,
+    /// Whether the provider's first answer waits until something is written.
+    pub waits_for_write: bool,
 }
 
 impl Operator {
@@ -418,7 +422,7 @@ impl Operator {
             clock,
             inbox,
             timings,
-            provider_takes,
+            waits_for_write,
         } = surroundings;
         let time = clock.now();
         let client = server.connect();
@@ -494,7 +498,7 @@ impl Operator {
         let known = instances.reader.state();
         let known = known.iter().map(|instance| &**instance);
         let provider = Arc::new(Flaky {
-            takes: *provider_takes,
+            waits_for: Mutex::new(waits_for_write.then(|| server.clone())),
             simulator: Simulator::new(*timings, Pools::default(), Faults::new(true), known),
             rng: Mutex::new(StdRng::seed_from_u64(seed + 1)),
         });

@@ -1,7 +1,7 @@
 //! A year of 200 instances that come, go and change, with faults, and an operator that dies a hundred times and is down over the
 //! ends of months.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
@@ -73,7 +73,7 @@ impl Year {
                 clock,
                 inbox: Arc::new(Mutex::new(Inbox::default())),
                 timings: Timings::default(),
-                provider_takes: Duration::ZERO,
+                waits_for_write: false,
             },
             operator: None,
             returns_at: start,
