@@ -822,13 +822,13 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_not_taken_for_well() {
-        let why = || "not allowed".to_owned();
         fn none<K>() -> Objects<K> {
             Objects {
                 all: Vec::new(),
                 unreadable: Vec::new(),
             }
         }
+        let why = || "not allowed".to_owned();
         for check in [
             accounts(&Err(why())),
             schemas(&Ok(none()), &Ok(none()), &Err(why())),
