@@ -34,6 +34,9 @@ use crate::{
 /// Timeout for all instances.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 
+/// A little longer than a settled event waits in its outbox for another write.
+const OUTBOX_LINGERS: Duration = Duration::from_secs(12);
+
 /// Writes of an instance by the bare client, in addition to its create.
 const PATCHES: u64 = 1;
 
@@ -87,8 +90,25 @@ async fn turn(
     };
     let mut product = Product::run_of(cluster, program, &[]).await?;
     let converged = converge(cluster, &product, &account, prefix, sizes.converging).await?;
+    if sizes.drained {
+        until_quiet(cluster).await?;
+    }
     product.stop().await?;
     Ok(converged)
+}
+
+/// Waits until outboxes have been cleared, which the process of the next turn would otherwise do within its own time.
+async fn until_quiet(cluster: &Cluster) -> Result<()> {
+    let begun = Instant::now();
+    let mut last = None;
+    while begun.elapsed() < PATIENCE {
+        let writes = Writes::count(&cluster.admin).await?.instances;
+        if last.replace(writes) == Some(writes) {
+            return Ok(());
+        }
+        tokio::time::sleep(OUTBOX_LINGERS).await;
+    }
+    Err("instances are written for ever".into())
 }
 
 /// The first of the converged instances with this prefix, once nothing is left to be done for it.

@@ -4,10 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::{Ipv4Addr, Ipv6Addr},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -116,11 +113,16 @@ pub struct Simulator {
 }
 
 /// Which instance has which IPv4 address, in both directions. Filled from statuses; addresses not yet in a status were
-/// reserved moments ago.
+/// reserved moments ago. Of the UIDs only hashes are kept, which are a third as large.
 #[derive(Default)]
 struct Leases {
-    by_uid: HashMap<Arc<str>, u32>,
-    by_offset: HashMap<u32, Arc<str>>,
+    by_holder: HashMap<u64, u32>,
+    by_offset: HashMap<u32, u64>,
+}
+
+/// What stands for the UID of an instance in [`Leases`].
+fn holder(uid: &str) -> u64 {
+    seed(uid, b"lease")
 }
 
 impl Simulator {
@@ -146,7 +148,7 @@ impl Simulator {
 
     /// Marks the address in an Instance's status as taken.
     pub fn adopt(&self, instance: &Instance) {
-        let uid = origin::uid(&instance.metadata);
+        let own = holder(origin::uid(&instance.metadata));
         let known = instance
             .status
             .as_ref()
@@ -159,15 +161,15 @@ impl Simulator {
             return;
         };
         let leases = &mut *self.leases.lock();
-        let holder = leases.by_offset.entry(offset).or_insert_with(|| uid.into());
-        if **holder == *uid {
-            leases.by_uid.insert(holder.clone(), offset);
+        if *leases.by_offset.entry(offset).or_insert(own) == own {
+            leases.by_holder.insert(own, offset);
         }
     }
 
     fn lease(&self, uid: &str) -> Option<Ipv4Addr> {
+        let own = holder(uid);
         let mut leases = self.leases.lock();
-        let offset = if let Some(offset) = leases.by_uid.get(uid) {
+        let offset = if let Some(offset) = leases.by_holder.get(&own) {
             *offset
         } else {
             let size = u64::from(self.pools.size());
@@ -175,9 +177,8 @@ impl Simulator {
             let free = (0..size)
                 .filter_map(|i| u32::try_from((start + i) % size).ok())
                 .find(|offset| !leases.by_offset.contains_key(offset))?;
-            let uid: Arc<str> = uid.into();
-            leases.by_offset.insert(free, uid.clone());
-            leases.by_uid.insert(uid, free);
+            leases.by_offset.insert(free, own);
+            leases.by_holder.insert(own, free);
             free
         };
         Some(Ipv4Addr::from(self.pools.first() + offset))
@@ -325,7 +326,7 @@ impl Provider for Simulator {
         let status = instance.status.as_ref();
         let uid = origin::uid(&instance.metadata);
         let known = status.and_then(|s| s.ip_address.clone());
-        if known.is_some() && !self.leases.lock().by_uid.contains_key(uid) {
+        if known.is_some() && !self.leases.lock().by_holder.contains_key(&holder(uid)) {
             // Written by another replica, or while the object did not match its schema.
             self.adopt(instance);
         }
@@ -340,7 +341,7 @@ impl Provider for Simulator {
 
     fn release(&self, uid: &str) {
         let mut leases = self.leases.lock();
-        if let Some(offset) = leases.by_uid.remove(uid) {
+        if let Some(offset) = leases.by_holder.remove(&holder(uid)) {
             leases.by_offset.remove(&offset);
         }
     }

@@ -67,6 +67,14 @@ pub fn set(conditions: &mut Vec<Condition>, desired: Desired<'_>, generation: Op
     }
 }
 
+/// Leaves out what is False now and was never stored as True: it was True in a draft alone.
+pub fn forget_drafts(conditions: &mut Vec<Condition>, stored: &[Condition]) {
+    conditions.retain(|c| {
+        let is_exceptional = matches!(c.type_.as_str(), RECONCILING | STALLED);
+        !is_exceptional || c.status != "False" || find(stored, &c.type_).is_some()
+    });
+}
+
 /// Removes a condition, such as one that exists only while it is true.
 pub fn remove(conditions: &mut Vec<Condition>, type_: &str) {
     conditions.retain(|c| c.type_ != type_);
@@ -137,6 +145,26 @@ mod tests {
         );
         set(&mut conditions, ready(Some(true), "c"), Some(2), at(30));
         assert_eq!(conditions[0].last_transition_time.0, at(30));
+    }
+
+    #[test]
+    fn what_was_the_matter_in_a_draft_alone_is_not_stored() {
+        let mut conditions = Vec::new();
+        let reconciling = |status| Desired {
+            type_: RECONCILING,
+            status: Some(status),
+            reason: "Because",
+            message: String::new(),
+        };
+        set(&mut conditions, reconciling(true), Some(1), at(10));
+        let stored = conditions.clone();
+        forget_drafts(&mut conditions, &[]);
+        assert_eq!(conditions, stored);
+        set(&mut conditions, reconciling(false), Some(1), at(10));
+        forget_drafts(&mut conditions, &stored);
+        assert_eq!(conditions.len(), 1);
+        forget_drafts(&mut conditions, &[]);
+        assert_eq!(conditions, []);
     }
 
     #[test]

@@ -530,6 +530,8 @@ impl Instance {
         self.spec.ssh_keys.shrink_to_fit();
         if let Some(status) = &mut self.status {
             status.conditions.shrink_to_fit();
+            status.outbox.shrink_to_fit();
+            status.alerts.shrink_to_fit();
             if let Some(metering) = &mut status.metering {
                 metering.changes.shrink_to_fit();
             }

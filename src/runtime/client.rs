@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::{Request, Response};
+use http::{Request, Response, Uri};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
@@ -261,7 +261,10 @@ where
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if let Some(latest) = as_of_now(request.uri()) {
+            *request.uri_mut() = latest;
+        }
         let is_watch = request
             .uri()
             .query()
@@ -304,6 +307,18 @@ where
             Ok(answer)
         })
     }
+}
+
+/// The request for a streamed list that is as new as the request. kube asks for one from whatever the API server has in its cache, in
+/// which an object may be missing that exists, or a deleted one be left.
+fn as_of_now(uri: &Uri) -> Option<Uri> {
+    let whole = uri.path_and_query()?.as_str();
+    let latest = whole
+        .contains("sendInitialEvents=true")
+        .then(|| whole.strip_suffix("&resourceVersion=0"))??;
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(latest.parse().ok()?);
+    Uri::from_parts(parts).ok()
 }
 
 /// A client of an API server in memory: `answer` gets the method, the path with its query and the body of each request, and
@@ -397,6 +412,17 @@ mod tests {
         let status = json!({ "status": "Failure", "code": code, "reason": reason, "message": message });
         let status: Status = serde_json::from_value(status).unwrap();
         CallError::Api(kube::Error::Api(Box::new(status)))
+    }
+
+    #[test]
+    fn only_a_streamed_list_is_asked_for_as_of_now() {
+        let base = "https://api/apis/stellage.dev/v1/instances?watch=true&timeoutSeconds=200&allowWatchBookmarks=true";
+        let uri = |query: &str| format!("{base}{query}").parse::<Uri>().unwrap();
+        let initial = "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let streamed = uri(&format!("{initial}&resourceVersion=0"));
+        assert_eq!(as_of_now(&streamed), Some(uri(initial)));
+        assert_eq!(as_of_now(&uri("&resourceVersion=0")), None);
+        assert_eq!(as_of_now(&uri("&resourceVersion=70")), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! example for an instance that is started and stopped all day.
 
 use std::{
+    borrow::Cow,
     hash::{BuildHasher as _, RandomState},
     num::NonZeroU32,
     sync::{
@@ -21,6 +22,7 @@ use governor::{
     middleware::NoOpMiddleware,
     state::keyed::HashMapStateStore,
 };
+use jiff::Timestamp;
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -46,10 +48,28 @@ const FORGET_EVERY: usize = 1024;
 /// Publishes the Events of one controller. Cheap to clone.
 #[derive(Clone)]
 pub struct Events {
-    queue: mpsc::Sender<(String, Event)>,
+    queue: mpsc::Sender<Published>,
     controller: &'static str,
     instance: Arc<str>,
     filter: Arc<SpamFilter>,
+}
+
+/// An Event that waits to be written: a fifth of the size of what is sent.
+struct Published {
+    /// Of its object, unless that is in none.
+    namespace: Option<String>,
+    name: String,
+    uid: Option<String>,
+    /// `apiVersion` and `kind` of its object.
+    api_version: Cow<'static, str>,
+    kind: Cow<'static, str>,
+    warning: bool,
+    reason: Box<str>,
+    action: Box<str>,
+    note: Box<str>,
+    time: Timestamp,
+    controller: &'static str,
+    instance: Arc<str>,
 }
 
 /// Limits the Events per object. Warnings have their own limit, so that Normal Events do not crowd them out.
@@ -105,59 +125,77 @@ impl Events {
             tracing::debug!(reason, "dropped an Event: there are too many about this object");
             return;
         }
-        let namespace = object
-            .meta()
-            .namespace
-            .clone()
-            .unwrap_or_else(|| "default".to_owned());
         let end = (0..=note.len().min(MAX_NOTE))
             .rev()
             .find(|i| note.is_char_boundary(*i))
             .unwrap_or(0);
-        let now = jiff::Timestamp::now();
-        // Named as client-go names them.
-        let name = format!(
-            "{}.{:x}",
-            object.meta().name.as_deref().unwrap_or_default(),
-            now.as_nanosecond()
-        );
-        let event = Event {
-            metadata: ObjectMeta {
-                name: Some(name),
-                namespace: Some(namespace.clone()),
-                ..ObjectMeta::default()
-            },
-            type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
-            reason: Some(reason.to_owned()),
-            action: Some(action.to_owned()),
-            note: Some(note[..end].to_owned()),
-            event_time: Some(MicroTime(now)),
-            regarding: Some(ObjectReference {
-                resource_version: None,
-                ..object.object_ref(&())
-            }),
-            reporting_controller: Some(format!("stellage.dev/{}", self.controller)),
-            reporting_instance: Some(self.instance.to_string()),
-            ..Event::default()
+        let published = Published {
+            namespace: object.meta().namespace.clone(),
+            name: object.meta().name.clone().unwrap_or_default(),
+            uid: object.meta().uid.clone(),
+            api_version: K::api_version(&()),
+            kind: K::kind(&()),
+            warning,
+            reason: reason.into(),
+            action: action.into(),
+            note: note[..end].into(),
+            time: Timestamp::now(),
+            controller: self.controller,
+            instance: self.instance.clone(),
         };
-        if self.queue.try_send((namespace, event)).is_err() {
+        if self.queue.try_send(published).is_err() {
             tracing::debug!(reason, "dropped an Event: the API server does not keep up");
         }
     }
 }
 
-async fn write(client: Client, mut waiting: mpsc::Receiver<(String, Event)>) {
+impl Published {
+    /// The namespace of the Event.
+    fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or("default")
+    }
+
+    fn event(self) -> Event {
+        Event {
+            metadata: ObjectMeta {
+                // Named as client-go names them.
+                name: Some(format!("{}.{:x}", self.name, self.time.as_nanosecond())),
+                namespace: Some(self.namespace().to_owned()),
+                ..ObjectMeta::default()
+            },
+            type_: Some(if self.warning { "Warning" } else { "Normal" }.to_owned()),
+            reason: Some(self.reason.into()),
+            action: Some(self.action.into()),
+            note: Some(self.note.into()),
+            event_time: Some(MicroTime(self.time)),
+            regarding: Some(ObjectReference {
+                api_version: Some(self.api_version.into_owned()),
+                kind: Some(self.kind.into_owned()),
+                namespace: self.namespace,
+                name: Some(self.name),
+                uid: self.uid,
+                ..ObjectReference::default()
+            }),
+            reporting_controller: Some(format!("stellage.dev/{}", self.controller)),
+            reporting_instance: Some(self.instance.to_string()),
+            ..Event::default()
+        }
+    }
+}
+
+async fn write(client: Client, mut waiting: mpsc::Receiver<Published>) {
     let writers = Arc::new(Semaphore::new(WRITERS));
-    while let Some((namespace, event)) = waiting.recv().await {
+    while let Some(published) = waiting.recv().await {
         let Ok(permit) = Arc::clone(&writers).acquire_owned().await else {
             return;
         };
-        let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
+        let api: Api<Event> = Api::namespaced(client.clone(), published.namespace());
         tokio::spawn(async move {
+            let event = published.event();
             let _permit = permit;
             // Ignored: a namespace that is being deleted, for example, accepts no Events.
             if let Err(error) = bounded(api.create(&PostParams::default(), &event)).await {
-                tracing::debug!(%error, namespace, "cannot write an Event");
+                tracing::debug!(%error, namespace = event.metadata.namespace, "cannot write an Event");
             }
         });
     }

@@ -17,6 +17,7 @@ use super::Place;
 /// The objects of a kind, by namespace and name.
 pub struct Objects<K> {
     namespaces: HashMap<Box<str>, HashTable<Arc<K>>>,
+    count: usize,
     hasher: RandomState,
 }
 
@@ -24,6 +25,7 @@ impl<K> Default for Objects<K> {
     fn default() -> Self {
         Self {
             namespaces: HashMap::new(),
+            count: 0,
             hasher: RandomState::new(),
         }
     }
@@ -44,7 +46,7 @@ impl<K> Objects<K> {
 
     /// The number of all objects.
     pub fn len(&self) -> usize {
-        self.namespaces.values().map(HashTable::len).sum()
+        self.count
     }
 
     /// Whether there are none.
@@ -83,6 +85,7 @@ impl<K: Resource> Objects<K> {
             Entry::Occupied(mut before) => *before.get_mut() = object,
             Entry::Vacant(free) => {
                 free.insert(object);
+                self.count += 1;
             }
         }
     }
@@ -94,6 +97,7 @@ impl<K: Resource> Objects<K> {
         let objects = self.namespaces.get_mut(namespace)?;
         let object = objects.find_entry(hash, |object| names(object.meta()).1 == name);
         let (object, _) = object.ok()?.remove();
+        self.count -= 1;
         if objects.is_empty() {
             self.namespaces.remove(namespace);
         }

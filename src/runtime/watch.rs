@@ -4,7 +4,7 @@
 use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
 use backon::ExponentialBuilder;
-use futures::{StreamExt as _, pin_mut};
+use futures::{Stream, StreamExt as _, pin_mut};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client, Resource,
@@ -279,7 +279,7 @@ impl Watches {
         }
     }
 
-    /// The events of a watch, one page of a list ahead: the API server prepares the next page while the objects of the last one are
+    /// The events of a watch, read ahead: the API server sends more of a list, or prepares its next page, while the objects before are
     /// parsed. Otherwise each would be idle half of the time, waiting for the other.
     fn read_ahead<K>(&self, config: watcher::Config) -> mpsc::Receiver<watcher::Result<Event<Unparsed<K>>>>
     where
@@ -290,21 +290,60 @@ impl Watches {
         let capacity = usize::try_from(config.page_size.unwrap_or_default()).unwrap_or_default() + 2;
         let (sender, events) = mpsc::channel(capacity);
         let api: Api<Unparsed<K>> = Api::all(self.streams.clone());
-        let stream = watcher(api, config.timeout(SERVER_TIMEOUT_SECONDS)).backoff(backoff());
+        let config = config.timeout(SERVER_TIMEOUT_SECONDS);
         tokio::spawn(async move {
-            pin_mut!(stream);
-            loop {
-                let event = tokio::select! {
-                    () = sender.closed() => return,
-                    event = stream.next() => event,
-                };
-                let Some(event) = event else { return };
-                if sender.send(event).await.is_err() {
-                    return;
-                }
+            let watch = |config| watcher(api.clone(), config).backoff(backoff());
+            if !forward_streamed(watch(config.clone().streaming_lists()), &sender).await {
+                forward(watch(config), &sender).await;
             }
         });
         events
+    }
+}
+
+/// Forwards the events of a watch whose lists are streamed: the API server sends them from its cache, object by object, which takes
+/// less than half as long as pages do. Returns whether nobody receives them any more; otherwise a list was not streamed to its end and is to
+/// be read in pages, as with Kubernetes before 1.34.
+async fn forward_streamed<K>(
+    events: impl Stream<Item = watcher::Result<Event<K>>>,
+    receiver: &mpsc::Sender<watcher::Result<Event<K>>>,
+) -> bool {
+    pin_mut!(events);
+    let (mut is_listing, mut was_listed) = (false, false);
+    while let Some(event) = next(&mut events, receiver).await {
+        match &event {
+            // The last one has ended too soon.
+            Ok(Event::Init) if is_listing => return false,
+            Ok(Event::Init) => is_listing = true,
+            Ok(Event::InitDone) => (is_listing, was_listed) = (false, true),
+            Err(error) if is_listing || !was_listed => {
+                tracing::debug!(%error, "a list was not streamed; reading it in pages");
+                return false;
+            }
+            Ok(_) | Err(_) => {}
+        }
+        if receiver.send(event).await.is_err() {
+            return true;
+        }
+    }
+    true
+}
+
+/// Forwards the events of a watch whose lists come in pages, until nobody receives them any more.
+async fn forward<T>(events: impl Stream<Item = T>, receiver: &mpsc::Sender<T>) {
+    pin_mut!(events);
+    while let Some(event) = next(&mut events, receiver).await {
+        if receiver.send(event).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The next event, unless nobody would receive it.
+async fn next<S: Stream + Unpin>(events: &mut S, receiver: &mpsc::Sender<S::Item>) -> Option<S::Item> {
+    tokio::select! {
+        () = receiver.closed() => None,
+        event = events.next() => event,
     }
 }
 
@@ -332,6 +371,7 @@ mod tests {
         time::Instant,
     };
 
+    use futures::stream;
     use serde_json::json;
 
     use super::*;
@@ -348,9 +388,48 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(10), "it is not asked for");
     }
 
+    #[tokio::test]
+    async fn a_list_that_is_not_streamed_to_its_end_is_read_in_pages_and_a_later_error_is_only_reported() {
+        let failure = || Err(watcher::Error::NoResourceVersion);
+        for (events, forwarded, is_over) in [
+            (vec![failure()], 0, false),
+            (
+                vec![Ok(Event::Init), Ok(Event::InitApply(())), Ok(Event::Init)],
+                2,
+                false,
+            ),
+            (vec![Ok(Event::Init), failure()], 1, false),
+            (
+                vec![
+                    Ok(Event::Init),
+                    Ok(Event::InitDone),
+                    failure(),
+                    Ok(Event::Init),
+                    Ok(Event::InitDone),
+                ],
+                5,
+                true,
+            ),
+        ] {
+            let (sender, mut received) = mpsc::channel(10);
+            assert_eq!(forward_streamed(stream::iter(events), &sender).await, is_over);
+            drop(sender);
+            let mut count = 0;
+            while received.recv().await.is_some() {
+                count += 1;
+            }
+            assert_eq!(count, forwarded);
+        }
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_next_page_of_a_list_is_asked_for_while_the_objects_of_the_last_one_are_parsed() {
         let client = answered_by(|_, path, _| async move {
+            if path.contains("sendInitialEvents=true") {
+                let message = "sendInitialEvents: Forbidden";
+                let refusal = json!({ "kind": "Status", "status": "Failure", "reason": "Invalid", "code": 422, "message": message });
+                return (422, refusal);
+            }
             let asked = ASKED.fetch_add(1, Ordering::SeqCst);
             if path.contains("watch=true") {
                 std::future::pending::<()>().await;

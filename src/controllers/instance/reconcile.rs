@@ -579,9 +579,12 @@ impl Draft {
     }
 
     /// Takes the status of a decision.
-    fn take(&mut self, decision: Decision) {
+    fn take(&mut self, mut decision: Decision) {
         let operation = self.instance.status.as_ref().and_then(|s| s.operation.as_deref());
         self.notes.add(operation, &decision);
+        let stored = self.stored.status.as_ref();
+        let stored = stored.map_or(&[][..], |status| &status.conditions);
+        conditions::forget_drafts(&mut decision.status.conditions, stored);
         if self.instance.status.as_ref() != Some(&decision.status) {
             Arc::make_mut(&mut self.instance).status = Some(decision.status);
         }

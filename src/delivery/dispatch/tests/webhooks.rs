@@ -8,7 +8,7 @@ use super::{
     world::{Fate, Receiver, World},
 };
 use crate::{
-    resources::{SecretReference, WebhookSpec},
+    resources::{SecretReference, WebhookSpec, ids},
     runtime::watch::revision,
 };
 
@@ -243,4 +243,19 @@ fn what_is_owed_to_a_webhook_that_is_not_known_has_its_owner() {
     dispatcher.webhook_gone(&webhook, &facts.uid, facts.revision);
     assert_eq!(dispatcher.orphans_after(None, 2), std::slice::from_ref(job));
     assert!(dispatcher.unowned(job).is_none());
+}
+
+#[test]
+fn a_test_event_with_the_name_of_a_delivery_to_come_does_not_take_its_place() {
+    let (mut world, webhook) = world();
+    world.no_secret.insert(webhook.clone());
+    let event = ids::event_id("i-1", 1);
+    let name = ids::delivery_name(&world.hooks[&webhook].facts.uid, &event);
+    world.add_test(&webhook, &name);
+    while world.watch_deliveries() {}
+    assert_eq!(world.dispatcher.jobs.len(), 1);
+    world.record("ns", "i-1", Fate::Good);
+    world.set_secret(&webhook, true);
+    world.run();
+    assert!(world.begun.iter().any(|sending| *sending.event.id == *event));
 }
