@@ -7,7 +7,7 @@ set -euo pipefail
 : "${STELLAGE_URL:?set it to the URL of the API, without /v1}"
 : "${STELLAGE_API_KEY:?set it to an API key (stellage key create)}"
 
-# Prints the body of the answer, or the error message, in which case the script ends.
+# Prints the body of the response, or the error message, in which case the script ends.
 request() {
     local method=$1 path=$2 body=${3:-} answer status
     answer=$(curl --silent --show-error --request "$method" --write-out '\n%{http_code}' \

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Creates a webhook over REST, has a test event sent to it, and lists its deliveries. Needs curl and jq. For the local run,
+# Creates a webhook over REST, sends a test event to it, and lists its deliveries. Needs curl and jq. For the local run,
 # `source .run/env` sets STELLAGE_URL and STELLAGE_API_KEY.
 #
 #   examples/webhook.sh https://hooks.example.com/stellage [EVENT…]
 #
-# WEBHOOK_SECRET is the webhook's secret, as for the receivers in examples/receivers/; without it the service makes one.
+# WEBHOOK_SECRET is the webhook's secret, as for the receivers in examples/receivers/; without it the service generates one.
 set -euo pipefail
 : "${STELLAGE_URL:?set it to the URL of the API, without /v1}"
 : "${STELLAGE_API_KEY:?set it to an API key (stellage key create)}"
@@ -12,7 +12,7 @@ url=${1:?the HTTPS URL of the receiver}
 shift
 [ $# -gt 0 ] || set -- instance.created instance.started instance.stopped instance.deleted
 
-# Prints the body of the answer, or the error message, in which case the script ends.
+# Prints the body of the response, or the error message, in which case the script ends.
 request() {
     local method=$1 path=$2 body=${3:-} answer status
     answer=$(curl --silent --show-error --request "$method" --write-out '\n%{http_code}' \

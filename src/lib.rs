@@ -4,9 +4,9 @@
 //!
 //! - [`serve`] connects the parts for `stellage run`, `api` and `controller`, configured by the flags in [`settings`];
 //! - [`facade`] serves the REST API and [`console`] the customer console, [`controllers`] reconcile the kinds, [`cli`] has the other commands;
-//! - [`service`] is what an account holder can do, without HTTP;
-//! - [`lifecycle`] decides what happens to an instance next, [`backups`] the same for a backup, [`monitoring`] samples its usage,
-//!   [`billing`] computes what it costs, [`delivery`] schedules and sends events to receivers, [`mail`] notifies account holders;
+//! - [`service`] is what an account holder can do, independent of HTTP;
+//! - [`lifecycle`] decides what happens next to an instance, [`backups`] to a backup, [`monitoring`] samples the usage of instances,
+//!   [`billing`] computes what they cost, [`delivery`] schedules and sends events to receivers, [`mail`] notifies account holders;
 //! - [`events`] has the bodies of events, [`providers`] run the servers, [`catalogue`] lists what can be ordered, [`runtime`] is
 //!   the common infrastructure: watches, leader election, clock, metrics;
 //! - [`resources`] are the kinds.

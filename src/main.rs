@@ -1,4 +1,4 @@
-//! The `stellage` program: arguments, then run.
+//! The `stellage` program: parses the arguments and runs the command.
 
 use std::{io::Write as _, process::ExitCode};
 

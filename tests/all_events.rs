@@ -1,4 +1,4 @@
-//! All event types, from what an account holder and an administrator do to an example receiver.
+//! All event types, from the actions of an account holder and an administrator to an example receiver.
 
 use std::{collections::BTreeSet, process::Command};
 

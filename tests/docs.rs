@@ -1,4 +1,4 @@
-//! Checks README.md and docs/: settings, links, the map of the source tree.
+//! Checks README.md and docs/: settings, links, the maps of the source tree.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! `stellage doctor` on a real API server: an installation that is well, and one that is broken in each way.
+//! `stellage doctor` on a real API server: a healthy installation, and one that is broken in each way.
 
 use std::{collections::BTreeMap, fs::File, io::Read as _, path::Path, process::Command};
 

@@ -1,7 +1,7 @@
 //! Checks that imports go one way (docs/architecture.md): at every level of the module tree, the children of a module form no
 //! cycle, and the folders of the program use only folders below them. Needs no cluster, because it reads the source.
 //!
-//! There is an arrow from one child to another if the first one's files name anything in the second one's: in a `use`, in a
+//! There is an arrow from one child to another if the files of the first name anything in those of the second: in a `use`, in a
 //! path in the code or a macro, or through a re-export. Children may use what their parent defines in its own `mod.rs`. Test
 //! code is left out.
 

@@ -1,4 +1,4 @@
-//! The kinds in the API server: it accepts them without warnings and prunes nothing, and its refusals name the field and the
+//! The kinds in the API server: it accepts them without warnings and prunes nothing, and its rejections name the field and the
 //! fix.
 
 use std::process::Command;

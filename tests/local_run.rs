@@ -1,4 +1,4 @@
-//! `make run` with the real program: the first verified event, as docs/receivers.md tells it.
+//! `make run` with the real program: the first verified event, as described in docs/receivers.md.
 
 use std::{
     fs::{self, File},

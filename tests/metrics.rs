@@ -1,4 +1,4 @@
-//! The metrics of running operators, and the table of them in docs/metrics.md.
+//! The metrics of running operators, and their table in docs/metrics.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

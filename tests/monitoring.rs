@@ -1,4 +1,4 @@
-//! Samples and alerts, with the real program and the real API server. The catalogue of these tests has rules of seconds.
+//! Samples and alerts, with the real program and the real API server. The catalogue of these tests has rules of a few seconds.
 
 use std::{collections::HashSet, path::Path, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Traces: from the REST call over the reconcile to the delivery, as a receiver of OTLP gets them.
+//! Traces: from the REST call through the reconcile to the delivery, as a receiver of OTLP gets them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

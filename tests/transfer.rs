@@ -1,4 +1,4 @@
-//! A whole installation goes through a file into an empty control plane, where the operator goes on.
+//! A whole installation is moved through a file to an empty control plane, where the operator continues.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Numbers of writes: few while objects change, none while nothing does.
+//! Numbers of writes: few while objects change, none while nothing changes.
 
 use std::{collections::HashMap, time::Duration};
 

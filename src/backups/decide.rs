@@ -1,4 +1,4 @@
-//! What to do next with a Backup, given its instance, the other backups of that instance, and the provider's observation.
+//! Decides what to do next with a Backup, given its instance, the other backups of that instance, and the provider's observation.
 
 use std::time::Duration;
 

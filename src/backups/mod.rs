@@ -1,7 +1,7 @@
 //! Backups as pure functions (decisions, section 7).
 //!
-//! - [`schedule`]: when backups are made, and under which names;
-//! - [`retention`]: which are deleted by themselves, and how many there may be;
+//! - [`schedule`]: when backups are made, and how they are named;
+//! - [`retention`]: which backups are deleted automatically, and how many there may be;
 //! - [`restore`]: whether a backup can be restored to an instance;
 //! - [`decide()`]: what to do next with a Backup;
 //! - `summary`: its conditions.

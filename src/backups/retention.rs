@@ -1,4 +1,4 @@
-//! Which backups are deleted by themselves, and how many there may be.
+//! Which backups are deleted automatically, and how many there may be.
 
 use std::cmp::Reverse;
 

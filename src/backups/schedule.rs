@@ -1,4 +1,4 @@
-//! When backups are made, and under which names.
+//! When backups are made, and how they are named.
 
 use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest as _, Sha256};

@@ -1,4 +1,4 @@
-//! Any history of time, requests, faults, crashes and deletions, against a model of an instance and a provider.
+//! Property tests: any history of time, requests, faults, crashes and deletions, against a model of an instance and a provider.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

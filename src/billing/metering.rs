@@ -1,5 +1,5 @@
-//! Keeps in the status of an instance which plans it had in which hours. One entry an hour at most, however often the plan
-//! changes, and none for an hour in which it does not.
+//! Records in the status of an instance which plans it had in which hours. At most one entry an hour, however often the plan
+//! changes, and none for an hour in which it does not change.
 
 use jiff::{SignedDuration, Timestamp};
 

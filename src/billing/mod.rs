@@ -1,12 +1,12 @@
 //! Billing as pure functions (decisions, section 7).
 //!
-//! - [`metering`]: keeps in the status of an instance which plans it had in which hours;
+//! - [`metering`]: records in the status of an instance which plans it had in which hours;
 //! - [`period`]: periods of invoices;
 //! - [`prices`]: which prices were in effect when; [`stored_prices`]: where they are stored;
 //! - [`line`](mod@line): hours and amount of one instance in one period;
 //! - [`total`](mod@total): net amount, tax and total of an invoice.
 //!
-//! All of it is in integers: amounts in cents, unit prices in thousandths of a cent.
+//! All arithmetic uses integers: amounts in cents, unit prices in thousandths of a cent.
 
 pub mod backup;
 pub mod ledger;

@@ -1,4 +1,4 @@
-//! Where the prices are stored, for those who write and those who read them.
+//! How the prices are stored, for the code that writes and the code that reads them.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 

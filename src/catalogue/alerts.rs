@@ -1,4 +1,4 @@
-//! The rules by which alerts fire, and their part of the catalogue's file.
+//! The alert rules, and their part of the catalogue's file.
 
 use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 

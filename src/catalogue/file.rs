@@ -1,4 +1,4 @@
-//! The catalogue as a YAML file: `--catalogue`. What it leaves out is as in the built-in catalogue.
+//! The catalogue as a YAML file: `--catalogue`. What the file leaves out has the value of the built-in catalogue.
 
 use std::{
     collections::HashSet,

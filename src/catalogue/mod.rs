@@ -1,7 +1,7 @@
-//! What can be ordered, what it costs, and the rules for alerts.
+//! What can be ordered, what it costs, and the alert rules.
 //!
-//! - [`alerts`]: the rules by which alerts fire;
-//! - [`file`](mod@file): the catalogue as a YAML file, with what is wrong with it;
+//! - [`alerts`]: the alert rules;
+//! - [`file`](mod@file): the catalogue as a YAML file, and its errors;
 //! - [`shared`]: the catalogue in use, replaced when its file changes.
 
 pub mod alerts;

@@ -1,5 +1,5 @@
-//! `stellage backup …`: list, show and make backups. A backup is restored with `stellage instance rebuild --backup`, and deleted
-//! with `kubectl delete`.
+//! `stellage backup …`: list, show and create backups. To restore a backup, use `stellage instance rebuild --backup`; to delete one,
+//! `kubectl delete`.
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;

@@ -1,5 +1,5 @@
-//! Changes with optimistic concurrency: a patch applies only to the version that it was decided on, and is decided again after
-//! a conflict.
+//! Changes with optimistic concurrency: a patch applies only to the version that the decision was based on; after a conflict, the
+//! change is decided again.
 
 use kube::{
     Api, ResourceExt as _,

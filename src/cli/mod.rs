@@ -1,7 +1,7 @@
 //! The commands, which work on the cluster of the current kubeconfig: accounts, keys and CRDs for administrators; instances,
 //! backups, webhooks and deliveries for everybody who can use kubectl.
 //!
-//! A command changes the objects directly, with its user's own rights, as kubectl does. `objects` finds them by name or id,
+//! A command changes the objects directly, with its user's own permissions, as kubectl does. `objects` finds them by name or id,
 //! `change` requests an operation with a guarded patch, `wait` waits until it is done, and `output` prints for people and
 //! scripts.
 

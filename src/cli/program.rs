@@ -1,4 +1,4 @@
-//! The name that this program was called by.
+//! The name under which this program was called.
 
 use std::{env, ffi::OsStr, path::Path};
 

@@ -1,4 +1,4 @@
-//! Alerts of monitored instances: those that fire, and those of the last day.
+//! Alerts of monitored instances: those that are firing, and those of the last day.
 
 use std::sync::Arc;
 

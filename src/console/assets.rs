@@ -1,5 +1,5 @@
 //! The console's three files: styles, htmx, and a script of the console's own. Their names contain their hashes, so
-//! browsers may keep them for ever.
+//! browsers may keep them forever.
 
 use std::{io::Write as _, sync::LazyLock};
 

@@ -1,4 +1,4 @@
-//! Attempts to sign in: those that fail are limited by the address that they come from.
+//! Attempts to sign in: failed ones are limited per client address.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! A request to `/v1`, as a page makes it and as it shows it to be made with curl.
+//! A request to `/v1`, which a page makes itself and also shows as a curl command.
 
 use http::Method;
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! Forms: what was entered, what is wrong with it, and the Idempotency-Key that makes a second submission harmless. The form of an
-//! object that there is already also remembers which version it was opened with, and what that contained.
+//! Forms: what was entered, what is wrong with it, and the Idempotency-Key that makes a second submission harmless. The form for an
+//! existing object also remembers which version it was opened with, and what that version contained.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What surrounds every page: where requests may come from, the headers of answers, compression, panics, and metrics.
+//! Middleware around every page: where requests may come from, response headers, compression, panics, and metrics.
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 

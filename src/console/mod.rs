@@ -1,12 +1,12 @@
 //! The customer console, `/console`: everything that the REST API does, in a browser.
 //!
-//! A page asks `/v1` in this process, with the request that the page also shows as a command, and renders the answer. So what is valid,
-//! allowed, limited or there is decided by `/v1` alone, and nothing exists in the console alone.
+//! A page calls `/v1` in this process, with the request that the page also shows as a command, and renders the response. So `/v1` alone
+//! decides what is valid, allowed, limited or there, and nothing exists only in the console.
 //!
-//! - `visit`: a request of somebody who has signed in, and its requests to `/v1`; `call` describes these, `refusal` their errors;
+//! - `visit`: a request of a signed-in user, and its requests to `/v1`; `call` describes these, `refusal` their errors;
 //! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
 //!   Connect;
-//! - `middleware`, with `same_origin`: what surrounds every page;
+//! - `middleware`, with `same_origin`: the middleware around every page;
 //! - `page`, `form`, `refresh`, `text`, `assets`: what pages are made of; their templates are in `templates/console/`;
 //! - `instances`, `backups`, `alerts`, `webhooks`, `events`, `invoices`, `keys`, `account`: the pages.
 

@@ -1,4 +1,4 @@
-//! What all pages share: the frame around them, lists in pages, and answers.
+//! What all pages share: the frame around them, paged lists, and responses.
 
 use askama::Template;
 use axum::response::{IntoResponse, Response};

@@ -1,5 +1,5 @@
-//! How an open page keeps up with what changes: a part of it is read again, every two seconds while something is under way and until what
-//! that has caused is listed too, else every fifteen. A page that is not seen reads nothing; `assets/page.js` holds it back.
+//! How an open page stays up to date: a part of it is reloaded, every two seconds while an operation is in progress and until its
+//! effects are listed too, and every fifteen seconds otherwise. A hidden page reads nothing; `assets/page.js` holds it back.
 
 use http::HeaderMap;
 use jiff::Timestamp;

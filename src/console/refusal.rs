@@ -1,4 +1,4 @@
-//! What `/v1` has refused, and why.
+//! What `/v1` has rejected, and why.
 
 use http::StatusCode;
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! Sealing: what a cookie holds can be neither read nor changed by whoever has it.
+//! Sealing: whoever has a cookie can neither read nor change its contents.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};

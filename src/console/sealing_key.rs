@@ -1,4 +1,4 @@
-//! The key that seals the console's cookies: in a Secret of the operator's namespace, so that all replicas have the same.
+//! The key that seals the console's cookies: in a Secret of the operator's namespace, so that all replicas have the same key.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};

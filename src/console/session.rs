@@ -1,5 +1,5 @@
-//! Sessions: a sealed cookie that names an ApiKey, never the key itself. There is no store: whether the key still works is looked up
-//! for each request.
+//! Sessions: a sealed cookie that names an ApiKey, never the key itself. There is no session store: each request looks up whether the key
+//! still works.
 
 use http::{HeaderMap, HeaderValue, header};
 use jiff::{SignedDuration, Timestamp};

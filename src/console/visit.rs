@@ -1,4 +1,4 @@
-//! A request of somebody who has signed in, and the requests to `/v1` that answer it.
+//! A request of a signed-in user, and the requests to `/v1` that answer it.
 
 use std::{sync::Arc, time::Duration};
 

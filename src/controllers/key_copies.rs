@@ -1,7 +1,7 @@
-//! Marks copies of `ApiKeys`: where the digest covers the key alone, whoever can read an `ApiKey` can plant its digest in a namespace
+//! Marks copies of `ApiKeys`: if the digest covers only the key, whoever can read an `ApiKey` can plant its digest in a namespace
 //! of their own, and wait until the original is revoked while its holder goes on using it. A marked copy never works.
 //!
-//! New ones are refused by an admission policy; this is for those that were there before it, and where it is not installed.
+//! An admission policy rejects new copies; this module handles those from before the policy, and clusters without it.
 
 use std::{collections::HashMap, time::Duration};
 

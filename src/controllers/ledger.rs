@@ -1,4 +1,4 @@
-//! What the controllers of instances and accounts need to know of the ledger: an instance goes once its end is recorded, and an
+//! What the controllers of instances and accounts need to know about the ledger: an instance may go once its end is recorded, and an
 //! account once its last invoice is issued and kept.
 
 use std::{

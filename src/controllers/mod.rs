@@ -1,13 +1,13 @@
 //! The controllers: one folder per kind, with pure decisions separate from I/O. The only code that they share is the directory
-//! of namespaces and Accounts, and what the ledger tells; everything else that connects them is passed to their constructors.
+//! of namespaces and Accounts, and what the ledger reports; everything else that connects them is passed to their constructors.
 //!
 //! - [`account`]: gives each Account its namespace, quota and RoleBinding;
 //! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
 //! - [`backup`]: makes, keeps and deletes backups;
-//! - [`invoice`]: keeps the books of the accounts, and issues their invoices; [`ledger`]: what the others need to know of that;
-//! - [`monitoring`]: samples the usage of servers, and answers other replicas' questions about it;
+//! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
+//! - [`monitoring`]: samples the usage of servers, and serves it to other replicas;
 //! - [`webhook`]: delivers these events, and keeps the records;
-//! - [`key_copies`]: marks `ApiKeys` with the digest of another account's key.
+//! - [`key_copies`]: marks `ApiKeys` that have the digest of another account's key.
 
 pub mod account;
 pub mod backup;

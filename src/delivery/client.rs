@@ -7,7 +7,7 @@
 //! - the bytes received on a connection, because it has no hook for a stream that counts them (here: an allowance per
 //!   request for all bytes, including endless 1xx responses or HTTP/2 frames).
 //!
-//! Besides, it has no redirects, cookies, decoding or proxies from the environment that would have to be switched off.
+//! Also, unlike reqwest, it has no redirects, cookies, decoding or proxies from the environment that would have to be switched off.
 //!
 //! An attempt costs at most one connection, some 150 KiB of buffers including the kernel's, the total timeout, and reading
 //! some 200 KiB.

@@ -1,4 +1,4 @@
-//! Why a connection to a receiver failed, and how to find that in the errors of the HTTP client.
+//! Why a connection to a receiver failed, and how to extract that from the errors of the HTTP client.
 
 use std::{error::Error as StdError, io, time::Duration};
 

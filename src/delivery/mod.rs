@@ -22,7 +22,7 @@
 //!
 //! - [`settings`]: the flags for all of this.
 //!
-//! The client is built on hyper and not, as elsewhere, on reqwest, which limits neither of two things that a hostile receiver
+//! The client is built on hyper and not on reqwest, as elsewhere, because reqwest limits neither of two things that a hostile receiver
 //! controls: the size of a response's HTTP/1.1 head, and the number of bytes on a connection.
 
 mod addresses;

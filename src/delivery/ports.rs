@@ -1,4 +1,4 @@
-//! Ports that belong to other protocols than HTTP. A webhook must not make the operator connect to them, even though the first
+//! Ports that belong to protocols other than HTTP. A webhook must not make the operator connect to them, even though the first
 //! thing that it would send is a TLS handshake.
 
 /// The ports that browsers refuse (WHATWG Fetch, section 2.9, "port blocking"), except 1, 7 and 9, where nothing listens

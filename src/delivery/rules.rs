@@ -1,4 +1,4 @@
-//! Which addresses and names receivers may have: built-in rules, and changes by the administrator.
+//! Which addresses and names receivers may have: built-in rules, and changes made by the administrator.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

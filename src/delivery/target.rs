@@ -1,6 +1,6 @@
 //! Checks the URL of a receiver, when a webhook is written and again before each attempt. No I/O.
 //!
-//! Of a name, this module checks only the text. Its addresses are checked when it is looked up ([`super::resolver`]), with
+//! This module checks only the text of a name. The name's addresses are checked when it is resolved ([`super::resolver`]), with
 //! the same [`TargetRules::check_address`].
 
 use std::net::IpAddr;

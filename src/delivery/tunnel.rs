@@ -1,7 +1,7 @@
 //! Asks a proxy for a connection to a receiver (HTTP CONNECT, RFC 9110, section 9.3.6).
 //!
-//! Not with `Tunnel` of hyper-util, which does not tell the status of a refusal: whether the proxy speaks of the receiver or of
-//! itself decides whether the attempt counts.
+//! hyper-util's `Tunnel` is not used, because it does not report the status of a refusal: whether the proxy refuses because of the
+//! receiver or because of itself decides whether the attempt counts.
 
 use bytes::Bytes;
 use futures::future::{Either, select};

@@ -1,11 +1,11 @@
-//! The REST API, `/v1`. It does HTTP only; [`crate::service`] does the work.
+//! The REST API, `/v1`. It only does HTTP; [`crate::service`] does the work.
 //!
 //! A request passes through `middleware` (request id, key, scope, rate limit, panics, metrics, error format) to a handler in
-//! the folder of its resource, which reads the request with the extractors, calls the service and answers.
+//! the folder of its resource, which reads the request with the extractors, calls the service and responds.
 //!
 //! - `instances`, `backups`, `monitoring`, `webhooks`, `deliveries`, `events`, `invoices`, `account`, `keys`, `catalogue`: the resources, with
 //!   their bodies and views;
-//! - `middleware`: what surrounds every handler; `rate_limit`; `extract`: reading requests; `response`: answers and errors;
+//! - `middleware`: around every handler; `rate_limit`: rate limits; `extract`: extractors; `response`: responses and errors;
 //! - [`openapi`]: the routes, and the document generated from them.
 
 mod account;

@@ -1,11 +1,11 @@
 //! The Instance lifecycle as pure functions (decisions, section 3).
 //!
 //! - [`actions`]: the operations of an account holder: what each changes in the spec, and from which states it is allowed;
-//! - [`requests`]: the operation that a spec asks for next, given a status. The controller writes it into the status, and
+//! - [`requests`]: the operation that a spec requests next, given a status. The controller writes it into the status, and
 //!   the facade shows it before the controller has seen the object, so both agree;
 //! - [`decide()`]: the next status, given the provider's observation;
 //! - `decision`: input and output of a decision;
-//! - [`question()`]: what to ask the provider before it;
+//! - [`question()`]: what to ask the provider before deciding;
 //! - [`explain()`]: why an instance differs from its spec;
 //! - `summary`: conditions and Events for a status.
 

@@ -1,4 +1,4 @@
-//! The operation that a spec asks for next.
+//! The operation that a spec requests next.
 
 use jiff::{SignedDuration, Timestamp};
 

@@ -1,5 +1,5 @@
-//! The e-mail to the account holder about all that is wrong with their webhooks. A single problem has an e-mail of its own kind;
-//! several are listed.
+//! The e-mail to the account holder about everything that is wrong with their webhooks. A single problem gets an e-mail of its own
+//! type; several are listed.
 
 use std::fmt::Write as _;
 

@@ -1,15 +1,15 @@
-//! Samples of the servers' usage, and the alerts that follow from them.
+//! Usage samples of the servers, and the alerts that follow from them.
 //!
-//! - [`schedule`]: when each instance is sampled, on a clock that is never set;
-//! - [`series`]: the samples of a day in memory, one instance in some 6 KiB;
+//! - [`schedule`]: when each instance is sampled, on a monotonic clock;
+//! - [`series`]: the samples of a day in memory, some 6 KiB per instance;
 //! - [`evaluation`]: what the samples of an instance mean for each rule, and [`alerts`]: what that changes in its status. Both are
 //!   pure;
 //! - [`monitor`]: the monitored instances of this process, fed by the watch;
-//! - [`measurements`]: answers questions about usage, [`wire`] is the protocol in which replicas ask the leader, and [`remote`]
-//!   asks it.
+//! - [`measurements`]: answers questions about usage; [`wire`]: the protocol that replicas use to ask the leader; [`remote`]:
+//!   asks the leader.
 //!
-//! What an alert was is in the status of its instance, written only when an alert fires or ends. Everything else is in the memory
-//! of the leader, and a restart loses it.
+//! The history of an alert is in the status of its instance, written only when an alert fires or ends. Everything else is in the memory
+//! of the leader, and is lost at a restart.
 
 pub mod alerts;
 pub mod evaluation;

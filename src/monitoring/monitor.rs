@@ -1,4 +1,4 @@
-//! The monitored instances of this process: which are sampled when, and what is known of each. Fed by the watch of Instances; only
+//! The monitored instances of this process: which are sampled when, and what is known about each. Fed by the watch of Instances; only
 //! the leader takes samples, so elsewhere nothing is known.
 
 use std::{

@@ -1,8 +1,8 @@
-//! Asks the leader about usage. Its address is in an annotation of the Lease, the key in a Secret; both are read when they are
+//! Asks the leader about usage. The leader's address is in an annotation of the Lease, the key in a Secret; both are read when they are
 //! needed, and again when the leader does not answer.
 //!
-//! With hyper's client, not reqwest: this is plain HTTP to a pod of the same namespace, for which reqwest would load the system's
-//! certificate authorities, and send the requests through a proxy of the environment.
+//! Uses hyper's client, not reqwest: this is plain HTTP to a pod of the same namespace, for which reqwest would load the system's
+//! certificate authorities, and send the requests through a proxy set in the environment.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! When each instance is sampled: once an interval, at a moment that follows from its UID, so that the calls are spread evenly.
+//! When each instance is sampled: once per interval, at a moment derived from its UID, so that the calls are spread evenly.
 
 use std::time::{Duration, Instant};
 

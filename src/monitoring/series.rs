@@ -1,4 +1,4 @@
-//! The samples of a day: a point a minute for an hour, and of every five minutes the average for a day. A point takes 18 bytes, so
+//! The samples of a day: one point a minute for the last hour, and the five-minute averages for a day. A point takes 18 bytes, so
 //! an instance takes some 6 KiB.
 
 use jiff::Timestamp;

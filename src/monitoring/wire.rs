@@ -1,9 +1,9 @@
-//! The protocol in which replicas ask the leader about usage: HTTP, authenticated in both directions with a key that is in a Secret
+//! The protocol that replicas use to ask the leader about usage: HTTP, authenticated in both directions with a key from a Secret
 //! of the operator's namespace.
 //!
-//! A request carries a code over its path, its time and a nonce, and an answer carries a code over that and its body. The key itself
-//! is never sent: the leader's address comes from the Lease, and after a crash another pod may have that address, which must neither
-//! learn anything that it could use nor be believed. A service-account token in the request would be such a thing. The content is
+//! A request carries a MAC over its path, its time and a nonce; the response carries a MAC over that and its body. The key itself
+//! is never sent: the leader's address comes from the Lease, and after a crash another pod may have that address. That pod must neither
+//! learn anything that it could use nor be believed, so a service-account token in the request would not do. The content is
 //! not encrypted; it is percentages and byte counts.
 
 use std::{fmt, time::Duration};

@@ -1,5 +1,5 @@
 //! Providers run the servers behind instances. A provider carries out one idempotent step at a time and reports the
-//! observed state; it never decides the desired one (decisions, section 4).
+//! observed state; it never decides the desired state (decisions, section 4).
 //!
 //! - [`simulator`]: the embedded default, a pure function of spec, status and time;
 //! - [`timings`]: durations and deadlines of operations.

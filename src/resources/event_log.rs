@@ -1,8 +1,8 @@
 //! `EventLog`: a page of the events of an account, each with its body and the webhooks that it was delivered to at once.
 //!
-//! A page is written once and never changed. Its name begins with the time of its writing, inverted, so that a list of pages in
+//! A page is written once and never changed. Its name begins with the time of writing, inverted, so that a list of pages in
 //! the order of their names begins with the newest. An annotation repeats what lists and look-ups need, so that they read the
-//! metadata of many pages and the contents of few.
+//! metadata of many pages and the contents of only a few.
 
 use std::collections::BTreeMap;
 

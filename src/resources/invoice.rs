@@ -1,7 +1,7 @@
 //! `Invoice`: what an account owes for one calendar month, or a part of it.
 //!
-//! Like a Delivery it is a record without a status subresource, so that one write creates it with its status, and one write
-//! issues it together with its event. Its first lines are in it, the others in [`InvoicePage`](super::InvoicePage)s: an account
+//! Like a Delivery, it is a record without a status subresource, so that one write creates it with its status, and one write
+//! issues it together with its event. It contains its first lines; the others are in [`InvoicePage`](super::InvoicePage)s: an account
 //! with up to [`MAX_ENTRIES`] instances and backups has no other object to write at the end of a month.
 
 use jiff::Timestamp;

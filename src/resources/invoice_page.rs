@@ -1,12 +1,12 @@
-//! `InvoicePage`: some lines of an Invoice, those that do not fit into it.
+//! `InvoicePage`: the lines of an Invoice that do not fit into it, or some of them.
 //!
 //! The lines of an invoice are in several objects, so that neither the number of instances nor that of their changes is limited
-//! by the size of an object. The invoice and each page have at most [`MAX_ENTRIES`] instances and backups, and begin with at most
-//! [`SOFT_BYTES`]; one that has grown beyond that gives entries to a later page. An instance with 40 changes takes some 2 KiB, so
+//! by the size of an object. The invoice and each page have at most [`MAX_ENTRIES`] instances and backups, and start with at most
+//! [`SOFT_BYTES`]; one that has grown beyond that moves entries to a later page. An instance with 40 changes takes some 2 KiB, so
 //! an account with 10,000 of them has 100 objects of 220 KiB each.
 //!
-//! While the invoice is open, a page has entries: what was metered. It is written when an interval begins or ends, never as time
-//! passes. When the invoice is issued, each page is written once more, with the lines in place of the entries.
+//! While the invoice is open, a page has entries: what was metered. It is written when an interval begins or ends, never just because
+//! time passes. When the invoice is issued, each page is written once more, with the lines in place of the entries.
 
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema};

@@ -10,8 +10,8 @@
 //! - [`tracking`]: who wrote which field, and when the spec was written;
 //! - [`validation`]: rules for spec values, shared by REST and the controllers;
 //! - [`metering`]: what invoices need to know about an instance; [`money`]: amounts and prices, in integers; [`plan`]: the plans;
-//! - [`quota`]: refusals by a quota; [`refusal`]: why the spec of an instance is refused;
-//! - [`size`]: how large texts become where they are stored;
+//! - [`quota`]: rejections by a quota; [`refusal`]: why the spec of an instance is rejected;
+//! - [`size`]: how large texts become when they are stored;
 //! - `crd`: improvements to the derived schemas; `times`: schemas of times.
 
 #![expect(

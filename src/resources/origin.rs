@@ -1,6 +1,6 @@
-//! What an object was before `stellage import` created it again: the API server gives each new object a UID and a creation time,
-//! and nothing else can set these. Ids, digests of keys, names of deliveries and servers derive from the former UID, so it goes on
-//! naming the object to everything but the API server.
+//! What an object was before `stellage import` recreated it: the API server gives each new object a UID and a creation time,
+//! and nobody else can set these. Ids, digests of keys, names of deliveries and servers are derived from the former UID, so it still
+//! identifies the object to everything but the API server.
 
 use std::fmt::Display;
 

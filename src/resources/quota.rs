@@ -1,4 +1,4 @@
-//! The ResourceQuota of an account: what it counts, and how the API server refuses because of it.
+//! The ResourceQuota of an account: what it counts, and how the API server rejects requests because of it.
 
 use kube::core::Status;
 

@@ -1,4 +1,4 @@
-//! Why the spec of an instance is refused, as its conditions say.
+//! Why the spec of an instance is rejected, as its conditions say.
 
 /// Why a spec is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! How large texts become where they are stored.
+//! How large texts become when they are stored.
 
 /// The bytes that a character takes in JSON as Go writes it: the API server escapes what means something in HTML.
 pub const fn of_char(c: char) -> usize {

@@ -1,8 +1,8 @@
 //! The API server's tracking of who wrote which field of an object (`metadata.managedFields`).
 //!
-//! It is half of the API server's work in an update, and nearly half of a stored Instance. Who applies objects needs it, so it
-//! stays for all that others have written. An object that only REST has written is taken out of it with the first change: the
-//! API server tracks nothing of an object whose list is empty until somebody applies it.
+//! It is half of the API server's work in an update, and nearly half of a stored Instance. People who apply objects need it, so it
+//! stays for everything that others have written. If only REST has written an object, the first change removes the tracking: the
+//! API server tracks nothing of an object whose list is empty until somebody applies the object.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};

@@ -1,4 +1,4 @@
-//! Kubernetes Events, which `kubectl describe` shows. A background task writes them and drops them when the API server
+//! Kubernetes Events, which `kubectl describe` shows. A background task writes them and drops them if the API server
 //! cannot keep up, so no reconcile waits for an Event or fails because of one.
 //!
 //! kube's own `Recorder` keeps every Event in memory for six minutes to count repetitions. Here callers publish an Event only

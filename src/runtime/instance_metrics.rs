@@ -1,5 +1,5 @@
-//! The usage of instances among the metrics, if the administrator wants it: these have the names of objects as label values, so
-//! their number is bounded.
+//! The usage of instances as metrics, if the administrator wants it: these metrics have the names of objects as label values, so
+//! their number is limited.
 
 use std::{fmt, sync::Arc};
 

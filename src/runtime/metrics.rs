@@ -1,4 +1,4 @@
-//! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects, but for those of
+//! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects, except for those of
 //! [`instance_metrics`](super::instance_metrics).
 
 use std::{

@@ -9,7 +9,7 @@
 //! - [`fair_queue`], [`fair_permits`]: a queue and a semaphore in which accounts take turns;
 //! - [`health`]: readiness of components, and progress of watches;
 //! - [`http`]: serves HTTP connections;
-//! - [`instance_metrics`]: the usage of instances among the metrics;
+//! - [`instance_metrics`]: the usage of instances as metrics;
 //! - [`lease`]: leader election;
 //! - [`metrics`]: all metrics of the program;
 //! - [`open_files`]: how many files and connections the process may have open;
@@ -20,10 +20,10 @@
 //!   round-robin over the accounts;
 //! - [`server_time`]: the API server's time;
 //! - [`shared_key`]: random keys that all replicas share, in Secrets;
-//! - [`mod@shrink`]: memory after bursts;
+//! - [`mod@shrink`]: releases memory after bursts;
 //! - [`system_tls`]: TLS for clients of servers that the administrator names;
 //! - [`telemetry`]: set-up of logging;
-//! - [`timed_mutex`]: a mutex that measures for how long it is held;
+//! - [`timed_mutex`]: a mutex that measures how long it is held;
 //! - [`traces`]: traces over OTLP;
 //! - [`unparsed`]: an object of a watch as text, which may not match its schema;
 //! - [`watch`]: all watches of the API server.

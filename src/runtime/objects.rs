@@ -1,4 +1,4 @@
-//! The objects of a kind in memory, found by namespace and name. An object costs a pointer here: its names are read from itself.
+//! The objects of a kind in memory, found by namespace and name. An object costs one pointer here: its names are read from the object itself.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! The API server's time, as its answers tell it. Ages of what it has stored are measured with it, because the clock of this
+//! The API server's time, as its responses report it. Ages of stored objects are measured with it, because the clock of this
 //! machine may be wrong.
 
 use std::{

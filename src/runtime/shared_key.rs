@@ -1,5 +1,5 @@
-//! Random keys that all replicas share, each in a Secret that comes empty with the operator's rights, so that these need not
-//! include creating Secrets.
+//! Random keys that all replicas share, each in a Secret that is installed empty together with the operator's permissions, so that these
+//! need not include creating Secrets.
 
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, api::PostParams};

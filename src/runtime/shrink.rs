@@ -1,4 +1,4 @@
-//! Memory after bursts.
+//! Releases memory after bursts.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! A mutex that measures for how long it is held.
+//! A mutex that measures how long it is held.
 
 use std::{
     ops::{Deref, DerefMut},

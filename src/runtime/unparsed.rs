@@ -1,8 +1,8 @@
-//! An object of a watch as text, so that it is parsed when and where there is time for it, and that one object that does not match its
-//! schema hides no others.
+//! An object of a watch as text, so that it can be parsed later, where there is time for it, and so that one object that does not match its
+//! schema does not hide the others.
 //!
-//! As kube's `DeserializeGuard`, which parses each object at once into a tree and copies that, before it makes the object of it. This
-//! one parses the text, and a second time only if that fails.
+//! kube's `DeserializeGuard` does the same, but parses each object at once into a tree and copies that before it creates the object. This
+//! one parses the text, and parses it a second time only if that fails.
 
 use std::{borrow::Cow, marker::PhantomData, sync::Arc};
 

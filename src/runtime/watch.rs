@@ -1,4 +1,4 @@
-//! All watches of the API server go through here. Objects that do not match their schema are set aside, managedFields are
+//! All watches of the API server go through this module. Objects that do not match their schema are set aside, managedFields are
 //! pruned, the server ends a watch after 200 s, every watch has its own backoff, and errors are counted.
 
 use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};

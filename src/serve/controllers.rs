@@ -1,4 +1,4 @@
-//! Standing for election, and the controllers of a term as leader.
+//! Standing for election, and running the controllers for a term as leader.
 
 use std::{sync::Arc, time::Duration};
 

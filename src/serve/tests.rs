@@ -1,4 +1,4 @@
-//! The order of the start, with an API server in memory, and of the end.
+//! The order of startup, with an in-memory API server, and of shutdown.
 
 use std::{
     pin::pin,

@@ -1,5 +1,5 @@
-//! What a request costs beyond being one. It is noted while the request is carried out, so that what it has done is known also if it fails,
-//! takes too long, or nobody waits for its answer.
+//! What a request costs in addition to being one. The cost is recorded while the request is carried out, so that it is known even if the
+//! request fails, takes too long, or nobody waits for its response.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

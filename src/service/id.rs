@@ -1,4 +1,4 @@
-//! Public ids as small `Copy` values, for indexes, paths and answers.
+//! Public ids as small `Copy` values, for indexes, paths and responses.
 
 use std::{
     fmt::{Debug, Display},

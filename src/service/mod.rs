@@ -1,12 +1,12 @@
-//! Everything that an account holder can do, without HTTP. The REST facade builds on it.
+//! Everything that an account holder can do, independent of HTTP. The REST facade builds on it.
 //!
 //! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
 //! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, its API keys and its sign-ins to the console;
 //! - [`credentials`]: the index of keys and accounts, for authentication, and the day on which a key was last used;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
-//! - [`store`]: reads and writes of the API server, with optimistic concurrency;
+//! - [`store`]: reads from and writes to the API server, with optimistic concurrency;
 //! - [`idempotency`], [`precondition`], [`nonce`]: requests that are carried out once, or for one version only;
-//! - [`cost`]: what a request costs beyond being one;
+//! - [`cost`]: what a request costs in addition to being one;
 //! - [`id`]: public ids; [`error`]: the error type.
 //!
 //! The service is stateless: it reads from watches and writes to the API server. Only the leader knows the usage of

@@ -1,14 +1,14 @@
 //! The customer console in a real browser: Chromium, driven through chromedriver. Without these two, the output says NOT RUN.
 //!
-//! - `journeys`: everything that the API does, done with a mouse, with the keyboard alone, and without scripts; pages that refresh themselves;
-//! - `states`: what no journey comes to, and whether all that pages can say has been on one that was checked;
+//! - `journeys`: everything that the API does, done with a mouse, with only the keyboard, and without scripts; pages that refresh themselves;
+//! - `states`: what no journey reaches, and whether every text that pages can show was on a page that was checked;
 //! - `attacks`: what another site, another account and a revoked key cannot do;
-//! - `sign_in`: with a provider of another site;
+//! - `sign_in`: with a provider on another site;
 //! - `screenshots`: the pictures in the documentation (`make screenshots`);
 //! - `webdriver`: the protocol between the tests and chromedriver.
 //!
-//! [`Browser::check`] is run on every page in every state that a journey comes to: nothing to complain about for axe, nothing wider than
-//! the window, nothing in the browser's console. `axe-4.14.1.min.js` is the file of the npm package `axe-core` (MPL-2.0, `axe-LICENSE`).
+//! [`Browser::check`] runs on every page in every state that a journey reaches: axe finds nothing, nothing is wider than
+//! the window, and nothing is in the browser's console. `axe-4.14.1.min.js` is the file of the npm package `axe-core` (MPL-2.0, `axe-LICENSE`).
 
 mod attacks;
 mod journeys;

@@ -1,4 +1,4 @@
-//! Signing in with a provider of another site, which a browser comes back from: the test kit's own, and one from a package (npm: oidc-provider).
+//! Signing in with a provider on another site, from which the browser returns: the test kit's own, and one from a package (npm: oidc-provider).
 
 use std::{path::Path, process::Stdio};
 

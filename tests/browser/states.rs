@@ -1,4 +1,4 @@
-//! What no journey comes to, and whether all that pages can say has been on one that was checked.
+//! What no journey reaches, and whether every text that pages can show was on a page that was checked.
 
 use std::{fs, path::Path, time::Duration};
 

@@ -1,5 +1,5 @@
-//! As much of WebDriver as the tests need (W3C WebDriver, and the commands that chromedriver adds). Not one of the libraries: those for
-//! Rust either turn on features of serde that change the program under test, or are under another licence.
+//! As much of WebDriver as the tests need (W3C WebDriver, and the commands that chromedriver adds). No library is used: those for
+//! Rust either turn on features of serde that change the program under test, or have another licence.
 
 use std::{fmt, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Alerts, their runbooks, and the dashboard: real promtool checks them, and they are about metrics that exist.
+//! Alerts, their runbooks, and the dashboard: the real promtool checks them, and they use only metrics that exist.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

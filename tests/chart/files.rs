@@ -1,4 +1,4 @@
-//! What is generated in the chart and from it, and what has to agree with the program. `make chart` writes what is generated.
+//! Generated files in the chart and generated from it, and what has to agree with the program. `make chart` writes the generated files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

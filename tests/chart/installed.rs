@@ -1,5 +1,5 @@
-//! The chart, installed by real Helm into a control plane of its own. There are no pods, so what their containers run is started as
-//! local processes, with the tokens of their service accounts, their arguments, their environment and their files.
+//! The chart, installed by the real Helm into a control plane of its own. There are no pods, so the programs of their containers are started
+//! as local processes, with the tokens of their service accounts, their arguments, their environment and their files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,11 +1,11 @@
-//! The Helm chart, with real Helm, which is built once if it is not there.
+//! The Helm chart, with the real Helm, which is built once if it is not there.
 //!
-//! - `alerts`: alerts, their runbooks and the dashboard, with real promtool;
+//! - `alerts`: alerts, their runbooks and the dashboard, with the real promtool;
 //! - `files`: what is generated, and what has to agree with the program;
-//! - `optional`: what is there only if values ask for it;
+//! - `optional`: what is in the chart only if values ask for it;
 //! - `rendered`: several sets of values, with a real API server;
-//! - `installed`: installed, run, upgraded, rolled back and uninstalled;
-//! - `stolen`: what the operator's tokens are good for in the wrong hands;
+//! - `installed`: the chart installed, run, upgraded, rolled back and uninstalled;
+//! - `stolen`: what the operator's tokens grant in the wrong hands;
 //! - `tenants`: what the roles for tenants allow.
 
 mod alerts;

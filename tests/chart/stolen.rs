@@ -1,5 +1,5 @@
-//! What the tokens of the two service accounts are good for in the wrong hands: what RBAC and the admission policies of the chart
-//! leave of it.
+//! What the tokens of the two service accounts grant in the wrong hands, within RBAC and the admission policies of the
+//! chart.
 
 use std::{path::Path, process::Command};
 

@@ -1,4 +1,4 @@
-//! What people may do in the namespace of their account who have a role of Kubernetes there.
+//! What people with a Kubernetes role in the namespace of their account may do there.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `stellage events`, and `stellage delivery …` of deliveries that are in the event log only.
+//! `stellage events`, and `stellage delivery …` for deliveries that are only in the event log.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! Commands use their user's rights, and the namespace of the kubeconfig's context.
+//! Commands use their user's permissions, and the namespace of the kubeconfig's context.
 
 use control_plane::Identity;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};

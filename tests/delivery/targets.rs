@@ -1,4 +1,4 @@
-//! Checks of a receiver's addresses: the addresses that its name resolves to when the connection is made decide.
+//! Checks of a receiver's addresses: what counts are the addresses to which its name resolves when the connection is made.
 
 use std::net::SocketAddr;
 

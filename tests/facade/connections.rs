@@ -1,4 +1,4 @@
-//! What clients see below HTTP: unreadable requests, TLS, and addresses that the operator finds out itself.
+//! What clients see below HTTP: unreadable requests, TLS, and addresses that the operator discovers itself.
 
 use std::{
     net::IpAddr,

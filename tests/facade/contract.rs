@@ -1,4 +1,4 @@
-//! Checks every answer in a test against the OpenAPI document.
+//! Checks every response in a test against the OpenAPI document.
 
 use std::{
     sync::LazyLock,

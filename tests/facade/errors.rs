@@ -1,4 +1,4 @@
-//! Every error code, from an endpoint that answers with it.
+//! Every error code, from an endpoint that returns it.
 
 use std::time::{Duration, Instant};
 

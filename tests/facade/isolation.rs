@@ -1,5 +1,5 @@
-//! Isolation: on every endpoint of the document, an id of another account gets the same answer as an unknown id, byte for byte.
-//! Also checks the rights of keys on every endpoint.
+//! Isolation: on every endpoint of the document, an id of another account gets the same response as an unknown id, byte for byte.
+//! Also checks the scopes of keys on every endpoint.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::ListParams};

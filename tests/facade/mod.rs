@@ -1,4 +1,4 @@
-//! The REST facade with a real API server; every answer is checked against the OpenAPI document.
+//! The REST facade with a real API server; every response is checked against the OpenAPI document.
 
 mod account;
 mod connections;

@@ -1,4 +1,4 @@
-//! The API server tracks the owners of fields for those who apply objects, and not of what only REST has written.
+//! The API server tracks the owners of fields for those who apply objects, but not for objects that only REST has written.
 
 use std::time::Duration;
 

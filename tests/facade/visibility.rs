@@ -1,4 +1,4 @@
-//! Read-your-writes, and concurrent requests, of which one wins.
+//! Read-your-writes, and concurrent requests of which one wins.
 
 use reqwest::Method;
 use serde_json::json;

@@ -1,13 +1,13 @@
-//! The control plane, the operator, and an own account for every test.
+//! The control plane, the operator, and a separate account for every test.
 //!
-//! - [`network`]: a network between an operator and the API server, which fails as asked;
-//! - [`npm`]: packages of npm;
+//! - [`network`]: a network between an operator and the API server, which fails on demand;
+//! - [`npm`]: npm packages;
 //! - [`oidc`]: an OpenID Connect provider on loopback;
-//! - [`otlp`]: what a receiver of traces has got;
+//! - [`otlp`]: a receiver of traces, which records what it gets;
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
 //! - [`rolling`]: a load balancer, and clients that must not notice that replicas are replaced;
 //! - [`smtp`]: a mail server on loopback;
-//! - [`walkthrough`]: the commands that the documents show.
+//! - [`walkthrough`]: the commands that the documentation shows.
 
 pub mod network;
 pub mod npm;

@@ -1,4 +1,4 @@
-//! Packages of npm, installed once for each set of pinned versions.
+//! npm packages, installed once for each set of pinned versions.
 
 use std::{
     fs::{self, File},

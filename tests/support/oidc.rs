@@ -1,5 +1,5 @@
-//! An OpenID Connect provider on loopback, for one client: discovery, the code flow with PKCE, keys that change, and answers that are
-//! wrong as asked. Whoever comes is signed in without a password.
+//! An OpenID Connect provider on loopback, for one client: discovery, the code flow with PKCE, keys that change, and responses that are
+//! wrong on demand. Anyone is signed in without a password.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! A receiver of OTLP over HTTP, with what it has been sent.
+//! A receiver of OTLP over HTTP, which records what it gets.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What replicas of the REST API are replaced behind, one after the other: a load balancer, and clients that must not notice. Nothing here
-//! needs an API server; a bench includes the file with `#[path]`.
+//! The environment in which replicas of the REST API are replaced one after the other: a load balancer, and clients that must not notice.
+//! Nothing here needs an API server; a bench includes the file with `#[path]`.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The commands that the README and the pages under docs/ show, run in a shell from their very text.
+//! The commands that the README and the pages under docs/ show, taken from their text and run in a shell.
 
 use std::{fs, path::Path, process::Stdio};
 

@@ -1,6 +1,6 @@
-//! What an older version has left behind when it was killed goes on under this one.
+//! What an older version left behind when it was killed continues under this version.
 //!
-//! `record` has written it. Its objects are put into etcd as they were, so that they keep their UIDs, from which ids are derived.
+//! `record` wrote it. Its objects are put into etcd unchanged, so that they keep their UIDs, from which ids are derived.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,7 +1,7 @@
-//! One account's backlog stays within its bounds, and affects neither etcd, nor the operator's memory, nor another account.
+//! One account's backlog stays within its limits, and affects neither etcd, nor the operator's memory, nor another account.
 //!
-//! The suite attacks at a fortieth of the size that an account's rate limit allows, against bounds at a fortieth of the
-//! defaults. At a tenth: `STELLAGE_TEST_BACKLOG=10 cargo test --test integration -- webhooks::backlog --show-output`
+//! The suite attacks at a fortieth of the size that an account's rate limit allows, against limits at a fortieth of the
+//! defaults. To run it at a tenth: `STELLAGE_TEST_BACKLOG=10 cargo test --test integration -- webhooks::backlog --show-output`
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},

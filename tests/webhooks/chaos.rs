@@ -1,4 +1,4 @@
-//! An API server that is slow, refuses, is out of reach and forgets, while instances change.
+//! An API server that is slow, rejects requests, is unreachable and loses its watch history, while instances change.
 
 use std::time::{Duration, Instant};
 

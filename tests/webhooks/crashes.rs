@@ -1,6 +1,6 @@
 //! Kills the operator, the API server and etcd repeatedly while instances change.
 //!
-//! The suite kills little, to be short. For a long run: `STELLAGE_TEST_KILLS=200 STELLAGE_TEST_CHANGES=2000
+//! In the suite it kills only a few times, to be quick. For a long run: `STELLAGE_TEST_KILLS=200 STELLAGE_TEST_CHANGES=2000
 //! STELLAGE_TEST_STORE_KILLS=200 cargo test --test integration -- webhooks::crashes --show-output`
 
 use std::{

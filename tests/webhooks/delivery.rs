@@ -1,4 +1,4 @@
-//! From a transition to a receiver, and the records of it.
+//! From a transition to a receiver, and the records of the delivery.
 
 use http::Method;
 use kube::api::{DeleteParams, PatchParams};

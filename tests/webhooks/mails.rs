@@ -1,4 +1,4 @@
-//! What account holders are told of their webhooks by e-mail, by a real mail server.
+//! What account holders are told about their webhooks by e-mail, through a real mail server.
 
 use mail_parser::MessageParser;
 use stellage::resources::{Webhook, conditions, webhook::BACKLOG};

@@ -1,4 +1,4 @@
-//! Two operators that both believe to be the leader.
+//! Two operators that both believe they are the leader.
 
 use std::sync::{
     Arc,

@@ -51,7 +51,7 @@ type receiver struct {
 	next  int      // the oldest, once the ring is full
 }
 
-// isAuthentic checks the raw bytes: JSON that is parsed and serialised again has other bytes. hmac.Equal compares in constant
+// isAuthentic checks the raw bytes: JSON that is parsed and serialised again has different bytes. hmac.Equal compares in constant
 // time, so a signature cannot be guessed byte by byte.
 func (r *receiver) isAuthentic(body []byte, signature string) bool {
 	mac := hmac.New(sha256.New, r.secret)
@@ -120,7 +120,7 @@ func (r *receiver) handle(w http.ResponseWriter, request *http.Request) int {
 	if e.ID != request.Header.Get("X-Service-Event-ID") {
 		return http.StatusUnauthorized
 	}
-	// The queue is full. Any answer but 2xx makes the sender try again later.
+	// The queue is full. Any response other than 2xx makes the sender try again later.
 	if !r.accept(e) {
 		return http.StatusServiceUnavailable
 	}

@@ -21,7 +21,7 @@ const waiting = [];
 // In memory only. To survive a restart, insert the id into a table with a unique index, in the transaction that does the work.
 const seen = new Set();
 
-// Checks the raw bytes: JSON that is parsed and serialised again has other bytes. timingSafeEqual compares in constant time,
+// Checks the raw bytes: JSON that is parsed and serialised again has different bytes. timingSafeEqual compares in constant time,
 // so a signature cannot be guessed byte by byte.
 function isAuthentic(body, signature = "") {
   const expected = Buffer.from(createHmac("sha256", secret).update(body).digest("hex"));
@@ -39,7 +39,7 @@ function accept(event) {
   return true;
 }
 
-// Processes accepted events, after the answer has been sent.
+// Processes accepted events, after the response has been sent.
 async function work() {
   while (waiting.length > 0) {
     const event = waiting[0];
@@ -76,7 +76,7 @@ async function handle(request) {
   const event = JSON.parse(body);
   // The signature covers only the body: without this check, an old event with another id in the header would pass as new.
   if (event.id !== request.headers["x-service-event-id"]) return 401;
-  // The queue is full. Any answer but 2xx makes the sender try again later.
+  // The queue is full. Any response other than 2xx makes the sender try again later.
   return accept(event) ? 200 : 503;
 }
 

@@ -28,7 +28,7 @@ seen_lock = threading.Lock()
 
 
 def is_authentic(body: bytes, signature: str) -> bool:
-    """Checks the raw bytes: JSON that is parsed and serialised again has other bytes. compare_digest compares in constant
+    """Checks the raw bytes: JSON that is parsed and serialised again has different bytes. compare_digest compares in constant
     time, so a signature cannot be guessed byte by byte."""
     expected = hmac.new(SECRET, body, hashlib.sha256).hexdigest()
     return hmac.compare_digest(expected.encode(), signature.encode("latin-1"))
@@ -73,7 +73,7 @@ class Receiver(BaseHTTPRequestHandler):
         # The signature covers only the body: without this check, an old event with another id in the header would pass as new.
         if event["id"] != self.headers.get("X-Service-Event-ID"):
             return self.answer(401)
-        # The queue is full. Any answer but 2xx makes the sender try again later.
+        # The queue is full. Any response other than 2xx makes the sender try again later.
         self.answer(200 if accept(event) else 503)
 
     def answer(self, status: int) -> None:

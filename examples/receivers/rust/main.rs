@@ -84,7 +84,7 @@ struct Seen {
 }
 
 impl Receiver {
-    /// Checks the raw bytes: JSON that is parsed and serialised again has other bytes. `verify_slice` compares in constant time,
+    /// Checks the raw bytes: JSON that is parsed and serialised again has different bytes. `verify_slice` compares in constant time,
     /// so a signature cannot be guessed byte by byte.
     fn is_authentic(&self, body: &[u8], headers: &HeaderMap) -> bool {
         let signature = headers.get("x-service-signature").map(hex::decode);
@@ -141,7 +141,7 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
     if receiver.accept(event) {
         StatusCode::OK
     } else {
-        // The queue is full. Any answer but 2xx makes the sender try again later.
+        // The queue is full. Any response other than 2xx makes the sender try again later.
         StatusCode::SERVICE_UNAVAILABLE
     }
 }

@@ -1,4 +1,4 @@
-//! The line of an entry, and what the next invoice takes over of it.
+//! The line of an entry, and what the next invoice carries over from it.
 
 use jiff::Timestamp;
 

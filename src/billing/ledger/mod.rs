@@ -1,23 +1,23 @@
-//! The books of one account: its invoices that have not been issued, and their pages. What to write next is a pure function of
-//! what is stored, of the instances and backups that there are, and of the time. So a process may die after any write: the next
-//! one reads what is stored and goes on.
+//! The ledger of one account: its invoices that have not been issued, and their pages. What to write next is a pure function of
+//! what is stored, of the existing instances and backups, and of the time. So a process may die after any write: the next
+//! one reads what is stored and continues.
 //!
 //! - `sync`: copies what is metered to the open invoice;
 //! - `close`: ends its period, opens the next one and issues it;
-//! - `entry`: the line of an entry, and what the next invoice takes over of it.
+//! - `entry`: the line of an entry, and what the next invoice carries over from it.
 //!
 //! The steps of closing at a time T, each of them repeatable:
 //!
 //! 1. What is metered is copied one last time.
-//! 2. The pages of the next invoice are made, with what goes on, and then that invoice. From then on nothing of what the old one
-//!    says of the time before T changes.
-//! 3. Each page of the old one is written with its lines.
-//! 4. It gets a number, and is issued with it, its own lines and its event in one write.
+//! 2. The pages of the next invoice are created, with what continues, and then that invoice. From then on nothing that the old one
+//!    says about the time before T changes.
+//! 3. Each page of the old invoice is written with its lines.
+//! 4. The old invoice gets a number, and is issued with the number, its own lines and its event in one write.
 //!
 //! Once its event is settled, that is written, too. So an account whose entries fit into its invoice costs three writes.
 //!
-//! Without anything that goes on, step 2 has nothing to do. Then the first page with lines means that nothing changes any more, or
-//! else the issue: everything has ended, so what may still be found before it only adds lines, and the number is not in vain.
+//! If nothing continues, step 2 has nothing to do. Then the first page with lines, or else the issue, marks the point after which nothing
+//! changes: everything has ended, so what is still found before it only adds lines, and the number is not wasted.
 
 mod close;
 mod entry;

@@ -1,4 +1,4 @@
-//! The books of an account over any history of its instances, with processes that die after any write.
+//! The ledger of an account over any history of its instances, with processes that die after any write.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,8 +1,8 @@
-//! Any history of an instance, against a reference that goes through it hour by hour.
+//! Property tests: any history of an instance, against a reference that goes through it hour by hour.
 //!
-//! - `reference`: the rules of the decisions, section 7, as slowly and obviously as possible;
+//! - `reference`: the rules of the decisions, section 7, implemented as slowly and obviously as possible;
 //! - `histories`: random histories, billed period by period;
-//! - `ledger`: the books of an account, with processes that die after any write;
+//! - `ledger`: the ledger of an account, with processes that die after any write;
 //! - `examples`: invoices that can be checked by hand.
 
 mod examples;

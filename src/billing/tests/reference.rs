@@ -1,4 +1,4 @@
-//! The rules of the decisions, section 7, as slowly and obviously as possible.
+//! The rules of the decisions, section 7, implemented as slowly and obviously as possible.
 
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 

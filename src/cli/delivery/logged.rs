@@ -1,4 +1,4 @@
-//! Deliveries in the event log: those that succeeded at the first attempt, for which there is no Delivery.
+//! Deliveries in the event log: those that succeeded at the first attempt, for which there is no Delivery object.
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use kube::{

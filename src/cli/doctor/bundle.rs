@@ -1,5 +1,5 @@
-//! The archive for a bug report. Only named fields of objects are taken over, and texts without the paths of URLs and without what
-//! looks like a key or an e-mail address: an archive is passed on to people who should know none of them.
+//! The archive for a bug report. It contains only named fields of objects, and texts without the paths of URLs and without anything that
+//! looks like a key or an e-mail address: an archive is passed on to people who should not see any of these.
 
 use std::{borrow::Cow, fs::File, io, path::Path, sync::LazyLock};
 

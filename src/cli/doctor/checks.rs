@@ -1,4 +1,4 @@
-//! Judges what was read of a cluster. No I/O.
+//! Evaluates what was read from a cluster. No I/O.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
-//! `stellage doctor`: looks at a whole installation, says what is wrong and what to do, and collects what a bug report needs.
+//! `stellage doctor`: checks a whole installation, says what is wrong and what to do, and collects what a bug report needs.
 //!
-//! `snapshot` reads the cluster, `checks` judges what was read (pure), `rights` is the longest one of the
+//! `snapshot` reads the cluster, `checks` evaluates what was read (pure), `rights` is the longest of the
 //! checks, and `bundle` writes what was read into an archive, without secrets and personal data.
 
 mod bundle;

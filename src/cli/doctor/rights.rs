@@ -1,4 +1,4 @@
-//! The rights that the operator needs: those in deploy/rbac.yaml, which `make chart` generates from the chart.
+//! The permissions that the operator needs: those in deploy/rbac.yaml, which `make chart` generates from the chart.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What `stellage doctor` reads of a cluster, in one go. What cannot be read is part of it, too.
+//! Everything that `stellage doctor` reads from a cluster, in one pass. What cannot be read is recorded as well.
 
 use std::fmt::Debug;
 

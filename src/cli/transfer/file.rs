@@ -1,5 +1,5 @@
-//! The file of an export: one JSON document a line. The first says what it is, the last how many objects of each kind are between
-//! them and what their digest is, so that a file that was cut off or damaged is refused.
+//! The file of an export: one JSON document per line. The first says what the file is; the last has the number of objects of each kind in
+//! between and their digest, so that a truncated or damaged file is rejected.
 
 use std::{
     collections::BTreeMap,

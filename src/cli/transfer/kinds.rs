@@ -1,4 +1,4 @@
-//! What is exported, in the order in which it is imported: owners come before what they own.
+//! What is exported, in the order in which it is imported: owners come before the objects they own.
 
 use k8s_openapi::{
     api::core::v1::{ConfigMap, Namespace, Secret},

@@ -1,4 +1,4 @@
-//! The Lease of the controllers: who holds it may change anything at any time, so nobody may while an installation is exported or
+//! The Lease of the controllers: its holder may change anything at any time, so nobody may hold it while an installation is exported or
 //! imported.
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! `stellage export` and `stellage import`: all accounts of an installation and what they have, through a file.
+//! `stellage export` and `stellage import`: move all accounts of an installation and their objects through a file.
 //!
-//! `file` is the format, `kinds` what is in it, `lease` keeps operators from working meanwhile.
+//! `file` is the format, `kinds` lists what is in it, and `lease` keeps operators from working in the meantime.
 
 mod export;
 mod file;

@@ -1,4 +1,4 @@
-//! Backups: list, detail, delete. The pages of instances make and restore them.
+//! Backups: list, detail, delete. The instance pages create and restore them.
 //!
 //! - `view`: backups as `/v1` shows them.
 

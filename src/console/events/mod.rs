@@ -1,6 +1,6 @@
 //! Events of the last 24 hours: list and detail.
 //!
-//! - `view`: events as `/v1` shows them; `sent`: where they were sent to.
+//! - `view`: events as `/v1` shows them; `sent`: the webhooks that they were sent to.
 
 pub mod sent;
 pub mod view;

@@ -1,4 +1,4 @@
-//! Where events were sent to.
+//! The webhooks that events were sent to.
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use http::StatusCode;

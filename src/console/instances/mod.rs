@@ -1,4 +1,4 @@
-//! Instances: list, create, detail, and what can be done with one.
+//! Instances: list, create, detail, and the actions on one.
 //!
 //! - `view`: instances, plans, regions and images as `/v1` shows them; `charts`: their usage over time;
 //! - `create`: the form for a new one; `operate`: power, plan, image, settings, backups, deletion.

@@ -1,4 +1,4 @@
-//! What can be done with an instance.
+//! The actions on an instance.
 
 use askama::Template;
 use axum::{extract::Path, response::Response};

@@ -1,4 +1,4 @@
-//! Invoices: what the month has come to so far, and the issued ones; as pages, as a table (CSV) and to print.
+//! Invoices: the charges of the current month so far, and the issued invoices; as pages, as a table (CSV) and for printing.
 //!
 //! - `view`: invoices as `/v1` shows them.
 

@@ -1,4 +1,4 @@
-//! One sign-in on its way through the provider and back.
+//! One sign-in on its way to the provider and back.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use jiff::{SignedDuration, Timestamp};

@@ -3,11 +3,11 @@
 //! - `settings`: its flags;
 //! - `flow`: one sign-in on its way; `id_token`: what comes back.
 //!
-//! Nothing is asked of the provider before somebody signs in, so it need not be up when the program starts.
+//! The provider is not contacted before somebody signs in, so it need not be up when the program starts.
 //!
-//! Why not the crate `openidconnect`: its version 4.1 needs `rsa`, `p256`, `p384` and `ed25519-dalek` beside ring, `chrono` beside
-//! jiff, and older versions of `thiserror`, `hmac`, `rand` and `itertools` than the rest of the program, which `deny.toml` refuses; none of
-//! them can be switched off. So ID tokens are verified by `jsonwebtoken`, with ring; what is left are three requests with JSON answers.
+//! Why not the crate `openidconnect`: version 4.1 needs `rsa`, `p256`, `p384` and `ed25519-dalek` in addition to ring, `chrono` in addition to
+//! jiff, and older versions of `thiserror`, `hmac`, `rand` and `itertools` than the rest of the program, which `deny.toml` rejects; none of
+//! them can be switched off. So `jsonwebtoken` verifies ID tokens, with ring; what remains is three requests with JSON responses.
 
 mod flow;
 mod id_token;

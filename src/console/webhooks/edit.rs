@@ -1,4 +1,4 @@
-//! The form for a new webhook, and for changes of one.
+//! The form for creating a webhook, and for changing one.
 
 use askama::Template;
 use axum::{extract::Path, response::Response};

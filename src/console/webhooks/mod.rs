@@ -1,4 +1,4 @@
-//! Webhooks: list, create, detail, and what can be done with one.
+//! Webhooks: list, create, detail, and the actions on one.
 //!
 //! - `view`: webhooks and deliveries as `/v1` shows them;
 //! - `edit`: the form for a new one and for changes; `operate`: test, secret, switch, resend, delete; `deliveries`: the log;

@@ -1,4 +1,4 @@
-//! What can be done with a webhook.
+//! The actions on a webhook.
 
 use askama::Template;
 use axum::{extract::Path, response::Response};

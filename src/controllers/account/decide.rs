@@ -1,4 +1,4 @@
-//! What to do about one Account: a pure function of its spec, the other claimants, and the existing namespace.
+//! Decides what to do about one Account: a pure function of its spec, the other claimants, and the existing namespace.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;

@@ -1,4 +1,4 @@
-//! Makes scheduled backups.
+//! Creates scheduled backups.
 
 use jiff::Timestamp;
 use kube::{Api, Client, ResourceExt as _, api::PostParams, core::Status};

@@ -2,8 +2,8 @@
 //!
 //! - `reconcile`: one reconcile of one Backup;
 //! - `index`: the backups by instance, also for the Instance controller;
-//! - `restores`: the instances by the backup that they are restored from;
-//! - `create`: makes scheduled backups.
+//! - `restores`: the instances, by the backup that they are restored from;
+//! - `create`: creates scheduled backups.
 
 mod create;
 mod index;

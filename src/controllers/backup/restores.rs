@@ -1,5 +1,5 @@
-//! Which instances are restored from which backup. No I/O: fed by the watch of Instances. A change of a backup takes a look at those
-//! that name it alone, however many instances the account has.
+//! Which instances are restored from which backup. No I/O: fed by the watch of Instances. When a backup changes, only the instances
+//! that name it are looked at, however many the account has.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,8 +1,8 @@
-//! Which trace a reconcile goes on with: that of the request that wrote the spec, until its operation has ended.
+//! The trace that a reconcile continues: that of the request that wrote the spec, until its operation has ended.
 //!
-//! The annotation stays on the object, so it alone does not say whether a change belongs to that request. It is taken up once, with the
-//! first status that describes the change; from then on the operation that began with it has the trace. A later change that carries
-//! no `traceparent` of its own finds one that has been taken up.
+//! The annotation stays on the object, so it alone does not say whether a change belongs to that request. It is adopted once, with the
+//! first status that describes the change; from then on, the operation that began with the change has the trace. If a later change has
+//! no `traceparent` of its own, the one it finds has already been adopted.
 
 use crate::{
     events::outbox,

@@ -1,4 +1,4 @@
-//! Reads what is stored of an account's books.
+//! Reads what is stored of an account's ledger.
 
 use jiff::Timestamp;
 use kube::{Api, Client, Resource, api::ListParams, core::DeserializeGuard};

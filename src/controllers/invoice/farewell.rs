@@ -1,4 +1,4 @@
-//! Keeps the invoices of a deleted Account: they move to the operator's namespace, since the account's own may go.
+//! Keeps the invoices of a deleted Account: they move to the operator's namespace, since the account's own may be deleted.
 
 use std::fmt::Debug;
 

@@ -1,9 +1,9 @@
-//! The Invoice controller: keeps the books of the accounts ([`crate::billing::ledger`]) and issues their invoices.
+//! The Invoice controller: keeps the ledger of each account ([`crate::billing::ledger`]) and issues its invoices.
 //!
-//! - `reconcile`: one look at one account;
+//! - `reconcile`: one reconcile of one account;
 //! - `books`: reads what is stored;
-//! - `numbers`: the numbers of invoices;
-//! - `prices`: the prices of the past;
+//! - `numbers`: the invoice numbers;
+//! - `prices`: the past prices;
 //! - `farewell`: keeps the invoices of deleted Accounts.
 
 mod books;

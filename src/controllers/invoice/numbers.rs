@@ -1,6 +1,6 @@
-//! The numbers of invoices: without gaps within the installation and each year. They are handed out by a ConfigMap in the
-//! operator's namespace, which names the invoices that have got one until they are issued. So whoever leads next gives them the
-//! same numbers, also if a process dies between taking a number and issuing.
+//! The invoice numbers, without gaps within the installation and each year. A ConfigMap in the operator's namespace hands
+//! them out, and lists the invoices that have a number until they are issued. So the next leader gives them the
+//! same numbers, even if a process dies between taking a number and issuing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! The prices of the past and the present, in a ConfigMap of the operator's namespace, written only when those of the catalogue
-//! change. They hold from then on; what an hour of the past costs never changes.
+//! The past and present prices, in a ConfigMap of the operator's namespace, written only when those of the catalogue
+//! change. They apply from then on; what a past hour costs never changes.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! One look at one account: what is metered is copied to its open invoice, and invoices whose time has come are issued.
+//! One reconcile of one account: what is metered is copied to its open invoice, and invoices that are due are issued.
 
 use std::{
     collections::{HashMap, HashSet},

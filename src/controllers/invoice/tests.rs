@@ -1,4 +1,4 @@
-//! What the listeners take over from the watches.
+//! What the listeners take from the watches.
 
 use std::sync::Arc;
 

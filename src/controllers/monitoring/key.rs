@@ -1,4 +1,4 @@
-//! The key that all replicas share. The leader makes it if the Secret has none.
+//! The key that all replicas share. The leader generates it if the Secret has none.
 
 use std::{
     sync::{Arc, OnceLock},

@@ -1,9 +1,9 @@
-//! Samples the usage of monitored instances while this process is the leader, and answers other replicas' questions about it.
+//! Samples the usage of monitored instances while this process is the leader, and serves it to other replicas.
 //!
-//! - `sampler`: asks the provider, and has instances reconciled whose alerts fire or end;
+//! - `sampler`: asks the provider, and triggers a reconcile of instances whose alerts fire or end;
 //! - `port`: the port for other replicas; `key`: the Secret with which both sides prove who they are.
 //!
-//! The alerts themselves are fired by the instance controller, in the same status write as their events.
+//! The instance controller fires the alerts themselves, in the same status write as their events.
 
 mod key;
 mod port;

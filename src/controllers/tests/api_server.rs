@@ -1,5 +1,5 @@
-//! An API server in memory, as far as the controllers use one. Objects are stored as JSON, so that whatever is not stored is lost
-//! with the process that knew it. Writes are refused as the real one refuses them; now and then one fails before or after it was
+//! An in-memory API server, as far as the controllers need one. Objects are stored as JSON, so that whatever is not stored is lost
+//! with the process that knew it. Writes are rejected as the real one rejects them; now and then one fails before or after it was
 //! stored, and a process can be killed at any of its writes.
 
 use std::{

@@ -1,4 +1,4 @@
-//! What has happened, as the API server's log has it, and what must follow from that by the rules of the decisions, section 7. Slow
+//! What has happened, according to the API server's log, and what must follow from that by the rules of the decisions, section 7. Slow
 //! and obvious; uses none of the code that decides, except for the time of day at which an instance is backed up.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,5 +1,5 @@
-//! One process of the operator: the controllers of instances, backups and invoices and the samples, wired as the program wires
-//! them, but with a clock that only goes when it is set.
+//! One process of the operator: the controllers of instances, backups and invoices, and the sampler, wired as the program wires
+//! them, but with a clock that only advances when it is set.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},

@@ -1,5 +1,5 @@
-//! A year of 200 instances that come, go and change, with faults, and an operator that dies a hundred times and is down over the
-//! ends of months.
+//! A year of 200 instances that come, go and change, with faults, and an operator that dies a hundred times and is down at
+//! the ends of months.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Writes the pages of the event log, and looks events up in them.
+//! Writes the pages of the event log, and looks up events in them.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,4 +1,4 @@
-//! Finished Deliveries, as lists of their metadata show them.
+//! Finished Deliveries, as shown by lists of their metadata.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Loads the state that a new leader begins with, in steps, so that the watches wait for none of it.
+//! Loads the state that a new leader starts with, in steps, so that the watches never have to wait for it.
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! Deletes old pages of the event log, and what is beyond the bounds of an account or of all together (decisions, section 8). In
-//! bytes, pages and finished Deliveries count together, and the oldest go first. Also deletes finished Deliveries that have no owner.
+//! Deletes old pages of the event log, and what exceeds the limits per account or in total (decisions, section 8). The size limits
+//! count pages and finished Deliveries together, and the oldest are deleted first. Also deletes finished Deliveries that have no owner.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

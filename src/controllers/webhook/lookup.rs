@@ -1,6 +1,6 @@
 //! Makes sure that no event misses a webhook: after an event is recorded, the webhooks of its namespace must be known as of that
-//! write. A webhook whose creation was acknowledged before the operation is then among them, however far the watch lags behind
-//! (decisions, section 5). Unless the watch has shown as much, they are listed. Events within a short window share a list, so
+//! write. They then include every webhook whose creation was acknowledged before the operation, however far the watch lags behind
+//! (decisions, section 5). Unless the watch has already caught up, the webhooks are listed. Events within a short window share a list, so
 //! the cost does not grow with their rate.
 
 use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};

@@ -1,5 +1,5 @@
-//! Limits how often an account holder is notified: one mail a webhook and hour, ten an account and day by default (decisions,
-//! section 8).
+//! Limits how often an account holder is notified: by default, one mail an hour for each webhook and ten a day for each account
+//! (decisions, section 8).
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},

@@ -1,4 +1,4 @@
-//! Which account holders have to be told something, and from when on. No I/O.
+//! Which account holders have to be notified, and from when on. No I/O.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -3,19 +3,19 @@
 //! The dispatcher ([`crate::delivery::dispatch`]) decides what to do; this module does the I/O.
 //!
 //! - `shared`: the state shared by the other modules: the dispatcher, the latest version of each webhook, and wake-ups;
-//! - `initial_state`: loads what a new leader begins with;
+//! - `initial_state`: loads the state that a new leader starts with;
 //! - `listeners`: passes changes from the watches to the dispatcher;
-//! - `sources`: the kinds of objects whose outboxes it takes events from;
+//! - `sources`: the kinds of objects from whose outboxes it takes events;
 //! - `worker`: carries out the dispatcher's commands;
 //! - `send`: makes one attempt;
-//! - `resend`: completes the requests to send a delivery in the event log again, in `resend_queue`;
-//! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them; `unread`: those that are to be read first;
+//! - `resend`: completes requests to send a delivery from the event log again; `resend_queue`: the queue of these requests;
+//! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them; `unread`: those to read first;
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
 //! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
-//!   and `log_tally` knows when; `owners`: whose events they are;
+//!   and `log_tally` knows when; `owners`: which account they belong to;
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
-//! - `notify`: notifies account holders by e-mail; `mail_queue`: of what; `mail_limiter`: how often;
+//! - `notify`: notifies account holders by e-mail; `mail_queue`: which ones; `mail_limiter`: how often;
 //! - `retention`: deletes old finished Deliveries; `finished`: lists and deletes them.
 
 mod event_log;

@@ -1,4 +1,4 @@
-//! Notifies account holders by e-mail of disabled webhooks and of backlogs. All that an account holder has not been told yet goes
+//! Notifies account holders by e-mail about disabled webhooks and backlogs. Everything that an account holder has not been told yet goes
 //! into one mail.
 
 use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};

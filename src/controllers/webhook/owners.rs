@@ -1,4 +1,4 @@
-//! Which account owns a namespace, and since when this process knows. Time of day would not do: the API server's may differ from
+//! Which account owns a namespace, and since when this process has known. Time of day is not used: the API server's may differ from
 //! this machine's, which somebody may set back.
 
 use std::{collections::HashMap, time::Instant};

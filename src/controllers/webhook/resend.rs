@@ -1,5 +1,5 @@
-//! Completes the Deliveries with which account holders and the facade ask that a delivery in the event log be sent again: with what
-//! the page that they name has of it. Nothing that they write is signed.
+//! Completes the Deliveries with which account holders and the facade request that a delivery from the event log be sent again: the
+//! content comes from the page that they name. Nothing that they write is signed.
 
 use kube::{Api, ResourceExt as _, api::PostParams};
 

@@ -1,4 +1,4 @@
-//! The requests to send a delivery in the event log again.
+//! The requests to send a delivery from the event log again.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! Deletes old finished Deliveries: they are kept for a day, and at most a thousand per webhook (decisions, section 5). How large
-//! those of an account may be together is up to `log_retention`. Also deletes unfinished ones that have no owner: they are in no bound.
+//! Deletes old finished Deliveries: they are kept for a day, and at most a thousand per webhook (decisions, section 5). `log_retention`
+//! limits their total size per account. Also deletes unfinished Deliveries that have no owner: no limit counts them.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

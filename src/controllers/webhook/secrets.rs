@@ -1,6 +1,6 @@
 //! Reads the signing secrets of webhooks from the API server when they are needed, unless they were read in the last ten seconds,
 //! and again from time to time, so that problems show before an event needs them. They are not watched, because the operator may
-//! not watch Secrets outside of the accounts' namespaces.
+//! not watch Secrets outside the accounts' namespaces.
 
 use std::{
     collections::BTreeMap,

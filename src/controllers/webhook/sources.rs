@@ -1,4 +1,4 @@
-//! Where events come from: the objects of each kind with an outbox, as its watch and its controller know them.
+//! Where events come from: the objects of each kind with an outbox, as the kind's watch and controller know them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How many deliveries wait or are held: by webhook, by account and in all, and who has most of which some can give way. Each change
+//! How many deliveries are waiting or held: by webhook, by account and in all, and who has most of those that can give way. Each change
 //! costs a few steps in ordered sets, however many webhooks there are.
 
 use std::{

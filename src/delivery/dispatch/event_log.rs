@@ -1,10 +1,10 @@
 //! The log of events: what goes on which page, and when.
 //!
 //! An event is logged together with its deliveries that succeeded at once: as soon as each of its webhooks has either got it
-//! or a Delivery for it, but not much later than the first of them got it, since a crash repeats what is not logged. Its later
-//! deliveries are then Deliveries. Of each account one page is written at a time; the events of some time are put on one page.
+//! or has a Delivery for it, but not much later than the first of them got it, since a crash repeats what is not logged. Its later
+//! deliveries are then Delivery objects. For each account one page is written at a time; events that are close in time share a page.
 //!
-//! An entry stays in its outbox until it is on a page. After a crash the pages tell which entries were logged, and to which
+//! An entry stays in its outbox until it is on a page. After a crash, the pages show which entries were logged, and to which
 //! webhooks they were delivered.
 
 use std::{

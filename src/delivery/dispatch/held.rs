@@ -1,10 +1,10 @@
 //! Deliveries that are held, released, or dropped because there are too many.
 //!
-//! A delivery is held while its webhook cannot be sent to. It is also held while a bound of [`Limits::pending`] leaves no room
-//! for it; it is released once there is room. When the total is reached, the account that owes most gives way, and within an
-//! account the webhook that owes most. If more than [`Limits::held`] are held, the oldest are dropped: of the webhook or account
-//! that exceeds its bound, or else of the account that holds most. Who has none that can give way is passed over: held ones that are
-//! requested are not dropped, and what is in flight is not held.
+//! A delivery is held while nothing can be sent to its webhook. It is also held while a limit of [`Limits::pending`] leaves no room
+//! for it; it is released once there is room. When the total is reached, the account with the largest backlog gives way, and within an
+//! account the webhook with the largest backlog. If more than [`Limits::held`] are held, the oldest are dropped: those of the webhook or account
+//! that exceeds its limit, or else of the account that holds most. Accounts and webhooks without any that can give way are skipped: held
+//! deliveries that are requested are not dropped, and those in flight are not held.
 //!
 //! [`Limits::pending`]: super::Limits::pending
 //! [`Limits::held`]: super::Limits::held

@@ -4,9 +4,9 @@
 //!
 //! An outbox event becomes a *job* for each webhook that subscribes to it. Jobs wait in the queue of their webhook; accounts
 //! take turns, and so do the webhooks of one account. A job starts without any write. A Delivery is created for it once
-//! something is owed (decisions, section 5): its attempt failed or has no outcome within a second, or the webhook has a
-//! backlog or cannot be sent to. An outbox entry is *settled* once the webhooks have been listed after it was recorded, and
-//! each of its jobs has a Delivery, or was delivered without need for one, and it is in the log of events. Until then it stays
+//! it cannot be delivered at once (decisions, section 5): its attempt failed or has no outcome within a second, or the webhook has a
+//! backlog or nothing can be sent to it. An outbox entry is *settled* once the webhooks have been listed after it was recorded,
+//! each of its jobs has a Delivery or was delivered without needing one, and the event is in the log. Until then it stays
 //! in the outbox, so that a crash loses nothing.
 //!
 //! A webhook is a *suspect* if its last attempt failed or was slow, or if it has not had a success yet. Suspects share a limited
@@ -19,10 +19,10 @@
 //! - `webhook_queue`: the jobs of one webhook, and how many of them are sent at a time;
 //! - `first_attempts`: the part of that queue which keeps the events of one object in order;
 //! - `attempts`: starts attempts and evaluates their outcomes;
-//! - `requests`: deliveries that are requested to be sent now, before they are due;
+//! - `requests`: requests to send deliveries now, before they are due;
 //! - `writes`: the records of jobs;
 //! - `event_log`: the log of events, and of the deliveries that succeeded at once;
-//! - `bounds`: how many deliveries wait or are held, and who has most;
+//! - `bounds`: how many deliveries are waiting or held, and who has most;
 //! - `held`: deliveries that are held, released, or dropped because there are too many;
 //! - `observed`: existing Deliveries, from the watch and lists;
 //! - `webhooks`: new, changed and deleted webhooks, and the effect on their jobs.

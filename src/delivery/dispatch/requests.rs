@@ -1,13 +1,13 @@
-//! Deliveries that are requested to be sent now: a retry before it is due, or a held delivery of a webhook that is disabled
-//! or owes too much, which is sent only once, like a test.
+//! Requests to send deliveries now: a retry before it is due, or a held delivery of a webhook that is disabled
+//! or has too large a backlog, which is sent only once, like a test.
 //!
 //! A request is a nonce in an annotation of the Delivery. An attempt answers the request that was known when it began; the nonce
 //! is copied to the status together with the attempt's outcome. After a crash in between, the attempt is made again. A request
 //! that arrives during an attempt is answered if that attempt succeeds. If it fails, another one follows at once, because the
-//! receiver may have been repaired in the meantime.
+//! receiver may have been fixed in the meantime.
 //!
-//! A requested attempt does not change the retry schedule: if it fails before the next retry was due, that retry stays when it
-//! was scheduled. If the retry has become due in the meantime, the requested attempt counts as that retry.
+//! A requested attempt does not change the retry schedule: if it fails before the next retry was due, that retry stays scheduled
+//! as it was. If the retry has become due in the meantime, the requested attempt counts as that retry.
 
 use super::{
     Dispatcher, JobKey, WebhookKey,

@@ -1,6 +1,6 @@
 //! `/v1/backups` and `/v1/instances/{id}/backups`: list, create, detail, delete.
 //!
-//! - `view`: backups as answers show them.
+//! - `view`: backups as responses show them.
 
 pub mod view;
 

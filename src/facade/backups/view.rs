@@ -1,4 +1,4 @@
-//! Backups as answers show them (decisions, section 7).
+//! Backups as responses show them (decisions, section 7).
 
 use serde::Serialize;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! `/v1/webhooks/{id}/deliveries`: the deliveries of a webhook; list, detail, redeliver, retry.
 //!
-//! - `view`: deliveries as answers show them.
+//! - `view`: deliveries as responses show them.
 
 pub mod view;
 

@@ -1,4 +1,4 @@
-//! Deliveries as answers show them (decisions, section 6).
+//! Deliveries as responses show them (decisions, section 6).
 
 use std::{borrow::Cow, fmt};
 

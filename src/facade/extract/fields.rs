@@ -1,4 +1,4 @@
-//! Reads typed fields out of a JSON object and collects all that is wrong, so that one answer names every invalid field.
+//! Reads typed fields from a JSON object and collects all errors, so that one response names every invalid field.
 
 use std::borrow::Cow;
 

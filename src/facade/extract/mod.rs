@@ -1,7 +1,7 @@
 //! Extractors: how handlers read requests.
 //!
-//! - `body`: JSON bodies, and `fields`, which collects all that is wrong with them; `query`: parameters;
-//! - `precondition`: `If-Match`; `idempotency`: `Idempotency-Key`, and the headers of its answers.
+//! - `body`: JSON bodies, and `fields`, which collects all errors in them; `query`: parameters;
+//! - `precondition`: `If-Match`; `idempotency`: `Idempotency-Key`, and the headers of its responses.
 
 pub mod body;
 pub mod fields;

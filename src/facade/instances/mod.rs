@@ -2,7 +2,7 @@
 //!
 //! - `actions`: start, stop, poweroff, reboot, rebuild;
 //! - `body`: request bodies; `installation`: the image or backup that they name;
-//! - `view`: instances as answers show them.
+//! - `view`: instances as responses show them.
 
 pub mod actions;
 pub mod body;

@@ -1,4 +1,4 @@
-//! Instances as answers show them (specification, section 2.2).
+//! Instances as responses show them (specification, section 2.2).
 
 use jiff::Timestamp;
 use serde::Serialize;

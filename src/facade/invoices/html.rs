@@ -1,5 +1,5 @@
-//! An invoice as a page to print. It has no scripts and loads nothing, and its Content-Security-Policy allows its one style sheet
-//! alone.
+//! An invoice as a printable page. It has no scripts and loads nothing, and its Content-Security-Policy allows only its one style
+//! sheet.
 
 use std::{fmt::Write as _, sync::LazyLock};
 

@@ -1,6 +1,6 @@
-//! `/v1/invoices`: list, current, detail; as JSON, CSV, or a page to print.
+//! `/v1/invoices`: list, current, detail; as JSON, CSV, or a printable page.
 //!
-//! - `view`: invoices as answers show them;
+//! - `view`: invoices as responses show them;
 //! - `csv`, `html`: the other formats.
 
 mod csv;

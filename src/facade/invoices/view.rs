@@ -1,4 +1,4 @@
-//! Invoices as answers show them (decisions, section 7).
+//! Invoices as responses show them (decisions, section 7).
 
 use jiff::Timestamp;
 use serde::Serialize;

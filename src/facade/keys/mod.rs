@@ -1,6 +1,6 @@
 //! `/v1/keys`: list, create, detail, revoke.
 //!
-//! - `view`: keys as answers show them.
+//! - `view`: keys as responses show them.
 
 pub mod view;
 

@@ -1,4 +1,4 @@
-//! API keys as answers show them (decisions, section 6).
+//! API keys as responses show them (decisions, section 6).
 
 use jiff::{Timestamp, civil::Date};
 use serde::Serialize;

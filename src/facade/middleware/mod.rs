@@ -1,4 +1,4 @@
-//! What surrounds every handler: request id, key, scope, rate limit, panics, metrics, and the error format.
+//! Middleware around every handler: request id, key, scope, rate limit, panics, metrics, and the error format.
 
 mod authentication;
 mod writes;

@@ -1,4 +1,4 @@
-//! The requests of an account that write and are under way. They outlive their clients, so the number of connections does not bound
+//! The writing requests of an account that are in progress. They outlive their clients, so the number of connections does not limit
 //! them.
 
 use std::{collections::hash_map::Entry, sync::Arc};

@@ -1,6 +1,6 @@
-//! `/v1/alerts` and `/v1/instances/{id}/metrics`: alerts, and the samples that they come from.
+//! `/v1/alerts` and `/v1/instances/{id}/metrics`: alerts, and the samples that they are based on.
 //!
-//! - `view`: alerts and series as answers show them.
+//! - `view`: alerts and series as responses show them.
 
 pub mod view;
 

@@ -1,4 +1,4 @@
-//! Alerts and series as answers show them (decisions, section 7).
+//! Alerts and series as responses show them (decisions, section 7).
 
 use jiff::Timestamp;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Completes every operation with what follows from its path, method and body: parameters, headers, errors, examples.
+//! Adds to every operation what follows from its path, method and body: parameters, headers, errors, examples.
 
 use serde_json::{Map, Value, json};
 

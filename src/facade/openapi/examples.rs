@@ -1,4 +1,4 @@
-//! Example requests and answers, built with the code that answers requests, so that they stay true.
+//! Example requests and responses, built with the code that produces real responses, so that they stay correct.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The routes, and the OpenAPI 3.1 document that is generated from them, so that the two cannot differ.
+//! The routes, and the OpenAPI 3.1 document that is generated from them, so that the two cannot diverge.
 //!
 //! Each handler describes its path, body and success. `complete` adds what all operations share (parameters, headers,
 //! errors), `examples` adds example bodies, and `receivers` describes what is sent to webhooks.

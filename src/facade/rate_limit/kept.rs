@@ -1,7 +1,7 @@
 //! Shares rate limits among replicas, and keeps them across restarts, in a ConfigMap of the operator's namespace. Each replica has an
 //! entry there with what it has taken from the buckets that it uses notably, and reads those of the others every ten seconds. Between
-//! two reads they count apart. An entry stays for an hour, the time in which everything is refilled, so that an earlier process counts
-//! as another replica.
+//! two reads, replicas count separately. An entry stays for an hour, the time in which everything is refilled, so that an earlier process
+//! counts as another replica.
 
 use std::{
     collections::{BTreeMap, HashMap},

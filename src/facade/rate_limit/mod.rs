@@ -1,5 +1,5 @@
-//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory; replicas tell each other what is
-//! notably spent, and that outlasts restarts, see [`kept`]. They even out load; what an account may have is limited by
+//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory; replicas share notable
+//! spending, which also survives restarts, see [`kept`]. Rate limits smooth the load; what an account may have is limited by
 //! quotas.
 
 pub mod kept;

@@ -1,7 +1,7 @@
-//! Answers.
+//! Responses.
 //!
 //! - `view`: what all of them share; `entity_tag`: `ETag`;
-//! - `error`: the error format; `unreadable`: answers to what is no request.
+//! - `error`: the error format; `unreadable`: responses to requests that cannot be read.
 
 mod entity_tag;
 pub mod error;

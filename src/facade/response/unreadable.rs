@@ -1,4 +1,4 @@
-//! Answers to requests that reach no handler, because their head cannot be parsed, is late or is too large.
+//! Responses to requests that reach no handler, because their head cannot be parsed, is late or is too large.
 
 use bytes::Bytes;
 use http::{Response, StatusCode, header};

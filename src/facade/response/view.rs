@@ -1,4 +1,4 @@
-//! Parts that all answers share: the envelopes (specification, section 2.1), times, and schemas.
+//! Parts that all responses share: the envelopes (specification, section 2.1), times, and schemas.
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 //!
 //! - `actions`: test, rotate-secret, recover;
 //! - `body`: request bodies;
-//! - `view`: webhooks as answers show them.
+//! - `view`: webhooks as responses show them.
 
 pub mod actions;
 pub mod body;

@@ -1,4 +1,4 @@
-//! Webhooks as answers show them (specification, section 2.4; decisions, section 6).
+//! Webhooks as responses show them (specification, section 2.4; decisions, section 6).
 
 use std::borrow::Cow;
 

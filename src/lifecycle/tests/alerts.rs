@@ -1,4 +1,4 @@
-//! Alerts fire and end in the status write that tells them, or that happens anyway.
+//! Alerts fire and end in the status write that reports them, or in one that happens anyway.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is metered: from the first run until the deletion, with the writes that there are anyway.
+//! What is metered: from the first run until the deletion, in writes that happen anyway.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 //!
 //! - `cloud`: a provider that does what it is asked, however unwise;
 //! - `world`: one instance, its controller and its provider;
-//! - `table`: the table of decisions, section 3, held against each write;
+//! - `table`: the table in the decisions, section 3, checked against each write;
 //! - `operations`, `events`, `notes`, `trouble`, `backups`, `deletion`, `metering`: one story each;
 //! - `history`: any story.
 

@@ -1,4 +1,4 @@
-//! The table of decisions, section 3, held against what the controller writes.
+//! The table in the decisions, section 3, checked against what the controller writes.
 
 use InstanceState::{
     Deleting, Error, Provisioning, Rebooting, Rebuilding, Resizing, Running, Starting, Stopped, Stopping,

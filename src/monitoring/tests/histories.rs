@@ -1,4 +1,4 @@
-//! Any history of a server's usage, with gaps, restarts of the operator, and clocks that are set.
+//! Any history of a server's usage, with gaps, restarts of the operator, and clocks that are changed.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Any history of samples, against a reference that looks at all of them each time; and the bounds of the monitor.
+//! Property tests: any history of samples, against a reference that looks at all samples each time; and the limits of the monitor.
 
 mod histories;
 mod monitor;

@@ -1,4 +1,4 @@
-//! What the monitor knows, and its bounds.
+//! What the monitor knows, and its limits.
 
 use std::{sync::Arc, time::Duration};
 

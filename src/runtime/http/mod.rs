@@ -3,7 +3,7 @@
 //! - `admission`: which connections are open, and which is closed to make room;
 //! - `arriving`: the body of a request;
 //! - [`tls`]: the server's certificate;
-//! - `stream`: the deadline of a peer that does not read, and the answers to heads that cannot be parsed.
+//! - `stream`: the deadline of a peer that does not read, and the responses to heads that cannot be parsed.
 
 mod admission;
 mod arriving;

@@ -1,4 +1,4 @@
-//! Streams around a connection: one gives a peer that does not read a deadline, the other replaces hyper's own answers.
+//! Streams around a connection: one sets a deadline for a peer that does not read, the other replaces hyper's own responses.
 
 use std::{
     io::{self, IoSlice},

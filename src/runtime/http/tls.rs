@@ -1,4 +1,4 @@
-//! The certificate of a server, read again when its files change.
+//! The certificate of a server, reloaded when its files change.
 
 use std::{
     fs, io,

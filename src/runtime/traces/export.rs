@@ -1,4 +1,4 @@
-//! The HTTP client of the exporter. The exporter runs on a thread of its own; its requests run in the program's runtime.
+//! The HTTP client of the exporter. The exporter has its own thread; its requests run in the program's runtime.
 
 use std::{
     error::Error as StdError,

@@ -1,10 +1,10 @@
 //! Traces, sent over OTLP: the spans of a request, of the reconciles and provider calls that it causes, and of the deliveries of its events
-//! are one trace.
+//! form one trace.
 //!
-//! Spans begin where the work is, rather than in a layer over `tracing`: there are few places, the trace goes through objects of the
-//! API server, and log lines stay what they are. Without an endpoint each of these places looks at a static, and does nothing.
+//! Spans begin where the work is done, rather than in a layer over `tracing`: there are few such places, the trace passes through objects of
+//! the API server, and log lines stay as they are. Without an endpoint, each of these places checks a static and does nothing.
 //!
-//! - `parent`: the `traceparent` of a caller, of an annotation, of an event;
+//! - `parent`: the `traceparent` of a caller, an annotation or an event;
 //! - `export`: the HTTP client of the exporter.
 
 mod export;

@@ -1,5 +1,5 @@
-//! The `traceparent` of W3C Trace Context, version 00. What callers and annotations say is not trusted: whatever has not exactly its
-//! form is ignored. `tracestate` is neither read nor sent.
+//! The `traceparent` of W3C Trace Context, version 00. What callers and annotations say is not trusted: anything that is not exactly in its
+//! format is ignored. `tracestate` is neither read nor sent.
 
 use http::{HeaderMap, HeaderName};
 use opentelemetry::{

@@ -1,7 +1,7 @@
 //! Reconciles the objects of a kind: a bounded number at the same time, round-robin over the accounts.
 //!
 //! - `queue`: which objects are reconciled next;
-//! - `slots`: the slots, which are given to accounts round-robin.
+//! - `slots`: the slots, which are assigned to accounts round-robin.
 
 mod queue;
 mod slots;

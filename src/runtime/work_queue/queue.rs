@@ -1,9 +1,9 @@
-//! The queue of the objects to reconcile. Accounts take turns, and objects whose provider does not answer have slots of their
-//! own. No I/O.
+//! The queue of the objects to reconcile. Accounts take turns, and objects whose provider does not answer have separate
+//! slots. No I/O.
 //!
-//! kube's `Controller` is not used for this, since its queue knows no accounts: reconciles would have to be started to wait for
-//! their turn, and it polls all that have been started whenever one of them goes on. Here only those are started that have a
-//! slot, so the time for a reconcile does not depend on how many others wait.
+//! kube's `Controller` is not used for this, since its queue does not know about accounts: reconciles would have to be started in order to
+//! wait for their turn, and it polls all that have been started whenever one of them makes progress. Here, only reconciles that have a
+//! slot are started, so the time for a reconcile does not depend on how many others wait.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! Slots that are given to accounts round-robin.
+//! Slots that are assigned to accounts round-robin.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -1,7 +1,7 @@
-//! Records in the status of each ApiKey on which day it was last used. The first request of a day with a key queues the key; a task in
-//! the background writes the day, one key after the other. A day costs a key one write, whatever the number of requests and replicas.
+//! Records in the status of each ApiKey on which day it was last used. The first request of a day with a key queues the key; a background
+//! task writes the day, one key after the other. This costs one write per key and day, whatever the number of requests and replicas.
 //!
-//! Nothing else is kept in memory than what is queued, each key once. What is not written by the end of the process is lost, unless the
+//! Only what is queued is kept in memory, each key once. What is not written when the process ends is lost, unless the
 //! key is used again on that day.
 
 use std::{sync::Arc, time::Duration};

@@ -1,4 +1,4 @@
-//! The day on which something was last used, for the path of every request: noting another use on the same day takes one comparison.
+//! The day on which something was last used, for the path of every request: recording another use on the same day takes one comparison.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 

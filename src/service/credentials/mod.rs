@@ -1,7 +1,7 @@
 //! Authentication: an index of API keys and the accounts that they belong to, fed by watches.
 //!
 //! A key names its account, so the account's UID, which the digest covers, is found with one look-up and the digest with
-//! another, in that account's namespace alone. Outdated keys, whose digest covers the key alone, are found by that digest.
+//! another, only in that account's namespace. Outdated keys, whose digest covers only the key, are found by that digest.
 //!
 //! - [`last_use`]: the day on which a key was last used; [`key_use`] records it.
 

@@ -1,5 +1,5 @@
 //! Requests for many deliveries of a webhook. The deliveries are patched in the order of their events, some concurrently, within
-//! a deadline. Such a request counts as a long read to its end, so an account has two at a time, and those for the same
+//! a deadline. Such a request counts as a long read until it ends, so an account can run two at a time, and those for the same
 //! webhook wait for each other.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Deliveries in the event log: those that succeeded at the first attempt. They are shown as the Deliveries that they would be.
+//! Deliveries in the event log: those that succeeded at the first attempt. They are shown as if they were Delivery objects.
 
 use crate::{
     events::EventType,

@@ -1,4 +1,4 @@
-//! Which events of a log a request is about.
+//! Which events of a log a request asks for.
 
 use std::borrow::Cow;
 

@@ -2,7 +2,7 @@
 //!
 //! - `pages`: lists and reads the pages;
 //! - `window`: which pages a part of a list needs;
-//! - `filter`: which events a request is about.
+//! - `filter`: which events a request asks for.
 
 mod filter;
 mod pages;

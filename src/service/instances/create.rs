@@ -1,4 +1,4 @@
-//! Builds the object of a create, and says how long provisioning takes.
+//! Builds the object for a create, and says how long provisioning takes.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Instances: list, find, create, change, operate, delete.
 //!
 //! - `index`: the instances in memory, ordered for pages;
-//! - `create`: builds the object of a create;
+//! - `create`: builds the object for a create;
 //! - `installation`: an image, or a backup to restore;
 //! - `change`: applies a change to a spec.
 

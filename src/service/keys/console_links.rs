@@ -1,5 +1,5 @@
-//! One-time sign-in links of the console. An administrator makes one for an account: an ApiKey whose key nobody knows, with an
-//! annotation that holds the digest of the link's token. Whoever opens the link takes the annotation away, and so gets a session.
+//! One-time sign-in links to the console. An administrator creates one for an account: an ApiKey whose key nobody knows, with an
+//! annotation that holds the digest of the link's token. Opening the link removes the annotation, and so starts a session.
 
 use std::sync::Arc;
 

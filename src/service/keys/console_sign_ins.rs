@@ -1,5 +1,5 @@
-//! Sign-ins to the console through OpenID Connect. Each has an ApiKey whose key nobody knows, so that it can be seen and revoked as
-//! others, and ends with it.
+//! Sign-ins to the console through OpenID Connect. Each has an ApiKey whose key nobody knows, so that the sign-in can be listed and revoked
+//! like any other key, and ends with it.
 
 use std::{
     collections::BTreeMap,

@@ -1,8 +1,8 @@
 //! The Secret with a webhook's signing secret: created with the webhook, replaced and rotated in one write that is guarded by
 //! the resourceVersion.
 //!
-//! The service may read and write all Secrets of an account's namespace, but whoever may change a Webhook may not. So it uses
-//! only the Secrets that [`Webhook::may_use`] allows, and answers alike whether another one exists or not.
+//! The service may read and write all Secrets of an account's namespace, but people who may change a Webhook may not. So it uses
+//! only the Secrets that [`Webhook::may_use`] allows, and gives the same response whether another Secret exists or not.
 
 use std::collections::BTreeMap;
 

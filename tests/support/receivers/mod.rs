@@ -1,7 +1,7 @@
 //! Normal and hostile receivers on loopback, and a DNS server. Nothing here needs an API server; a bench includes the folder
 //! with `#[path]`.
 //!
-//! - `receiver`: a receiver with configurable answers that records its requests;
+//! - `receiver`: a receiver with configurable responses that records its requests;
 //! - `hostile`: receivers that misbehave below HTTP;
 //! - `authority`: certificates;
 //! - `proxy`: a CONNECT proxy;

@@ -1,4 +1,4 @@
-//! A proxy that takes CONNECT requests.
+//! A proxy that accepts CONNECT requests.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},

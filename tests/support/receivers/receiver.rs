@@ -1,4 +1,4 @@
-//! A receiver with configurable answers that records its requests.
+//! A receiver with configurable responses that records its requests.
 
 use std::{
     convert::Infallible,

@@ -1,4 +1,4 @@
-//! What happens under the lock of the state does not grow with the number of webhooks, deliveries or instances.
+//! The work done under the lock of the state does not grow with the number of webhooks, deliveries or instances.
 
 use std::{future::Future, sync::Arc, time::Duration};
 

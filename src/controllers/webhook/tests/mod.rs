@@ -1,8 +1,8 @@
 //! The controller without a cluster.
 //!
-//! - `locks`: what happens under the lock of the state;
+//! - `locks`: the work done under the lock of the state;
 //! - `mails`: what account holders are told, and how often;
-//! - `requests`: what the API server is asked, and how often.
+//! - `requests`: what the controller requests from the API server, and how often.
 
 mod locks;
 mod mails;

@@ -1,4 +1,4 @@
-//! What the controller asks of the API server, and how often.
+//! What the controller requests from the API server, and how often.
 
 use std::{
     sync::Arc,

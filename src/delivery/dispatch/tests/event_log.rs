@@ -1,4 +1,4 @@
-//! What is logged, when, and what that says after a crash.
+//! What is logged, when, and what the log shows after a crash.
 
 use std::time::Duration;
 

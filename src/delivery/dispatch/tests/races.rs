@@ -1,4 +1,4 @@
-//! Messages that come late, twice or out of order: one test for each case that once failed.
+//! Messages that arrive late, twice or out of order: one test for each case that once failed.
 
 use std::time::Duration;
 

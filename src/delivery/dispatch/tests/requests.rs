@@ -1,4 +1,4 @@
-//! Deliveries that are requested to be sent now.
+//! Requests to send deliveries now.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is known of webhooks, and how much of that is kept.
+//! What is known about webhooks, and how much of that is kept.
 
 use jiff::SignedDuration;
 use kube::api::ObjectMeta;
