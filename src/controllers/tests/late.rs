@@ -53,13 +53,13 @@ async fn written(waits_for_write: bool) -> Vec<(Value, Value)> {
         operator.saw(&writes);
         for instance in writes.iter().filter(|write| write.plural == "instances") {
             let status = &instance.after.as_ref().unwrap()["status"];
-            seen.push((status["state"].clone(), status["operation"]["type"].clone()));
+            seen.push((status["state"].clone(), status["operation"]["kind"].clone()));
         }
     }
     let instance: Instance = around.server.get("instances", "ada", "web").unwrap();
     let outbox = instance.status.unwrap().outbox;
     let told: Vec<_> = outbox.iter().map(|entry| entry.event_type.to_string()).collect();
-    assert_eq!(told, ["instance.created"]);
+    assert_eq!(told, ["instance.created", "instance.started"]);
     seen
 }
 
@@ -68,6 +68,6 @@ async fn written(waits_for_write: bool) -> Vec<(Value, Value)> {
 async fn what_is_done_at_once_is_written_once_and_what_takes_longer_when_it_begins_too() {
     let running = || (json!("running"), Value::Null);
     assert_eq!(written(false).await, [running()]);
-    let begun = (json!("creating"), json!("create"));
+    let begun = (json!("provisioning"), json!("Create"));
     assert_eq!(written(true).await, [begun, running()]);
 }
