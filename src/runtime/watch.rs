@@ -4,7 +4,7 @@
 use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
 use backon::ExponentialBuilder;
-use futures::{StreamExt as _, pin_mut};
+use futures::{Stream, StreamExt as _, pin_mut};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client, Resource,
@@ -291,20 +291,28 @@ impl Watches {
         let (sender, events) = mpsc::channel(capacity);
         let api: Api<Unparsed<K>> = Api::all(self.streams.clone());
         let stream = watcher(api, config.timeout(SERVER_TIMEOUT_SECONDS)).backoff(backoff());
+        let metrics = self.metrics.clone();
         tokio::spawn(async move {
-            pin_mut!(stream);
-            loop {
-                let event = tokio::select! {
-                    () = sender.closed() => return,
-                    event = stream.next() => event,
-                };
-                let Some(event) = event else { return };
-                if sender.send(event).await.is_err() {
-                    return;
-                }
-            }
+            forward(stream, sender).await;
+            // The stream is gone, so no answer comes after this.
+            metrics.watch_ended(&K::plural(&K::DynamicType::default()));
         });
         events
+    }
+}
+
+/// Passes on what a stream yields, until either side ends.
+async fn forward<T>(stream: impl Stream<Item = T>, sender: mpsc::Sender<T>) {
+    pin_mut!(stream);
+    loop {
+        let item = tokio::select! {
+            () = sender.closed() => return,
+            item = stream.next() => item,
+        };
+        let Some(item) = item else { return };
+        if sender.send(item).await.is_err() {
+            return;
+        }
     }
 }
 
@@ -380,6 +388,47 @@ mod tests {
         ready.await.unwrap().unwrap();
         assert_eq!(store.len(), 2);
         watches.shutdown.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_has_ended_no_longer_shows_when_it_was_answered() {
+        let client = answered_by(|_, path, _| async move {
+            if path.contains("watch=true") {
+                std::future::pending::<()>().await;
+            }
+            let empty = json!({
+                "apiVersion": "stellage.dev/v1", "kind": "InstanceList",
+                "metadata": { "resourceVersion": "9" }, "items": [],
+            });
+            (200, empty)
+        });
+        let metrics = Metrics::new();
+        let watches = Watches {
+            client: client.clone(),
+            streams: client,
+            health: Health::default(),
+            metrics: metrics.clone(),
+            shutdown: CancellationToken::new(),
+        };
+        let store = watches.spawn::<Instance>(Vec::new());
+        store.wait_until_ready().await.unwrap();
+        metrics.watch_answered("instances");
+        metrics.watch_answered("accounts");
+        let shows = |resource: &str| {
+            let label = format!("{{resource=\"{resource}\"}}");
+            metrics.render().unwrap().contains(&label)
+        };
+        assert!(shows("instances"));
+        watches.shutdown.cancel();
+        let is_gone = async {
+            while shows("instances") {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), is_gone)
+            .await
+            .unwrap();
+        assert!(shows("accounts"), "that of another watch stays");
     }
 
     #[tokio::test]
