@@ -169,6 +169,10 @@ async fn break_the_installation(plane: &ControlPlane) {
     finds(plane, "rights", "failed", "stellage may not: ", &[]).await;
     apply(plane, "deploy/rbac.yaml");
     finds_nothing(plane).await;
+    kubectl(plane, &["delete", "clusterrole", "stellage-account"], None).unwrap();
+    finds(plane, "rights", "failed", " secrets in doctor", &[]).await;
+    apply(plane, "deploy/rbac.yaml");
+    finds_nothing(plane).await;
 
     // There is no kubelet that would run it. Its name is that of a release with the value nameOverride.
     let pod = json!({
@@ -292,7 +296,12 @@ async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do
     let webhooks: kube::Api<Webhook> = kube::Api::namespaced(as_operator(&plane).await, "doctor");
     for (status, outcome, message) in [
         (json!({ "dropped": 5 }), "warning", "dropped of doctor/slow"),
-        (json!({ "pending": 60_000 }), "failed", "60000 deliveries pending"),
+        (
+            json!({ "dropped": 0, "pending": 60_000 }),
+            "warning",
+            "60000 deliveries pending",
+        ),
+        (json!({ "held": 30_000 }), "failed", "30000 held"),
     ] {
         let patch = Patch::Merge(json!({ "status": status }));
         webhooks

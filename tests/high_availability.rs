@@ -110,6 +110,15 @@ async fn losing_the_lease_ends_leading_not_the_process_and_rest_goes_on() {
     };
     hand_to("somebody-else").await;
     leads(&operator, false).await;
+    // What only a leader watches is not late afterwards.
+    let answered = async |resource: &str| {
+        let metric = "stellage_watch_last_response_timestamp_seconds";
+        operator.metric(metric, resource).await
+    };
+    for resource in ["\"namespaces\"", "\"rolebindings\"", "\"resourcequotas\""] {
+        eventually(resource, async || answered(resource).await, |last| *last < 0.5).await;
+    }
+    assert!(answered("\"instances\"").await > 0.5);
     let order = json!({ "name": "meanwhile", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
     let answer = tenant.call(Method::POST, "/v1/instances", Some(&order)).await;
     assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);

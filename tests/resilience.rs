@@ -1,23 +1,28 @@
-//! Failures in production: the controller dies, the provider hangs, objects do not match their schema.
+//! Failures in production: the controller dies, the provider hangs, objects do not match their schema, the CRDs are missing.
 
 use std::{
     collections::BTreeSet,
+    net::TcpListener,
     time::{Duration, Instant},
 };
 
+use control_plane::{ControlPlane, Identity};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use rand::RngExt as _;
+use reqwest::StatusCode;
 use serde_json::{Value, json};
 use stellage::{
     providers::simulator::FAULT_ANNOTATION,
     resources::{Instance, InstanceState, PowerState, conditions},
 };
 
-use crate::support::{Operator, Tenant, eventually, own_plane};
+use crate::support::{
+    Operator, Tenant, bare_plane, eventually, install, install_rights, own_plane, spawn_operator,
+};
 
 fn settled(instance: &Instance) -> bool {
     let Some(status) = &instance.status else {
@@ -338,5 +343,66 @@ async fn an_object_that_does_not_parse_is_told_so_and_stops_nobody_else() {
             })
         })
         .await;
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn a_process_that_is_started_before_the_crds_says_what_it_waits_for_and_serves_once_they_are_there() {
+    let plane = bare_plane(ControlPlane::options()).await;
+    install_rights(&plane);
+    // Free, and at an address that nothing else uses, so that it stays free.
+    let address = {
+        let listener = TcpListener::bind("127.0.0.9:0").unwrap();
+        listener.local_addr().unwrap()
+    };
+    let metrics = format!("--metrics-listen={address}");
+    let arguments = ["run", &metrics, "--provisioning-seconds=0"];
+    let process = spawn_operator(&plane, &arguments, &plane.kubeconfig(Identity::Operator));
+    let ask = async |path: &str| {
+        let answer = reqwest::get(format!("http://{address}{path}")).await.ok()?;
+        let status = answer.status();
+        Some((status, answer.text().await.ok()?))
+    };
+    let kinds = [
+        "Account", "ApiKey", "Backup", "Delivery", "Instance", "Invoice", "Webhook",
+    ];
+    let waits = |kind: &str, text: &str| {
+        let begin = format!("watch {kind}: ");
+        let mut lines = text.lines();
+        lines.any(|line| line.starts_with(&begin) && line.contains("are the CRDs installed?"))
+    };
+    eventually(
+        "every kind to be named",
+        async || ask("/readyz").await,
+        |answer| {
+            answer.as_ref().is_some_and(|(status, text)| {
+                *status == StatusCode::SERVICE_UNAVAILABLE && kinds.iter().all(|kind| waits(kind, text))
+            })
+        },
+    )
+    .await;
+    // It has asked for them by now, and does not give up.
+    let errors = async || {
+        let (_, page) = ask("/metrics").await?;
+        let has_failed = |kind: &&str| {
+            let counter = format!("stellage_watch_errors_total{{kind=\"{kind}\"}} ");
+            let mut lines = page.lines();
+            lines.any(|line| line.strip_prefix(&counter).is_some_and(|count| count != "0"))
+        };
+        Some(kinds.iter().filter(|kind| has_failed(kind)).count())
+    };
+    eventually("every watch to fail", errors, |failed| {
+        *failed == Some(kinds.len())
+    })
+    .await;
+    assert_eq!(ask("/healthz").await.unwrap().0, StatusCode::OK);
+    assert_eq!(ask("/readyz").await.unwrap().0, StatusCode::SERVICE_UNAVAILABLE);
+
+    install(&plane);
+    let mut operator = Operator::serving(process).await;
+    assert_eq!(ask("/readyz").await.unwrap().0, StatusCode::OK);
+    let tenant = Tenant::on(&plane, &operator, "early").await;
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
     operator.stop().await;
 }

@@ -243,6 +243,14 @@ impl Metrics {
         self.watch_last_response.get_or_create_owned(&labels).set(now);
     }
 
+    /// Takes back when a watch of this resource was last answered: one that has ended on purpose is not late.
+    pub fn watch_ended(&self, resource: &str) {
+        let labels = ResourceLabels {
+            resource: resource.to_owned(),
+        };
+        self.watch_last_response.remove(&labels);
+    }
+
     /// All metrics at zero.
     pub fn new() -> Self {
         Self::of(true, true)

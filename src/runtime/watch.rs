@@ -291,11 +291,14 @@ impl Watches {
         let (sender, events) = mpsc::channel(capacity);
         let api: Api<Unparsed<K>> = Api::all(self.streams.clone());
         let config = config.timeout(SERVER_TIMEOUT_SECONDS);
+        let metrics = self.metrics.clone();
         tokio::spawn(async move {
             let watch = |config| watcher(api.clone(), config).backoff(backoff());
             if !forward_streamed(watch(config.clone().streaming_lists()), &sender).await {
                 forward(watch(config), &sender).await;
             }
+            // The stream is gone, so no answer comes after this.
+            metrics.watch_ended(&K::plural(&K::DynamicType::default()));
         });
         events
     }
@@ -459,6 +462,47 @@ mod tests {
         ready.await.unwrap().unwrap();
         assert_eq!(store.len(), 2);
         watches.shutdown.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_has_ended_no_longer_shows_when_it_was_answered() {
+        let client = answered_by(|_, path, _| async move {
+            if path.contains("watch=true") {
+                std::future::pending::<()>().await;
+            }
+            let empty = json!({
+                "apiVersion": "stellage.dev/v1", "kind": "InstanceList",
+                "metadata": { "resourceVersion": "9" }, "items": [],
+            });
+            (200, empty)
+        });
+        let metrics = Metrics::new();
+        let watches = Watches {
+            client: client.clone(),
+            streams: client,
+            health: Health::default(),
+            metrics: metrics.clone(),
+            shutdown: CancellationToken::new(),
+        };
+        let store = watches.spawn::<Instance>(Vec::new());
+        store.wait_until_ready().await.unwrap();
+        metrics.watch_answered("instances");
+        metrics.watch_answered("accounts");
+        let shows = |resource: &str| {
+            let label = format!("{{resource=\"{resource}\"}}");
+            metrics.render().unwrap().contains(&label)
+        };
+        assert!(shows("instances"));
+        watches.shutdown.cancel();
+        let is_gone = async {
+            while shows("instances") {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), is_gone)
+            .await
+            .unwrap();
+        assert!(shows("accounts"), "that of another watch stays");
     }
 
     #[tokio::test]

@@ -26,7 +26,7 @@ use crate::{
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{Account, Backup, Delivery, Instance, Invoice, Webhook},
     runtime::{
-        ByNamespace, CheckedClock, Clock, ReconcileQueue, ServerTime, Store,
+        ByNamespace, CheckedClock, Clock, Health, ReconcileQueue, ServerTime, Store,
         events::Events,
         lease::{self, LeaderElection, Leadership},
         watch::{Listener, ListenerSlot, Watches},
@@ -111,6 +111,16 @@ impl Candidate {
             clock,
             server_time,
         })
+    }
+
+    /// For watches that end with a term. Readiness does not wait for them: a replica that does not lead serves without them, and a
+    /// leader that cannot list what they watch still serves the facade.
+    pub(super) fn watches_of(&self, term: &CancellationToken) -> Watches {
+        Watches {
+            health: Health::default(),
+            shutdown: term.clone(),
+            ..self.watches.clone()
+        }
     }
 
     /// Leads whenever this replica holds the Lease, until shutdown.
@@ -218,10 +228,7 @@ impl<'a> Controllers<'a> {
             server_time,
             ..
         } = candidate;
-        let watches = Watches {
-            shutdown: term.clone(),
-            ..candidate.watches.clone()
-        };
+        let watches = candidate.watches_of(term);
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
         let backup_queue = ReconcileQueue::default();
         let webhooks = WebhookController::new(webhook::Deps {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use clap::Parser;
+use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::Client;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -51,10 +52,12 @@ fn api_server(may_list_nodes: Arc<SetOnce<()>>, leases: Arc<AtomicUsize>) -> Cli
     })
 }
 
-#[tokio::test]
-async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
-    let (may_list_nodes, leases) = (Arc::new(SetOnce::new()), Arc::new(AtomicUsize::new(0)));
-    let client = api_server(may_list_nodes.clone(), leases.clone());
+/// The watches of a process with this client, and a candidate in it.
+fn candidate(
+    client: &Client,
+    common: &CommonSettings,
+    controller: ControllerSettings,
+) -> (Watches, Candidate, Arc<SetOnce<()>>) {
     let watches = Watches {
         streams: client.clone(),
         client: client.clone(),
@@ -62,12 +65,10 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         metrics: Metrics::new(),
         shutdown: CancellationToken::new(),
     };
-    let _end = watches.shutdown.clone().drop_guard();
-    let Flags { common, controller } = Flags::parse_from(["test"]);
-    let (rules, read) = rules(&common, &watches, None);
+    let (rules, read) = rules(common, &watches, None);
     let candidate = Candidate::new(
         controller,
-        &common,
+        common,
         SharedCatalogue::default(),
         rules,
         &watches,
@@ -75,6 +76,34 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         ServerTime::default(),
     )
     .unwrap();
+    (watches, candidate, read)
+}
+
+#[tokio::test]
+async fn readiness_does_not_wait_for_the_watches_of_a_term() {
+    let client = answered_by(|_, _, _| async {
+        let forbidden = json!({ "apiVersion": "v1", "kind": "Status", "status": "Failure", "message": "no", "reason": "Forbidden", "code": 403 });
+        (403, forbidden)
+    });
+    let Flags { common, controller } = Flags::parse_from(["test"]);
+    let (watches, candidate, _) = candidate(&client, &common, controller);
+    let _end = watches.shutdown.clone().drop_guard();
+    let term = watches.shutdown.child_token();
+    let of_term = candidate.watches_of(&term);
+    let quotas = of_term.spawn::<ResourceQuota>(Vec::new());
+    assert_eq!(watches.health.not_ready(), Vec::<String>::new());
+    term.cancel();
+    assert!(quotas.wait_until_ready().await.is_err(), "they end with the term");
+    assert_eq!(watches.health.not_ready(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
+    let (may_list_nodes, leases) = (Arc::new(SetOnce::new()), Arc::new(AtomicUsize::new(0)));
+    let client = api_server(may_list_nodes.clone(), leases.clone());
+    let Flags { common, controller } = Flags::parse_from(["test"]);
+    let (watches, candidate, read) = candidate(&client, &common, controller);
+    let _end = watches.shutdown.clone().drop_guard();
     let stores = Stores {
         accounts: watches.spawn(Vec::new()),
         webhooks: watches.spawn(Vec::new()),

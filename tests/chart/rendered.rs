@@ -8,7 +8,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{Helm, chart, objects};
+use super::{Helm, chart, files::read, objects};
 use crate::support::{self, bare_plane, kubectl};
 
 /// Everything that can be switched on, with one process for both.
@@ -58,6 +58,17 @@ pub(super) fn everything() -> Value {
     })
 }
 
+/// Names that YAML takes for something else unless they are quoted.
+fn misleading_names() -> Value {
+    json!({
+        "nameOverride": "7", "fullnameOverride": "true", "serviceAccounts": { "api": "1e3", "controller": "8" },
+        "existingCatalogue": "9", "smtp": { "existingSecret": "10", "existingSecretKey": "11", "caSecret": "12" },
+        "tls": { "existingSecret": "null" }, "traces": { "existingSecret": "13", "existingSecretKey": "14" },
+        "api": { "priorityClassName": "15" },
+        "ingress": { "enabled": true, "className": "16", "hosts": ["api.example.com"], "tlsSecret": "17" },
+    })
+}
+
 /// The sets of values to try.
 fn sets() -> Vec<(&'static str, Value)> {
     let mut in_one = everything();
@@ -67,6 +78,7 @@ fn sets() -> Vec<(&'static str, Value)> {
         ("one process", json!({ "mode": "all" })),
         ("everything", everything()),
         ("everything in one process", in_one),
+        ("misleading names", misleading_names()),
         (
             "hardly anything",
             json!({
@@ -204,6 +216,7 @@ async fn the_api_server_takes_every_object_for_every_set_of_values_and_pods_are_
         let names = match (set, values["mode"] == "all") {
             ("everything", _) => vec!["web", "brain"],
             ("everything in one process", _) => vec!["web"],
+            ("misleading names", _) => vec!["1e3", "8"],
             ("hardly anything", _) => vec![],
             (_, true) => vec!["stellage"],
             (_, false) => vec!["stellage-api", "stellage-controller"],
@@ -238,6 +251,83 @@ async fn pods_and_service_accounts_have_the_label_that_the_doctor_looks_for_what
     for account in of("ServiceAccount") {
         assert_eq!(account["metadata"]["labels"][LABEL], "stellage");
     }
+}
+
+/// The names and values of variables in an object that are no texts.
+fn no_texts(object: &Value, found: &mut Vec<String>) {
+    const TEXTS: &[&str] = &[
+        "ingressClassName",
+        "key",
+        "name",
+        "namespace",
+        "priorityClassName",
+        "secretName",
+        "serviceAccountName",
+        "value",
+    ];
+    match object {
+        Value::Object(fields) => {
+            for (field, inner) in fields {
+                let is_text = TEXTS.contains(&field.as_str()) || field.starts_with("app.kubernetes.io/");
+                // In the schema of a CRD, they are fields.
+                if is_text && !inner.is_string() && !inner.is_object() {
+                    found.push(format!("{field}: {inner}"));
+                }
+                no_texts(inner, found);
+            }
+        }
+        Value::Array(all) => all.iter().for_each(|inner| no_texts(inner, found)),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn names_and_a_namespace_that_look_like_numbers_are_still_names() {
+    let helm = Helm::alone().await;
+    let mut in_one = misleading_names();
+    in_one["mode"] = json!("all");
+    for values in [misleading_names(), in_one] {
+        let all = objects(&helm.template("7", &values).unwrap());
+        let mut found = Vec::new();
+        all.iter().for_each(|object| no_texts(object, &mut found));
+        assert!(found.is_empty(), "{found:#?}");
+        let deployment = all.iter().find(|object| object["kind"] == "Deployment").unwrap();
+        assert_eq!(deployment["metadata"]["namespace"], "7");
+        assert_eq!(
+            deployment["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"],
+            "7"
+        );
+        assert_eq!(
+            deployment["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"],
+            "7"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_empty_list_of_a_setting_is_as_good_as_none() {
+    let schema: Value = serde_json::from_str(&read(&chart().join("values.schema.json"))).unwrap();
+    let none = json!({ "networkPolicy": { "enabled": true } });
+    let (mut empty, mut lists) = (none.clone(), 0);
+    for place in [
+        &["settings"][..],
+        &["api", "settings"],
+        &["controller", "settings"],
+    ] {
+        let part = place
+            .iter()
+            .fold(&schema, |part, name| &part["properties"][*name]);
+        for (name, part) in part["properties"].as_object().unwrap() {
+            if part["items"].is_object() {
+                place.iter().fold(&mut empty, |values, name| &mut values[*name])[name] = json!([]);
+                lists += 1;
+            }
+        }
+    }
+    assert!(lists > 5, "{empty}");
+    let helm = Helm::alone().await;
+    let [without, with] = [none, empty].map(|values| helm.template("stellage-system", &values).unwrap());
+    assert_eq!(with, without);
 }
 
 #[tokio::test]

@@ -150,7 +150,8 @@ impl Operator {
         Self::serving(spawn(plane, arguments, environment, kubeconfig)).await
     }
 
-    async fn serving(spawned: Spawned) -> Self {
+    /// Waits until a process serves.
+    pub async fn serving(spawned: Spawned) -> Self {
         let Spawned {
             mut daemon,
             log,
@@ -321,15 +322,15 @@ impl Drop for Operator {
 }
 
 /// A process that has just been started.
-struct Spawned {
+pub struct Spawned {
     daemon: Daemon,
     log: PathBuf,
     /// The file that it writes once it serves.
     ready_file: PathBuf,
 }
 
-/// Starts `stellage <arguments>` with the settings that most tests need.
-fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Spawned {
+/// Starts `stellage <arguments>` with the settings that most tests need. [`Operator::serving`] waits for it.
+pub fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Spawned {
     let environment = [
         (
             "STELLAGE_LEASE_DURATION_SECONDS",
@@ -343,7 +344,7 @@ fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -
     spawn(plane, arguments, &environment, kubeconfig)
 }
 
-/// Starts `stellage <arguments>` on free ports.
+/// Starts `stellage <arguments>` on free ports, but for that of its metrics, if the arguments have one.
 fn spawn(
     plane: &ControlPlane,
     arguments: &[&str],
@@ -354,10 +355,13 @@ fn spawn(
     let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
     let ready_file = plane.folder().join(format!("{name}.json"));
     let mut command = Command::new(STELLAGE);
-    command
-        .args(arguments)
-        .args(["--metrics-listen", "127.0.0.1:0", "--ready-file"])
-        .arg(&ready_file);
+    command.args(arguments).arg("--ready-file").arg(&ready_file);
+    if !arguments
+        .iter()
+        .any(|argument| argument.starts_with("--metrics-listen="))
+    {
+        command.args(["--metrics-listen", "127.0.0.1:0"]);
+    }
     if arguments.first() != Some(&"controller") {
         command.args(["--listen", "127.0.0.1:0"]);
     }
@@ -431,13 +435,7 @@ pub fn install(plane: &ControlPlane) {
         Some(&String::from_utf8(crds.stdout).unwrap()),
     )
     .unwrap();
-    let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
-    kubectl(
-        plane,
-        &["apply", "--server-side", "-f", &rbac.to_string_lossy()],
-        None,
-    )
-    .unwrap();
+    install_rights(plane);
     kubectl(
         plane,
         &[
@@ -447,6 +445,17 @@ pub fn install(plane: &ControlPlane) {
             "--all",
             "--timeout=180s",
         ],
+        None,
+    )
+    .unwrap();
+}
+
+/// Installs the operator's namespace and RBAC alone.
+pub fn install_rights(plane: &ControlPlane) {
+    let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
+    kubectl(
+        plane,
+        &["apply", "--server-side", "-f", &rbac.to_string_lossy()],
         None,
     )
     .unwrap();

@@ -12,8 +12,8 @@
 
 {{/* What the pods are selected by. */}}
 {{- define "stellage.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* The labels of every object. `stellage doctor` finds pods and service accounts by part-of, whatever their names. */}}

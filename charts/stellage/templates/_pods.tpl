@@ -1,9 +1,10 @@
 {{/*
-Settings as environment variables: `retrySchedule` becomes STELLAGE_RETRY_SCHEDULE. Those that are null are left out.
+Settings as environment variables: `retrySchedule` becomes STELLAGE_RETRY_SCHEDULE. Those that are null or an
+empty list are left out: the program takes no empty text.
 */}}
 {{- define "stellage.settings" -}}
 {{- range $name, $value := . }}
-{{- if not (kindIs "invalid" $value) }}
+{{- if not (or (kindIs "invalid" $value) (and (kindIs "slice" $value) (empty $value))) }}
 - name: STELLAGE_{{ regexReplaceAll "([A-Z])" $name "_${1}" | upper }}
 {{- if kindIs "slice" $value }}
   value: {{ join "," $value | quote }}
@@ -40,8 +41,8 @@ A Deployment of `component` (api, controller or all), which runs `command` with 
 apiVersion: apps/v1
 kind: Deployment
 metadata:
-  name: {{ .name }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ .name | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "stellage.labels" $root | nindent 4 }}
     {{- toYaml $labels | nindent 4 }}
@@ -70,7 +71,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
     spec:
-      serviceAccountName: {{ .serviceAccount }}
+      serviceAccountName: {{ .serviceAccount | quote }}
       automountServiceAccountToken: true
       enableServiceLinks: false
       # Longer than what the program takes to end: it accepts requests for {{ $delay }} s more, and then finishes what is in progress.
@@ -88,7 +89,7 @@ spec:
           args: [{{ .command }}]
           env:
             - name: STELLAGE_NAMESPACE
-              value: {{ $root.Release.Namespace }}
+              value: {{ $root.Release.Namespace | quote }}
             # Receivers must not have the addresses of this pod and its node.
             - name: POD_IPS
               valueFrom: {fieldRef: {fieldPath: status.podIPs}}
@@ -112,7 +113,7 @@ spec:
             {{- end }}
             {{- if $values.traces.existingSecret }}
             - name: OTEL_EXPORTER_OTLP_HEADERS
-              valueFrom: {secretKeyRef: {name: {{ $values.traces.existingSecret }}, key: {{ $values.traces.existingSecretKey }}}}
+              valueFrom: {secretKeyRef: {name: {{ $values.traces.existingSecret | quote }}, key: {{ $values.traces.existingSecretKey | quote }}}}
             {{- end }}
             {{- if and $servesApi $values.tls.existingSecret }}
             - name: STELLAGE_TLS_CERT
@@ -128,14 +129,14 @@ spec:
             - name: STELLAGE_USAGE_LISTEN
               value: {{ printf "%s:9091" $values.listenAddress | quote }}
             - name: STELLAGE_SERVICE_ACCOUNT
-              value: {{ .serviceAccount }}
+              value: {{ .serviceAccount | quote }}
             {{- if eq $values.mode "split" }}
             - name: STELLAGE_API_SERVICE_ACCOUNT
-              value: {{ include "stellage.api.serviceAccount" $root }}
+              value: {{ include "stellage.api.serviceAccount" $root | quote }}
             {{- end }}
             {{- if $smtp }}
             - name: STELLAGE_SMTP_URL
-              valueFrom: {secretKeyRef: {name: {{ $smtp }}, key: {{ include "stellage.smtpSecretKey" $root }}}}
+              valueFrom: {secretKeyRef: {name: {{ $smtp | quote }}, key: {{ include "stellage.smtpSecretKey" $root | quote }}}}
             {{- end }}
             {{- if $values.smtp.caSecret }}
             - name: STELLAGE_SMTP_CA
@@ -189,9 +190,9 @@ spec:
         - name: {{ .name }}
           {{- if .secret }}
           # Mode 0440.
-          secret: {secretName: {{ .secret }}, defaultMode: 288}
+          secret: {secretName: {{ .secret | quote }}, defaultMode: 288}
           {{- else }}
-          configMap: {name: {{ .configMap }}}
+          configMap: {name: {{ .configMap | quote }}}
           {{- end }}
         {{- end }}
         {{- with $pods.extraVolumes }}
@@ -220,7 +221,7 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       {{- with $pods.priorityClassName }}
-      priorityClassName: {{ . }}
+      priorityClassName: {{ . | quote }}
       {{- end }}
       {{- with $pods.nodeSelector }}
       nodeSelector:
@@ -243,8 +244,8 @@ spec:
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
-  name: {{ .name }}
-  namespace: {{ .root.Release.Namespace }}
+  name: {{ .name | quote }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "stellage.labels" .root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}

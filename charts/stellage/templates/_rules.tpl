@@ -235,9 +235,9 @@ is empty.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ $kind }}
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   {{- if .namespaced }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   {{- end }}
   labels:
     {{- include "stellage.labels" .root | nindent 4 }}
@@ -254,20 +254,20 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ $kind }}Binding
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   {{- if .namespaced }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   {{- end }}
   labels:
     {{- include "stellage.labels" .root | nindent 4 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {{ $kind }}
-  name: {{ .name }}
+  name: {{ .name | quote }}
 subjects:
   - kind: ServiceAccount
-    name: {{ .serviceAccount }}
-    namespace: {{ .root.Release.Namespace }}
+    name: {{ .serviceAccount | quote }}
+    namespace: {{ .root.Release.Namespace | quote }}
 {{- end }}
 {{- end -}}
 

@@ -54,7 +54,7 @@ pub(super) fn all(snapshot: &Snapshot) -> Vec<Check> {
         pods(&snapshot.pods),
         leader(&snapshot.lease, snapshot.clocks),
         accounts(&snapshot.accounts),
-        mail(&snapshot.accounts),
+        mail(&snapshot.accounts, &snapshot.webhooks),
         provider(&snapshot.instances),
         webhooks(&snapshot.webhooks),
         backlog(&snapshot.webhooks, &snapshot.pods),
@@ -395,10 +395,19 @@ fn rights(users: &Read<Vec<String>>, missing: &Read<Vec<Right>>) -> Check {
     )
 }
 
+/// The pods that run, or are about to. Others stay for a while: evicted ones until somebody deletes them.
+fn current(pods: &[Pod]) -> Vec<&Pod> {
+    let has_ended = |pod: &Pod| {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Failed" | "Succeeded"))
+    };
+    pods.iter().filter(|pod| !has_ended(pod)).collect()
+}
+
 fn pods(read: &Read<Vec<Pod>>) -> Check {
     let name = "pods";
     let pods = match read {
-        Ok(pods) => pods,
+        Ok(pods) => current(pods),
         Err(why) => return unread(name, why),
     };
     if pods.is_empty() {
@@ -416,7 +425,7 @@ fn pods(read: &Read<Vec<Pod>>) -> Check {
     let unready: Vec<String> = pods
         .iter()
         .filter(|pod| !is_ready(pod))
-        .map(ResourceExt::name_any)
+        .map(|pod| pod.name_any())
         .collect();
     let fix =
         "kubectl describe pod says why it does not start; /readyz, on its port 9090, what it waits for.";
@@ -499,11 +508,11 @@ fn accounts(read: &Read<Objects<Account>>) -> Check {
     ok(name, format!("{} are ready", accounts.len()))
 }
 
-fn mail(read: &Read<Objects<Account>>) -> Check {
+fn mail(accounts: &Read<Objects<Account>>, webhooks: &Read<Objects<Webhook>>) -> Check {
     let name = "mail";
-    let accounts = match read {
-        Ok(objects) => &objects.all,
-        Err(why) => return unread(name, why),
+    let (accounts, webhooks) = match (accounts, webhooks) {
+        (Ok(accounts), Ok(webhooks)) => (&accounts.all, &webhooks.all),
+        (Err(why), _) | (_, Err(why)) => return unread(name, why),
     };
     let told = |account: &&Account| {
         let status = account.status.as_ref();
@@ -516,14 +525,40 @@ fn mail(read: &Read<Objects<Account>>) -> Check {
             "Set smtp.existingSecret of the chart, or --smtp-url, and restart the controllers.",
         );
     }
-    ok(
-        name,
-        if accounts.is_empty() {
-            "nobody to tell yet"
-        } else {
-            "a mail server is set"
-        },
-    )
+    let is_unsent = |webhook: &&Webhook| {
+        let disablement = webhook
+            .untold()
+            .and_then(|untold| untold.notification_error.as_ref());
+        let backlog = webhook
+            .untold_backlog()
+            .and_then(|untold| untold.notification_error.as_ref());
+        disablement.or(backlog).is_some()
+    };
+    let unsent: Vec<String> = webhooks.iter().filter(is_unsent).map(key).collect();
+    if !unsent.is_empty() {
+        return warning(
+            name,
+            format!(
+                "the account holder could not be told about {} of {} webhooks: {}",
+                unsent.len(),
+                webhooks.len(),
+                some(&unsent)
+            ),
+            "notificationError in the status of the webhook has the mail server's words. Correct smtp.existingSecret of the chart, or --smtp-url, and restart the controllers; or spec.email of the Account, if it is the address. It is tried again by itself.",
+        );
+    }
+    if accounts.is_empty() {
+        return ok(name, "nobody to tell yet");
+    }
+    // Only a status can say that there is no mail server.
+    if accounts.iter().all(|account| account.status.is_none()) {
+        return unknown(
+            name,
+            "not known: the controllers, which say whether there is a mail server, have not looked at any account",
+            "If this lasts, see `leader`.",
+        );
+    }
+    ok(name, "a mail server is set")
 }
 
 fn provider(read: &Read<Objects<Instance>>) -> Check {
@@ -590,7 +625,7 @@ fn webhooks(read: &Read<Objects<Webhook>>) -> Check {
 }
 
 /// A number that the operator's pods set with a flag or its variable.
-fn setting(pods: &[Pod], flag: &str) -> Option<u32> {
+fn setting(pods: &[&Pod], flag: &str) -> Option<u32> {
     let variable = format!("STELLAGE_{}", flag.to_uppercase().replace('-', "_"));
     let flag = format!("--{flag}");
     let mut containers = pods
@@ -626,8 +661,8 @@ fn backlog(read: &Read<Objects<Webhook>>, pods: &Read<Vec<Pod>>) -> Check {
             .sum()
     };
     let (pending, held) = (sum(|status| status.pending), sum(|status| status.held));
-    let pods = pods.as_deref().unwrap_or_default();
-    let bound = |flag, default| setting(pods, flag).unwrap_or(default);
+    let pods = current(pods.as_deref().unwrap_or_default());
+    let bound = |flag, default| setting(&pods, flag).unwrap_or(default);
     let pending_bound = bound("pending-deliveries-in-all", PENDING_IN_ALL);
     let held_bound = bound("held-deliveries-in-all", HELD_IN_ALL);
     let whose = if pods.is_empty() {
@@ -645,8 +680,12 @@ fn backlog(read: &Read<Objects<Webhook>>, pods: &Read<Vec<Pod>>) -> Check {
         .map(key)
         .collect();
     let fix = "docs/runbooks.md, StellageDeliveryBacklog: see which receivers are down, or whether the network of the controllers is.";
-    if is_near(pending, pending_bound) || is_near(held, held_bound) {
-        return failed(name, format!("{all}: beyond that, deliveries are dropped"), fix);
+    if is_near(held, held_bound) {
+        return failed(
+            name,
+            format!("{all}: beyond the second, deliveries are dropped"),
+            fix,
+        );
     }
     if !losing.is_empty() {
         let losing: Vec<String> = losing.into_iter().collect();
@@ -655,6 +694,9 @@ fn backlog(read: &Read<Objects<Webhook>>, pods: &Read<Vec<Pod>>) -> Check {
             format!("{all}; some were dropped of {}", some(&losing)),
             fix,
         );
+    }
+    if is_near(pending, pending_bound) {
+        return warning(name, format!("{all}: beyond the first, deliveries are held"), fix);
     }
     ok(name, all)
 }
@@ -785,8 +827,11 @@ mod tests {
         ] }])
         };
         let (outcome, message) = judge(variables("5999"));
-        assert_eq!(outcome, Outcome::Failed);
-        assert!(message.contains("the bounds are 5999 and 50000:"), "{message}");
+        assert_eq!(outcome, Outcome::Warning);
+        assert!(
+            message.ends_with("the bounds are 5999 and 50000: beyond the first, deliveries are held"),
+            "{message}"
+        );
         assert_eq!(judge(variables("6000")).0, Outcome::Ok);
         for arguments in [
             json!(["controller", "--held-deliveries-in-all=79"]),
@@ -794,7 +839,10 @@ mod tests {
         ] {
             let (outcome, message) = judge(json!([{ "name": "stellage", "args": arguments }]));
             assert_eq!(outcome, Outcome::Failed);
-            assert!(message.contains("the bounds are 100000 and 79:"), "{message}");
+            assert!(
+                message.ends_with("the bounds are 100000 and 79: beyond the second, deliveries are dropped"),
+                "{message}"
+            );
         }
         for pods in [Ok(Vec::new()), Err("not allowed".to_owned())] {
             let check = backlog(&webhooks, &pods);
@@ -803,6 +851,125 @@ mod tests {
                 check.message.contains("no pod says what the operator has"),
                 "{check:?}"
             );
+        }
+    }
+
+    #[test]
+    fn pods_that_have_ended_or_are_being_deleted_do_not_count() {
+        let pod = |name: &str, status: serde_json::Value, bound: &str| {
+            let arguments = [format!("--held-deliveries-in-all={bound}")];
+            json!({
+                "metadata": { "name": name }, "status": status,
+                "spec": { "containers": [{ "name": "stellage", "args": arguments }] },
+            })
+        };
+        let ready = || json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
+        let mut deleted = pod("deleted", ready(), "3");
+        deleted["metadata"]["deletionTimestamp"] = json!(NOON);
+        let others = [
+            pod("evicted", json!({ "phase": "Failed" }), "1"),
+            pod("ended", json!({ "phase": "Succeeded" }), "2"),
+            deleted,
+        ];
+        let read =
+            |all: &[serde_json::Value]| -> Read<Vec<Pod>> { Ok(serde_json::from_value(json!(all)).unwrap()) };
+        let [evicted, ended, deleted] = others.clone();
+        let check = pods(&read(&[evicted, ended, deleted, pod("current", ready(), "50")]));
+        assert_eq!(
+            (check.outcome, check.message.as_str()),
+            (Outcome::Ok, "1 are ready")
+        );
+        let check = pods(&read(&[pod("stuck", json!({ "phase": "Pending" }), "50")]));
+        assert_eq!(check.outcome, Outcome::Failed, "{check:?}");
+        let check = pods(&read(&others));
+        assert!(check.message.starts_with("none: "), "{check:?}");
+
+        let webhooks = Ok(Objects {
+            all: Vec::new(),
+            unreadable: Vec::new(),
+        });
+        let [evicted, ended, deleted] = others;
+        let all = [evicted, ended, deleted, pod("current", ready(), "50")];
+        let check = backlog(&webhooks, &read(&all));
+        assert!(
+            check.message.ends_with("the bounds are 100000 and 50"),
+            "{check:?}"
+        );
+    }
+
+    #[test]
+    fn mail_is_not_taken_for_well_before_the_controllers_have_looked_at_an_account() {
+        let account = |status: serde_json::Value| -> Account {
+            let account = json!({ "metadata": { "name": "ada" }, "spec": { "email": "ada@example.com" }, "status": status });
+            serde_json::from_value(account).unwrap()
+        };
+        let judge = |all: Vec<Account>| {
+            let accounts = Ok(Objects {
+                all,
+                unreadable: Vec::new(),
+            });
+            let webhooks = Ok(Objects {
+                all: Vec::new(),
+                unreadable: Vec::new(),
+            });
+            mail(&accounts, &webhooks).outcome
+        };
+        let (new, seen) = (account(serde_json::Value::Null), account(json!({})));
+        let told = account(json!({ "conditions": [{
+            "type": MAIL_UNAVAILABLE, "status": "True", "reason": "NoMailServer", "message": "", "lastTransitionTime": NOON,
+        }] }));
+        assert_eq!(judge(Vec::new()), Outcome::Ok);
+        assert_eq!(judge(vec![new.clone()]), Outcome::Unknown);
+        assert_eq!(judge(vec![new.clone(), seen.clone()]), Outcome::Ok);
+        assert_eq!(judge(vec![new, seen, told]), Outcome::Warning);
+    }
+
+    #[test]
+    fn a_notification_that_could_not_be_sent_is_a_warning_until_it_has_been() {
+        let account: Account = serde_json::from_value(json!({
+            "metadata": { "name": "ada" }, "spec": { "email": "ada@example.com" }, "status": {},
+        }))
+        .unwrap();
+        let accounts = Ok(Objects {
+            all: vec![account],
+            unreadable: Vec::new(),
+        });
+        let judge = |status: serde_json::Value| {
+            let webhook = json!({
+                "metadata": { "name": "dead", "namespace": "ada", "generation": 1 },
+                "spec": { "url": "https://hooks.example.com/", "events": [], "secretRef": { "name": "dead" } },
+                "status": status,
+            });
+            let webhooks = Ok(Objects {
+                all: vec![serde_json::from_value(webhook).unwrap()],
+                unreadable: Vec::new(),
+            });
+            let check = mail(&accounts, &webhooks);
+            (check.outcome, check.message)
+        };
+        let disabled = |more: serde_json::Value| {
+            let mut disabled = json!({
+                "at": NOON, "reason": "Gone", "message": "", "delivery": "d", "eventId": "evt_1",
+                "eventType": "instance.created", "attempts": 1, "error": "410", "generation": 1,
+            });
+            let more = more.as_object().unwrap().clone();
+            disabled.as_object_mut().unwrap().extend(more);
+            json!({ "disabled": disabled })
+        };
+        let error = "550 ada@example.com is unknown";
+        let unsent = [
+            disabled(json!({ "notificationError": error })),
+            json!({ "backlog": { "since": NOON, "notificationError": error } }),
+        ];
+        for status in unsent {
+            let (outcome, message) = judge(status);
+            assert_eq!(outcome, Outcome::Warning);
+            assert!(message.ends_with("1 of 1 webhooks: ada/dead"), "{message}");
+            assert!(!message.contains('@'), "bundles have no addresses: {message}");
+        }
+        let sent = json!({ "notificationError": error, "notifiedAt": NOON });
+        for status in [disabled(json!({})), disabled(sent)] {
+            assert_eq!(judge(status).0, Outcome::Ok);
         }
     }
 

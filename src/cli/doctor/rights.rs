@@ -7,8 +7,11 @@ use serde::Deserialize;
 
 /// The roles of an installation without Helm, in which one service account has all rights.
 const ROLES: &str = include_str!("../../../deploy/rbac.yaml");
-/// The ClusterRole of the operator. Others are for accounts' namespaces and for tenants.
+/// The ClusterRole of the operator in the whole cluster. Others are for tenants.
 const CLUSTER_ROLE: &str = "stellage";
+/// The ClusterRole that the operator has in each account's namespace. Where the REST API and the controllers have a service account
+/// each, stellage-account-api has a part of these rights.
+const ACCOUNT_ROLE: &str = "stellage-account";
 
 /// One verb on one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +35,11 @@ impl fmt::Display for Right {
         if !self.group.is_empty() {
             write!(f, ".{}", self.group)?;
         }
-        match &self.name {
-            Some(name) => write!(f, " {name}"),
+        if let Some(name) = &self.name {
+            write!(f, " {name}")?;
+        }
+        match &self.namespace {
+            Some(namespace) => write!(f, " in {namespace}"),
             None => Ok(()),
         }
     }
@@ -53,24 +59,30 @@ struct Metadata {
     name: String,
 }
 
-/// All rights of the operator, whose namespace is `namespace`.
-pub(super) fn needed(namespace: &str) -> Result<Vec<Right>, String> {
+/// All rights of the operator, whose namespace is `namespace`; and those in the namespace of an account, if there is one.
+pub(super) fn needed(namespace: &str, of_account: Option<&str>) -> Result<Vec<Right>, String> {
     let mut rights = Vec::new();
     for document in ROLES.split("\n---\n") {
         let document: Document = serde_saphyr::from_str(document).map_err(|error| error.to_string())?;
-        let within = match document.kind.as_str() {
-            "ClusterRole" if document.metadata.name == CLUSTER_ROLE => None,
-            "Role" => Some(namespace.to_owned()),
+        let within = match (document.kind.as_str(), document.metadata.name.as_str()) {
+            ("ClusterRole", CLUSTER_ROLE) => None,
+            ("ClusterRole", ACCOUNT_ROLE) if of_account.is_some() => of_account,
+            ("Role", _) => Some(namespace),
             _ => continue,
         };
         for rule in &document.rules {
-            rights.extend(of_rule(rule, within.as_ref()));
+            // Rules overlap.
+            for right in of_rule(rule, within) {
+                if !rights.contains(&right) {
+                    rights.push(right);
+                }
+            }
         }
     }
     Ok(rights)
 }
 
-fn of_rule(rule: &PolicyRule, namespace: Option<&String>) -> Vec<Right> {
+fn of_rule(rule: &PolicyRule, namespace: Option<&str>) -> Vec<Right> {
     let names: Vec<Option<&String>> = match rule.resource_names.as_deref() {
         None | Some([]) => vec![None],
         Some(names) => names.iter().map(Some).collect(),
@@ -89,7 +101,7 @@ fn of_rule(rule: &PolicyRule, namespace: Option<&String>) -> Vec<Right> {
                     resource: resource.to_owned(),
                     subresource: subresource.clone(),
                     name: name.cloned(),
-                    namespace: namespace.cloned(),
+                    namespace: namespace.map(ToOwned::to_owned),
                 }));
             }
         }
@@ -102,27 +114,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rights_are_those_of_the_cluster_and_of_the_operators_namespace() {
-        let rights: Vec<String> = needed("ops").unwrap().iter().map(ToString::to_string).collect();
+    fn the_rights_are_those_of_the_cluster_of_the_operators_namespace_and_of_an_accounts() {
+        let shown = |of_account| -> Vec<String> {
+            let needed = needed("ops", of_account).unwrap();
+            needed.iter().map(ToString::to_string).collect()
+        };
+        let rights = shown(Some("ada"));
         for right in [
             "patch instances.stellage.dev",
             "update webhooks/status.stellage.dev",
-            "get leases.coordination.k8s.io stellage-controller",
+            "get leases.coordination.k8s.io stellage-controller in ops",
             "bind clusterroles.rbac.authorization.k8s.io stellage-account",
             "list nodes",
+            "get secrets in ada",
+            "list secrets in ada",
+            "create apikeys.stellage.dev in ada",
         ] {
             assert!(rights.iter().any(|it| it == right), "{right} in {rights:#?}");
         }
-        // Those in accounts' namespaces are bound there.
+        // Secrets of accounts are nobody's business elsewhere.
         assert!(!rights.iter().any(|right| right == "get secrets"), "{rights:#?}");
-        let of_roles = needed("ops")
-            .unwrap()
-            .into_iter()
-            .filter(|right| right.namespace.is_some());
-        assert!(
-            of_roles
-                .into_iter()
-                .all(|right| right.namespace.as_deref() == Some("ops"))
-        );
+        let (of_ada, others): (Vec<String>, _) =
+            rights.into_iter().partition(|right| right.ends_with(" in ada"));
+        assert!(of_ada.len() >= 5, "{of_ada:#?}");
+        assert_eq!(shown(None), others);
     }
 }

@@ -24,7 +24,10 @@ use serde::de::DeserializeOwned;
 use super::rights::{self, Right};
 use crate::{
     cli::{CliError, connect::Cluster, objects},
-    resources::{Account, GROUP, Instance, Webhook},
+    resources::{
+        Account, GROUP, Instance, Webhook,
+        conditions::{self, READY},
+    },
     runtime::lease::LEASE_NAME,
 };
 
@@ -85,9 +88,13 @@ impl Snapshot {
         let crds = all::<CustomResourceDefinition>(cluster, "list the CRDs").await;
         let is_ours = |crd: &CustomResourceDefinition| crd.spec.group == GROUP;
         let users = users(cluster, namespace, service_accounts).await;
-        let rights = match &users {
-            Ok(users) => missing_rights(cluster, namespace, users).await,
-            Err(why) => Err(why.clone()),
+        let accounts = all::<Account>(cluster, "list the Accounts").await;
+        let mut of_accounts = accounts.iter().flat_map(|accounts| &accounts.all);
+        let needed = rights::needed(namespace, of_accounts.find_map(ready_namespace));
+        let rights = match (&users, needed) {
+            (Ok(users), Ok(needed)) => missing_rights(cluster, namespace, needed, users).await,
+            (Err(why), _) => Err(why.clone()),
+            (_, Err(why)) => Err(why),
         };
         Ok(Self {
             clocks,
@@ -103,7 +110,7 @@ impl Snapshot {
             rights,
             lease: lease.map_err(words),
             pods: pods.map(|list| list.items).map_err(words),
-            accounts: all(cluster, "list the Accounts").await,
+            accounts,
             instances: all(cluster, "list the Instances").await,
             webhooks: all(cluster, "list the Webhooks").await,
         })
@@ -146,9 +153,20 @@ async fn users(cluster: &Cluster, namespace: &str, names: &[String]) -> Read<Vec
     Ok(users.collect())
 }
 
-/// The rights that none of the operator's users has.
-async fn missing_rights(cluster: &Cluster, namespace: &str, users: &[String]) -> Read<Vec<Right>> {
-    let needed = rights::needed(namespace)?;
+/// The namespace of an account, if the account is ready: in others the operator may not have its rights yet.
+fn ready_namespace(account: &Account) -> Option<&str> {
+    let status = account.status.as_ref()?;
+    let is_ready = conditions::is_true(&status.conditions, READY);
+    status.namespace.as_deref().filter(|_| is_ready)
+}
+
+/// The rights that none of the operator's users has, of those that are needed.
+async fn missing_rights(
+    cluster: &Cluster,
+    namespace: &str,
+    needed: Vec<Right>,
+    users: &[String],
+) -> Read<Vec<Right>> {
     let reviews = stream::iter(needed).map(async |right| {
         for user in users {
             if is_allowed(cluster, user, namespace, &right).await? {
