@@ -302,3 +302,26 @@ fn seconds(text: &str) -> Result<f64, String> {
         _ => Err("must be a number of seconds from 0 to 86400".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        common: CommonSettings,
+    }
+
+    #[test]
+    fn nobody_makes_the_simulator_misbehave_unless_the_operator_is_started_so() {
+        let permitted = |flags: &[&str]| {
+            let flags = [&["stellage"], flags].concat();
+            Flags::parse_from(flags).common.simulator_faults
+        };
+        assert!(!permitted(&[]));
+        assert!(permitted(&["--simulator-faults"]));
+    }
+}

@@ -558,11 +558,58 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
         let mut forged = serde_json::to_value(delivery(true, "", Value::Null)).unwrap();
         forged["metadata"] = metadata;
         forged["metadata"]["name"] = json!("forged");
+        forged["metadata"]["labels"]["stellage.dev/webhook"] = json!("hook");
         let forged: Delivery = serde_json::from_value(forged).unwrap();
         let refused = deliveries.create(&PostParams::default(), &forged).await;
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains(why), "{why}: {refused}");
     }
+
+    // Its owner, its spec and its label name one webhook.
+    let named = |webhook: &str, label: &str, version: &str, name: &str| -> Delivery {
+        let mut forged = serde_json::to_value(delivery(true, "", Value::Null)).unwrap();
+        forged["spec"]["webhook"] = json!(webhook);
+        forged["metadata"]["labels"] = json!({ "stellage.dev/webhook": label });
+        let owner = json!({ "apiVersion": version, "kind": "Webhook", "name": name, "uid": uid });
+        forged["metadata"]["ownerReferences"] = json!([owner]);
+        serde_json::from_value(forged).unwrap()
+    };
+    for forged in [
+        named("nope", "nope", "stellage.dev/v1", "hook"),
+        named("nope", "hook", "stellage.dev/v1", "hook"),
+        named("hook", "", "stellage.dev/v1", "hook"),
+        named("hook", "nope", "stellage.dev/v1", "hook"),
+        named("hook", "hook", "example.com/v1", "hook"),
+        named("hook", "hook", "stellage.dev/v1", "nope"),
+    ] {
+        let refused = deliveries.create(&PostParams::default(), &forged).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("name as well"), "{forged:?}: {refused}");
+    }
+    let tried = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let whole = named("hook", "hook", "stellage.dev/v1", "hook");
+    deliveries.create(&tried, &whole).await.unwrap();
+    // One of an earlier version can be changed as ever.
+    let operator = support::as_operator(support::shared().await.plane).await;
+    let operators: Api<Delivery> = Api::namespaced(operator, &tenant.namespace);
+    let owner = tenant.webhooks().get("hook").await.unwrap().owner_ref(&());
+    let earlier = left_delivery("nope", "finished", owner);
+    let earlier = operators.create(&PostParams::default(), &earlier).await.unwrap();
+    let (earlier, mine) = (
+        earlier.name_any(),
+        json!({ "metadata": { "annotations": { "mine": "yes" } } }),
+    );
+    deliveries
+        .patch(&earlier, &PatchParams::default(), &Patch::Merge(mine))
+        .await
+        .unwrap();
+    deliveries
+        .delete(&earlier, &DeleteParams::default())
+        .await
+        .unwrap();
 
     // What the command for tests creates is sent with the operator's own example.
     let plane = support::shared().await.plane;
@@ -629,6 +676,60 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
     patch(again).await.unwrap();
     receiver.wait_for(2).await;
     deliveries.delete(&name, &DeleteParams::default()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_writes_little_into_the_metadata_of_a_delivery_and_the_operator_whatever_it_has_to() {
+    let tenant = Tenant::new("delivery-metadata").await;
+    let hook = tenant
+        .webhook("hook", "https://example.com/", &["instance.created"])
+        .await;
+    let operator = support::as_operator(support::shared().await.plane).await;
+    let operators: Api<Delivery> = Api::namespaced(operator, &tenant.namespace);
+    let theirs: Api<Delivery> =
+        Api::namespaced(tenant_of(&tenant, "eve@example.com").await, &tenant.namespace);
+    let finished = left_delivery("hook", "finished", hook.owner_ref(&()));
+    let name = finished.name_any();
+    operators.create(&PostParams::default(), &finished).await.unwrap();
+    let patch = async |api: &Api<Delivery>, metadata: Value| {
+        let patch = Patch::Merge(json!({ "metadata": metadata }));
+        let patched = api.patch(&name, &PatchParams::default(), &patch).await;
+        patched.map(drop).map_err(|error| error.to_string())
+    };
+    let annotated = |key: &str, bytes: usize| json!({ "annotations": { key: "x".repeat(bytes) } });
+    let tracked = |bytes: usize| {
+        let field = format!("f:{}", "x".repeat(bytes));
+        json!({ "managedFields": [{
+            "manager": "m", "operation": "Update", "apiVersion": "stellage.dev/v1", "fieldsType": "FieldsV1",
+            "fieldsV1": { "f:metadata": { "f:labels": { field: {} } } },
+        }] })
+    };
+    // What the facade has seen takes none of a tenant's room.
+    patch(&operators, annotated("stellage.dev/idempotency-keys", 2000))
+        .await
+        .unwrap();
+    patch(&theirs, annotated("mine", 1024)).await.unwrap();
+    patch(&theirs, tracked(2048)).await.unwrap();
+    for (over, why) in [
+        (annotated("more", 1024), "of a Delivery 2048"),
+        (
+            annotated("kubectl.kubernetes.io/last-applied-configuration", 1024),
+            "of a Delivery 2048",
+        ),
+        (tracked(4096), "of a Delivery 4096"),
+    ] {
+        let refused = patch(&theirs, over).await.unwrap_err();
+        assert!(refused.contains(why), "{refused}");
+    }
+    // The operator's own writes are not bounded, and what they leave may shrink.
+    patch(&operators, annotated("stellage.dev/error", 2000))
+        .await
+        .unwrap();
+    patch(&theirs, json!({ "annotations": { "mine": null } }))
+        .await
+        .unwrap();
+    patch(&operators, tracked(8192)).await.unwrap();
+    theirs.delete(&name, &DeleteParams::default()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -284,6 +284,13 @@ mod tests {
     }
 
     #[test]
+    fn looking_up_a_receiver_and_connecting_to_it_may_take_the_30_seconds_of_the_whole_attempt() {
+        let client = Flags::parse_from(["stellage"]).settings.client();
+        let whole = Duration::from_secs(30);
+        assert_eq!([client.timeout, client.connect_timeout], [whole, whole]);
+    }
+
+    #[test]
     fn flags_take_lists_and_refuse_what_they_cannot_mean() {
         let settings = Flags::parse_from([
             "stellage",

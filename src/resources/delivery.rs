@@ -22,7 +22,8 @@ pub const FINISHED_LABEL: &str = "stellage.dev/finished";
 pub const FINISHED_AT_ANNOTATION: &str = "stellage.dev/finished-at";
 /// Annotation with the approximate size in bytes of a delivery that was delivered or exhausted, so that lists of metadata show it.
 const BYTES_ANNOTATION: &str = "stellage.dev/bytes";
-/// Bytes of a Delivery as it is stored, beside its texts.
+/// Bytes of a Delivery as it is stored, beside its texts. What others write into its metadata is not counted: the policy
+/// `metadata-bounds` leaves them 2 KiB of labels and annotations, and 4 KiB of managedFields.
 const DELIVERY_BYTES: usize = 1024;
 /// Bytes of an attempt as it is stored, beside its texts.
 const ATTEMPT_BYTES: usize = 128;

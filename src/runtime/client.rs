@@ -321,7 +321,7 @@ fn as_of_now(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// A client of an API server in memory: `answer` gets the method, the path with its query and the body of each request, and
+/// A client of an API server in memory, which does not stream lists: `answer` gets the method, the path with its query and the body of each request, and
 /// returns the status code and the body of the response. As that of [`connect`], it repeats what is answered with 429, 503 or 504.
 #[cfg(test)]
 pub(crate) fn answered_by<A, F>(answer: A) -> Client
@@ -333,6 +333,10 @@ where
         let answer = answer.clone();
         async move {
             let (head, body) = request.into_parts();
+            if head.uri.query().is_some_and(|query| query.contains("sendInitialEvents=true")) {
+                let refusal = r#"{"kind":"Status","status":"Failure","reason":"Invalid","code":422}"#;
+                return Ok(Response::builder().status(422).body(Body::from(refusal.as_bytes().to_vec()))?);
+            }
             let body = body.collect_bytes().await?;
             let body = serde_json::from_slice(&body).unwrap_or_default();
             let (code, body) = answer(head.method, head.uri.to_string(), body).await;

@@ -428,11 +428,6 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_next_page_of_a_list_is_asked_for_while_the_objects_of_the_last_one_are_parsed() {
         let client = answered_by(|_, path, _| async move {
-            if path.contains("sendInitialEvents=true") {
-                let message = "sendInitialEvents: Forbidden";
-                let refusal = json!({ "kind": "Status", "status": "Failure", "reason": "Invalid", "code": 422, "message": message });
-                return (422, refusal);
-            }
             let asked = ASKED.fetch_add(1, Ordering::SeqCst);
             if path.contains("watch=true") {
                 std::future::pending::<()>().await;

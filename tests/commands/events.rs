@@ -164,7 +164,7 @@ async fn a_request_to_send_again_what_its_page_does_not_have_is_deleted() {
         serde_json::from_value(json!({
             "apiVersion": "stellage.dev/v1", "kind": "Delivery",
             "metadata": {
-                "name": name,
+                "name": name, "labels": { "stellage.dev/webhook": "hook" },
                 "annotations": { "stellage.dev/logged-in": page },
                 "ownerReferences": [
                     { "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "hook", "uid": hook.metadata.uid },

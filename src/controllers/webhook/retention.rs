@@ -1,5 +1,6 @@
 //! Deletes old finished Deliveries: they are kept for a day, and at most a thousand per webhook (decisions, section 5). `log_retention`
-//! limits their total size per account. Also deletes unfinished Deliveries that have no owner: no limit counts them.
+//! limits their total size per account. Also deletes unfinished Deliveries that nobody will ever send, because no limit counts them: those
+//! that have no owner, and test events for an unknown webhook.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -30,8 +31,10 @@ const MANY: u64 = 100;
 const PAUSE: Duration = Duration::from_secs(30);
 /// Webhooks pruned at the same time, or unfinished deliveries deleted.
 const CONCURRENCY: usize = 4;
-/// How often to take [`AT_ONCE`] unfinished deliveries without a known webhook at a check, to see whether they have an owner.
+/// How often to take [`AT_ONCE`] unfinished deliveries without a known webhook at a check, to see whether they will ever be sent.
 const LOOKS: usize = 8;
+/// How old a test event without a known webhook has to be to be deleted: its webhook may only not be known yet.
+const LOST_AFTER: SignedDuration = SignedDuration::from_mins(5);
 
 /// Runs until shutdown.
 pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
@@ -58,7 +61,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
                 }
             });
             pruned.extend(left.buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await);
-            looked_at = delete_unowned(&shared, looked_at).await;
+            looked_at = delete_stray(&shared, looked_at).await;
         }
     };
     tokio::select! {
@@ -126,25 +129,31 @@ fn surplus(finished: Vec<Finished>, kept: usize, since: Timestamp) -> Vec<Finish
         .collect()
 }
 
-/// Deletes those of the next unfinished deliveries after `last` that have no owner. Returns where to go on, unless that is the start.
-async fn delete_unowned(shared: &Shared, mut last: Option<JobKey>) -> Option<JobKey> {
-    let mut unowned: Vec<Arc<Delivery>> = Vec::new();
+/// Deletes those of the next unfinished deliveries after `last` that nobody will ever send. Returns where to go on, unless that is the
+/// start.
+async fn delete_stray(shared: &Shared, mut last: Option<JobKey>) -> Option<JobKey> {
+    let since = shared.deps.server_time.since(LOST_AFTER);
+    let mut stray: Vec<Arc<Delivery>> = Vec::new();
     for _ in 0..LOOKS {
         let dispatcher = &shared.state.lock().dispatcher;
         let keys = dispatcher.orphans_after(last.as_ref(), AT_ONCE);
-        unowned.extend(keys.iter().filter_map(|key| dispatcher.unowned(key)).cloned());
+        let of_nobody = |key: &JobKey| {
+            let unowned = dispatcher.unowned(key);
+            unowned.or_else(|| dispatcher.lost_test(key, since))
+        };
+        stray.extend(keys.iter().filter_map(of_nobody).cloned());
         last = keys.last().cloned();
         if last.is_none() {
             break;
         }
     }
-    futures::stream::iter(unowned)
+    futures::stream::iter(stray)
         .for_each_concurrent(CONCURRENCY, async |delivery| {
             let namespace = delivery.metadata.namespace.as_deref().unwrap_or_default();
             let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
             // A failed deletion is repeated once all have been looked at.
             if let Err(error) = store::delete(&api, &delivery, None).await {
-                tracing::debug!(namespace, delivery = delivery.metadata.name, %error, "cannot delete a delivery without an owner");
+                tracing::debug!(namespace, delivery = delivery.metadata.name, %error, "cannot delete a delivery that nobody will ever send");
             }
         })
         .await;
@@ -153,9 +162,16 @@ async fn delete_unowned(shared: &Shared, mut last: Option<JobKey>) -> Option<Job
 
 #[cfg(test)]
 mod tests {
+    use http::{HeaderMap, HeaderValue, Method, header::DATE};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
 
-    use super::*;
+    use super::{
+        super::{Deps, WebhookController},
+        *,
+    };
+    use crate::{controllers::webhook::tests::deps, runtime::client::answered_by};
 
     #[test]
     fn a_webhook_is_pruned_at_once_after_many_deliveries_and_after_a_pause_if_it_is_over_its_limit() {
@@ -186,5 +202,62 @@ mod tests {
         };
         assert_eq!(surplus(4, 0), ["d1", "d0"]);
         assert_eq!(surplus(100, 3), ["d2", "d1", "d0"]);
+    }
+
+    /// An unfinished Delivery for a webhook that nobody knows.
+    fn stray(name: &str, test: bool, owner: Option<Value>, created: &str) -> Arc<Delivery> {
+        let delivery = json!({
+            "metadata": {
+                "namespace": "ns", "name": name, "uid": name, "resourceVersion": "7", "creationTimestamp": created,
+                "ownerReferences": Vec::from_iter(owner),
+            },
+            "spec": {
+                "webhook": "nope", "eventId": format!("evt_{name}"), "eventType": "instance.created",
+                "eventCreatedAt": created, "body": "", "test": test,
+            },
+            "status": { "phase": "Pending" },
+        });
+        Arc::new(serde_json::from_value(delivery).unwrap())
+    }
+
+    #[tokio::test]
+    async fn what_nobody_will_ever_send_is_deleted_and_what_is_owed_to_an_unknown_webhook_stays() {
+        let deleted = Arc::new(Mutex::new(Vec::new()));
+        let log = deleted.clone();
+        let client = answered_by(move |method, path, _| {
+            assert_eq!(method, Method::DELETE);
+            let path = path.split('?').next().unwrap_or_default();
+            log.lock()
+                .push(path.rsplit('/').next().unwrap_or_default().to_owned());
+            let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 200 });
+            async move { (200, status) }
+        });
+        let shared = WebhookController::new(Deps { client, ..deps(&[]) }).shared;
+        let (long_ago, just_now) = ("1994-11-06T08:40:00Z", "1994-11-06T08:48:00Z");
+        let webhook = || {
+            Some(json!({ "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "hook", "uid": "u" }))
+        };
+        for delivery in [
+            stray("unowned", false, None, just_now),
+            stray("lost", true, webhook(), long_ago),
+            stray("new", true, webhook(), just_now),
+            stray("owed", false, webhook(), long_ago),
+        ] {
+            let now = shared.now();
+            shared.state.lock().dispatcher.delivery_seen(delivery, false, now);
+        }
+        let delete = async || {
+            assert_eq!(delete_stray(&shared, None).await, None);
+            let mut deleted = std::mem::take(&mut *deleted.lock());
+            deleted.sort();
+            deleted
+        };
+        assert_eq!(delete().await, ["unowned"], "the time is not known yet");
+        let told = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT");
+        shared
+            .deps
+            .server_time
+            .answered(&HeaderMap::from_iter([(DATE, told)]));
+        assert_eq!(delete().await, ["lost", "unowned"]);
     }
 }

@@ -326,6 +326,14 @@ impl Dispatcher {
         is_unowned(&record.metadata).then_some(record)
     }
 
+    /// The record of a test event without a known webhook, if it was created before `since`. It is sent at once or never; account
+    /// holders create it, and it is in no bound.
+    pub fn lost_test(&self, key: &JobKey, since: Timestamp) -> Option<&Arc<Delivery>> {
+        let record = &self.orphans.get(key)?.record;
+        let created = record.metadata.creation_timestamp.as_ref()?.0;
+        (record.spec.test && created < since).then_some(record)
+    }
+
     /// Forgets a Delivery without a known webhook that is not in a new list, as [`Self::forget_unlisted`] does.
     pub fn forget_orphan(&mut self, key: &JobKey, as_of: u64) {
         let orphan = self.orphans.get_mut(key);

@@ -1,7 +1,7 @@
 //! Shares rate limits among replicas, and keeps them across restarts, in a ConfigMap of the operator's namespace. Each replica has an
 //! entry there with what it has taken from the buckets that it uses notably, and reads those of the others every ten seconds. Between
-//! two reads, replicas count separately. An entry stays for an hour, the time in which everything is refilled, so that an earlier process
-//! counts as another replica.
+//! two reads, replicas count separately. An entry stays for two hours, the time in which every debt is worked off and everything is refilled,
+//! so that an earlier process counts as another replica.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{ByHolder, FULL_AFTER, OthersShare, OwnShare, RateLimits};
+use super::{ByHolder, FULL_AFTER, FULL_AFTER_DEBT, OthersShare, OwnShare, RateLimits};
 use crate::{
     resources::ids,
     runtime::{
@@ -182,7 +182,7 @@ fn entries(stored: &ConfigMap, now: Timestamp) -> Entries {
         }
     };
     let entries = stored.data.iter().flatten().filter_map(read);
-    let lasts = i64::try_from(FULL_AFTER.as_secs()).unwrap_or(i64::MAX);
+    let lasts = i64::try_from(FULL_AFTER_DEBT.as_secs()).unwrap_or(i64::MAX);
     entries
         .filter(|(_, entry)| entry.at.saturating_add(lasts) > now.as_second())
         .collect()
@@ -197,12 +197,16 @@ fn others(before: &Entries, entries: &Entries, now: Timestamp) -> ByHolder<Other
             for (uid, share) in of(entry).iter().filter(|(uid, _)| uid.len() <= UID) {
                 let sum = sums.entry(uid.clone()).or_default();
                 let after = u64::try_from(share.full_at.saturating_sub(now.as_second()));
-                let after = Duration::from_secs(after.unwrap_or(0)).min(FULL_AFTER);
+                let after = Duration::from_secs(after.unwrap_or(0)).min(FULL_AFTER_DEBT);
                 let known = before.and_then(|before| before.get(uid));
                 if let Some(known) = known.filter(|known| known.bucket == share.bucket) {
                     // No more than is not refilled, however long ago it was last read.
                     let more = Duration::from_secs(share.taken.saturating_sub(known.taken)).min(after);
                     sum.more = sum.more.saturating_add(more).min(FULL_AFTER);
+                    // What is a debt there is one here.
+                    if after > FULL_AFTER {
+                        sum.full_after = sum.full_after.max(after);
+                    }
                 } else {
                     sum.full_after = sum.full_after.max(after);
                 }
@@ -387,7 +391,7 @@ mod tests {
             [
                 ("a".into(), seconds(800, 0)),
                 // The clock was wrong before.
-                ("c".into(), seconds(3600, 0))
+                ("c".into(), seconds(7200, 0))
             ]
         );
     }
@@ -413,6 +417,21 @@ mod tests {
             sorted(others(&now, &anew, at(1000))),
             [("a".into(), seconds(300, 0))]
         );
+    }
+
+    #[test]
+    fn a_debt_at_another_replica_is_one_here_as_long_as_it_is_one() {
+        let before = named([("one", entry(&[("a", 1, 600, 1600)]))]);
+        let now = named([("one", entry(&[("a", 1, 5000, 6000)]))]);
+        assert_eq!(
+            sorted(others(&before, &now, at(1000))),
+            [("a".into(), seconds(5000, 3600))]
+        );
+        assert_eq!(
+            sorted(others(&now, &now, at(1100))),
+            [("a".into(), seconds(4900, 0))]
+        );
+        assert!(sorted(others(&now, &now, at(2400))).is_empty());
     }
 
     /// The longest UID.
@@ -595,6 +614,27 @@ mod tests {
         .await;
     }
 
+    #[tokio::test]
+    async fn a_debt_is_one_at_other_replicas_too_and_outlasts_a_restart() {
+        let (client, _) = api_server();
+        let [(first, of_first), (second, of_second)] = [replica(&client), replica(&client)];
+        for _ in 0..600 {
+            first.keys.take("key", 3600);
+        }
+        of_first.share(NOTABLE).await;
+        of_second.share(NOTABLE).await;
+        assert_eq!(second.keys.take("key", 3600).retry_after, None);
+        first.keys.with("key", 3600, |bucket| bucket.charge(4000));
+        of_first.share(NOTABLE).await;
+        of_second.share(NOTABLE).await;
+        let (third, of_third) = replica(&client);
+        of_third.share(NOTABLE).await;
+        for limits in [first, second, third] {
+            let wait = limits.keys.take("key", 3600).retry_after;
+            assert!(wait.is_some_and(|wait| (900..=1001).contains(&wait)), "{wait:?}");
+        }
+    }
+
     #[test]
     fn unreadable_entries_and_those_that_are_over_are_left_out() {
         let whole = entry(&[("a", 1, 1000, 0)]);
@@ -609,8 +649,8 @@ mod tests {
             data: Some(data.into()),
             ..ConfigMap::default()
         };
-        assert_eq!(entries(&stored, at(4599)), named([("three", whole)]));
-        assert!(entries(&stored, at(4600)).is_empty());
+        assert_eq!(entries(&stored, at(8199)), named([("three", whole)]));
+        assert!(entries(&stored, at(8200)).is_empty());
         assert!(entries(&ConfigMap::default(), at(0)).is_empty());
     }
 }

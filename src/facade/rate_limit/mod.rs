@@ -1,4 +1,5 @@
-//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory; replicas share notable
+//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. The cost of a request is known only once it has ended, and may be
+//! more than what is left: that is a debt, which is worked off before the bucket fills again. Buckets are in memory; replicas share notable
 //! spending, which also survives restarts, see [`kept`]. Rate limits smooth the load; what an account may have is limited by
 //! quotas.
 
@@ -15,12 +16,7 @@ use std::{
 };
 
 use foldhash::HashMap;
-use governor::{
-    Quota, RateLimiter,
-    clock::{Clock, DefaultClock, Reference as _},
-    middleware::StateInformationMiddleware,
-    state::{InMemoryState, NotKeyed},
-};
+use governor::clock::{Clock, DefaultClock, Reference as _};
 use jiff::Timestamp;
 use kube::Resource;
 use parking_lot::RwLock;
@@ -79,6 +75,10 @@ const SWEEP_THRESHOLD: usize = 64;
 
 /// How long an empty bucket takes to be full.
 pub(super) const FULL_AFTER: Duration = Duration::from_secs(3600);
+/// The longest debt. So nobody waits for more than an hour.
+const LONGEST_DEBT: Duration = Duration::from_secs(3600);
+/// How long a bucket takes to be full at most.
+pub(super) const FULL_AFTER_DEBT: Duration = FULL_AFTER.saturating_add(LONGEST_DEBT);
 
 /// Buckets by the UID of a key or account.
 #[derive(Default)]
@@ -186,8 +186,9 @@ impl<C: Clock + Clone> Buckets<C> {
             } else {
                 let before = by_uid.unused.get(&uid);
                 let before = before.map_or(Duration::ZERO, |full_at| full_at.duration_since(now).into());
-                let full_after = before.max(share.full_after).saturating_add(share.more);
-                by_uid.unused.insert(uid, now + full_after.min(FULL_AFTER).into());
+                let spent = before.max(share.full_after.min(FULL_AFTER_DEBT));
+                let full_after = spent.saturating_add(share.more).min(FULL_AFTER).max(spent);
+                by_uid.unused.insert(uid, now + full_after.into());
             }
         }
     }
@@ -258,7 +259,7 @@ impl RateLimits {
         }
     }
 
-    /// Counts so many more requests with which the console reads, or as many as are left.
+    /// Counts so many more requests with which the console reads, also if fewer are left.
     pub fn charge_in_console(&self, credential: &Credential, requests: u32) {
         let tenant = &credential.tenant;
         let charge = |bucket: &Bucket<_>| bucket.charge(requests);
@@ -266,7 +267,7 @@ impl RateLimits {
             .with(&tenant.uid, of_account(tenant.rate_limit), charge);
     }
 
-    /// Counts so many more requests against the limits of a key and of all keys of its account, or as many as are left.
+    /// Counts so many more requests against the limits of a key and of all keys of its account, also if fewer are left.
     pub fn charge(&self, credential: &Credential, requests: u32) {
         let tenant = &credential.tenant;
         let charge = |bucket: &Bucket<_>| bucket.charge(requests);
@@ -338,13 +339,13 @@ struct Bucket<C: Clock> {
     limit: NonZeroU32,
     clock: C,
     made_at: C::Instant,
-    /// When it is full, in milliseconds from when it was made.
+    /// When it is full, in nanoseconds from when it was made. It is empty if that is as far ahead as all requests take to refill, and
+    /// in debt if it is further.
     full_at: AtomicU64,
     /// All that this process has taken from it, as the microseconds that it takes to refill.
     taken: AtomicU64,
     /// Distinguishes it from others for the same UID.
     id: i64,
-    limiter: RateLimiter<NotKeyed, InMemoryState, C, StateInformationMiddleware>,
 }
 
 impl<C: Clock + Clone> Bucket<C> {
@@ -352,7 +353,6 @@ impl<C: Clock + Clone> Bucket<C> {
     fn new(limit: NonZeroU32, clock: C) -> Self {
         Self {
             limit,
-            limiter: RateLimiter::direct_with_clock(Quota::per_hour(limit), clock.clone()).with_middleware(),
             made_at: clock.now(),
             full_at: AtomicU64::new(0),
             taken: AtomicU64::new(0),
@@ -361,9 +361,9 @@ impl<C: Clock + Clone> Bucket<C> {
         }
     }
 
-    /// Whether it is full, and so as good as a new one. Empties it if it is, since there is no other way to find out.
+    /// Whether it is full, and so as good as a new one.
     fn is_worthless(&self) -> bool {
-        matches!(self.limiter.check_n(self.limit), Ok(Ok(_)))
+        self.full_after().is_zero()
     }
 
     /// Time since it was made.
@@ -381,100 +381,90 @@ impl<C: Clock + Clone> Bucket<C> {
 
     /// How long it takes to be full.
     fn full_after(&self) -> Duration {
-        Duration::from_millis(self.full_at.load(Ordering::Relaxed)).saturating_sub(self.age())
+        Duration::from_nanos(self.full_at.load(Ordering::Relaxed)).saturating_sub(self.age())
     }
 
-    /// Notes that it takes this long to be full.
-    fn note(&self, full_after: Duration) {
-        let full_at = self.age().saturating_add(full_after).as_millis();
-        let full_at = u64::try_from(full_at).unwrap_or(u64::MAX);
-        self.full_at.fetch_max(full_at, Ordering::Relaxed);
+    /// How long a request takes to refill.
+    fn request(&self) -> Duration {
+        FULL_AFTER / self.limit.get()
+    }
+
+    /// How long an empty bucket takes to be full.
+    fn capacity(&self) -> Duration {
+        self.request() * self.limit.get()
+    }
+
+    /// Changes how long it takes to be full, unless `change` returns `None` for that. Returns how long it took.
+    fn change(&self, change: impl Fn(Duration) -> Option<Duration>) -> Result<Duration, Duration> {
+        let age = self.age();
+        let full_after = |full_at| Duration::from_nanos(full_at).saturating_sub(age);
+        let changed = self
+            .full_at
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
+                let full_at = age.saturating_add(change(full_after(full_at))?);
+                Some(u64::try_from(full_at.as_nanos()).unwrap_or(u64::MAX))
+            });
+        changed.map(full_after).map_err(full_after)
     }
 
     /// Takes so many requests out of the bucket that it takes this long to be full, if it is fuller.
     fn spend_to(&self, full_after: Duration) {
-        self.spend(full_after.min(FULL_AFTER).saturating_sub(self.full_after()));
+        let full_after = full_after.min(FULL_AFTER_DEBT);
+        let _ = self.change(|spent| Some(spent.max(full_after)));
     }
 
-    /// Takes as many requests out of the bucket as it refills in this time, or as there are.
+    /// Takes as many requests out of the bucket as it refills in this time, or as there are: replicas count apart between two reads, so
+    /// what they have taken together is no debt.
     fn spend(&self, time: Duration) {
-        let spent = self.full_after();
-        let share = u128::from(self.limit.get()) * time.min(FULL_AFTER).as_millis();
-        // Rounded up in a full one, so that a small limit that is used up stays so.
-        let requests = if spent.is_zero() {
-            share.div_ceil(FULL_AFTER.as_millis())
-        } else {
-            share / FULL_AFTER.as_millis()
-        };
-        self.empty_by(u32::try_from(requests).unwrap_or(u32::MAX));
-        self.note(spent.saturating_add(time).min(FULL_AFTER));
+        let capacity = self.capacity();
+        let _ = self.change(|spent| Some(spent.saturating_add(time).min(capacity).max(spent)));
     }
 
-    /// Takes this many requests out of the bucket on behalf of this process, or as many as there are.
+    /// Takes this many requests out of the bucket on behalf of this process. If there are fewer, the rest is a debt.
     fn charge(&self, requests: u32) {
-        let spent = self.full_after();
-        let time = FULL_AFTER.saturating_mul(requests) / self.limit.get();
-        let time = time.min(FULL_AFTER.saturating_sub(spent));
-        self.empty_by(requests);
-        self.note(spent.saturating_add(time));
+        let cost = self.request().saturating_mul(requests);
+        // The request that comes after the debt waits for no longer than that, either.
+        let most = (self.capacity() + LONGEST_DEBT).saturating_sub(self.request());
+        let charged = |spent: Duration| spent.saturating_add(cost).min(most).max(spent);
+        let (Ok(spent) | Err(spent)) = self.change(|spent| Some(charged(spent)));
+        self.count(charged(spent).saturating_sub(spent));
+    }
+
+    /// Counts what this process has taken.
+    fn count(&self, time: Duration) {
         let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.taken.fetch_add(time, Ordering::Relaxed);
     }
 
-    /// Takes this many requests out of the bucket, or as many as there are.
-    fn empty_by(&self, requests: u32) {
-        let mut requests = requests.min(self.limit.get());
-        let mut is_less = false;
-        while let Some(some) = NonZeroU32::new(requests) {
-            let is_taken = matches!(self.limiter.check_n(some), Ok(Ok(_)));
-            if is_taken && !is_less {
-                break;
-            }
-            if !is_taken {
-                // There are fewer: takes what there is in ever smaller steps.
-                is_less = true;
-                requests /= 2;
-            }
-        }
-    }
-
     /// Takes one request out of the bucket, if one is left.
     fn take(&self) -> Taken {
-        let taken = self.check();
-        self.note(Duration::from_secs(taken.reset));
-        if taken.retry_after.is_none() {
-            let request = (FULL_AFTER / self.limit.get()).as_micros();
-            let request = u64::try_from(request).unwrap_or(u64::MAX);
-            self.taken.fetch_add(request, Ordering::Relaxed);
-        }
-        taken
-    }
-
-    fn check(&self) -> Taken {
-        let limit = self.limit.get();
-        match self.limiter.check() {
-            Ok(state) => {
-                let remaining = state.remaining_burst_capacity();
-                Taken {
-                    limit,
-                    remaining,
-                    reset: refill_seconds(limit, limit.saturating_sub(remaining)),
-                    retry_after: None,
-                }
+        let (request, capacity) = (self.request(), self.capacity());
+        let one_more = |spent: Duration| Some(spent + request).filter(|spent| *spent <= capacity);
+        let (spent, retry_after) = match self.change(one_more) {
+            Ok(before) => {
+                self.count(request);
+                (before + request, None)
             }
-            Err(until) => Taken {
-                limit,
-                remaining: 0,
-                reset: refill_seconds(limit, limit),
-                retry_after: Some(ceil_seconds(until.wait_time_from(self.clock.now()))),
-            },
+            Err(spent) => {
+                let wait = (spent + request).saturating_sub(capacity);
+                (spent, Some(ceil_seconds(wait)))
+            }
+        };
+        let limit = self.limit.get();
+        let missing = u64::try_from(spent.as_nanos().div_ceil(request.as_nanos())).unwrap_or(u64::MAX);
+        let remaining = u64::from(limit).saturating_sub(missing);
+        Taken {
+            limit,
+            remaining: u32::try_from(remaining).unwrap_or(limit),
+            reset: refill_seconds(limit, missing),
+            retry_after,
         }
     }
 }
 
 /// Seconds until `missing` requests are refilled, rounded up.
-fn refill_seconds(limit: u32, missing: u32) -> u64 {
-    (u64::from(missing) * 3600).div_ceil(u64::from(limit))
+fn refill_seconds(limit: u32, missing: u64) -> u64 {
+    missing.saturating_mul(3600).div_ceil(u64::from(limit))
 }
 
 fn ceil_seconds(wait: Duration) -> u64 {
@@ -621,13 +611,41 @@ mod tests {
         let taken = limits.taken(Duration::ZERO).keys;
         assert_eq!(taken[0].1.taken, Duration::from_secs(31 * 36));
         limits.charge(&credential, 1000);
-        let exceeded = spend(&credentials, &limits, 0).exceeded.unwrap();
+        let allowance = spend(&credentials, &limits, 0);
+        let exceeded = allowance.exceeded.unwrap();
         assert_eq!(exceeded.whose, Whose::Key);
-        let taken = limits.taken(Duration::ZERO).keys;
-        assert!(
-            taken[0].1.taken <= FULL_AFTER + Duration::from_secs(1),
-            "no more than there was"
+        // No more than an hour's worth beyond what there was.
+        assert!((3590..=3600).contains(&exceeded.retry_after), "{exceeded:?}");
+        assert_eq!((allowance.remaining, allowance.reset), (0, 199 * 36));
+        let taken = limits.taken(Duration::ZERO).keys[0].1.taken.as_secs();
+        assert!((199 * 36..199 * 36 + 10).contains(&taken), "{taken}");
+    }
+
+    #[test]
+    fn what_a_request_costs_beyond_what_is_left_is_worked_off_before_the_next_one() {
+        let clock = FakeRelativeClock::default();
+        let bucket = Bucket::new(limit(3600), clock.clone());
+        for _ in 0..3600 {
+            assert_eq!(bucket.take().retry_after, None);
+        }
+        bucket.charge(200);
+        let refused = bucket.take();
+        assert_eq!(
+            (refused.remaining, refused.reset, refused.retry_after),
+            (0, 3800, Some(201))
         );
+        clock.advance(Duration::from_secs(200));
+        assert_eq!(bucket.take().retry_after, Some(1));
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(bucket.take().retry_after, None);
+        // However much it costs, it is worked off within an hour.
+        for _ in 0..2 {
+            bucket.charge(u32::MAX);
+            assert_eq!(bucket.take().retry_after, Some(3600));
+        }
+        clock.advance(Duration::from_secs(3600));
+        assert!(!bucket.is_worthless());
+        assert_eq!(bucket.take().retry_after, None);
     }
 
     #[test]

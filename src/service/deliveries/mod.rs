@@ -11,7 +11,7 @@ mod selection;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     ops::ControlFlow,
     sync::Arc,
     time::Duration,
@@ -49,7 +49,7 @@ use super::{
 };
 use crate::{
     resources::{
-        Delivery, DeliveryPhase, EventLog, Webhook,
+        Delivery, DeliveryPhase, EventLog, PageIndex, Webhook,
         delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
         event_log::page_of,
         ids,
@@ -280,7 +280,11 @@ impl Service {
                 let segment = Segment {
                     from: page.index.from,
                     to: page.index.to,
-                    count: count.saturating_sub(replaced.count_in(&page, webhook)),
+                    count: count.saturating_sub(replaced.count_in(
+                        &page.name,
+                        &page.index,
+                        webhook.origin_uid(),
+                    )),
                 };
                 if segment.count > 0 {
                     logged.push(Selected {
@@ -459,7 +463,13 @@ impl Service {
         let Some(page) = page_of(&request.metadata) else {
             return Ok(None);
         };
-        let page: Option<EventLog> = self.calls.get(webhook.namespace(), page).await?;
+        let page: Option<EventLog> = {
+            // As all who read pages, which are large. No caller has a permit for that yet: with two of them, requests could wait for
+            // each other.
+            let reading = self.calls.long_read(webhook.namespace()).await?;
+            let _turn = reading.turn().await?;
+            self.calls.get(webhook.namespace(), page).await?
+        };
         let logged = page.and_then(|page| page.delivery_of(&request.spec.event_id, webhook.origin_uid()));
         let logged = logged.filter(|logged| logged.name() == name);
         Ok(delivery
@@ -574,30 +584,34 @@ enum Shown {
 
 /// The Deliveries that were made from the event log, by the names of its pages. They replace what those tell of them.
 #[derive(Default)]
-struct Replaced(HashMap<String, Vec<String>>);
+struct Replaced(HashMap<String, HashSet<String>>);
 
 impl Replaced {
     fn add(&mut self, metadata: &ObjectMeta) {
         if let Some(page) = page_of(metadata) {
             let names = self.0.entry(page.to_owned()).or_default();
-            names.push(metadata.name.clone().unwrap_or_default());
+            names.insert(metadata.name.clone().unwrap_or_default());
         }
     }
 
-    /// The number of those made from a page.
-    fn count_in(&self, page: &ListedPage, webhook: &Webhook) -> usize {
-        let Some(names) = self.0.get(&page.name) else {
+    /// The number of those made from a page. Account holders may say of any number of Deliveries that they are, so the names are derived
+    /// from the events of the page, and only once.
+    fn count_in(&self, page: &str, index: &PageIndex, webhook_uid: &str) -> usize {
+        let Some(names) = self.0.get(page) else {
             return 0;
         };
-        names
-            .iter()
-            .filter(|name| logged::event_of(&page.index, webhook.origin_uid(), name).is_some())
-            .count()
+        if index.delivered_to(webhook_uid, None) == 0 {
+            return 0;
+        }
+        let derived = index
+            .event_ids()
+            .map(|event| ids::delivery_name(webhook_uid, &event));
+        derived.filter(|name| names.contains(name)).count()
     }
 
     fn has(&self, page: &EventLog, delivery: &str) -> bool {
         let names = self.0.get(page.name());
-        names.is_some_and(|names| names.iter().any(|name| name == delivery))
+        names.is_some_and(|names| names.contains(delivery))
     }
 }
 
@@ -685,14 +699,12 @@ mod tests {
     use super::*;
     use crate::{
         events::EventType,
-        resources::{LoggedDelivery, LoggedEvent},
+        resources::{LoggedDelivery, LoggedEvent, event_log::LOGGED_IN_ANNOTATION},
         runtime::client::answered_by,
     };
 
-    #[tokio::test]
-    async fn the_event_log_is_listed_only_until_all_deliveries_asked_for_are_found() {
-        let attempt = json!({ "at": "2026-11-22T10:00:00Z", "durationMs": 1, "statusCode": 200 });
-        let event = |number: u32| LoggedEvent {
+    fn event(number: u32) -> LoggedEvent {
+        LoggedEvent {
             id: format!("evt_{number:0>16}"),
             event_type: EventType::InstanceStarted,
             created_at: "2026-11-22T10:00:00Z".parse().unwrap(),
@@ -703,21 +715,102 @@ mod tests {
             deliveries: vec![LoggedDelivery {
                 webhook: "wh-abcdefgh01234567".to_owned(),
                 webhook_uid: "u".to_owned(),
-                attempt: serde_json::from_value(attempt.clone()).unwrap(),
+                attempt: serde_json::from_value(
+                    json!({ "at": "2026-11-22T10:00:00Z", "durationMs": 1, "statusCode": 200 }),
+                )
+                .unwrap(),
             }],
+        }
+    }
+
+    fn page_with(numbers: impl IntoIterator<Item = u32>) -> EventLog {
+        let events = numbers.into_iter().map(event).collect();
+        EventLog::page("demo", "uid", Timestamp::now(), events).unwrap()
+    }
+
+    /// The webhook that the events were delivered to.
+    fn webhook() -> Value {
+        json!({
+            "metadata": { "namespace": "demo", "name": "wh-abcdefgh01234567", "uid": "u", "resourceVersion": "1" },
+            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+        })
+    }
+
+    #[tokio::test]
+    async fn for_a_request_to_send_again_its_page_is_read_as_others_are_in_the_accounts_turn() {
+        let page = page_with([1]);
+        let id = event(1).id;
+        let logged = page.delivery_of(&id, "u").unwrap();
+        let request = logged::request(logged, &serde_json::from_value(webhook()).unwrap());
+        let reads = Arc::new(Mutex::new(0));
+        let counted = reads.clone();
+        let client = answered_by(move |_, path, _| {
+            let answer = if path.contains("/webhooks/") {
+                (200, webhook())
+            } else if path.contains("/eventlogs/") {
+                *counted.lock() += 1;
+                (200, json!(page))
+            } else {
+                (200, json!(request))
+            };
+            async move { answer }
+        });
+        let service = Service::with_client(client);
+        service.show_demo_account();
+        let tenant = service.credentials().account_named("demo").unwrap();
+        let delivery = DeliveryId::parse(&ids::delivery_id(&ids::delivery_name("u", &id)));
+        let cost = Cost::default();
+        let held = [
+            service.calls.long_read("demo").await.unwrap(),
+            service.calls.long_read("demo").await.unwrap(),
+        ];
+        let reading = service.delivery(&tenant, WebhookId::of_suffix("abcdefgh01234567"), delivery, &cost);
+        let watching = async {
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(*reads.lock(), 0, "the account is reading twice already");
+            drop(held);
         };
-        let page = |number| EventLog::page("demo", "uid", Timestamp::now(), vec![event(number)]).unwrap();
-        let pages = [page(3), page(2), page(1)];
+        let (read, ()) = tokio::join!(reading, watching);
+        assert_eq!(read.unwrap().1.spec.body, "{}");
+        assert_eq!(*reads.lock(), 1);
+    }
+
+    #[test]
+    fn of_what_is_said_to_be_made_from_a_page_only_what_the_page_has_counts_and_once() {
+        let page = page_with(1..=200);
+        let index = PageIndex::read(&page.metadata).unwrap();
+        let mut replaced = Replaced::default();
+        let mut add = |name: String| {
+            replaced.add(&ObjectMeta {
+                name: Some(name),
+                annotations: Some([(LOGGED_IN_ANNOTATION.to_owned(), page.name().to_owned())].into()),
+                ..ObjectMeta::default()
+            });
+        };
+        let name = |number: u32| ids::delivery_name("u", &event(number).id);
+        for number in [7, 8, 7] {
+            add(name(number));
+        }
+        for number in 0..1000 {
+            add(format!("forged-{number}"));
+        }
+        let count = |page: &str, uid: &str| replaced.count_in(page, &index, uid);
+        assert_eq!(count(page.name(), "u"), 2);
+        assert_eq!((count("another", "u"), count(page.name(), "another")), (0, 0));
+        assert!(replaced.has(&page, &name(8)) && !replaced.has(&page, &name(9)));
+    }
+
+    #[tokio::test]
+    async fn the_event_log_is_listed_only_until_all_deliveries_asked_for_are_found() {
+        let pages = [3, 2, 1].map(|number| page_with([number]));
         let lists = Arc::new(Mutex::new(0));
         let listed = lists.clone();
         let client = answered_by(move |_, path, _| {
             let unknown = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 });
             let answer = if path.contains("/webhooks/") {
-                let webhook = json!({
-                    "metadata": { "namespace": "demo", "name": "wh-abcdefgh01234567", "uid": "u", "resourceVersion": "1" },
-                    "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
-                });
-                (200, webhook)
+                (200, webhook())
             } else if path.contains("/eventlogs?") {
                 *listed.lock() += 1;
                 let next: usize = path
