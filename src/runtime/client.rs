@@ -333,9 +333,15 @@ where
         let answer = answer.clone();
         async move {
             let (head, body) = request.into_parts();
-            if head.uri.query().is_some_and(|query| query.contains("sendInitialEvents=true")) {
+            if head
+                .uri
+                .query()
+                .is_some_and(|query| query.contains("sendInitialEvents=true"))
+            {
                 let refusal = r#"{"kind":"Status","status":"Failure","reason":"Invalid","code":422}"#;
-                return Ok(Response::builder().status(422).body(Body::from(refusal.as_bytes().to_vec()))?);
+                return Ok(Response::builder()
+                    .status(422)
+                    .body(Body::from(refusal.as_bytes().to_vec()))?);
             }
             let body = body.collect_bytes().await?;
             let body = serde_json::from_slice(&body).unwrap_or_default();

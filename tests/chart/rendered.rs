@@ -289,7 +289,9 @@ async fn names_and_a_namespace_that_look_like_numbers_are_still_names() {
     for values in [misleading_names(), in_one] {
         let all = objects(&helm.template("7", &values).unwrap());
         let mut found = Vec::new();
-        all.iter().for_each(|object| no_texts(object, &mut found));
+        for object in all {
+            no_texts(object, &mut found);
+        }
         assert!(found.is_empty(), "{found:#?}");
         let deployment = all.iter().find(|object| object["kind"] == "Deployment").unwrap();
         assert_eq!(deployment["metadata"]["namespace"], "7");
