@@ -219,6 +219,7 @@ pub fn decide(backup: &Backup, situation: &Situation<'_>, seen: Seen<'_>, now: T
     let wait = outbox::clear(
         &mut status.outbox,
         has_changed,
+        false,
         before.event_sequence,
         situation.is_settled,
         now,

@@ -11,16 +11,18 @@ use crate::resources::{EventType, HasOutbox, OutboxEntry, origin};
 const LINGER: Duration = Duration::from_secs(10);
 
 /// Removes settled events from an outbox, together with another change of the status (`has_changed`) or once they have waited
-/// for ten seconds. Events with a sequence number above `before` are new, and stay. Returns the time until the next check.
+/// for ten seconds, or for a minute if it `may_wait`. Events with a sequence number above `before` are new, and stay. Returns the time
+/// until the next check.
 pub fn clear(
     outbox: &mut Vec<OutboxEntry>,
     has_changed: bool,
+    may_wait: bool,
     before: i64,
     is_settled: &dyn Fn(&str) -> bool,
     now: Timestamp,
 ) -> Option<Duration> {
     // While other events are not settled yet, wait longer: one write for all is better than one for each.
-    let linger = if outbox.iter().all(|entry| is_settled(&entry.id)) {
+    let linger = if !may_wait && outbox.iter().all(|entry| is_settled(&entry.id)) {
         LINGER
     } else {
         LINGER * 6
@@ -90,10 +92,38 @@ pub trait Outbox: Send + Sync {
     /// Whether nothing is left to do for the outbox entry with this id, so that it may be removed.
     fn is_settled(&self, event_id: &str) -> bool;
 
+    /// Whether settled events are in the event log, too. Otherwise those that are still in an outbox are sent again after a crash.
+    fn is_logged(&self) -> bool;
+
     /// Whether a webhook in this namespace that can be sent to has events for which no attempt has ended.
     fn has_unattempted(&self, namespace: &str) -> bool;
 
     /// Reports the outbox of an object that was just written. Events with a sequence number above `before` are new and are
     /// sent.
     fn recorded(&self, outbox: &OutboxVersion<'_>, before: i64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settled_events_are_removed_after_ten_seconds_or_a_minute_where_other_writes_go_first() {
+        let entry: OutboxEntry = serde_json::from_value(serde_json::json!({
+            "id": "evt_1", "type": "instance.started", "sequence": 1, "createdAt": "2026-11-21T10:00:00Z", "body": "{}",
+        }))
+        .unwrap();
+        let clear_after = |seconds, may_wait| {
+            let mut outbox = vec![entry.clone()];
+            let now = entry.created_at + Duration::from_secs(seconds);
+            let next = clear(&mut outbox, false, may_wait, 1, &|_| true, now);
+            (outbox.is_empty(), next)
+        };
+        let again = |seconds| (false, Some(Duration::from_secs(seconds)));
+        assert_eq!(clear_after(4, false), again(6));
+        assert_eq!(clear_after(10, false), (true, None));
+        assert_eq!(clear_after(10, true), again(10));
+        assert_eq!(clear_after(55, true), again(5));
+        assert_eq!(clear_after(60, true), (true, None));
+    }
 }

@@ -117,7 +117,7 @@ pub fn decide(
         let left = Duration::try_from(next.duration_since(now)).unwrap_or_default();
         recheck_after = Some(recheck_after.map_or(left, |at: Duration| at.min(left)));
     }
-    if let Some(wait) = clear_outbox(&mut status, &before, audience.is_settled, now)
+    if let Some(wait) = clear_outbox(&mut status, &before, audience, now)
         && !finished
     {
         recheck_after = Some(recheck_after.map_or(wait, |at: Duration| at.min(wait)));
@@ -234,7 +234,7 @@ fn is_harmless(operation: &Operation, before: &InstanceStatus, spec: &InstanceSp
 fn clear_outbox(
     status: &mut InstanceStatus,
     before: &InstanceStatus,
-    is_settled: &dyn Fn(&str) -> bool,
+    audience: Audience<'_>,
     now: Timestamp,
 ) -> Option<Duration> {
     let is_last = |entry: &OutboxEntry| entry.event_type == EventType::InstanceDeleted;
@@ -245,8 +245,9 @@ fn clear_outbox(
     outbox::clear(
         &mut status.outbox,
         has_changed,
+        audience.may_wait,
         before.event_sequence,
-        is_settled,
+        audience.is_settled,
         now,
     )
 }

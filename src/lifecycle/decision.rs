@@ -18,6 +18,8 @@ pub struct Audience<'a> {
     pub user: Option<&'a User>,
     /// Whether nothing is left to do for the outbox entry with this id.
     pub is_settled: &'a dyn Fn(&str) -> bool,
+    /// Whether other writes go first, so that what is settled may stay in the outbox for longer.
+    pub may_wait: bool,
     /// Whether a backup of the instance is under way. Its failure is told before the deletion of the instance.
     pub is_backed_up_now: bool,
     /// What the samples of the server's usage mean for its alerts, if there are any.

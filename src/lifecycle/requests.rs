@@ -1,5 +1,7 @@
 //! The operation that a spec requests next.
 
+use std::borrow::Cow;
+
 use jiff::{SignedDuration, Timestamp};
 
 use super::decision::Gate;
@@ -56,14 +58,14 @@ fn installation(spec: &InstanceSpec) -> RefusedInstallation {
 
 /// The status to show to people: the [`project`]ed one until the controller has seen the spec, then the stored one, which also
 /// says whether the controller refused the spec.
-pub fn current(instance: &Instance) -> InstanceStatus {
+pub fn current(instance: &Instance) -> Cow<'_, InstanceStatus> {
     let seen = |status: &&InstanceStatus| {
         status.observed_generation.is_some() && status.observed_generation == instance.metadata.generation
     };
     match instance.status.as_ref().filter(seen) {
-        Some(status) => status.clone(),
+        Some(status) => Cow::Borrowed(status),
         // The time is only that of a beginning operation, which is not shown.
-        None => project(instance, Timestamp::UNIX_EPOCH),
+        None => Cow::Owned(project(instance, Timestamp::UNIX_EPOCH)),
     }
 }
 

@@ -22,7 +22,7 @@ use governor::{
     middleware::NoOpMiddleware,
     state::keyed::HashMapStateStore,
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -30,10 +30,14 @@ use k8s_openapi::{
 use kube::{Api, Client, Resource, api::PostParams};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::client::bounded;
+use super::{client::bounded, pace::Pace};
 
 /// Events that may wait to be written; further ones are dropped.
-const BACKLOG: usize = 4096;
+const BACKLOG: usize = 8192;
+/// How long an Event gives way to what a controller has to write, unless half of the backlog is used up.
+const GIVES_WAY: SignedDuration = SignedDuration::from_secs(10);
+/// How often to look whether it still has to.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Events written at the same time.
 const WRITERS: usize = 4;
 /// Longest note that the API server accepts, in bytes.
@@ -106,8 +110,13 @@ impl<C: Clock> SpamFilter<C> {
 impl Events {
     /// Starts the background task. `controller` and `instance` name the reporter.
     pub fn new(client: Client, controller: &'static str, instance: &str) -> Self {
+        Self::behind(Pace::default(), client, controller, instance)
+    }
+
+    /// As [`Self::new`], but the Events wait for ten seconds while there is much else to write.
+    pub fn behind(pace: Pace, client: Client, controller: &'static str, instance: &str) -> Self {
         let (queue, waiting) = mpsc::channel(BACKLOG);
-        tokio::spawn(write(client, waiting));
+        tokio::spawn(write(client, waiting, pace));
         Self {
             queue,
             controller,
@@ -183,9 +192,13 @@ impl Published {
     }
 }
 
-async fn write(client: Client, mut waiting: mpsc::Receiver<Published>) {
+async fn write(client: Client, mut waiting: mpsc::Receiver<Published>, pace: Pace) {
     let writers = Arc::new(Semaphore::new(WRITERS));
     while let Some(published) = waiting.recv().await {
+        let may_wait = || Timestamp::now().duration_since(published.time) < GIVES_WAY;
+        while pace.is_busy() && may_wait() && waiting.len() < BACKLOG / 2 {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
         let Ok(permit) = Arc::clone(&writers).acquire_owned().await else {
             return;
         };

@@ -15,6 +15,7 @@
 //! - [`open_files`]: how many files and connections the process may have open;
 //! - [`objects`]: the objects of a kind in memory, such as those of a watch;
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
+//! - [`pace`]: whether there is much to write, so that what can wait gives way;
 //! - [`place`]: namespace and name of an object;
 //! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile; [`work_queue`]: reconciles them,
 //!   round-robin over the accounts;
@@ -44,6 +45,7 @@ pub mod metrics;
 pub mod objects;
 pub mod open_files;
 pub mod ops;
+pub mod pace;
 pub mod place;
 pub mod reconcile_queue;
 pub mod server_time;

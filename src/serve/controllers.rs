@@ -29,6 +29,7 @@ use crate::{
         ByNamespace, CheckedClock, Clock, Health, ReconcileQueue, ServerTime, Store,
         events::Events,
         lease::{self, LeaderElection, Leadership},
+        pace::Pace,
         watch::{Listener, ListenerSlot, Watches},
     },
     settings::{CommonSettings, ControllerSettings},
@@ -392,6 +393,7 @@ impl<'a> Controllers<'a> {
 
     fn instance_controller(&self, provider: Arc<Simulator>) -> InstanceController<Simulator> {
         let (client, directory) = (self.watches.client.clone(), self.directory.clone());
+        let pace = Pace::default();
         InstanceController {
             provider,
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
@@ -403,7 +405,13 @@ impl<'a> Controllers<'a> {
             timings: self.candidate.common.timings(),
             clock: self.candidate.checked_clock.clone(),
             metrics: self.watches.metrics.clone(),
-            events: Events::new(client.clone(), "instance-controller", &self.candidate.identity),
+            events: Events::behind(
+                pace.clone(),
+                client.clone(),
+                "instance-controller",
+                &self.candidate.identity,
+            ),
+            pace,
             client,
             concurrency: self.candidate.settings.concurrency,
             write_concurrency: self.candidate.settings.write_concurrency,

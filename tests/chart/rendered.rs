@@ -289,7 +289,7 @@ async fn names_and_a_namespace_that_look_like_numbers_are_still_names() {
     for values in [misleading_names(), in_one] {
         let all = objects(&helm.template("7", &values).unwrap());
         let mut found = Vec::new();
-        for object in all {
+        for object in &all {
             no_texts(object, &mut found);
         }
         assert!(found.is_empty(), "{found:#?}");

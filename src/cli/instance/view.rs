@@ -105,8 +105,8 @@ fn description(instance: &Instance, now: Timestamp) -> String {
     }
     fields.extend([
         ("Region", spec.region.clone()),
-        ("IPv4", or_dash(status.ip_address)),
-        ("IPv6", or_dash(status.ipv6_address)),
+        ("IPv4", or_dash(status.ip_address.as_deref())),
+        ("IPv6", or_dash(status.ipv6_address.as_deref())),
         (
             "Disk",
             status

@@ -25,7 +25,7 @@ use crate::{
     resources::Instance,
     runtime::{
         Clock, Metrics, ReconcileQueue, Store, backoff::Backoffs, events::Events, metrics::KindLabels,
-        work_queue,
+        pace::Pace, work_queue,
     },
 };
 
@@ -58,6 +58,8 @@ pub struct InstanceController<P> {
     pub metrics: Metrics,
     /// Publishes Kubernetes Events.
     pub events: Events,
+    /// How much there is to write.
+    pub pace: Pace,
     /// Instances reconciled at the same time.
     pub concurrency: u16,
     /// Writes to the API server at the same time.

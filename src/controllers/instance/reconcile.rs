@@ -183,6 +183,7 @@ impl<P: Provider> Reconciler<P> {
             let audience = Audience {
                 user: holder.as_ref(),
                 is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
+                may_wait: self.controller.pace.is_busy() && self.controller.outbox.is_logged(),
                 // Without an Account nobody ends its backups.
                 is_backed_up_now: holder.is_some()
                     && draft.instance.is_deleting()
@@ -249,6 +250,9 @@ impl<P: Provider> Reconciler<P> {
         let written = self.write_status(&draft.instance, status).await?;
         let outbox = OutboxVersion::of(&*written);
         self.controller.outbox.recorded(&outbox, before);
+        if status.event_sequence > before {
+            self.controller.pace.wrote();
+        }
         let action = status
             .operation
             .as_ref()

@@ -480,6 +480,7 @@ impl Reconciler {
             let wait = outbox::clear(
                 &mut status.outbox,
                 false,
+                false,
                 i64::MAX,
                 &|id| outbox.is_settled(id),
                 now,

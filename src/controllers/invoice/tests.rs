@@ -33,6 +33,10 @@ impl Outbox for NoOutbox {
         true
     }
 
+    fn is_logged(&self) -> bool {
+        false
+    }
+
     fn has_unattempted(&self, _: &str) -> bool {
         false
     }

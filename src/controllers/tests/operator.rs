@@ -43,6 +43,7 @@ use crate::{
         ByNamespace, Clock, Metrics, Place, ReconcileQueue, ServerTime, Store,
         events::Events,
         objects::{Writer, store},
+        pace::Pace,
         reconcile_queue::Queued,
         watch::{Change, Listener},
         work_queue::Reconcile,
@@ -147,6 +148,10 @@ impl Outbox for TestOutbox {
     fn is_settled(&self, event_id: &str) -> bool {
         let now = self.clock.now();
         self.settled.lock().get(event_id).is_some_and(|at| *at <= now)
+    }
+
+    fn is_logged(&self) -> bool {
+        false
     }
 
     fn has_unattempted(&self, _: &str) -> bool {
@@ -516,6 +521,7 @@ impl Operator {
             clock: clock.clone(),
             metrics: metrics.clone(),
             events: events("instance-controller"),
+            pace: Pace::default(),
             concurrency: 8,
             write_concurrency: 8,
             provider_timeout: Duration::from_secs(10),

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     delivery::{
-        ReceiverUrl,
+        DeliveryLog, ReceiverUrl,
         dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, keys_after},
     },
     events::{Outbox, OutboxEntry, OutboxVersion},
@@ -483,6 +483,10 @@ impl Shared {
 impl Outbox for Shared {
     fn is_settled(&self, event_id: &str) -> bool {
         self.state.lock().dispatcher.is_settled(event_id)
+    }
+
+    fn is_logged(&self) -> bool {
+        self.deps.settings.delivery_log == DeliveryLog::All
     }
 
     fn has_unattempted(&self, namespace: &str) -> bool {

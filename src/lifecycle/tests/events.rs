@@ -171,6 +171,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
                 user: Some(&world.user),
                 is_settled: &|_| settled,
                 is_backed_up_now: false,
+                may_wait: false,
                 findings: None,
             },
             world.now() + SignedDuration::from_secs(later),
@@ -186,6 +187,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
             user: Some(&world.user),
             is_settled: &|_| settled,
             is_backed_up_now: false,
+            may_wait: false,
             findings: None,
         };
         let now = world.now() + SignedDuration::from_secs(later);
@@ -240,6 +242,7 @@ fn a_settled_event_waits_longer_for_a_write_while_others_are_not_settled() {
             user: Some(&world.user),
             is_settled: &|id| settled.iter().any(|settled| settled == id),
             is_backed_up_now: false,
+            may_wait: false,
             findings: None,
         };
         let (now, seen) = (

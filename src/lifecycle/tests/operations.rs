@@ -69,7 +69,7 @@ fn people_are_shown_what_is_stored_only_once_the_controller_has_seen_the_spec() 
     assert_eq!(world.state(), Some(Running));
     assert_eq!(current(&world.instance).state, Some(Stopping));
     world.pass();
-    assert_eq!(current(&world.instance), world.status());
+    assert_eq!(*current(&world.instance), world.status());
 }
 
 #[test]

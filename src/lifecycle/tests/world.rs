@@ -299,6 +299,7 @@ impl World {
                 user: Some(&self.user).filter(|_| has_account),
                 is_settled: &|id| self.settles && recorded(id),
                 is_backed_up_now: self.is_backed_up_now,
+                may_wait: false,
                 findings: self.findings.as_ref(),
             };
             let decision = decide(&seen_instance, &self.gate, seen, audience, now, &timings);

@@ -85,10 +85,11 @@ impl Indexed for IndexedInstance {
 
     fn of(instance: Arc<Instance>) -> Self {
         let status = current(&instance);
+        let (state, plan) = (status.state, status.plan);
         Self {
             id: InstanceId::of(&instance),
-            state: status.state.unwrap_or(InstanceState::Provisioning),
-            plan: status.plan.unwrap_or(instance.spec.plan),
+            state: state.unwrap_or(InstanceState::Provisioning),
+            plan: plan.unwrap_or(instance.spec.plan),
             instance,
             list_item: Rendered::new(),
             detail: Rendered::new(),
