@@ -247,15 +247,20 @@ fn what_is_owed_to_a_webhook_that_is_not_known_has_its_owner() {
 
 #[test]
 fn a_test_event_with_the_name_of_a_delivery_to_come_does_not_take_its_place() {
-    let (mut world, webhook) = world();
-    world.no_secret.insert(webhook.clone());
+    let one_at_a_time = Limits {
+        in_flight_per_webhook: 1,
+        ..Limits::default()
+    };
+    let mut world = World::with(one_at_a_time, DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
     let event = ids::event_id("i-1", 1);
     let name = ids::delivery_name(&world.hooks[&webhook].facts.uid, &event);
+    world.add_test(&webhook, "first");
     world.add_test(&webhook, &name);
     while world.watch_deliveries() {}
-    assert_eq!(world.dispatcher.jobs.len(), 1);
+    assert_eq!(world.dispatcher.jobs.len(), 2);
     world.record("ns", "i-1", Fate::Good);
-    world.set_secret(&webhook, true);
     world.run();
     assert!(world.begun.iter().any(|sending| *sending.event.id == *event));
 }
