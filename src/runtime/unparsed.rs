@@ -12,7 +12,7 @@ use kube::{
     core::{PartialObjectMeta, error_boundary::InvalidObject},
 };
 use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error as _};
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 
 /// An object that is not parsed yet, but for its resourceVersion. Only for JSON.
 #[derive(Clone, Debug)]
@@ -30,11 +30,18 @@ impl<K: DeserializeOwned> Unparsed<K> {
         serde_json::from_str(text).map_err(|error| {
             let partial = serde_json::from_str::<PartialObjectMeta<K>>(text);
             Arc::new(InvalidObject {
-                error: error.to_string(),
+                error: complaint::<K>(text).unwrap_or_else(|| error.to_string()),
                 metadata: partial.map_or(self.metadata, |partial| partial.metadata),
             })
         })
     }
+}
+
+/// What is wrong with an object, and in which field, such as `spec.plan: unknown variant`.
+fn complaint<K: DeserializeOwned>(text: &str) -> Option<String> {
+    let object: Value = serde_json::from_str(text).ok()?;
+    let error = serde_path_to_error::deserialize::<_, K>(object).err()?;
+    Some(error.to_string())
 }
 
 impl<'de, K> Deserialize<'de> for Unparsed<K> {
@@ -117,7 +124,7 @@ mod tests {
         assert_eq!(good.parse().unwrap().spec.plan.as_str(), "starter");
         let invalid = bad.parse().unwrap_err();
         assert_eq!(invalid.metadata.name.as_deref(), Some("bad"));
-        assert!(invalid.error.contains("expected"), "{}", invalid.error);
+        assert!(invalid.error.starts_with("spec.plan: "), "{}", invalid.error);
     }
 
     #[test]
