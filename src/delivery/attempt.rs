@@ -13,7 +13,7 @@ use crate::resources::size;
 pub const MAX_RESPONSE: usize = 4096;
 /// Longest text from a receiver that an error quotes, in characters.
 const MAX_TEXT: usize = 200;
-/// Cap of `Retry-After`.
+/// Cap on `Retry-After`.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The outcome of one attempt to deliver an event.
@@ -32,8 +32,8 @@ pub struct AttemptOutcome {
 }
 
 impl AttemptOutcome {
-    /// The text of the response to record: its control characters are replaced, except line breaks and tabs, and its JSON in the
-    /// API server's store takes at most so many bytes.
+    /// The response text to record. Control characters other than line breaks and tabs are replaced, and its JSON takes
+    /// at most `most` bytes in the API server's store.
     pub fn recorded_response(&self, most: usize) -> Option<String> {
         let mut size = 0;
         let characters = self.response.chars().map(|c| match c {
@@ -95,7 +95,7 @@ impl RetryAfter {
 /// Why an attempt failed. `Display` is for the account holder.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum AttemptError {
-    /// The URL is not allowed, or no longer.
+    /// The URL is not allowed, or no longer allowed.
     #[error("the URL {0}")]
     Url(#[from] UrlError),
     /// All addresses of the host are forbidden.
@@ -160,7 +160,7 @@ pub enum AttemptError {
 }
 
 impl AttemptError {
-    /// Whether the receiver has no part in it: the attempt does not count.
+    /// Whether the receiver had no part in the failure. Such an attempt does not count.
     pub fn is_local(&self) -> bool {
         matches!(self, Self::BrokenProxy(_))
     }
@@ -229,7 +229,7 @@ fn of_tls(error: &rustls::Error) -> AttemptError {
             | Certificate::ExpiredContext { .. }
             | Certificate::NotValidYet
             | Certificate::NotValidYetContext { .. } => AttemptError::TlsExpired,
-            // `BadSignature`: the issuer has the name of a trusted one, but another key.
+            // `BadSignature`: the issuer has the name of a trusted authority but a different key.
             Certificate::UnknownIssuer | Certificate::BadSignature => AttemptError::TlsUnknownIssuer,
             Certificate::NotValidForName | Certificate::NotValidForNameContext { .. } => {
                 AttemptError::TlsWrongName
@@ -252,7 +252,7 @@ fn of_tls(error: &rustls::Error) -> AttemptError {
     }
 }
 
-/// Cuts a text that a receiver can make arbitrarily long, because errors are stored in objects.
+/// Truncates text that a receiver can make arbitrarily long, because errors are stored in objects.
 fn cut(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
 }

@@ -258,7 +258,7 @@ async fn head(
 }
 
 struct Answer {
-    /// When its head had arrived.
+    /// When the response head arrived.
     at: Instant,
     status: u16,
     retry_after: Option<RetryAfter>,

@@ -39,9 +39,9 @@ use super::{
     tunnel,
 };
 
-/// The part of the time for a connection that a proxy may take to make it.
+/// Share of the connect timeout that a proxy may use.
 const PROXY_SHARE: f64 = 0.9;
-/// How long a connection that the proxy has made shows that it works.
+/// How long a connection made by the proxy counts as proof that it works.
 const WORKED_LATELY: Duration = Duration::from_secs(60);
 /// The kernel's receive buffer of a connection, in bytes; larger than any single read.
 const RECEIVE_BUFFER: usize = 64 * 1024;
@@ -50,7 +50,7 @@ const FIRST_ALLOWANCE: u64 = 128 * 1024;
 /// Additional bytes for each request: more than is ever read of a response, which is 32 KiB at most. It stops endless 1xx
 /// responses or HTTP/2 frames long before the timeout.
 const ALLOWANCE_PER_REQUEST: u64 = 64 * 1024;
-/// Cap of a connection's unused allowance, in bytes.
+/// Cap on a connection's unused allowance, in bytes.
 const LARGEST_ALLOWANCE: u64 = 2 * 1024 * 1024;
 
 /// Opens connections for the HTTP client. Cheap to clone.
@@ -70,8 +70,9 @@ enum Dialer {
     Proxy(HttpConnector, ProxyUrl, ProxyRecord),
 }
 
-/// When the proxy last made a connection for anybody. While it works for others, a receiver that it makes none to has failed
-/// itself: else a receiver could pass its own silence off as the proxy's, and would never be disabled. Clones share it.
+/// When the proxy last made a connection to any receiver. While the proxy works for others, a receiver that it cannot
+/// reach has itself failed; otherwise a receiver could pass off its own silence as the proxy's and would never be
+/// disabled. Clones share it.
 #[derive(Clone, Default)]
 struct ProxyRecord(Arc<Mutex<Option<Instant>>>);
 
@@ -102,7 +103,7 @@ impl Connector {
 
     /// A connector that goes through a proxy.
     pub(super) fn through(proxy: &ProxyUrl, tls: Arc<ClientConfig>, timeout: Duration) -> Self {
-        // Half of the time, so that a proxy that cannot be reached is not taken for one that does not answer.
+        // Half of the time, so that an unreachable proxy is not taken for one that does not answer.
         let tcp = dialer(HttpConnector::new(), timeout / 2);
         Self {
             tcp: Dialer::Proxy(tcp, proxy.clone(), ProxyRecord::default()),

@@ -22,8 +22,9 @@
 //!
 //! - [`settings`]: the flags for all of this.
 //!
-//! The client is built on hyper and not on reqwest, as elsewhere, because reqwest limits neither of two things that a hostile receiver
-//! controls: the size of a response's HTTP/1.1 head, and the number of bytes on a connection.
+//! The client is built on hyper rather than on reqwest, which is used elsewhere, because reqwest limits neither of two
+//! things that a hostile receiver controls: the size of a response's HTTP/1.1 head, and the number of bytes on a
+//! connection.
 
 mod addresses;
 pub mod attempt;

@@ -17,8 +17,8 @@ pub struct OwnRanges(Arc<RwLock<ByLength>>);
 type ByLength = BTreeMap<u8, HashSet<IpNet>>;
 
 impl OwnRanges {
-    /// Replaces all ranges. Those of the machine itself, such as loopback, are left out: built-in rules forbid them, and an
-    /// administrator who allows them means them.
+    /// Replaces all ranges. Those of the machine itself, such as loopback, are left out: built-in rules forbid them,
+    /// and an administrator who allows them does so deliberately.
     pub fn replace(&self, ranges: impl IntoIterator<Item = IpNet>) {
         let mut by_length = ByLength::new();
         for range in ranges.into_iter().filter(|range| !is_of_machine(range.addr())) {
@@ -30,7 +30,7 @@ impl OwnRanges {
         *self.0.write() = by_length;
     }
 
-    /// The narrowest range with this address.
+    /// The narrowest range that contains this address.
     pub(super) fn narrowest(&self, address: IpAddr) -> Option<IpNet> {
         let by_length = self.0.read();
         by_length.iter().rev().find_map(|(length, ranges)| {

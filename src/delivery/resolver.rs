@@ -31,13 +31,13 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(6);
 const TRY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Retries of a query.
 const RETRIES: usize = 2;
-/// Cap of the TTL of cached addresses, because receivers move.
+/// Cap on the TTL of cached addresses, because receivers move.
 const LONGEST_TTL: Duration = Duration::from_secs(300);
-/// Cap of the TTL of cached failures, so that a fixed name works at the next retry.
+/// Cap on the TTL of cached failures, so that a fixed name works at the next retry.
 const LONGEST_NEGATIVE_TTL: Duration = Duration::from_secs(30);
 /// Number of cached lookups: few, because the owner of a name decides how large its records are.
 const CACHE_SIZE: u64 = 512;
-/// Most addresses of a name that are dialled.
+/// Maximum number of addresses of a name that are dialled.
 const MAX_ADDRESSES: usize = 8;
 
 /// Looks up names of receivers. Cheap to clone.

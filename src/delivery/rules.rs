@@ -20,11 +20,11 @@ const INTERNAL_NAMES: &[&str] = &[
 
 /// The administrator's changes to the built-in rules.
 ///
-/// If an allowed and a denied range (or name) both match, the narrower one applies, and of equal ones the denial. So both
-/// "private addresses except these" and "only these" can be expressed.
+/// If an allowed and a denied range (or name) both match, the narrower one applies; if they are equal, the denial
+/// applies. So both "private addresses except these" and "only these" can be expressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetRules {
-    /// Address ranges to allow although the built-in rules forbid them.
+    /// Address ranges to allow even though the built-in rules forbid them.
     pub allow: Vec<IpNet>,
     /// Address ranges to deny.
     pub deny: Vec<IpNet>,
@@ -36,7 +36,7 @@ pub struct TargetRules {
     pub cluster_domain: String,
     /// Address ranges of the cluster itself. They count as denied.
     pub own: OwnRanges,
-    /// Ports to allow although they belong to other protocols than HTTP.
+    /// Ports to allow even though they belong to protocols other than HTTP.
     pub allow_ports: Vec<u16>,
 }
 
@@ -153,7 +153,7 @@ impl TargetRules {
     }
 }
 
-/// Whether the narrower of two matches is the allowing one; `None` without any match.
+/// Whether the narrower of two matches is the allowing one; `None` if there is no match.
 fn narrower<T: Ord>(allowed: Option<T>, denied: Option<T>) -> Option<bool> {
     match (&allowed, &denied) {
         (None, None) => None,

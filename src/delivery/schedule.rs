@@ -6,7 +6,7 @@ use thiserror::Error;
 
 /// Delays of the specification (section 6.5): 1 m, 5 m, 30 m, 2 h, 6 h.
 const DEFAULT_SECONDS: [u64; 5] = [60, 300, 1800, 7200, 21_600];
-/// Most steps that a schedule may have (decisions, section 5).
+/// Maximum number of steps in a schedule (decisions, section 5).
 const MOST_STEPS: usize = 20;
 /// Longest single delay: 30 days.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
@@ -56,7 +56,7 @@ impl RetrySchedule {
         self.0.get(retry).copied()
     }
 
-    /// The number of retries. A delivery has one attempt more.
+    /// The number of retries. A delivery has one attempt more than that.
     #[expect(clippy::len_without_is_empty, reason = "it has at least one step")]
     pub fn len(&self) -> usize {
         self.0.len()

@@ -1,8 +1,8 @@
 //! The headers of a delivery, including its signatures (specification, sections 6.3 and 6.4; decisions, section 5).
 //!
-//! There are two signatures. `X-Service-Signature` is that of the specification: over the body alone, keyed with the
-//! characters of the secret. `webhook-signature` is that of Standard Webhooks, which has libraries for receivers: over
-//! `id.timestamp.body`, so that an old delivery cannot be replayed as a new one.
+//! There are two signatures. `X-Service-Signature` is the one from the specification: computed over the body alone and
+//! keyed with the characters of the secret. `webhook-signature` is the one from Standard Webhooks, which has libraries
+//! for receivers: computed over `id.timestamp.body`, so that an old delivery cannot be replayed as a new one.
 
 use std::fmt;
 
@@ -56,7 +56,8 @@ pub struct SigningKeys {
 }
 
 impl SigningKeys {
-    /// The keys for these secrets; `previous` is the secret before the last rotation, if deliveries are signed with it too.
+    /// The keys for these secrets; `previous` is the secret from before the last rotation, if deliveries are also
+    /// signed with it.
     pub fn new(current: &str, previous: Option<&str>) -> Self {
         Self {
             service: keyed(current.as_bytes()),

@@ -11,7 +11,7 @@ use url::{Host, Url};
 
 use super::{Forbidden, TargetRules, rules::ForbiddenName};
 
-/// Longest URL, in characters; this length works everywhere.
+/// Maximum length of a URL, in characters; this length works everywhere.
 pub const MAX_URL: usize = 2048;
 /// Longest name and longest label of a name, in bytes (RFC 1035, section 2.3.4).
 const MAX_HOST: usize = 253;
@@ -106,7 +106,7 @@ impl ReceiverUrl {
         }
         let rest = &text[8..];
         let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
-        // Also an empty user name, which the parser would drop.
+        // This also refuses an empty user name, which the parser would drop.
         if authority.contains('@') {
             return Err(UrlError::UserInfo);
         }
@@ -404,7 +404,7 @@ mod tests {
     fn names_of_the_cluster_and_of_the_network_are_refused() {
         let rules = TargetRules {
             cluster_domain: "K8s.Example.net.".to_owned(),
-            // An allowed range opens no name.
+            // Allowing a range allows no name.
             allow: vec!["10.0.0.0/8".parse().unwrap()],
             ..TargetRules::default()
         };
@@ -495,7 +495,7 @@ mod tests {
             if let Ok(url) = ReceiverUrl::parse(&format!("https://{rest}"), &TargetRules::default()) {
                 prop_assert_eq!(url.uri().host(), url.url.host_str());
                 prop_assert_eq!(url.uri().scheme_str(), Some("https"));
-                // The normal form is one.
+                // Normalising twice changes nothing.
                 prop_assert_eq!(&ReceiverUrl::parse(url.as_str(), &TargetRules::default()).unwrap(), &url);
             }
         }

@@ -1,7 +1,7 @@
 //! Asks a proxy for a connection to a receiver (HTTP CONNECT, RFC 9110, section 9.3.6).
 //!
-//! hyper-util's `Tunnel` is not used, because it does not report the status of a refusal: whether the proxy refuses because of the
-//! receiver or because of itself decides whether the attempt counts.
+//! hyper-util's `Tunnel` is not used, because it does not report the status of a refusal. That status shows whether the
+//! proxy refuses because of the receiver or because of itself, which decides whether the attempt counts.
 
 use bytes::Bytes;
 use futures::future::{Either, select};
@@ -18,10 +18,10 @@ use super::connect_error::ConnectError;
 
 /// Largest head of the proxy's answer, in bytes.
 const MAX_HEAD: usize = 16 * 1024;
-/// The proxy wants other credentials, which no receiver can bring about.
+/// The proxy wants other credentials, which no receiver can cause.
 pub(super) const CREDENTIALS: &str = "the proxy does not take this service's credentials";
 const NOT_HTTP: &str = "the proxy does not speak HTTP";
-/// Port of a URL without one.
+/// Port of a URL that has none.
 const HTTPS: u16 = 443;
 
 /// Asks the proxy at the other end of `proxy` to connect to the host of `target`. Has no timeout; the caller sets one.
@@ -53,7 +53,7 @@ pub(super) async fn open(
     };
     match upgraded.downcast::<TokioIo<TcpStream>>() {
         Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io),
-        // These bytes are the receiver's, and a TLS server does not speak first.
+        // These bytes come from the receiver, and a TLS server does not speak first.
         Ok(_) => Err(ConnectError::Closed),
         Err(_) => Err(ConnectError::BrokenProxy(NOT_HTTP)),
     }
@@ -69,7 +69,7 @@ fn request(target: &Uri, authorization: Option<&HeaderValue>) -> Option<Request<
     request.body(Empty::new()).ok()
 }
 
-/// What an answer other than 2xx means. Only what the proxy says of the receiver counts as the receiver's failure.
+/// What a response other than 2xx means. Only what the proxy says about the receiver counts as the receiver's failure.
 fn refusal(response: &Response<Incoming>) -> Option<ConnectError> {
     let status = response.status();
     tracing::debug!(%status, "the proxy has answered");

@@ -10,9 +10,9 @@ use crate::resources::{EventType, HasOutbox, OutboxEntry, origin};
 /// it is removed in a write of its own.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Removes settled events from an outbox, together with another change of the status (`has_changed`) or once they have waited
-/// for ten seconds, or for a minute if it `may_wait`. Events with a sequence number above `before` are new, and stay. Returns the time
-/// until the next check.
+/// Removes settled events from an outbox, together with another change of the status (`has_changed`) or once they have
+/// waited for ten seconds, or a minute if it `may_wait`. Events with a sequence number above `before` are new, and
+/// stay. Returns the time until the next check.
 pub fn clear(
     outbox: &mut Vec<OutboxEntry>,
     has_changed: bool,
@@ -40,8 +40,8 @@ pub fn clear(
     Some(waits.clamp(Duration::from_secs(1), LINGER))
 }
 
-/// Has the events with a sequence number above `before` carry the `traceparent` of what records them. Alerts do not: they come of what
-/// a server does, not of a request.
+/// Makes the events with a sequence number above `before` carry the `traceparent` of the span that records them. Alerts
+/// carry none: they result from what a server does, not from a request.
 pub fn carry_trace(outbox: &mut [OutboxEntry], before: i64, traceparent: Option<&str>) {
     let Some(traceparent) = traceparent else { return };
     for entry in outbox {
@@ -92,7 +92,7 @@ pub trait Outbox: Send + Sync {
     /// Whether nothing is left to do for the outbox entry with this id, so that it may be removed.
     fn is_settled(&self, event_id: &str) -> bool;
 
-    /// Whether settled events are in the event log, too. Otherwise those that are still in an outbox are sent again after a crash.
+    /// Whether settled events are in the event log, too. If not, those still in an outbox are sent again after a crash.
     fn is_logged(&self) -> bool;
 
     /// Whether a webhook in this namespace that can be sent to has events for which no attempt has ended.

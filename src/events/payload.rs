@@ -140,7 +140,7 @@ struct BackupData<'a> {
     error: Option<ErrorObject<'a>>,
 }
 
-/// The event of the end of a backup, whose status is now `status`. `instance` is its instance, if that still exists.
+/// The event for the end of a backup, whose status is now `status`. `instance` is its instance, if that still exists.
 pub fn backup_event(
     backup: &Backup,
     status: &BackupStatus,
@@ -246,7 +246,7 @@ pub struct InvoiceIssued<'a> {
     pub due_date: &'a str,
     /// Number of its lines.
     pub lines_count: u32,
-    /// What is to be paid.
+    /// The amount to be paid.
     pub amount: Cents,
     /// Currency of the amount.
     pub currency: &'a str,

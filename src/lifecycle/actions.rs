@@ -24,7 +24,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// The action as the REST path spells it; a plan change is a PATCH.
+    /// The action as spelled in the REST path; a plan change is a PATCH.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Start => "start",

@@ -26,7 +26,7 @@ use crate::{
     runtime::clock::milliseconds,
 };
 
-/// How far in the future the beginning of an operation may be: clocks of replicas differ a little.
+/// How far in the future the start of an operation may be: the clocks of replicas differ a little.
 const CLOCK_TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
 
 /// Decides what to do about an instance. Pure: the same input gives the same output, and if nothing has changed, the status
@@ -60,9 +60,9 @@ pub fn decide(
         Seen::Observed(observation) => {
             recheck_after = observation.recheck_after;
             if machine.observe(observation) {
-                // The failure of a backup that was under way is told before the deletion.
+                // The failure of a backup in progress is reported before the deletion.
                 finished = !audience.is_backed_up_now && machine.announce_deletion(audience.is_settled);
-                // Settling the last event requeues the instance; this is in case that gets lost.
+                // Settling the last event requeues the instance; this is in case the requeue gets lost.
                 recheck_after = Some(Duration::from_secs(1));
             } else {
                 machine.announce_power(&before, gate);
@@ -70,7 +70,7 @@ pub fn decide(
         }
         Seen::Failed(error) => machine.provider_failed(error),
     }
-    // Also if it is already being deleted: REST has confirmed its creation, so receivers get both events.
+    // Accept it even if it is already being deleted: REST has confirmed its creation, so receivers get both events.
     if *gate == Gate::Open && machine.status.state.is_none() {
         accept(instance, &mut machine.status, now);
     }
@@ -99,20 +99,20 @@ pub fn decide(
     } else if status.observed_generation != before.observed_generation
         && !tracking::is_tracked(&instance.metadata)
     {
-        // Nothing else says when the spec was changed, unless REST did it.
+        // Unless REST changed the spec, nothing else says when it was changed.
         let by_rest = tracking::spec_changed_at(&instance.metadata);
         status.updated_at = by_rest
             .filter(|at| before.updated_at < Some(*at))
             .or(Some(milliseconds(now)));
     }
     let begun = summary::begun(&before, &status);
-    // Not together with the end of another operation: if that is lost, too, it is repeated.
+    // Not together with the end of another operation: if that is lost too, it is repeated.
     let may_be_stored_later =
         !retry && ended.is_none() && begun.is_some_and(|begun| is_harmless(begun, &before, &instance.spec));
     let mut notes = summary::notes(&before, &status, ended.as_ref(), trouble.as_ref(), off_cause);
     notes.extend(watch_alerts(instance, audience, &mut status, now));
     let backup_due = schedule_backup(instance, gate, &mut status, now);
-    // One that is due while the gate is closed waits for a change.
+    // A backup that is due while the gate is closed waits for a change.
     if let Some(next) = status.next_backup_at.filter(|next| *next > now) {
         let left = Duration::try_from(next.duration_since(now)).unwrap_or_default();
         recheck_after = Some(recheck_after.map_or(left, |at: Duration| at.min(left)));
@@ -146,7 +146,8 @@ pub fn decide(
     }
 }
 
-/// Keeps `status.metering`: billed is an instance from when it first runs until its deletion is accepted, for the plan in effect.
+/// Keeps `status.metering` up to date. An instance is billed from when it first runs until its deletion is accepted,
+/// for the plan in effect.
 fn meter(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
     if instance.is_deleting() {
         return;
@@ -154,21 +155,21 @@ fn meter(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
     let plan = status.plan.unwrap_or(instance.spec.plan);
     let Some(hours) = &mut status.metering else {
         if status.power == Some(PowerState::Running) {
-            // A clock that was wrong then must not bill for the time before the instance.
+            // If the clock was wrong then, do not bill for the time before the instance existed.
             let since = milliseconds(now).max(instance.created_at());
             status.metering = Some(metering::begin(plan, since));
         }
         return;
     };
     if metering::change(hours, plan, milliseconds(now)) {
-        // What is older has long been copied to the ledger of the account.
+        // Anything older has long been copied to the account's ledger.
         let last_month = Period::before(Period::month_of(now));
         metering::forget(hours, last_month.from);
     }
 }
 
-/// Keeps `status.nextBackupAt`, also while the spec asks for what cannot be done. Returns the time of the schedule for which a
-/// backup is to be made now, before the status is stored.
+/// Keeps `status.nextBackupAt` up to date, even while the spec asks for what cannot be done. Returns the scheduled time
+/// for which a backup is to be made now, before the status is stored.
 fn schedule_backup(
     instance: &Instance,
     gate: &Gate,
@@ -185,7 +186,7 @@ fn schedule_backup(
     plan.due
 }
 
-/// Ends and fires alerts, in the status and with it in the outbox. The end of one is told nobody.
+/// Ends and fires alerts, in the status and so also in the outbox. Nobody is notified when an alert ends.
 fn watch_alerts(
     instance: &Instance,
     audience: Audience<'_>,
@@ -216,21 +217,23 @@ fn watch_alerts(
     fired.iter().map(summary::fired).collect()
 }
 
-/// Whether nobody is hurt by another operation of this kind, should a process die before it has stored that there was one.
+/// Whether it does no harm to run another operation of this kind, if a process dies before it has stored that there was
+/// one.
 fn is_harmless(operation: &Operation, before: &InstanceStatus, spec: &InstanceSpec) -> bool {
     match operation.kind {
-        // A creation is the same operation if it is decided again.
+        // A creation that is decided again is the same operation.
         OperationKind::Create | OperationKind::Stop | OperationKind::Delete => true,
-        // One that makes the server, or changes its plan, is as a creation or a resize.
+        // A start that makes the server, or changes its plan, is like a creation or a resize.
         OperationKind::Start => before.provisioned_at.is_some() && before.plan == Some(operation.plan),
-        // Otherwise a start follows, and a server that runs again is cut off again.
+        // Otherwise a start follows, and a server that is running again would be cut off again.
         OperationKind::PowerOff => matches!(spec.power_state, PowerState::Stopped),
         OperationKind::Reboot | OperationKind::Resize | OperationKind::Rebuild => false,
     }
 }
 
-/// Removes settled events from the outbox, together with another change of the status or after a while ([`outbox::clear`]).
-/// Returns the time until the next check. The outbox of a deleted server is left alone: it goes with the object.
+/// Removes settled events from the outbox, together with another change of the status or after a while
+/// ([`outbox::clear`]). Returns the time until the next check. The outbox of a deleted server is left alone: it
+/// disappears with the object.
 fn clear_outbox(
     status: &mut InstanceStatus,
     before: &InstanceStatus,
@@ -252,7 +255,7 @@ fn clear_outbox(
     )
 }
 
-/// The times after an operation's start at which it must be reconsidered.
+/// The times after an operation's start at which it must be looked at again.
 fn limits(operation: &Operation, timings: &Timings) -> Vec<Duration> {
     let grace =
         (operation.kind == OperationKind::Stop && !operation.forced).then(|| timings.soft_stop_grace());
@@ -322,7 +325,7 @@ impl Machine<'_> {
             }
             Progress::Done => {
                 self.complete(&operation);
-                // More may have been done than was stored: by a process that died, or whose decision was refused.
+                // More may have been done than was stored, by a process that died or whose decision was refused.
                 if let (Some(Power::On), PowerState::Stopped)
                 | (Some(Power::Off(OffCause::Requested)), PowerState::Running) =
                     (observation.power, operation.ends_in)
@@ -353,7 +356,7 @@ impl Machine<'_> {
                 if self.now.duration_since(operation.counted_from()) < -CLOCK_TOLERANCE
                     && let Some(operation) = &mut self.status.operation
                 {
-                    // The clock went back. Count from now on, or the operation would take that much longer.
+                    // The clock went back. Count from now, or the operation would take that much longer.
                     operation.counted_from = Some(milliseconds(self.now));
                 }
                 if !self.check_deadline(&operation) {
@@ -376,7 +379,7 @@ impl Machine<'_> {
             }
             Some(Power::Off(cause)) => {
                 self.off_cause = Some(cause);
-                // By an operation of which nothing was stored, as its process died.
+                // Caused by an operation that was never stored, because its process died.
                 let stop_was_lost =
                     cause == OffCause::Requested && self.status.power == Some(PowerState::Running);
                 self.status.power = Some(PowerState::Stopped);
@@ -421,8 +424,8 @@ impl Machine<'_> {
         self.status.outbox.push(entry);
     }
 
-    /// Records a started event if the server is running after it was stopped or power-cycled, and a stopped event if it was
-    /// running and is off for good (decisions, section 3).
+    /// Records a started event if the server is running after it was stopped or power-cycled, and a stopped event if it
+    /// was running and is now off for good (decisions, section 3).
     fn announce_power(&mut self, before: &InstanceStatus, gate: &Gate) {
         let announced = self.status.announced_power.or(before.power);
         if self.started {
@@ -437,8 +440,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Whether neither the operation in progress nor the one that follows at once starts the server, as after a crash or in a
-    /// power cycle, or removes it.
+    /// Whether the server stays off: neither the operation in progress nor the one that follows at once starts it, as
+    /// after a crash or in a power cycle, or removes it.
     fn stays_off(&self, gate: &Gate) -> bool {
         let mut next = self.status.clone();
         if gate.is_open(&next) || self.instance.is_deleting() {

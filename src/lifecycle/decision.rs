@@ -18,9 +18,9 @@ pub struct Audience<'a> {
     pub user: Option<&'a User>,
     /// Whether nothing is left to do for the outbox entry with this id.
     pub is_settled: &'a dyn Fn(&str) -> bool,
-    /// Whether other writes go first, so that what is settled may stay in the outbox for longer.
+    /// Whether other writes go first, so that settled events may stay in the outbox for longer.
     pub may_wait: bool,
-    /// Whether a backup of the instance is under way. Its failure is told before the deletion of the instance.
+    /// Whether a backup of the instance is in progress. Its failure is reported before the deletion of the instance.
     pub is_backed_up_now: bool,
     /// What the samples of the server's usage mean for its alerts, if there are any.
     pub findings: Option<&'a Findings>,
@@ -35,8 +35,8 @@ pub enum Gate {
     NoAccount(String),
     /// Its spec is invalid or not available.
     InvalidSpec(Refusal),
-    /// It has been accepted, but what its spec asks to install since then cannot be installed. All else that the spec asks for is
-    /// done.
+    /// It has been accepted, but what its spec has since asked to install cannot be installed. Everything else that the
+    /// spec asks for is done.
     CannotInstall(Refusal),
 }
 
@@ -71,7 +71,7 @@ pub struct Note {
     pub reason: &'static str,
     /// Message for people.
     pub message: String,
-    /// Whether it says that an operation begins, which is not worth saying of one that has ended by now.
+    /// Whether it announces the start of an operation, which is not worth reporting once the operation has ended.
     pub begins: bool,
 }
 
@@ -80,8 +80,8 @@ pub struct Note {
 pub struct Notes(Vec<Note>);
 
 impl Notes {
-    /// Adds those of a decision that followed another, which had this `operation`. Of one that has ended meanwhile, only the end
-    /// is told.
+    /// Adds the notes of a decision that followed another one, which had this `operation`. If that operation has ended
+    /// in the meantime, only its end is reported.
     pub fn add(&mut self, operation: Option<&Operation>, decision: &Decision) {
         if decision.status.operation.as_deref() != operation {
             self.0.retain(|note| !note.begins);
@@ -106,16 +106,16 @@ pub struct Decision {
     pub status: InstanceStatus,
     /// Events to publish once the status is written.
     pub notes: Vec<Note>,
-    /// When to reconcile again if nothing happens before.
+    /// When to reconcile again if nothing happens before then.
     pub recheck_after: Option<Duration>,
     /// Whether the provider could not do it, so that the next reconcile comes after a backoff.
     pub retry: bool,
     /// Whether the server is gone, so that the finalizer can be removed.
     pub finished: bool,
-    /// Whether an operation begins of which the provider may hear before the status is stored. One that is done at once then
-    /// costs one write.
+    /// Whether an operation begins that may reach the provider before the status is stored. An operation that is done
+    /// at once then costs one write.
     pub may_be_stored_later: bool,
-    /// The time of the instance's schedule for which a backup is to be made before the status is stored.
+    /// The scheduled time for which a backup is to be made before the status is stored.
     pub backup_due: Option<Timestamp>,
 }
 
@@ -137,9 +137,9 @@ impl Decision {
 /// When to reconcile an instance again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// At once: an operation has begun or gone on.
+    /// At once: an operation has begun or made progress.
     Now,
-    /// After this time, if nothing changes before.
+    /// After this time, if nothing changes before then.
     After(Duration),
     /// After the object's backoff; any other outcome resets it.
     AfterBackoff,

@@ -34,8 +34,8 @@ pub fn explain(instance: &Instance) -> Option<Explanation> {
     if let Some(operation) = &status.operation
         && status.state != Some(InstanceState::Error)
     {
-        // If the controller already works on this operation, its conditions say more, for example that the provider does not
-        // answer.
+        // If the controller is already working on this operation, its conditions say more, for example that the
+        // provider does not answer.
         let stored = instance.status.as_ref();
         let is_stored = stored.and_then(|stored| stored.operation.as_deref()) == Some(operation);
         let from_condition = stored.filter(|_| is_stored).and_then(of_condition);

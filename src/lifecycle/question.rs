@@ -10,7 +10,7 @@ use crate::resources::Instance;
 pub enum Question {
     /// Nothing: the instance is not reconciled, or the operation that it asks for is not in its status yet.
     Nothing,
-    /// Which addresses it will have; it is about to be accepted.
+    /// Which addresses it will have, because it is about to be accepted.
     Addresses,
     /// One step of the operation in its status, and the state of its server.
     Step,

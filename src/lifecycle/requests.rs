@@ -20,7 +20,7 @@ pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
     status
 }
 
-/// As [`project`], for an instance whose gate the controller knows.
+/// Like [`project`], for an instance whose gate the controller knows.
 pub fn project_behind(gate: &Gate, instance: &Instance, now: Timestamp) -> InstanceStatus {
     let mut status = instance.status.clone().unwrap_or_default();
     refuse(instance, &mut status, gate);
@@ -28,7 +28,7 @@ pub fn project_behind(gate: &Gate, instance: &Instance, now: Timestamp) -> Insta
     status
 }
 
-/// Whether the spec asks for a restore that has not begun, perhaps because something else is under way.
+/// Whether the spec asks for a restore that has not begun, perhaps because something else is in progress.
 pub fn wants_restore(instance: &Instance) -> bool {
     let spec = &instance.spec;
     let is_installed =
@@ -38,7 +38,7 @@ pub fn wants_restore(instance: &Instance) -> bool {
         && !instance.status.as_ref().is_some_and(is_installed)
 }
 
-/// Keeps in the status which installation is refused, so that [`take_on`] leaves it out, in the facade, too.
+/// Records in the status which installation is refused, so that [`take_on`] leaves it out, also in the facade.
 pub(super) fn refuse(instance: &Instance, status: &mut InstanceStatus, gate: &Gate) {
     match gate {
         Gate::Open => status.refused_installation = None,
@@ -64,13 +64,13 @@ pub fn current(instance: &Instance) -> Cow<'_, InstanceStatus> {
     };
     match instance.status.as_ref().filter(seen) {
         Some(status) => Cow::Borrowed(status),
-        // The time is only that of a beginning operation, which is not shown.
+        // The time matters only to an operation that begins, where it is not shown.
         None => Cow::Owned(project(instance, Timestamp::UNIX_EPOCH)),
     }
 }
 
-/// Accepts a new instance: begins to create its server. The operation is the same however often that is decided, so that a
-/// process which dies before it has stored it leaves no second server behind.
+/// Accepts a new instance: begins to create its server. However often this is decided, the operation is the same, so a
+/// process that dies before storing it leaves no second server behind.
 pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
     let spec = &instance.spec;
     echo_all(spec, status);
@@ -86,9 +86,9 @@ pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) 
     status.disk_size_gb = Some(spec.plan.size().disk_gb);
 }
 
-/// Begins the next operation that the spec asks for, if the operation in progress allows it; at most one. A nonce is copied
-/// to the status when its operation begins. A request that cannot begin yet stays different from the spec, so it is found
-/// again later.
+/// Begins the next operation that the spec asks for, if the operation in progress allows it; at most one. A nonce is
+/// copied to the status when its operation begins. A request that cannot begin yet still differs between spec and
+/// status, so it is found again later.
 pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
     let spec = &instance.spec;
     if instance.is_deleting() {
@@ -238,7 +238,7 @@ pub(super) fn begin(
         } else {
             status.image.clone().unwrap_or_else(|| spec.image.clone())
         },
-        // The first operation that boots a server makes it.
+        // The first operation that boots a server creates it.
         restore_from: spec
             .restore_from
             .clone()
@@ -250,8 +250,8 @@ pub(super) fn begin(
     status.state = Some(state_during(kind));
 }
 
-/// The operation as another one than the last, even if both begin in the same millisecond: one of the same kind and beginning is
-/// taken for a repetition.
+/// Makes the operation distinct from the last one, even if both begin in the same millisecond: an operation of the same
+/// kind and start time is taken for a repetition.
 pub(super) fn told_apart(mut operation: Operation, last: Option<&Operation>) -> Operation {
     if last.is_some_and(|last| last.id() == operation.id()) {
         operation.started_at += SignedDuration::from_millis(1);

@@ -71,7 +71,7 @@ pub(super) fn describe(
     }
 }
 
-/// What is said of a plan that is not in effect yet, beside the one that is.
+/// Text about a plan that is not in effect yet, and the one that is.
 pub(super) fn plan_change_pending(wanted: Plan, in_effect: Plan) -> String {
     format!(
         "plan {} takes effect at the next reboot, or stop and start; {} is in effect",
@@ -232,8 +232,8 @@ pub(super) fn fired(alert: &Alert) -> Note {
     }
 }
 
-/// The Events of a transition: for changes of state or operation, and for new trouble. `ended` is the operation
-/// that has come to its end.
+/// The Events of a transition: for changes of state or operation, and for new trouble. `ended` is the operation that
+/// has just ended.
 pub(super) fn notes(
     before: &InstanceStatus,
     after: &InstanceStatus,
@@ -270,7 +270,7 @@ pub(super) fn notes(
         }
     }
     let began = begun(before, after);
-    // The end of the previous operation comes before the beginning of the next.
+    // The end of the previous operation comes before the start of the next.
     if let Some(done) = ended {
         let (reason, what) = end_of(done);
         let power = if done.ends_in == PowerState::Running {

@@ -1,4 +1,4 @@
-//! Starts attempts, and evaluates their outcomes.
+//! Starts attempts and evaluates their outcomes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,8 +15,8 @@ use crate::{
     resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT},
 };
 
-/// An attempt that takes this long makes its webhook a suspect, in milliseconds: it shares its slots with the other suspects,
-/// however many of them it may use.
+/// An attempt that takes this long makes its webhook a suspect, in milliseconds. A suspect shares its slots with the
+/// other suspects, however many slots it may use by itself.
 const SLOW_MS: i64 = 2000;
 
 /// An attempt in flight.
@@ -191,7 +191,7 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a test that nothing was sent for.
+    /// Ends a test for which nothing was sent.
     pub(super) fn end_test(&mut self, key: &JobKey, why: String, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let mut status = job.status();
@@ -202,7 +202,7 @@ impl Dispatcher {
         self.write(key);
     }
 
-    /// Has a job wait, longer with each attempt that could not be made.
+    /// Makes a job wait, longer after each attempt that could not be made.
     fn wait_longer(&mut self, key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let pause = job.next_pause();
@@ -271,7 +271,7 @@ impl Dispatcher {
         // If several attempts end with 410 at the same time, one exhausts its delivery; the others are held.
         let gone = code == Some(410) && is_current && is_open;
         if status.phase == DeliveryPhase::Held {
-            // The attempt was requested although the webhook is disabled, or owes too much.
+            // The attempt was requested although the webhook is disabled or its backlog is too large.
             let webhook = job.webhook.clone();
             if !is_open || !gone && !self.make_room(&webhook) {
                 if let Some(job) = self.jobs.get_mut(key) {
@@ -290,7 +290,7 @@ impl Dispatcher {
         if self.schedule.delay(retry).is_none() && !is_current {
             retry = 0;
         }
-        // If a requested attempt fails before the next retry was due, that retry stays when it was scheduled.
+        // If a requested attempt fails before the next retry was due, that retry keeps its scheduled time.
         let is_early = flight.request.is_some() && status.retries > 0 && scheduled > Some(now.wall);
         let is_requested_again = job
             .request()
@@ -305,7 +305,7 @@ impl Dispatcher {
             status.retries = i32::try_from(retry + 1).unwrap_or(i32::MAX);
             Some(retry_after.map_or(delay, |asked| asked.clamp(delay, delay * MAX_STRETCH)))
         } else {
-            // Another attempt was requested after this one began; that one is then the last.
+            // Another attempt was requested after this one began; that one will be the last.
             is_requested_again.then_some(Duration::ZERO)
         };
         if let Some(delay) = delay {
@@ -382,7 +382,7 @@ fn longest_wait(status: &DeliveryStatus, schedule: &RetrySchedule) -> Duration {
     delay.map_or(Duration::ZERO, |delay| delay * MAX_STRETCH)
 }
 
-/// The record of an attempt in which nothing was sent.
+/// The record of an attempt that sent nothing.
 fn not_sent(why: String, now: Now) -> Attempt {
     Attempt {
         at: now.wall,
@@ -401,7 +401,7 @@ fn record_attempt(status: &mut DeliveryStatus, attempt: Attempt, request: Option
     status.next_attempt_at = None;
     status.last_status_code = attempt.status_code;
     status.last_error.clone_from(&attempt.error);
-    // The receiver's text is kept of the last attempt alone (decisions, section 8).
+    // Only the last attempt keeps the receiver's text (decisions, section 8).
     for earlier in &mut status.attempts {
         earlier.response = None;
     }

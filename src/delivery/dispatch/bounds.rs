@@ -1,5 +1,5 @@
-//! How many deliveries are waiting or held: by webhook, by account and in all, and who has most of those that can give way. Each change
-//! costs a few steps in ordered sets, however many webhooks there are.
+//! Counts of waiting and held deliveries: per webhook, per account and in total, and who has the most of those that can
+//! give way. Each change costs a few steps in ordered sets, however many webhooks there are.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -8,18 +8,18 @@ use std::{
 
 use super::WebhookKey;
 
-/// The most deliveries of one sort (decisions, section 8).
+/// The maximum number of deliveries of one kind (decisions, section 8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// For one webhook.
+    /// Per webhook.
     pub webhook: usize,
-    /// For one account.
+    /// Per account.
     pub account: usize,
-    /// In all.
+    /// In total.
     pub total: usize,
 }
 
-/// What a bound is reached for.
+/// The level at which a bound is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     Webhook,
@@ -27,15 +27,15 @@ pub(super) enum Scope {
     Total,
 }
 
-/// The deliveries of one sort, and their bound.
+/// The deliveries of one kind, and their bound.
 #[derive(Debug)]
 pub(super) struct Counts {
     bound: Bound,
     total: usize,
     accounts: HashMap<Arc<str>, AccountCounts>,
-    /// Accounts with a webhook in [`AccountCounts::ranking`], by their count.
+    /// Accounts with a webhook in [`AccountCounts::ranking`], ordered by count.
     ranking: BTreeSet<(usize, Arc<str>)>,
-    /// Accounts below their bound with a webhook in [`AccountCounts::expecting`], by their count.
+    /// Accounts below their bound with a webhook in [`AccountCounts::expecting`], ordered by count.
     expecting: BTreeSet<(usize, Arc<str>)>,
 }
 
@@ -43,9 +43,9 @@ pub(super) struct Counts {
 struct AccountCounts {
     count: usize,
     webhooks: BTreeMap<WebhookKey, WebhookCounts>,
-    /// Webhooks with some that can give way, by their count.
+    /// Webhooks with deliveries that can give way, ordered by count.
     ranking: BTreeSet<(usize, WebhookKey)>,
-    /// Webhooks below their bound that expect room, by their count.
+    /// Webhooks below their bound that wait for room, ordered by count.
     expecting: BTreeSet<(usize, WebhookKey)>,
 }
 
@@ -54,7 +54,7 @@ struct WebhookCounts {
     count: usize,
     /// Whether some of them can give way.
     can_yield: bool,
-    /// Whether it has more, which waits for room.
+    /// Whether it has more deliveries, which wait for room.
     expects_room: bool,
 }
 
@@ -69,12 +69,12 @@ impl Counts {
         }
     }
 
-    /// Counts one delivery more.
+    /// Counts one more delivery.
     pub(super) fn add(&mut self, account: &Arc<str>, webhook: &WebhookKey) {
         self.change(account, webhook, |it| it.count += 1);
     }
 
-    /// Counts one delivery less.
+    /// Counts one delivery fewer.
     pub(super) fn remove(&mut self, account: &Arc<str>, webhook: &WebhookKey) {
         self.change(account, webhook, |it| it.count -= 1);
     }
@@ -98,17 +98,17 @@ impl Counts {
         self.change(account, webhook, |it| *it = WebhookCounts::default());
     }
 
-    /// The number in all.
+    /// The total number.
     pub(super) fn total(&self) -> usize {
         self.total
     }
 
-    /// The number of an account.
+    /// The number of an account's deliveries.
     pub(super) fn of_account(&self, account: &str) -> usize {
         self.accounts.get(account).map_or(0, |account| account.count)
     }
 
-    /// The number of a webhook.
+    /// The number of a webhook's deliveries.
     pub(super) fn of_webhook(&self, account: &str, webhook: &WebhookKey) -> usize {
         let account = self.accounts.get(account);
         let webhook = account.and_then(|account| account.webhooks.get(webhook));
@@ -142,18 +142,19 @@ impl Counts {
         }
     }
 
-    /// The account that has most, of those with some that can give way.
+    /// The account with the most deliveries, among those with some that can give way.
     pub(super) fn largest_account(&self) -> Option<&Arc<str>> {
         self.ranking.last().map(|(_, account)| account)
     }
 
-    /// The webhook of an account that has most, of those with some that can give way.
+    /// The webhook with the most deliveries in an account, among those with some that can give way.
     pub(super) fn largest_webhook(&self, account: &str) -> Option<&WebhookKey> {
         let account = self.accounts.get(account)?;
         account.ranking.last().map(|(_, webhook)| webhook)
     }
 
-    /// The webhook for which there is room now and that has fewest, of the account that has fewest.
+    /// The webhook that gets room next: among those with room for more, the one with the fewest deliveries in the
+    /// account with the fewest.
     pub(super) fn next_expecting(&self) -> Option<WebhookKey> {
         if self.total >= self.bound.total {
             return None;

@@ -1,8 +1,9 @@
-//! The log of events: what goes on which page, and when.
+//! The event log: which events go on which page, and when.
 //!
-//! An event is logged together with its deliveries that succeeded at once: as soon as each of its webhooks has either got it
-//! or has a Delivery for it, but not much later than the first of them got it, since a crash repeats what is not logged. Its later
-//! deliveries are then Delivery objects. For each account one page is written at a time; events that are close in time share a page.
+//! An event is logged together with those of its deliveries that succeeded at once. It is logged as soon as each of its
+//! webhooks has either received it or has a Delivery for it, but not much later than the first of them received it,
+//! because a crash repeats whatever is not logged. Its later deliveries are recorded as Delivery objects. Only one page
+//! per account is written at a time; events that are close in time share a page.
 //!
 //! An entry stays in its outbox until it is on a page. After a crash, the pages show which entries were logged, and to which
 //! webhooks they were delivered.
@@ -27,36 +28,37 @@ use crate::{
     runtime::shrink,
 };
 
-/// How long an event that can be logged waits for others of its account, and how long one that was delivered to a webhook waits
-/// for its others. With the time of a write, a success is on a page within two seconds (decisions, section 5).
+/// How long an event that can be logged waits for other events of its account, and how long an event that was delivered
+/// to one webhook waits for its other webhooks. Including the time of a write, a success is on a page within two
+/// seconds (decisions, section 5).
 const WAIT: Duration = Duration::from_secs(1);
-/// A page with this many events is worth a write of its own, and need not wait: the sooner they are logged, the fewer entries the
-/// outboxes carry.
+/// A page with this many events is worth its own write and need not wait: the sooner events are logged, the fewer
+/// entries the outboxes carry.
 const ENOUGH_EVENTS: usize = 64;
 /// Longest pause after a failed write of a page.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Most bytes of a page as it is stored, approximately. etcd takes 1.5 MiB.
+/// Maximum size of a page as stored, in bytes, approximately. etcd takes 1.5 MiB.
 const MAX_BYTES: usize = 256 * 1024;
-/// Most events that are looked up in the pages at once.
+/// Maximum number of events that are looked up in the pages at once.
 const LOOKED_UP_AT_ONCE: usize = 500;
 
 /// Whether an entry is on a page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Logged {
-    /// An earlier process may have logged it; that is being looked up.
+    /// An earlier process may have logged it; a lookup is under way.
     Unknown,
-    /// It will be.
+    /// It will be logged.
     Awaited,
-    /// It is on a page, which tells that it was delivered to the webhooks with these UIDs. Or there is no log.
+    /// It is on a page, which says that it was delivered to the webhooks with these UIDs. Or there is no log.
     Done(HashSet<String>),
 }
 
 /// A page to write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Page {
-    /// When it was begun. The same for each try to write it, and so is its name.
+    /// When the page was begun. This and its name stay the same for each attempt to write it.
     pub at: Timestamp,
-    /// The same moment, by a clock that nobody sets.
+    /// The same moment, in monotonic time.
     pub begun: Instant,
     /// Its events.
     pub events: Vec<LoggedEvent>,
@@ -64,10 +66,10 @@ pub struct Page {
     pub failures: u32,
 }
 
-/// The outcome of the write of a page.
+/// The outcome of writing a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageWritten {
-    /// It is there.
+    /// It is stored.
     Stored,
     /// It can never be written; its events are not logged.
     Impossible,
@@ -84,7 +86,7 @@ pub(super) struct Removed {
     pub(super) namespace: Arc<str>,
     pub(super) event: Arc<str>,
     pub(super) created_at: Timestamp,
-    /// Jobs that wait for its look-up in the log.
+    /// Jobs that wait for its lookup in the log.
     pub(super) waiting: Vec<JobKey>,
 }
 
@@ -96,7 +98,7 @@ pub(super) struct Logs {
     accounts: HashMap<Arc<str>, AccountLog>,
     /// Namespaces whose logs have changed since the last [`Dispatcher::schedule_pages`].
     changed: BTreeSet<Arc<str>>,
-    /// Entries that are looked up in the pages, because an earlier process may have logged them; by namespace.
+    /// Entries that are being looked up in the pages, because an earlier process may have logged them; by namespace.
     unknown: HashMap<Arc<str>, Unknown>,
 }
 
@@ -112,11 +114,11 @@ struct Draft {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Some of its webhooks have neither got it nor a Delivery for it.
+    /// Some of its webhooks have neither received it nor have a Delivery for it.
     Open,
-    /// It waits for the next page.
+    /// Waits for the next page.
     Ready,
-    /// It is on the page that is being written.
+    /// On the page that is being written.
     Paged,
 }
 
@@ -140,12 +142,12 @@ impl Draft {
     }
 }
 
-/// What is to be logged of an account.
+/// The events of an account that are to be logged.
 #[derive(Debug, Default)]
 struct AccountLog {
     ready: VecDeque<Arc<str>>,
     ready_bytes: usize,
-    /// Events that were delivered to a webhook, and when first.
+    /// Events that were delivered to a webhook, each with the time of its first delivery.
     delivered: VecDeque<(Instant, Arc<str>)>,
     /// Whether there is a [`Timer::Log`].
     is_timed: bool,
@@ -168,9 +170,9 @@ struct PageUnderWay {
     at: Timestamp,
     begun: Instant,
     events: Vec<Arc<str>>,
-    /// Whether there were more events than it has room for.
+    /// Whether there were more events than the page has room for.
     is_full: bool,
-    /// Whether its write failed, and is to be tried again.
+    /// Whether its write failed and is to be retried.
     is_paused: bool,
 }
 
@@ -178,9 +180,9 @@ struct PageUnderWay {
 #[derive(Debug, Default)]
 struct Unknown {
     events: BTreeMap<Arc<str>, LookUp>,
-    /// Whether there is a [`Command::CheckLog`], or a [`Timer::CheckLog`].
+    /// Whether a [`Command::CheckLog`] or a [`Timer::CheckLog`] is outstanding.
     is_asked: bool,
-    /// Those that are being looked up. An entry that goes and comes again meanwhile is looked up once more.
+    /// Those that are being looked up. An entry that disappears and reappears in the meantime is looked up again.
     asked: HashSet<Arc<str>>,
     failures: u32,
 }
@@ -188,7 +190,7 @@ struct Unknown {
 #[derive(Debug)]
 struct LookUp {
     created_at: Timestamp,
-    /// Jobs of an entry that has gone meanwhile. Those of the others are known to their entries.
+    /// Jobs of an entry that has since disappeared. An entry that still exists lists its own jobs.
     left: Vec<JobKey>,
 }
 
@@ -203,7 +205,7 @@ impl Logs {
 }
 
 impl Dispatcher {
-    /// Begins to log an entry that is on no page.
+    /// Starts the log record of an entry that is on no page.
     pub(super) fn open_draft(&mut self, namespace: &Arc<str>, event: &Arc<Event>) -> Logged {
         if self.log == DeliveryLog::Failures {
             return Logged::Done(HashSet::new());
@@ -215,7 +217,7 @@ impl Dispatcher {
             bytes: event_bytes(&String::from_utf8_lossy(&event.body)),
             place: Place::Open,
         };
-        // There is one already if the entry was thought to be gone.
+        // There already is one if the entry was thought to be gone.
         self.logs.drafts.entry(event.id.clone()).or_insert_with(draft);
         Logged::Awaited
     }
@@ -259,7 +261,7 @@ impl Dispatcher {
         true
     }
 
-    /// Has an event put on the next page.
+    /// Schedules an event for the next page.
     pub(super) fn finish_draft(&mut self, id: &Arc<str>) {
         let draft = self.logs.drafts.get_mut(id);
         let Some(draft) = draft.filter(|draft| draft.place == Place::Open) else {
@@ -270,7 +272,7 @@ impl Dispatcher {
         self.logs.changed.insert(draft.namespace.clone());
     }
 
-    /// Has everything logged at the next [`Self::schedule_pages`] that can be.
+    /// Makes the next [`Self::schedule_pages`] log everything that can be logged.
     pub(super) fn log_all(&mut self) {
         for (namespace, account) in &mut self.logs.accounts {
             if let Some(page) = &mut account.page
@@ -282,7 +284,7 @@ impl Dispatcher {
         }
     }
 
-    /// Begins pages that are full, and sees to it that the others are begun in time. [`Self::tick`] does it too.
+    /// Begins pages that are full, and makes sure that the others are begun in time. [`Self::tick`] does this too.
     pub fn schedule_pages(&mut self, now: Now) {
         for removed in self.entries.take_removed() {
             self.entry_gone(removed);
@@ -329,7 +331,7 @@ impl Dispatcher {
         let Some(account) = self.logs.accounts.get_mut(namespace) else {
             return;
         };
-        // Those that were delivered to a webhook do not wait any longer for their other webhooks.
+        // Events that were delivered to a webhook stop waiting for their other webhooks.
         while let Some((since, id)) = account.delivered.front() {
             let draft = self
                 .logs
@@ -390,13 +392,13 @@ impl Dispatcher {
         })
     }
 
-    /// Reports the outcome of the write of a page.
+    /// Reports the outcome of writing a page.
     pub fn page_written(&mut self, namespace: &Arc<str>, written: PageWritten, now: Now) {
         let Some(account) = self.logs.accounts.get_mut(namespace) else {
             return;
         };
         if written == PageWritten::Failed {
-            // What is not logged is repeated after a crash, so it does not wait for long.
+            // Keep the pause short: after a crash, whatever is not logged is repeated.
             let pause = pause_after(&mut account.failures).min(LONGEST_PAUSE);
             if let Some(page) = &mut account.page {
                 page.is_paused = true;
@@ -410,7 +412,7 @@ impl Dispatcher {
             let draft = self.logs.drafts.remove(&id);
             let deliveries = draft.into_iter().flat_map(|draft| draft.deliveries);
             let delivered = deliveries.map(|it| it.webhook_uid).collect();
-            // It is being looked up if it was thought to be gone.
+            // An entry that was thought to be gone is being looked up.
             let found_again = self.entries.if_unknown_to_log(&id);
             self.entries.set_logged(&id, Logged::Done(delivered));
             for job in found_again.into_iter().flat_map(|(_, jobs)| jobs) {
@@ -431,7 +433,8 @@ impl Dispatcher {
         }
     }
 
-    /// Has an event looked up in the pages. `left` are its jobs if its entry has gone; otherwise the entry lists them.
+    /// Requests a lookup of an event in the pages. `left` are its jobs if its entry is gone; otherwise the entry lists
+    /// them.
     pub(super) fn check_log(
         &mut self,
         namespace: &Arc<str>,
@@ -451,8 +454,8 @@ impl Dispatcher {
         }
     }
 
-    /// Events to look up in the pages of a namespace for a [`Command::CheckLog`], and when the earliest of them happened. Report
-    /// the result with [`Self::log_checked`].
+    /// The events to look up in the pages of a namespace for a [`Command::CheckLog`], and when the earliest of them
+    /// happened. Report the result with [`Self::log_checked`].
     pub fn unknown_to_log(&mut self, namespace: &str) -> Option<(Timestamp, Vec<Arc<str>>)> {
         let unknown = self.logs.unknown.get_mut(namespace)?;
         let asked = unknown.events.iter().take(LOOKED_UP_AT_ONCE);
@@ -465,7 +468,8 @@ impl Dispatcher {
         Some((earliest, asked))
     }
 
-    /// Reports which of the `asked` events are on pages, and to which webhooks these tell that they were delivered.
+    /// Reports which of the `asked` events are on pages, and the webhooks to which they were delivered according to
+    /// those pages.
     pub fn log_checked(
         &mut self,
         namespace: &Arc<str>,
@@ -533,7 +537,7 @@ impl Dispatcher {
         }
     }
 
-    /// Looks up the record of a job of a found entry, unless a page tells that it was delivered.
+    /// Looks up the record of a job of a found entry, unless a page says that it was delivered.
     pub(super) fn look_up(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get(key) else { return };
         match self.entries.logged(&job.event_id) {
@@ -549,14 +553,14 @@ impl Dispatcher {
         queue.is_some_and(|queue| delivered.contains(&*queue.facts.uid))
     }
 
-    /// Looks up the record of a job, unless its webhook has got the event.
+    /// Looks up the record of a job, unless its webhook has received the event.
     fn look_up_unless(&mut self, key: &JobKey, is_delivered: bool) {
         let is_it = |job: &&Job| job.state == State::Checking;
         let Some(job) = self.jobs.get(key).filter(is_it) else {
             return;
         };
         let uid = self.queues.get(&job.webhook).map(|queue| &*queue.facts.uid);
-        // There is a draft already if the entry was thought to be gone.
+        // There already is a draft if the entry was thought to be gone.
         let draft = self.logs.drafts.get(&job.event_id);
         let is_drafted = draft
             .zip(uid)

@@ -1,5 +1,5 @@
-//! The queue of a webhook's first attempts: in the order of the events, and those about one object one at a time, in the order
-//! of their sequence numbers.
+//! The queue of a webhook's first attempts, in the order of the events. Events about the same object are sent one at a
+//! time, in the order of their sequence numbers.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,9 +22,9 @@ pub(super) struct FirstAttempts {
 /// The events about one object. Events whose object is unknown are not ordered by object.
 #[derive(Debug, Default)]
 struct Subject {
-    /// By sequence number. `None`: in flight or not yet to be sent; later events of the subject wait for it.
+    /// By sequence number. `None`: in flight or not ready to be sent; later events of the subject wait for it.
     places: BTreeMap<(i64, JobKey), Option<EventOrder>>,
-    /// The one in `ready`.
+    /// The entry that is in `ready`.
     head: Option<EventOrder>,
     is_busy: bool,
 }
@@ -114,7 +114,7 @@ impl FirstAttempts {
         }
     }
 
-    /// Whether no first attempt is to be made or under way, other than those for unknown objects that are in flight.
+    /// Whether there are no first attempts to make or in flight, apart from those in flight for unknown objects.
     pub(super) fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.subjects.is_empty() && self.waiting == 0
     }

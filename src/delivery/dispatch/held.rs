@@ -1,10 +1,11 @@
 //! Deliveries that are held, released, or dropped because there are too many.
 //!
-//! A delivery is held while nothing can be sent to its webhook. It is also held while a limit of [`Limits::pending`] leaves no room
-//! for it; it is released once there is room. When the total is reached, the account with the largest backlog gives way, and within an
-//! account the webhook with the largest backlog. If more than [`Limits::held`] are held, the oldest are dropped: those of the webhook or account
-//! that exceeds its limit, or else of the account that holds most. Accounts and webhooks without any that can give way are skipped: held
-//! deliveries that are requested are not dropped, and those in flight are not held.
+//! A delivery is held while nothing can be sent to its webhook. It is also held while a limit of [`Limits::pending`]
+//! leaves no room for it, and released once there is room. When the total is reached, the account with the largest
+//! backlog gives way, and within it the webhook with the largest backlog. If more than [`Limits::held`] are held, the
+//! oldest are dropped: those of the webhook or account that exceeds its limit, or else of the account that holds the
+//! most. Accounts and webhooks without anything that can give way are skipped: held deliveries that were requested are
+//! not dropped, and those in flight are not held.
 //!
 //! [`Limits::pending`]: super::Limits::pending
 //! [`Limits::held`]: super::Limits::held
@@ -20,8 +21,8 @@ use super::{
 use crate::resources::DeliveryPhase;
 
 impl Dispatcher {
-    /// Whether one more delivery of a webhook may wait for an attempt. May have a webhook that owes more
-    /// give way, of the same account or of one that owes more.
+    /// Whether one more delivery of a webhook may wait for an attempt. To make room, this may hold a delivery of a
+    /// webhook with a larger backlog, in the same account or in an account with a larger backlog.
     pub(super) fn make_room(&mut self, webhook: &WebhookKey) -> bool {
         let Some(account) = self
             .queues
@@ -42,7 +43,7 @@ impl Dispatcher {
         let gives_way = if let Some(other) = other {
             self.last_waiting(other)
         } else {
-            // Within an account too, a dead receiver must not take the room of others.
+            // Within an account, too, a dead receiver must not take room from others.
             let of_webhook = |webhook: &WebhookKey| owed.of_webhook(&account, webhook);
             let largest = owed.largest_webhook(&account);
             let owes_more = largest.is_some_and(|largest| of_webhook(largest) > of_webhook(webhook) + 1);
@@ -52,19 +53,20 @@ impl Dispatcher {
             return false;
         };
         self.hold(&last);
-        // One that is requested is sent all the same, but only once.
+        // If it was requested, it is still sent, but only once.
         self.attempt_if_requested(&last);
         true
     }
 
-    /// The latest waiting delivery of the webhook that owes most in an account; a requested one only if there is no other.
+    /// The latest waiting delivery of the webhook with the largest backlog in an account; a requested one only if there
+    /// is no other.
     fn last_waiting(&self, account: &str) -> Option<JobKey> {
         let webhook = self.totals.owed.largest_webhook(account)?;
         let (_, order) = self.queues.get(webhook)?.yielding.last()?;
         Some(order.job.clone())
     }
 
-    /// Releases some of the deliveries that were held only because there was no room for them, while there is.
+    /// Releases some of the deliveries that were held only for lack of room, while there is room.
     pub(super) fn fill_up(&mut self, now: Now) {
         for _ in 0..RELEASED_AT_ONCE {
             let Some(webhook) = self.totals.owed.next_expecting() else {
@@ -102,7 +104,7 @@ impl Dispatcher {
     /// Sends all held jobs for which there is room, in the order of their events, each with a new run of the retry schedule.
     pub(super) fn release_all(&mut self, webhook: &WebhookKey, now: Now) {
         let mut keys = self.jobs_of(webhook);
-        // Including those that were requested while the webhook was disabled and have not been sent yet.
+        // Includes those that were requested while the webhook was disabled and have not been sent yet.
         let is_kept = |job: &Job| {
             job.state == State::Held
                 || job.phase() == DeliveryPhase::Held
@@ -112,7 +114,7 @@ impl Dispatcher {
         keys.sort_by_cached_key(|key| self.jobs.get(key).map(|job| job.order.clone()));
         for key in keys {
             let has_room = self.make_room(webhook);
-            // Another that gave way may have had this one dropped.
+            // Making room may have dropped this one.
             if !self.jobs.get(&key).is_some_and(is_kept) {
                 continue;
             }
@@ -125,7 +127,7 @@ impl Dispatcher {
         }
     }
 
-    /// Continues the retry schedule of a job that was held for want of room, where it was left.
+    /// Resumes the retry schedule of a job that was held for lack of room.
     pub(super) fn readmit(&mut self, key: &JobKey, drains: bool, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let mut status = job.status();
@@ -140,7 +142,7 @@ impl Dispatcher {
                 && recorded.attempt_count == status.attempt_count
         });
         if let Some(recorded) = unchanged.cloned() {
-            // That it was held has not been written, and need not be.
+            // The hold has not been written, and need not be.
             status = recorded;
             job.desired = None;
         } else {
@@ -158,8 +160,8 @@ impl Dispatcher {
         }
     }
 
-    /// Sends a held job with a new run of the retry schedule. That is recorded together with the outcome of its attempt, unless there is none within
-    /// [`Limits::patience`](super::Limits::patience).
+    /// Sends a held job with a new run of the retry schedule. This is recorded together with the outcome of its
+    /// attempt, unless there is no outcome within [`Limits::patience`](super::Limits::patience).
     pub(super) fn release(&mut self, key: &JobKey, drains: bool, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let mut status = job.status();
@@ -174,7 +176,7 @@ impl Dispatcher {
         self.enqueue(key);
     }
 
-    /// Holds a job until its webhook can be sent to, with a record of it.
+    /// Holds a job until its webhook can be sent to, and records that.
     pub(super) fn hold(&mut self, key: &JobKey) {
         self.withdraw(key);
         let Some(job) = self.jobs.get_mut(key) else { return };
@@ -182,8 +184,8 @@ impl Dispatcher {
             return;
         };
         let mut status = job.status();
-        // This delivery has disabled the webhook, but the process ended between writing the status of the webhook and that of
-        // the delivery. If it is recorded without retries, it was restarted since, to be sent again.
+        // This delivery disabled the webhook, but the process ended between writing the webhook's status and writing
+        // the delivery's. If the record shows no retries, the delivery has since been restarted, to be sent again.
         let has_disabled_it = queue.facts.disabled_by.as_deref() == Some(name_of(key))
             && (!job.is_stored() || status.phase == DeliveryPhase::Pending && status.retries > 0);
         if has_disabled_it {
@@ -198,7 +200,7 @@ impl Dispatcher {
         job.state = State::Held;
         status.phase = DeliveryPhase::Held;
         if queue.gate() != Gate::Open {
-            // It starts anew once the webhook can be sent to, even by another process.
+            // It starts over once the webhook can be sent to, perhaps in another process.
             status.retries = 0;
         }
         status.next_attempt_at = None;
@@ -219,7 +221,7 @@ impl Dispatcher {
         queue.count(job, &mut self.totals);
         let (account, webhook) = (queue.facts.namespace.clone(), job.webhook.clone());
         self.write(key);
-        // A later event of its object may have waited for it.
+        // A later event of its object may be waiting for it.
         self.make_ready(&webhook);
         while let Some(scope) = self.totals.held.exceeded(&account, &webhook)
             && self.drop_oldest(scope, &account, &webhook)

@@ -27,7 +27,8 @@ pub struct Event {
     pub body: Bytes,
     /// The W3C traceparent of the span that recorded it, if that is traced.
     pub traceparent: Option<Arc<str>>,
-    /// UID of the object that it is about; empty if unknown. First attempts of an object's events are made in order.
+    /// UID of the object that the event is about; empty if unknown. First attempts of an object's events are made in
+    /// order.
     pub subject: Arc<str>,
 }
 
@@ -45,7 +46,7 @@ impl Event {
         }
     }
 
-    /// The same without its body, which nobody sends any more.
+    /// The event without its body, once nobody will send it any more.
     pub(super) fn without_body(&self) -> Self {
         Self {
             id: self.id.clone(),
@@ -74,7 +75,7 @@ impl Event {
 pub(super) struct EventOrder {
     created_at: Timestamp,
     pub(super) sequence: i64,
-    /// Makes the order unique, even if somebody creates a second Delivery of an event.
+    /// Makes the order unique, even if somebody creates a second Delivery for an event.
     pub(super) job: JobKey,
 }
 
@@ -100,7 +101,7 @@ pub(super) enum State {
     InFlight,
     /// Kept until its webhook can be sent to.
     Held,
-    /// Nothing more is sent; that may still have to be written.
+    /// Nothing more is sent; that may not have been written yet.
     Over,
 }
 
@@ -115,21 +116,21 @@ pub(super) enum Writing {
     Paused,
 }
 
-/// What a job counts as for the bounds.
+/// How a job counts towards the bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counted {
     /// It waits for an attempt, or is in flight.
     Owed,
-    /// It is held, or sent only once because that was requested.
+    /// It is held, or is sent only once because that was requested.
     Held,
 }
 
-/// How much a job that can give way is wanted.
+/// How urgent a job that can give way is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wanted {
     /// It was requested to be sent now.
     Now,
-    /// When it is due.
+    /// It is sent when it is due.
     InTime,
 }
 
@@ -164,24 +165,24 @@ pub(super) struct Job {
     pub(super) may_be_stored: bool,
     /// Whether the write under way creates its record.
     pub(super) is_creating: bool,
-    /// Whether its outbox entry waits for it.
+    /// Whether its outbox entry is waiting for it.
     pub(super) settles_entry: bool,
     /// Whether the watch reported the end of its record while the record was being written.
     pub(super) left_watch: bool,
-    /// Whether a list did not have its record. The record may be newer than that list.
+    /// Whether its record was missing from a list. The record may be newer than that list.
     pub(super) is_missed: bool,
     /// Whether its record must not be written before the webhook's disablement.
     pub(super) awaits_disablement: bool,
     /// Whether it is to be dropped, and its record deleted.
     pub(super) dropped: bool,
-    /// Whether it was held, or left over by an earlier process. Such jobs are sent one after the other, and counted in
-    /// `WebhookQueue::draining`.
+    /// Whether it was held, or left over by an earlier process. Such jobs are sent one after another, and are counted
+    /// in `WebhookQueue::draining`.
     pub(super) drains: bool,
     /// Whether it is counted in `WebhookQueue::pending`.
     pub(super) is_counted: bool,
     /// What it is counted as in [`Totals`](super::Totals).
     pub(super) counted: Option<Counted>,
-    /// What it is in `WebhookQueue::yielding` as.
+    /// Its urgency in `WebhookQueue::yielding`.
     pub(super) yielding: Option<Wanted>,
 }
 
@@ -278,7 +279,7 @@ impl Job {
         self.is_stored() && !matches!(self.state, State::Over | State::Held)
     }
 
-    /// What to count it as.
+    /// How it counts towards the bounds.
     pub(super) fn counts_as(&self) -> Option<Counted> {
         match (self.state, self.phase()) {
             (State::Over | State::Checking, _) => None,
@@ -287,7 +288,7 @@ impl Job {
         }
     }
 
-    /// Whether it can give way to others, and how much it is wanted. Those in flight cannot, nor can tests.
+    /// Whether it can give way to others, and how urgent it is. Jobs in flight and tests cannot give way.
     pub(super) fn yields_as(&self) -> Option<Wanted> {
         let is_waiting = matches!(self.state, State::Ready(_) | State::Waiting(_));
         let is_one = is_waiting && !self.test && self.counts_as() == Some(Counted::Owed);
@@ -332,7 +333,7 @@ impl Job {
             .map_or(DeliveryPhase::Pending, |status| status.phase)
     }
 
-    /// The nonce of a request to send it now that no attempt has answered yet. Tests are sent at once anyway.
+    /// The nonce of a request to send it now that no attempt has answered yet. Tests are sent immediately anyway.
     pub(super) fn request(&self) -> Option<&str> {
         let answered = self
             .latest_status()
@@ -341,7 +342,7 @@ impl Job {
         (!self.test && answered != Some(nonce)).then_some(nonce)
     }
 
-    /// Whether it is finished, that has been written, and its label was removed since, to send it again.
+    /// Whether it finished, this was written, and its label was then removed to have it sent again.
     pub(super) fn was_unlabelled(&self) -> bool {
         let Some(record) = self.record() else { return false };
         let is_written = self.desired.is_none() || self.desired.as_deref() == record.status.as_ref();

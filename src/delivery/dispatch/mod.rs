@@ -1,16 +1,16 @@
-//! The scheduler of deliveries: decides what is sent when, and what is recorded. No I/O: facts and outcomes go in,
-//! [`Command`]s come out, and time is a parameter, so that tests can try any interleaving of crashes, slow responses and failed
-//! writes in memory.
+//! The delivery scheduler: decides what is sent when, and what is recorded. It does no I/O: facts and outcomes go in,
+//! [`Command`]s come out, and time is a parameter, so tests can try any interleaving of crashes, slow responses and
+//! failed writes in memory.
 //!
-//! An outbox event becomes a *job* for each webhook that subscribes to it. Jobs wait in the queue of their webhook; accounts
-//! take turns, and so do the webhooks of one account. A job starts without any write. A Delivery is created for it once
-//! it cannot be delivered at once (decisions, section 5): its attempt failed or has no outcome within a second, or the webhook has a
-//! backlog or nothing can be sent to it. An outbox entry is *settled* once the webhooks have been listed after it was recorded,
-//! each of its jobs has a Delivery or was delivered without needing one, and the event is in the log. Until then it stays
-//! in the outbox, so that a crash loses nothing.
+//! An outbox event becomes a *job* for each webhook that subscribes to it. Jobs wait in the queue of their webhook;
+//! accounts take turns, and so do the webhooks of one account. Starting a job needs no write. A Delivery is created for
+//! it only once it cannot be delivered at once (decisions, section 5): its attempt failed or has no outcome within a
+//! second, the webhook has a backlog, or nothing can be sent to it. An outbox entry is *settled* once the webhooks have
+//! been listed after it was recorded, each of its jobs has a Delivery or was delivered without needing one, and the
+//! event is in the log. Until then it stays in the outbox, so that a crash loses nothing.
 //!
-//! A webhook is a *suspect* if its last attempt failed or was slow, or if it has not had a success yet. Suspects share a limited
-//! part of the slots and writes.
+//! A webhook is a *suspect* if its last attempt failed or was slow, or if it has had no success yet. Suspects share a
+//! limited part of the slots and writes.
 //!
 //! This file has the [`Dispatcher`], its types and its timers. Its other methods are in these modules:
 //!
@@ -22,7 +22,7 @@
 //! - `requests`: requests to send deliveries now, before they are due;
 //! - `writes`: the records of jobs;
 //! - `event_log`: the log of events, and of the deliveries that succeeded at once;
-//! - `bounds`: how many deliveries are waiting or held, and who has most;
+//! - `bounds`: how many deliveries are waiting or held, and who has the most;
 //! - `held`: deliveries that are held, released, or dropped because there are too many;
 //! - `observed`: existing Deliveries, from the watch and lists;
 //! - `webhooks`: new, changed and deleted webhooks, and the effect on their jobs.
@@ -411,7 +411,7 @@ impl Dispatcher {
                     }
                 }
                 Timer::Patience(key) => {
-                    // Of an earlier job with this key, if this one is still being looked up.
+                    // The timer belongs to an earlier job with this key if this one is still being looked up.
                     let is_under_way = |job: &&Job| !matches!(job.state, State::Over | State::Checking);
                     let Some(job) = self.jobs.get(&key).filter(is_under_way) else {
                         continue;

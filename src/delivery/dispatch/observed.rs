@@ -28,7 +28,7 @@ pub(super) struct Tombstone {
     is_missed: bool,
 }
 
-/// Records of webhooks that are not known yet, or no longer.
+/// Records whose webhook is not known yet, or no longer known.
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     by_webhook: HashMap<WebhookKey, OrphansOfWebhook>,
@@ -104,7 +104,8 @@ fn webhook_key_of(record: &Delivery) -> WebhookKey {
     key(namespace, &record.spec.webhook)
 }
 
-/// Whether a record belongs to this webhook, and not to another one of the same name, perhaps of a former account of the namespace.
+/// Whether a record belongs to this webhook, rather than to another of the same name, perhaps from a former account of
+/// the namespace.
 fn is_for(record: &Delivery, facts: &WebhookFacts) -> bool {
     let mut owners = record.metadata.owner_references.iter().flatten();
     owners.any(|owner| *owner.uid == *facts.object_uid)
@@ -119,8 +120,8 @@ pub fn job_key_of(record: &Delivery) -> JobKey {
     )
 }
 
-/// Sorts records in the order in which to pass them to [`Dispatcher::delivery_seen`]: what is held takes no room from
-/// what waits for an attempt, and the earliest events go first.
+/// Sorts records into the order in which to pass them to [`Dispatcher::delivery_seen`]: held ones must not take room
+/// from those that wait for an attempt, and the earliest events go first.
 pub fn sort_for_adoption(records: &mut [Arc<Delivery>]) {
     records.sort_by_cached_key(|record| adoption_order(record));
 }
@@ -135,7 +136,7 @@ impl Dispatcher {
     /// Records an unfinished Delivery from the API server, at the start or later.
     pub fn delivery_seen(&mut self, record: Arc<Delivery>, at_start: bool, now: Now) {
         let (job_key, version) = (job_key_of(&record), revision(&*record));
-        // An account holder may create test events, with whatever name.
+        // Account holders may create test events, with any name.
         let is_of_another = |job: &Job| *job.event_id != *record.spec.event_id;
         if self.jobs.get(&job_key).is_some_and(is_of_another) {
             return;
@@ -194,7 +195,7 @@ impl Dispatcher {
         let (mut status, test) = (job.status(), job.test);
         let job = self.jobs.entry(job_key.clone()).insert_entry(job).into_mut();
         if status.phase.is_finished() {
-            // Its label was removed to send it again.
+            // Its label was removed to have it sent again.
             status.phase = DeliveryPhase::Pending;
             status.retries = 0;
             status.next_attempt_at = Some(now.wall);
@@ -251,8 +252,8 @@ impl Dispatcher {
         }
     }
 
-    /// Keeps the records of a webhook that is gone, since it may come back: it may only have been unreadable. If it was deleted,
-    /// Kubernetes deletes them as well, or takes their owner away.
+    /// Keeps the records of a webhook that is gone. It may come back, if it was only unreadable. If it was deleted,
+    /// Kubernetes also deletes the records or removes their owner.
     pub(super) fn orphan(&mut self, job_key: &JobKey) {
         let Some(job) = self.jobs.get(job_key) else { return };
         if let Some(record) = job.record()
@@ -281,7 +282,7 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a job whose record is finished or deleted. Keeps a tombstone if the watch has still to show that.
+    /// Ends a job whose record is finished or deleted. Keeps a tombstone if the watch has yet to show that.
     pub(super) fn retire(&mut self, job_key: &JobKey, version: u64) {
         let is_awaited = self
             .jobs
@@ -295,9 +296,9 @@ impl Dispatcher {
         }
     }
 
-    /// Forgets the Deliveries of a webhook that are not among the names in a new list of all unfinished ones, whose latest
-    /// revision is `as_of`. A known Delivery that is newer than all of the list may have been created during the list call; it
-    /// is kept until the next list lacks it too.
+    /// Forgets the Deliveries of a webhook that are missing from a new list of all unfinished ones, whose latest
+    /// revision is `as_of`. A known Delivery that is newer than everything in the list may have been created during the
+    /// list call; it is kept until the next list lacks it too.
     pub fn forget_unlisted(&mut self, webhook: &WebhookKey, listed: &HashSet<JobKey>, as_of: u64) {
         for key in self.jobs_of(webhook) {
             let Some(job) = self.jobs.get_mut(&key) else {
@@ -320,14 +321,14 @@ impl Dispatcher {
         keys_after(&self.orphans.webhooks, last, limit)
     }
 
-    /// The record of a Delivery without a known webhook, if it never gets one, because it has no owner.
+    /// The record of a Delivery without a known webhook, if it will never get one because it has no owner.
     pub fn unowned(&self, key: &JobKey) -> Option<&Arc<Delivery>> {
         let record = &self.orphans.get(key)?.record;
         is_unowned(&record.metadata).then_some(record)
     }
 
-    /// The record of a test event without a known webhook, if it was created before `since`. It is sent at once or never; account
-    /// holders create it, and it is in no bound.
+    /// The record of a test event without a known webhook, if it was created before `since`. A test is sent at once or
+    /// never. Account holders create tests, and no bound counts those without a webhook.
     pub fn lost_test(&self, key: &JobKey, since: Timestamp) -> Option<&Arc<Delivery>> {
         let record = &self.orphans.get(key)?.record;
         let created = record.metadata.creation_timestamp.as_ref()?.0;

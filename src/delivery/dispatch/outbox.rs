@@ -21,8 +21,9 @@ use crate::{
     runtime::shrink,
 };
 
-/// An event from before a webhook's creation is not sent to it. This is the tolerance if only clocks can tell the order: large,
-/// because sending one event too many is harmless, while missing one is not. Entries are rarely older than some seconds.
+/// Tolerance for deciding that an event happened before a webhook was created, and so is not sent to it, when only
+/// clocks can tell the order. It is large because sending one event too many is harmless, while missing one is not.
+/// Entries are rarely older than a few seconds.
 const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_hours(24);
 
 /// Where an entry comes from.
@@ -41,8 +42,8 @@ pub struct Unverified {
     pub namespace: Arc<str>,
     /// The id of its event.
     pub event: Arc<str>,
-    /// The version of its object in which it was seen. A list of webhooks as of this version or a later one has all that there
-    /// were before the event.
+    /// The version of its object in which it was seen. A list of webhooks as of this version or later has all webhooks
+    /// that existed before the event.
     pub revision: u64,
 }
 
@@ -52,9 +53,9 @@ pub(super) struct Entries {
     by_object: BTreeMap<Arc<str>, Object>,
     /// The jobs of all entries, including finished ones.
     jobs: HashSet<JobKey>,
-    /// Entries whose webhooks have not been listed since: namespace and id of the event.
+    /// Entries whose webhooks have not been listed since they were recorded: namespace and id of the event.
     unverified: BTreeSet<(Arc<str>, Arc<str>)>,
-    /// Entries that are no longer in their outboxes, of which the log has not been told.
+    /// Entries that are no longer in their outboxes and that the log does not know about yet.
     removed: Vec<Removed>,
 }
 
@@ -84,7 +85,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Whether nothing is left to do but to log it.
+    /// Whether only logging is left to do.
     fn is_complete(&self) -> bool {
         self.is_verified && self.open == 0
     }
@@ -232,8 +233,8 @@ impl Dispatcher {
         }
     }
 
-    /// Forgets the entries that are no longer in the outbox of an object, as the watch shows it in this version. Ignores new
-    /// entries, which are for [`Self::outbox_seen`].
+    /// Forgets the entries that are no longer in the outbox of an object, as the watch shows it at this version.
+    /// Ignores new entries, which go to [`Self::outbox_seen`].
     pub fn outbox_shown(&mut self, outbox: &OutboxVersion<'_>) {
         if self.entries.shown(outbox) {
             self.entries.forget_emptied(outbox.uid);
@@ -253,8 +254,8 @@ impl Dispatcher {
         keys_after(&self.entries.by_object, last, limit)
     }
 
-    /// Forgets an object that is not in a new list of all objects of a kind, unless it is of another kind, or known in a version
-    /// newer than `newest`, the latest one of the list. Returns whether it is forgotten.
+    /// Forgets an object that is missing from a new list of all objects of a kind, unless it is of another kind or is
+    /// known at a version newer than `newest`, the latest in the list. Returns whether it was forgotten.
     pub fn forget_unlisted_object(&mut self, kind: &str, uid: &str, newest: u64) -> bool {
         let object = self.entries.by_object.get(uid);
         let is_gone = object.is_some_and(|object| object.kind == kind && object.revision <= newest);

@@ -17,7 +17,7 @@ use super::{
 use crate::resources::DeliveryPhase;
 
 impl Dispatcher {
-    /// Enqueues a job that is requested, if it is waiting and may be sent.
+    /// Enqueues a requested job, if it is waiting and may be sent.
     pub(super) fn attempt_if_requested(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get(key) else { return };
         let Some(queue) = self.queues.get(&job.webhook) else {
@@ -46,7 +46,7 @@ impl Dispatcher {
         }
     }
 
-    /// Adopts a record of a webhook that may not be sent to: it is held, or sent once if that is requested.
+    /// Adopts a record of a webhook that must not be sent to: it is held, or sent once if that was requested.
     pub(super) fn adopt_held(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get(key) else { return };
         let gate = self.queues.get(&job.webhook).map(WebhookQueue::gate);
@@ -57,7 +57,8 @@ impl Dispatcher {
         self.send_once(key);
     }
 
-    /// Sends a job that stays held: it takes no room from others. That is not recorded until it has an outcome.
+    /// Sends a job that stays held, so that it takes no room from others. This is not recorded until there is an
+    /// outcome.
     pub(super) fn send_once(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let gate = self.queues.get(&job.webhook).map(WebhookQueue::gate);

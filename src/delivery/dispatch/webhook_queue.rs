@@ -39,11 +39,11 @@ pub struct WebhookFacts {
     pub namespace: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
-    /// The UID that it was first created with, which names it in records.
+    /// The UID that it was first created with, which identifies it in records.
     pub uid: Arc<str>,
     /// The UID that it has now, for owner references.
     pub object_uid: Arc<str>,
-    /// Revision of the Webhook that these facts are from.
+    /// Revision of the Webhook that these facts come from.
     pub revision: u64,
     /// The generation of its spec.
     pub generation: i64,
@@ -53,7 +53,7 @@ pub struct WebhookFacts {
     pub events: Vec<EventType>,
     /// Whether it can be sent to.
     pub gate: Gate,
-    /// Name of the Delivery that has disabled it.
+    /// Name of the Delivery that disabled it.
     pub disabled_by: Option<Arc<str>>,
 }
 
@@ -66,7 +66,7 @@ pub struct Tally {
     pub failed_attempts: i64,
     /// Deliveries that were dropped because there were too many.
     pub dropped: i64,
-    /// What becomes of its deliveries because there are too many.
+    /// What happens to its deliveries because there are too many.
     pub backlog: Option<Backlog>,
     /// Whether the API server has accepted a new record of it.
     pub has_stored: bool,
@@ -80,23 +80,23 @@ pub struct Tally {
     pub finished: u64,
 }
 
-/// What becomes of the deliveries of a webhook because there are too many.
+/// What happens to the deliveries of a webhook because there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Backlog {
     /// They are held until others have been sent.
     Held,
     /// The oldest held ones have been dropped.
     Dropped,
-    /// The API server refused their records because of a quota, so they have been dropped. Until it accepts one.
+    /// The API server refused their records because of a quota, so they were dropped. Ends when it accepts one.
     Refused,
 }
 
-/// The outcome of an attempt in which something was sent.
+/// The outcome of an attempt that sent something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The receiver answered 2xx.
     Success {
-        /// Whether that took so long that others should not wait for its slot.
+        /// Whether it took so long that others should not wait for its slot.
         is_slow: bool,
     },
     /// Anything else.
@@ -125,21 +125,21 @@ pub(super) struct WebhookQueue {
     /// By ticket, like `tests`.
     retries: BTreeMap<u64, JobKey>,
     tests: BTreeMap<u64, JobKey>,
-    /// Jobs that were requested before they are due: retries, and held ones if the webhook is disabled.
+    /// Jobs requested before they are due: retries, and held jobs if the webhook is disabled.
     requested: BTreeSet<EventOrder>,
     tickets: u64,
     pub(super) held: BTreeMap<EventOrder, JobKey>,
-    /// Jobs that count as owed and can give way, because they wait for an attempt: those that are requested first, and then the
-    /// others, so that the last goes first.
+    /// Jobs that count as owed and can give way because they are waiting for an attempt: requested ones first, then the
+    /// others. The last one gives way first.
     pub(super) yielding: BTreeSet<(Wanted, EventOrder)>,
-    /// Whether it holds deliveries until there is room for them.
+    /// Whether it holds deliveries that wait for room.
     expects_room: bool,
-    /// Number of jobs of a backlog. While there are any, jobs are sent one after the other.
+    /// Number of jobs in a backlog. While there are any, jobs are sent one after another.
     pub(super) draining: usize,
     /// Number of jobs with a record that wait for an attempt or are in flight.
     pub(super) pending: usize,
     pub(super) in_flight: usize,
-    /// How many of those in flight are first attempts.
+    /// Number of first attempts among those in flight.
     first_in_flight: usize,
     window: usize,
     /// Whether the last job taken was not a first attempt.
@@ -200,7 +200,7 @@ impl WebhookQueue {
         self.tickets
     }
 
-    /// Removes a job from the queue that it is in.
+    /// Removes a job from whichever queue it is in.
     pub(super) fn dequeue(&mut self, job: &Job) {
         self.first_attempts.remove(job);
         if let State::Ready(ticket) = job.state {
@@ -219,7 +219,7 @@ impl WebhookQueue {
         self.draining += usize::from(job.drains);
     }
 
-    /// Updates the numbers of deliveries after a change of a job.
+    /// Updates the counts of deliveries after a job has changed.
     pub(super) fn count(&mut self, job: &mut Job, totals: &mut Totals) {
         self.pending -= usize::from(job.is_counted);
         totals.pending -= usize::from(job.is_counted);
@@ -259,7 +259,7 @@ impl WebhookQueue {
         self.expect_room(totals);
     }
 
-    /// Updates whether held deliveries wait only for room.
+    /// Updates whether held deliveries are waiting only for room.
     pub(super) fn expect_room(&mut self, totals: &mut Totals) {
         let is_open = self.gate() == Gate::Open;
         let is_over = match self.tally.backlog {
@@ -292,15 +292,16 @@ impl WebhookQueue {
         key(&self.facts.namespace, &self.facts.name)
     }
 
-    /// Takes the next job to send, and its subject if it is a first attempt. A retry that is due goes before first attempts,
-    /// and does not wait for those in flight: both have a window of their own, within `cap` together.
+    /// Takes the next job to send, and its subject if it is a first attempt. A retry that is due goes before first
+    /// attempts and does not wait for those in flight: each kind has its own window, within `cap` together.
     pub(super) fn next(&mut self, cap: usize) -> Option<(JobKey, Option<Arc<str>>)> {
         if self.in_flight >= cap.max(1) {
             return None;
         }
         let window = if self.draining > 0 { 1 } else { self.window };
         let gate = self.gate();
-        // With a single slot they take turns, or a receiver that fails often would never see a new event.
+        // With a single slot, retries and first attempts take turns; otherwise a receiver that fails often would never
+        // see a new event.
         if cap <= 1
             && self.was_retry
             && gate == Gate::Open

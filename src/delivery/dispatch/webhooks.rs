@@ -11,8 +11,8 @@ use super::{
 const GONE_KEPT: usize = 1024;
 
 impl Dispatcher {
-    /// Records the facts about a webhook, from the watch or a list. Ignores facts older than the known ones. If the gate
-    /// changes for a reason outside of the Webhook, such as its Secret, the revision is the same as before.
+    /// Records the facts about a webhook, from the watch or a list. Ignores facts older than the known ones. If the
+    /// gate changes for a reason outside the Webhook, such as its Secret, the revision stays the same.
     pub fn webhook_seen(&mut self, facts: WebhookFacts, now: Now) {
         let webhook = key(&facts.namespace, &facts.name);
         match self.queues.get(&webhook).map(|queue| &queue.facts) {
@@ -58,8 +58,9 @@ impl Dispatcher {
         self.gone.iter().any(is_it)
     }
 
-    /// Records that the watch no longer has the webhook with this UID after this revision, and forgets everything that is owed
-    /// to it. Do not call it for a webhook that the watch has never shown: a list may be ahead of the watch.
+    /// Records that the watch no longer has the webhook with this UID after this revision, and forgets everything that
+    /// was still to be sent to it. Do not call it for a webhook that the watch has never shown: a list may be ahead of
+    /// the watch.
     pub fn webhook_gone(&mut self, webhook: &WebhookKey, uid: &str, revision: u64) {
         self.gone.retain(|(gone, _)| **gone != *uid);
         self.gone.push_back((uid.into(), revision));
@@ -131,15 +132,15 @@ impl Dispatcher {
         (totals.pending, totals.held.total(), totals.dropped)
     }
 
-    /// Resets [`Tally::finished`], because the finished records of the webhook are being counted again.
+    /// Resets [`Tally::finished`], because the webhook's finished records are being counted again.
     pub fn finished_counted(&mut self, webhook: &WebhookKey) {
         if let Some(queue) = self.queues.get_mut(webhook) {
             queue.tally.finished = 0;
         }
     }
 
-    /// Continues with the writes that waited for a disablement, which has been written, or became obsolete because the webhook
-    /// was changed.
+    /// Resumes the writes that waited for a disablement, which has been written or has become obsolete because the
+    /// webhook was changed.
     pub fn disablement_written(&mut self, webhook: &WebhookKey) {
         for key in self.jobs_of(webhook) {
             if let Some(job) = self.jobs.get_mut(&key)

@@ -15,7 +15,7 @@ use crate::{
     runtime::watch::revision,
 };
 
-/// How often to try again to create a record that a quota refuses: for half a minute, in which others may finish.
+/// How often to retry creating a record that a quota refuses: for half a minute, in which others may finish.
 const MAX_REFUSALS: u32 = 5;
 
 /// A write to the API server.
@@ -32,7 +32,7 @@ pub enum WriteRequest {
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Written {
-    /// The write succeeded; this is the Delivery now.
+    /// The write succeeded; this is the Delivery as stored.
     Stored(Arc<Delivery>),
     /// The write was refused because of a conflict; this is the current Delivery of the event.
     Found(Arc<Delivery>),
@@ -187,14 +187,14 @@ impl Dispatcher {
             return;
         }
         if job.left_watch && !is_finished {
-            // It has been deleted since.
+            // It has been deleted in the meantime.
             self.forget(key);
             return;
         }
         if is_latest {
             job.source = Source::Record(record);
         }
-        // The release of a held delivery is not written by itself, only together with the outcome of its attempt.
+        // The release of a held delivery is never written by itself, only together with the outcome of its attempt.
         let is_worth =
             |status: &DeliveryStatus| status.attempt_count > 0 || status.phase == DeliveryPhase::Held;
         let must_write = job.dropped || job.desired.as_deref().is_some_and(is_worth);

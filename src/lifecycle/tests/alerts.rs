@@ -81,7 +81,7 @@ fn a_crash_before_the_write_loses_no_alert_and_forks_none() {
     }
     world.pass();
     assert_eq!(world.new_events(&mut since), ["alert.triggered"]);
-    // Another leader knows nothing but the status.
+    // Another leader knows only the status.
     world.findings = None;
     world.pass();
     world.findings = Some(crossed(&world));

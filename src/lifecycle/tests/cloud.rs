@@ -1,4 +1,4 @@
-//! A provider that does what it is asked, however unwise that is.
+//! A provider that does what it is asked, however unwise.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -34,9 +34,9 @@ pub enum Fault {
     None,
     /// Does not answer.
     Unreachable,
-    /// Answers what cannot be.
+    /// Gives impossible answers.
     Nonsense,
-    /// Can do nothing of what it is asked.
+    /// Fails at everything that it is asked.
     Fails,
     /// Guests do not shut down when asked.
     HangsSoftStop,
@@ -46,9 +46,10 @@ pub enum Fault {
     ForgetsAddresses,
 }
 
-/// A provider of servers for one instance. It makes a server for each operation that creates one, and does not look whether
-/// there is one already. It only keeps what [`Provider`](crate::providers::Provider) asks of it: an operation that is repeated
-/// is the same operation, a creation that is repeated with another plan or image changes what it made, and once the server has been deleted none is made again.
+/// A provider of servers for one instance. It makes a server for each operation that creates one, without checking
+/// whether there is one already. It does only what [`Provider`](crate::providers::Provider) asks of it: a repeated
+/// operation is the same operation, a creation repeated with another plan or image changes what it made, and once the
+/// server has been deleted none is made again.
 #[derive(Debug, Default)]
 pub struct Cloud {
     pub servers: Vec<Server>,
@@ -64,7 +65,8 @@ pub struct Cloud {
     pub boots: usize,
     pub power_cuts: usize,
     pub rebuilds: usize,
-    /// Whether the guest was the last to turn the server off. Still true of one made in place of a lost server, and left off.
+    /// Whether the guest was the last to turn the server off. Remains true for a server made in place of a lost one and
+    /// left off.
     pub shut_itself_down: bool,
 }
 

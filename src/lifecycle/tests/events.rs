@@ -161,7 +161,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
         recheck_after: None,
         state: BTreeMap::new(),
     };
-    // Were it removed from the outbox, however late, it would be recorded once more.
+    // If it were removed from the outbox, however late, it would be recorded again.
     for (settled, later) in [(false, 0), (true, 0), (true, 3600)] {
         let decision = decide(
             &instance,

@@ -99,7 +99,7 @@ proptest! {
         }
         let (mut step, mut lost, mut last_rebuild, mut last_reboot) = (0_u32, 0, None, None);
         for event in history {
-            // Distinct nonces whatever the clock does.
+            // Distinct nonces, whatever the clock does.
             step += 1;
             let nonce = format!("2026-11-21T10:00:00.{step:03}Z");
             match event {
@@ -136,7 +136,8 @@ proptest! {
             }
             prop_assert!(world.cloud.servers.len() <= 1, "a second server was made");
         }
-        // Nobody tells the controller that the provider has recovered: it must have planned to look.
+        // Nobody tells the controller that the provider has recovered: it must have scheduled
+        // another look.
         world.fault(Fault::None);
         world.set_gate(Gate::Open);
         world.set_settles(true);
@@ -151,7 +152,7 @@ proptest! {
         }
         prop_assert!(!world.gone);
         if world.state() == Some(InstanceState::Error) {
-            // What is lost without an account holder's wish is made again when they ask for it.
+            // A server lost against the account holder's wish is made again when they ask for it.
             prop_assert!(lost > 0 && world.cloud.servers.is_empty(), "{:#?}", world.instance);
             world.edit(|spec| Action::Start.request(spec, "2026-11-21T10:00:01Z"));
             world.settle();

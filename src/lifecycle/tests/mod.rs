@@ -3,8 +3,9 @@
 //! - `cloud`: a provider that does what it is asked, however unwise;
 //! - `world`: one instance, its controller and its provider;
 //! - `table`: the table in the decisions, section 3, checked against each write;
-//! - `operations`, `events`, `notes`, `trouble`, `backups`, `deletion`, `metering`: one story each;
-//! - `history`: any story.
+//! - `operations`, `events`, `notes`, `trouble`, `backups`, `deletion`, `metering`: one subject
+//!   each;
+//! - `history`: random histories.
 
 mod alerts;
 mod backups;

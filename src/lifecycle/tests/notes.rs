@@ -10,7 +10,7 @@ use crate::{
     resources::{Plan, PlanChange, PowerState},
 };
 
-/// A world whose past is not looked at.
+/// A world whose past Events are ignored.
 fn from_now_on(mut world: World) -> World {
     world.new_notes();
     world

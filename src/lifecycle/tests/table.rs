@@ -52,7 +52,7 @@ const TABLE: [Row; 8] = [
     row(
         OperationKind::PowerOff,
         &[Running, Stopping, Starting, Rebooting, Error],
-        // A start is cut short that was about to undo a stop of which nothing was stored.
+        // Cuts short a start that was about to undo a stop that was never stored.
         &[Stopped],
         Stopping,
         End::Off,

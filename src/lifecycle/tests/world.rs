@@ -50,7 +50,7 @@ pub struct World {
     uptime: Duration,
     /// The wall clock at its beginning; it moves when the clock is set.
     epoch: Timestamp,
-    /// When the controller looks again if nothing happens before; never, if nothing.
+    /// When the controller looks again if nothing happens first; `None` for never.
     wake: Option<Duration>,
     /// Failures in a row, for the backoff.
     failures: u32,
@@ -62,7 +62,7 @@ pub struct World {
     /// The times of the schedule for which a backup was made. A second one for the same time has the same name.
     pub backups: BTreeSet<Timestamp>,
     pub gone: bool,
-    /// It went while its namespace belonged to no account, so that nobody could be told.
+    /// Whether it went while its namespace belonged to no account, so that nobody could be notified.
     pub gone_without_account: bool,
     pub user: User,
     /// All recorded events, in the order of the writes.
@@ -145,7 +145,7 @@ impl World {
         new
     }
 
-    /// The Kubernetes Events since the last call; of an ordinary one without its type.
+    /// The Kubernetes Events since the last call; Normal ones without their type.
     pub fn new_notes(&mut self) -> Vec<String> {
         let text = |note: Note| {
             let warning = if note.warning { "Warning " } else { "" };
@@ -154,7 +154,7 @@ impl World {
         self.notes.drain(..).map(text).collect()
     }
 
-    /// Something changes that the controller is told of.
+    /// Something changes that the controller is notified of.
     pub fn wake(&mut self) {
         self.wake = Some(self.uptime);
     }
@@ -269,7 +269,8 @@ impl World {
         self.reconcile(false, false);
     }
 
-    /// A pass of the controller, perhaps on an older version. With `crash` it dies between the provider's step and the write.
+    /// A pass of the controller, perhaps on an older version. With `crash`, it dies between the provider's step and the
+    /// write.
     pub fn reconcile(&mut self, on_stale: bool, crash: bool) {
         if self.gone {
             return;
@@ -390,7 +391,7 @@ impl World {
         }
     }
 
-    /// Checks what must hold of every decision.
+    /// Checks what must hold for every decision.
     fn check(
         &self,
         before: &InstanceStatus,

@@ -132,8 +132,8 @@ fn what_a_list_of_the_objects_no_longer_has_is_forgotten() {
     assert!(dispatcher.knows(&kept) && !dispatcher.knows(&gone));
 }
 
-/// A world with these bounds of pending and held deliveries, and webhooks `account/0` and so on in each of the accounts, whose
-/// receivers are all down.
+/// A world with these bounds on pending and held deliveries, and with webhooks `account/0` and so on in each account,
+/// whose receivers are all down.
 fn down(pending: (usize, usize, usize), held: (usize, usize, usize), accounts: &[(&str, usize)]) -> World {
     let bound = |(webhook, account, total)| Bound {
         webhook,
@@ -455,7 +455,7 @@ fn when_the_total_is_reached_the_account_that_owes_most_gives_way() {
     assert_eq!(counts(&world, "small/0"), (3, 0, 0));
     assert_eq!(of_big(&world), (7, 6, 27));
     assert_eq!(world.deliveries.len(), 16);
-    // Not more than its share, though.
+    // But not more than its share.
     flood(&mut world, "small", 20);
     let (pending, held, _) = counts(&world, "small/0");
     assert!(pending <= 5 && held <= 3, "{pending} {held}");

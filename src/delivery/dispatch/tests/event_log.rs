@@ -8,7 +8,7 @@ use super::{
 };
 use crate::resources::{DeliveryPhase, LoggedDelivery, event_log::event_bytes};
 
-/// Most bytes of a page.
+/// Maximum size of a page, in bytes.
 const PAGE: usize = 256 * 1024;
 
 fn world() -> (World, WebhookKey) {
@@ -226,7 +226,7 @@ fn an_event_whose_object_is_lost_sight_of_and_found_again_is_not_sent_again() {
     world.land(0);
     world.lose_sight("i-1");
     world.show_object("i-1");
-    // Its first job was patient until now.
+    // The patience for its first job ends only now.
     world.pass(Duration::from_secs(1));
     world.run();
     assert_eq!(world.begun.len(), 1);
@@ -234,7 +234,7 @@ fn an_event_whose_object_is_lost_sight_of_and_found_again_is_not_sent_again() {
     world.audit_end();
 }
 
-/// Ends all attempts with a success whose response has so many bytes.
+/// Ends all attempts with a success whose response has this many bytes.
 fn land_all(world: &mut World, bytes: usize) {
     while !world.sendings.is_empty() {
         let mut report = world.report(200, None);
@@ -429,7 +429,7 @@ fn pages_stay_a_second_apart_however_much_has_been_logged() {
     world.audit_end();
 }
 
-/// Ends the first attempt with a success after which its event has so many bytes.
+/// Ends the first attempt with a success that brings its event to this many bytes.
 fn land_with_bytes(world: &mut World, bytes: usize) {
     let sending = &world.sendings[0];
     let Report::Sent { mut attempt, .. } = world.report(200, None) else {

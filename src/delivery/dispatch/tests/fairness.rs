@@ -150,7 +150,7 @@ fn a_webhook_that_recovers_while_it_waits_among_suspects_does_not_wait_on() {
     assert_eq!(of_a, 2, "{:?}", world.sendings);
 }
 
-/// Ends the oldest attempt with this status code after so many seconds.
+/// Ends the oldest attempt with this status code after this many seconds.
 fn land_after(world: &mut World, code: i32, seconds: i64) {
     let mut report = world.report(code, None);
     if let Report::Sent { attempt, .. } = &mut report {

@@ -304,7 +304,7 @@ fn attempts_that_fail_for_reasons_of_our_own_come_ever_more_seldom_and_use_up_no
         }
     }
     let waits: Vec<_> = seconds(&world).windows(2).map(|pair| pair[1] - pair[0]).collect();
-    // The second is no longer, since the delivery has been recorded after the first.
+    // The second wait is no longer, because the delivery was recorded after the first.
     assert_eq!(waits, [1, 1, 2, 4, 8, 16, 30, 30, 30]);
     world.run();
     let (tally, ..) = world.tally(&webhook);

@@ -38,7 +38,7 @@ fn a_webhook_enabled_before_its_disablement_was_seen_sends_what_was_held() {
     world.execute(0, Fate::Good);
     world.land(0);
     world.record("ns", "i-2", Fate::Good);
-    // Disabled only in this process so far; the watch shows the changed spec at once.
+    // So far it is disabled only in this process; the watch shows the changed spec at once.
     world.change_hook(&webhook, true);
     world.receivers.clear();
     world.run();
@@ -202,7 +202,7 @@ fn the_exhausted_one_is_not_written_before_the_disablement() {
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.execute(0, Fate::Good);
     world.pass(Duration::from_secs(1));
-    // The write is queued before, and begins after.
+    // The write is queued before the attempt ends, and begins afterwards.
     assert!(matches!(world.commands[..], [Command::Write { .. }]));
     world.land(0);
     world.execute(0, Fate::Good);

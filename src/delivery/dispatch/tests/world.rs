@@ -130,7 +130,7 @@ pub struct World {
     /// What the controller knows about webhooks.
     webhook_facts: HashMap<WebhookKey, WebhookFacts>,
     pub no_secret: HashSet<WebhookKey>,
-    /// The most Deliveries that there may be.
+    /// Maximum number of Deliveries.
     pub quota: usize,
     pub commands: Vec<Command>,
     pub requests: Vec<(JobKey, WriteRequest)>,
@@ -157,7 +157,7 @@ pub struct World {
     logged: HashSet<JobKey>,
     /// Events that were recorded.
     recorded: HashSet<String>,
-    /// What has been dropped for want of room, and need not arrive.
+    /// Deliveries that were dropped for lack of room and need not arrive.
     dropped: HashSet<JobKey>,
 }
 
@@ -266,7 +266,7 @@ impl World {
         self.hook_watch.push_back(HookChange::Is(hook.facts.clone()));
     }
 
-    /// Any change of the spec.
+    /// Changes the spec in any way.
     pub fn change_hook(&mut self, webhook: &WebhookKey, active: bool) {
         let Some(hook) = self.hooks.get_mut(webhook) else {
             return;
@@ -343,7 +343,7 @@ impl World {
         self.store(job, record);
     }
 
-    /// The Delivery that REST makes of a delivery on a page.
+    /// The Delivery that REST creates from a delivery on a page.
     fn of_page(&self, job: &JobKey) -> Option<Delivery> {
         let hooks = self.hooks.values().map(|hook| &hook.facts);
         self.pages.iter().find_map(|((namespace, at, _), page)| {
@@ -418,7 +418,7 @@ impl World {
         job
     }
 
-    /// Something happens to an instance. Returns the event's id.
+    /// Records an event of an instance. Returns the event's id.
     pub fn record(&mut self, namespace: &str, uid: &str, fate: Fate) -> Option<String> {
         self.record_typed(namespace, uid, EventType::InstanceStarted, fate)
     }
@@ -476,7 +476,7 @@ impl World {
         self.versions.insert((uid.to_owned(), revision), outbox.clone());
         if fate == Fate::Good {
             let now = self.now();
-            // As the controller does: an earlier process may have sent what this one does not know.
+            // As in the controller: an earlier process may have sent events that this one does not know about.
             let newest = outbox.last().map(|entry| entry.sequence);
             let is_left_over =
                 |entry: &OutboxEntry| Some(entry.sequence) != newest && !self.dispatcher.knows(&entry.id);
@@ -931,8 +931,8 @@ impl World {
         self.tick();
     }
 
-    /// The process crashes, and another takes over. Attempts in flight may arrive; of the running writes, those arrive for
-    /// which `lands` returns true.
+    /// The process crashes and another takes over. Attempts in flight may arrive; running writes arrive if `lands`
+    /// returns true for them.
     pub fn crash(&mut self, lands: impl Fn(usize) -> bool) {
         for (index, (job, request)) in std::mem::take(&mut self.requests).into_iter().enumerate() {
             if lands(index) {
@@ -1082,7 +1082,7 @@ impl World {
         self.dispatcher.tally(webhook).unwrap()
     }
 
-    /// Checks that the counters are right; holds at every moment.
+    /// Checks that the counters are right, as they must be at every moment.
     pub fn audit(&self) {
         let d = &self.dispatcher;
         let flights = d.flights.len();
