@@ -81,7 +81,7 @@ impl ProxyRecord {
         *self.0.lock() = Some(Instant::now());
     }
 
-    /// What a failure of the proxy means for the receiver, which has no part in the credentials.
+    /// Whether a failure of the proxy counts as the receiver's failure. A refusal of our credentials never does.
     fn judge(&self, error: ConnectError) -> ConnectError {
         let works = self.0.lock().is_some_and(|at| at.elapsed() < WORKED_LATELY);
         match error {

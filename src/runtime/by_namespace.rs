@@ -10,8 +10,8 @@ use super::{
     watch::{Change, Listener},
 };
 
-/// An index that listens to the watch of a kind. Finding the objects of one namespace takes no look at the others. Cheap to
-/// clone.
+/// An index that listens to the watch of a kind, so that finding the objects of one namespace need not look at the
+/// others. Cheap to clone.
 pub struct ByNamespace<K> {
     objects: Arc<Mutex<Objects<K>>>,
 }

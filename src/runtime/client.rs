@@ -30,14 +30,14 @@ use super::{Health, Metrics, ServerTime};
 /// that waits longer should rather start over.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection may have been silent: where there are pings, the API server gets one after half of it, and has the other half
-/// to answer.
+/// How long a connection may be silent. Where there are pings, the API server gets one after half of this time, and has
+/// the other half to answer.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// What the API server may send of an answer before this process has taken any of it up: a page of a list, which it then writes without
-/// waiting. With HTTP/2's 64 KiB it would wait dozens of times a page.
+/// How much of an answer the API server may send before this process has consumed any of it, in bytes: a page of a
+/// list, which it then writes without waiting. With HTTP/2's default of 64 KiB it would wait dozens of times per page.
 const STREAM_WINDOW: u32 = 2 << 20;
-/// The same of all answers of a connection: lists of some kinds at once.
+/// The same for all answers on a connection, in bytes: lists of several kinds at once.
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
 /// Timeout for a whole API call.
@@ -92,17 +92,17 @@ impl CallError {
         self.is_own_answer(Status::is_already_exists)
     }
 
-    /// Whether the API server answers so itself: admission webhooks deny with any code and reason.
+    /// Whether the API server itself gave this answer: admission webhooks may deny with any code and reason.
     fn is_own_answer(&self, is_so: impl Fn(&Status) -> bool) -> bool {
         self.status()
             .is_some_and(|status| is_so(status) && !is_denial(status))
     }
 }
 
-/// Whether an admission policy or webhook of the cluster denied the request. The code and the reason are whatever it chose.
+/// Whether an admission policy or webhook of the cluster denied the request. It may choose any code and reason.
 pub fn is_denial(status: &Status) -> bool {
     let message = &status.message;
-    // The API server begins the message of a webhook with this, and puts the object before that of a policy.
+    // The API server begins a webhook's message with this text, and puts the object before a policy's message.
     let by_webhook = message.starts_with("admission webhook \"") && message.contains("\" denied the request");
     by_webhook || message.contains("ValidatingAdmissionPolicy '") && message.contains("denied request")
 }
@@ -116,7 +116,7 @@ pub fn is_namespace_terminating(status: &Status) -> bool {
             .any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// Has the parameters of a list call name its next page. Returns whether there is one.
+/// Points the parameters of a list call at its next page. Returns whether there is one.
 pub fn next_page(parameters: &mut ListParams, page: &ListMeta) -> bool {
     parameters.continue_token = page.continue_.clone().filter(|token| !token.is_empty());
     parameters.continue_token.is_some()
@@ -142,15 +142,16 @@ pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. A connection that has been idle
-/// for ten seconds is not used again: of those that a lost network leaves behind, each would cost a request its whole timeout.
+/// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. A connection that
+/// has been idle for ten seconds is not reused: after a network loss, each dead connection would cost a request its
+/// whole timeout.
 pub fn connect(config: Config, observers: Observers) -> kube::Result<Client> {
     Connections::Pooled.client(config, observers)
 }
 
-/// As [`connect`], for what has to notice soon that the peer is gone: a watch, to which that looks as if nothing happened, and the
-/// Lease. It has one HTTP/2 connection, on which the API server has to answer pings. One that speaks only HTTP/1.1 has to answer
-/// probes of the kernel, which a load balancer may answer in its place.
+/// Like [`connect`], for the Lease and for watches, which must notice soon that the peer is gone; to a watch, a dead
+/// peer looks as if nothing happened. It has one HTTP/2 connection, on which the API server must answer pings. A server
+/// that speaks only HTTP/1.1 must answer the kernel's probes, which a load balancer may answer in its place.
 pub fn connect_with_pings(config: Config, observers: Observers) -> kube::Result<Client> {
     Connections::Pinged.client(config, observers)
 }
@@ -215,10 +216,10 @@ impl Connections {
     }
 }
 
-/// Who is told about answers.
+/// Who is notified of answers.
 #[derive(Clone)]
 pub struct Observers {
-    /// Hears of the progress of watches.
+    /// Is notified of the progress of watches.
     pub health: Health,
     /// Counts and times all answers.
     pub metrics: Metrics,
@@ -309,8 +310,8 @@ where
     }
 }
 
-/// The request for a streamed list that is as new as the request. kube asks for one from whatever the API server has in its cache, in
-/// which an object may be missing that exists, or a deleted one be left.
+/// The request for a streamed list that is as recent as the request. kube asks for whatever the API server has in its
+/// cache, which may lack an existing object or still have a deleted one.
 fn as_of_now(uri: &Uri) -> Option<Uri> {
     let whole = uri.path_and_query()?.as_str();
     let latest = whole
@@ -321,8 +322,9 @@ fn as_of_now(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// A client of an API server in memory, which does not stream lists: `answer` gets the method, the path with its query and the body of each request, and
-/// returns the status code and the body of the response. As that of [`connect`], it repeats what is answered with 429, 503 or 504.
+/// A client of an in-memory API server that does not stream lists: `answer` gets the method, the path with its query,
+/// and the body of each request, and returns the status code and body of the response. Like the client of [`connect`],
+/// it repeats requests that are answered with 429, 503 or 504.
 #[cfg(test)]
 pub(crate) fn answered_by<A, F>(answer: A) -> Client
 where
@@ -354,8 +356,9 @@ where
     Client::new(repeating, "default")
 }
 
-/// A client of an API server in memory that has these objects. It carries out the first create, but answers it with 504, so that the client
-/// repeats it; `refusal` is its answer to creates of what it has. Also returns what it has.
+/// A client of an in-memory API server that has these objects. The server carries out the first create but answers it
+/// with 504, so that the client repeats it; `refusal` is its answer to creates of existing objects. Also returns the
+/// server's objects.
 #[cfg(test)]
 pub(crate) fn first_create_answered_with_504(
     objects: Vec<serde_json::Value>,
@@ -400,7 +403,7 @@ pub(crate) fn first_create_answered_with_504(
     (client, stored)
 }
 
-/// Refusals of a create that an earlier try has carried out: the name is taken, or it has used up the quota.
+/// Refusals of a create that an earlier try has already carried out: that try took the name, or used up the quota.
 #[cfg(test)]
 pub(crate) fn refusals_of_a_second_try() -> [serde_json::Value; 2] {
     use serde_json::json;
@@ -444,7 +447,7 @@ mod tests {
                 "{reason}"
             );
             assert_eq!(denied.label(), "api_refused");
-            // Only where the API server writes it: names of objects and texts of tenants are in messages, too.
+            // Only where the API server itself writes it: messages also contain names of objects and texts of tenants.
             let quoted = refused(
                 code,
                 reason,

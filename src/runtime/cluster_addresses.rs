@@ -1,5 +1,5 @@
-//! The addresses of the cluster in which this program runs: of its services, pods and nodes, of the API server, and of this
-//! machine. Receivers must not have them.
+//! The addresses of the cluster in which this program runs: those of its services, pods and nodes, of the API server,
+//! and of this machine. Receivers must not have them.
 
 use std::{env, net::IpAddr, time::Duration};
 
@@ -22,7 +22,7 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Objects read at a time. A Node can have 30 KiB, most of it the names of images.
 const PAGE: u32 = 100;
 
-/// Where the addresses are known from.
+/// The sources of the addresses.
 #[derive(Clone)]
 pub struct ClusterAddresses {
     /// Client of the API server.
@@ -41,8 +41,8 @@ struct Listed {
 }
 
 impl ClusterAddresses {
-    /// What is known without asking anybody: the given addresses, those of network interfaces, and that of the API server if it
-    /// is none to look up.
+    /// The ranges that are known without a lookup: the given addresses, those of network interfaces, and that of the
+    /// API server if it is given as an address.
     pub fn known_at_once(&self) -> Vec<IpNet> {
         let interfaces = if_addrs::get_if_addrs().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot list the network interfaces");
@@ -57,7 +57,8 @@ impl ClusterAddresses {
             .collect()
     }
 
-    /// Passes all ranges to `learned`, now and every ten minutes, until `shutdown`, and whether all could be read.
+    /// Passes all ranges to `learned`, and whether all of them could be read, now and every ten minutes until
+    /// `shutdown`.
     pub async fn follow(self, learned: impl Fn(Vec<IpNet>, bool), shutdown: CancellationToken) {
         let (mut services, mut nodes) = (Listed::default(), Listed::default());
         loop {

@@ -36,7 +36,7 @@ use super::{client::bounded, pace::Pace};
 const BACKLOG: usize = 8192;
 /// How long an Event gives way to what a controller has to write, unless half of the backlog is used up.
 const GIVES_WAY: SignedDuration = SignedDuration::from_secs(10);
-/// How often to look whether it still has to.
+/// How often to check whether it still has to.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Events written at the same time.
 const WRITERS: usize = 4;
@@ -58,9 +58,9 @@ pub struct Events {
     filter: Arc<SpamFilter>,
 }
 
-/// An Event that waits to be written: a fifth of the size of what is sent.
+/// An Event that waits to be written, in a fifth of the size of what is sent.
 struct Published {
-    /// Of its object, unless that is in none.
+    /// Namespace of its object, unless the object is cluster-scoped.
     namespace: Option<String>,
     name: String,
     uid: Option<String>,
@@ -113,7 +113,7 @@ impl Events {
         Self::behind(Pace::default(), client, controller, instance)
     }
 
-    /// As [`Self::new`], but the Events wait for ten seconds while there is much else to write.
+    /// Like [`Self::new`], but the Events wait for ten seconds while there is much else to write.
     pub fn behind(pace: Pace, client: Client, controller: &'static str, instance: &str) -> Self {
         let (queue, waiting) = mpsc::channel(BACKLOG);
         tokio::spawn(write(client, waiting, pace));

@@ -11,26 +11,26 @@ use tokio::sync::oneshot;
 
 use super::FairQueue;
 
-/// A number of permits that are given to accounts round-robin, and of which one account gets only so many at a time.
+/// A number of permits that are given to accounts round-robin. One account gets only so many at a time.
 pub struct FairPermits {
     per_account: usize,
     state: Mutex<State>,
 }
 
-/// A permit. It is given back when dropped.
+/// A permit, given back when dropped.
 pub struct Permit {
     account: Arc<str>,
-    /// `None` once it was given back.
+    /// `None` once it has been given back.
     permits: Option<Arc<FairPermits>>,
 }
 
 struct State {
     free: usize,
-    /// Permits of each account, including those for which it waits in `queue`: at most `per_account`.
+    /// Permits of each account, including those that it waits for in `queue`: at most `per_account`.
     taken: HashMap<Arc<str>, usize>,
-    /// Who waits for a free permit.
+    /// Requests that wait for a free permit.
     queue: FairQueue<Waiting>,
-    /// Who waits for another permit of the same account.
+    /// Requests that wait for another permit of the same account.
     behind: HashMap<Arc<str>, VecDeque<Waiting>>,
 }
 
@@ -40,7 +40,7 @@ struct Waiting {
 }
 
 impl FairPermits {
-    /// This number of permits, of which one account gets `per_account` at a time.
+    /// This number of permits, of which one account gets at most `per_account` at a time.
     pub fn new(permits: usize, per_account: usize) -> Arc<Self> {
         Arc::new(Self {
             per_account: per_account.max(1),
@@ -53,7 +53,7 @@ impl FairPermits {
         })
     }
 
-    /// Waits for a permit; hold it for as long as it is needed. Whoever stops waiting loses the place.
+    /// Waits for a permit; hold it for as long as it is needed. A caller that stops waiting loses its place.
     pub async fn acquire(self: &Arc<Self>, account: &str) -> Permit {
         let (account, (answer, permit)) = (Arc::<str>::from(account), oneshot::channel());
         {
@@ -82,7 +82,7 @@ impl FairPermits {
         })
     }
 
-    /// Gives the free permits to those that are next.
+    /// Gives the free permits to the next requests.
     fn give(self: &Arc<Self>, state: &mut State) {
         while state.free > 0 {
             let Some(Waiting { account, answer }) = state.queue.pop() else {
@@ -104,10 +104,10 @@ impl FairPermits {
 }
 
 impl State {
-    /// An account has one permit fewer, so that its next request may wait for a free one.
+    /// The account has one permit fewer, so its next request may wait for a free one.
     fn next_of_account(&mut self, account: &Arc<str>) {
         if let Some(behind) = self.behind.get_mut(account) {
-            // Those who have stopped waiting since are left out.
+            // Skip requests that have stopped waiting.
             let next = std::iter::from_fn(|| behind.pop_front()).find(|next| !next.answer.is_closed());
             if behind.is_empty() {
                 self.behind.remove(account);
@@ -226,7 +226,7 @@ mod tests {
         let held = at_once(&permits, "a");
         let late = ask(&permits, "b");
         drop(held);
-        // It has been sent, but not received.
+        // The permit has been sent, but not received.
         drop(late);
         drop(at_once(&permits, "c"));
         assert_eq!(permits.state.lock().free, 1);

@@ -8,8 +8,9 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Every watch is restarted at least every 200 s (`runtime/watch.rs`). If none has begun or failed for three times as long, the
-/// process is stuck and needs a restart. An API server that is away is no reason for one: reads are answered meanwhile.
+/// Every watch is restarted at least every 200 s (`runtime/watch.rs`). If none has begun or failed for three times as
+/// long, the process is stuck and needs a restart. An unreachable API server is no reason for a restart: reads are
+/// still answered.
 const WEDGED_AFTER: Duration = Duration::from_secs(600);
 
 /// Readiness of each component, and the progress of watches. Cheap to clone.
@@ -37,8 +38,8 @@ impl Default for Inner {
 }
 
 impl Health {
-    /// Registers a component that is not ready yet, and what it waits for. Readiness is about the start: a component that was
-    /// ready once, and is started again, is not waited for.
+    /// Registers a component that is not ready yet, and what it waits for. Readiness concerns only the start: a
+    /// component that was ready once and is started again is not waited for.
     pub fn expect(&self, component: impl Into<String>, waits_for: &'static str) {
         let component = component.into();
         let mut inner = self.inner.lock();
@@ -70,7 +71,7 @@ impl Health {
         self.inner.lock().watch_progress = Instant::now();
     }
 
-    /// As if no watch had begun or failed for long.
+    /// Pretends that no watch has begun or failed for a long time.
     #[cfg(test)]
     pub(super) fn stall(&self) {
         let mut inner = self.inner.lock();

@@ -1,4 +1,4 @@
-//! The usage of instances as metrics, if the administrator wants it: these metrics have the names of objects as label values, so
+//! The usage of instances as metrics, if the administrator wants them. Their label values include names of objects, so
 //! their number is limited.
 
 use std::{fmt, sync::Arc};
@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::Unit,
 };
 
-/// What is shown of one instance.
+/// What is shown for one instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShownInstance {
     /// Its namespace.
@@ -30,7 +30,7 @@ pub struct ShownInstance {
     pub sent_bytes: Option<u64>,
 }
 
-/// What is shown.
+/// The instances that are shown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShownInstances {
     /// The instances.
@@ -39,18 +39,18 @@ pub struct ShownInstances {
     pub left_out: usize,
 }
 
-/// Says what is shown, each time that the metrics are read.
+/// Returns what to show, each time the metrics are read.
 type Source = Box<dyn Fn() -> ShownInstances + Send + Sync>;
 
 /// A value of an instance, if it is known.
 type ValueOf<T> = fn(&ShownInstance) -> Option<T>;
 
-/// The usage of instances. Nothing until [`show`](Self::show) is called. Cheap to clone.
+/// The usage of instances. Shows nothing until [`show`](Self::show) is called. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct InstanceMetrics(Arc<RwLock<Option<Source>>>);
 
 impl InstanceMetrics {
-    /// Shows what `source` says.
+    /// Shows what `source` returns from now on.
     pub fn show(&self, source: impl Fn() -> ShownInstances + Send + Sync + 'static) {
         *self.0.write() = Some(Box::new(source));
     }

@@ -25,8 +25,8 @@ use super::{Metrics, client::CallError};
 /// Name of the Lease in the operator's namespace.
 pub const LEASE_NAME: &str = "stellage-controller";
 
-/// The times of the election. They must satisfy `attempt` < `renew_deadline` < `duration`, each with a margin: one value for
-/// the first two cost another project 90 leaderships in six days (home-operations/kopiur#319).
+/// The times of the election. They must satisfy `attempt` < `renew_deadline` < `duration`, each with a margin: using
+/// one value for the first two cost another project 90 leaderships in six days (home-operations/kopiur#319).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
     /// How long other replicas wait for a holder that no longer renews.
@@ -167,7 +167,7 @@ pub struct LeaderElection {
     metrics: Metrics,
     /// An annotation that the Lease has while this replica holds it.
     annotation: Option<(&'static str, Arc<str>)>,
-    /// The Lease as this process has last written it as its holder.
+    /// The Lease as this process last wrote it as its holder.
     last_held: Arc<Mutex<Observed>>,
 }
 
@@ -219,8 +219,8 @@ impl LeaderElection {
         }
     }
 
-    /// The same candidate under another identity: for the API server it is another replica, which has to wait until the Lease
-    /// of the former one has expired.
+    /// The same candidate under another identity: to the API server it is another replica, which has to wait until the
+    /// former one's Lease has expired.
     #[must_use]
     pub fn renamed(&self, identity: &str) -> Self {
         Self {
@@ -229,7 +229,7 @@ impl LeaderElection {
         }
     }
 
-    /// Has the Lease carry an annotation while this replica holds it.
+    /// Makes the Lease carry an annotation while this replica holds it.
     #[must_use]
     pub fn with_annotation(mut self, key: &'static str, value: &str) -> Self {
         self.annotation = Some((key, value.into()));
@@ -314,7 +314,7 @@ impl LeaderElection {
         Ok(Attempt::Held(Box::new(held)))
     }
 
-    /// Remembers the Lease as this process has written it at that time.
+    /// Remembers the Lease as this process wrote it at that time.
     fn held(&self, lease: &Lease, since: Instant) {
         *self.last_held.lock() = Observed {
             version: lease.metadata.resource_version.clone(),
@@ -357,7 +357,7 @@ impl LeaderElection {
                 }
                 () = sleep(self.jittered_retry()) => {}
             }
-            // Counted from the request, not from its response: others may have seen the renewal that early.
+            // Count from the request, not from its response: others may have seen the renewal that early.
             let begun = Instant::now();
             let remaining = self.times.renew_deadline.saturating_sub(renewed.elapsed());
             match timeout(self.times.attempt.min(remaining), self.renew_once(&lease)).await {

@@ -1,5 +1,5 @@
-//! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects, except for those of
-//! [`instance_metrics`](super::instance_metrics).
+//! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects,
+//! except in [`instance_metrics`](super::instance_metrics).
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -113,7 +113,7 @@ pub struct Metrics {
     pub watch_errors: Family<KindLabels, Counter>,
     /// Unix time of the API server's last answer to a watch.
     pub watch_last_response: Family<ResourceLabels, Gauge<f64, AtomicU64>>,
-    /// Requests to the API server, but for watches.
+    /// Requests to the API server, except for watches.
     pub kubernetes_requests: Family<KubernetesLabels, Counter>,
     /// Seconds until the head of the API server's answer.
     pub kubernetes_seconds: Family<MethodLabels, Histogram>,
@@ -177,12 +177,12 @@ pub fn method_label(method: &Method) -> &'static str {
     }
 }
 
-/// From a tenth of a millisecond to half a minute.
+/// Buckets from a tenth of a millisecond to half a minute.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_1, 2.5, 14))
 }
 
-/// From a microsecond to a second.
+/// Buckets from a microsecond to a second.
 fn short_seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_001, 2.0, 21))
 }
@@ -206,7 +206,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Takes back what only the leader knows: from now on another replica shows it.
+    /// Resets what only the leader knows: from now on another replica shows it.
     pub fn resign(&self) {
         for gauge in [
             &self.leader,
@@ -243,7 +243,7 @@ impl Metrics {
         self.watch_last_response.get_or_create_owned(&labels).set(now);
     }
 
-    /// Takes back when a watch of this resource was last answered: one that has ended on purpose is not late.
+    /// Clears the time of the last answer to a watch of this resource: a watch that was ended on purpose is not late.
     pub fn watch_ended(&self, resource: &str) {
         let labels = ResourceLabels {
             resource: resource.to_owned(),
@@ -256,8 +256,8 @@ impl Metrics {
         Self::of(true, true)
     }
 
-    /// The metrics of a process that serves the facade, runs the controllers, or both. Others are not shown: they would always be
-    /// zero.
+    /// The metrics of a process that serves the facade, runs the controllers, or both. Metrics that would always be
+    /// zero are not shown.
     pub fn of(facade: bool, controllers: bool) -> Self {
         let metrics = Self {
             registry: Arc::default(),

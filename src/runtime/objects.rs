@@ -66,14 +66,14 @@ impl<K> Objects<K> {
 }
 
 impl<K: Resource> Objects<K> {
-    /// The object with this name in this namespace, which is empty for a kind that is in none.
+    /// The object with this name in this namespace, which is empty for a cluster-scoped kind.
     pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<K>> {
         let hash = self.hasher.hash_one(name);
         let objects = self.namespaces.get(namespace)?;
         objects.find(hash, |object| names(object.meta()).1 == name)
     }
 
-    /// Adds an object, in place of the one that has its name, if there is one.
+    /// Adds an object, replacing any object with the same name.
     pub fn insert(&mut self, object: Arc<K>) {
         let (namespace, name) = names(object.meta());
         let objects = match self.namespaces.get_mut(namespace) {
@@ -118,7 +118,7 @@ impl<K: Resource> FromIterator<Arc<K>> for Objects<K> {
     }
 }
 
-/// What a watch shows of a kind. Cheap to clone.
+/// The objects of a kind as a watch shows them. Cheap to clone.
 pub struct Store<K> {
     objects: Arc<RwLock<Objects<K>>>,
     is_listed: watch::Receiver<bool>,
@@ -133,7 +133,7 @@ impl<K> Clone for Store<K> {
     }
 }
 
-/// What writes a [`Store`].
+/// Writes a [`Store`].
 pub struct Writer<K> {
     objects: Arc<RwLock<Objects<K>>>,
     is_listed: watch::Sender<bool>,
@@ -143,7 +143,7 @@ pub struct Writer<K> {
 #[derive(Clone, Copy, Debug)]
 pub struct WatchEnded;
 
-/// An empty store, and what writes it.
+/// An empty store, and its writer.
 pub fn store<K>() -> (Store<K>, Writer<K>) {
     let objects = Arc::new(RwLock::new(Objects::default()));
     let (sender, is_listed) = watch::channel(false);
@@ -163,7 +163,7 @@ impl<K> Store<K> {
     ///
     /// # Errors
     ///
-    /// It ended before.
+    /// The watch ended before that.
     pub async fn wait_until_ready(&self) -> Result<(), WatchEnded> {
         let mut is_listed = self.is_listed.clone();
         let listed = is_listed.wait_for(|is_listed| *is_listed).await;
@@ -192,7 +192,7 @@ impl<K: Resource> Store<K> {
         self.named(place.namespace(), place.name())
     }
 
-    /// The object with this name in this namespace, which is empty for a kind that is in none.
+    /// The object with this name in this namespace, which is empty for a cluster-scoped kind.
     pub fn named(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
         self.objects.read().get(namespace, name).cloned()
     }

@@ -21,8 +21,9 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// Connections at the same time, and from one address. They are the port's own, so that clients of the REST API cannot keep
-/// probes from being answered; and a probe opens, asks and closes within milliseconds.
+/// Maximum number of simultaneous connections, in total and from one address. This port has its own limits, so that
+/// clients of the REST API cannot keep probes from being answered; and a probe opens, asks and closes within
+/// milliseconds.
 const CONNECTIONS: usize = 256;
 const CONNECTIONS_PER_PEER: usize = 64;
 

@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
-/// Where an object is: its namespace and its name, or the name alone of one that is in no namespace. A short text that all clones
-/// share.
+/// Where an object is: its namespace and name, or only the name of a cluster-scoped object. A short text that all
+/// clones share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place(Arc<str>);
 
@@ -22,7 +22,7 @@ impl Place {
         Self::new(namespace, metadata.name.as_deref().unwrap_or_default())
     }
 
-    /// The place of the object with this name in this namespace, which is empty for a kind that is in none.
+    /// The place of the object with this name in this namespace, which is empty for a cluster-scoped kind.
     pub fn new(namespace: &str, name: &str) -> Self {
         match namespace {
             "" => Self(name.into()),
@@ -30,7 +30,7 @@ impl Place {
         }
     }
 
-    /// The namespace; empty for an object that is in none.
+    /// The namespace; empty for a cluster-scoped object.
     pub fn namespace(&self) -> &str {
         self.parts().0
     }

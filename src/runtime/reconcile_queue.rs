@@ -91,7 +91,7 @@ impl<K: Queued> ReconcileQueue<K> {
         )
     }
 
-    /// Queues objects because something else that they depend on has changed.
+    /// Queues objects because something that they depend on has changed.
     pub fn again(&self, objects: impl IntoIterator<Item = Arc<K>>) {
         let inner = self.inner.lock();
         if let Some(triggers) = &inner.triggers {
@@ -101,7 +101,7 @@ impl<K: Queued> ReconcileQueue<K> {
         }
     }
 
-    /// Remembers an object that was just written, so that nothing is decided on an older version.
+    /// Remembers an object that was just written, so that no decision is based on an older version.
     pub fn wrote(&self, object: Arc<K>) {
         if let Some(uid) = object.meta().uid.clone() {
             self.inner.lock().written.insert(uid, object);
@@ -164,8 +164,8 @@ impl<K: Queued> Listener<K> for ReconcileQueue<K> {
         let mut inner = self.inner.lock();
         match change {
             Change::Replaced(all) => {
-                // A new list does not report deletions. Forget all our writes: as writes are guarded, the worst that can
-                // happen is a conflict.
+                // A new list does not report deletions. Forget all our writes: because writes are guarded, the worst
+                // that can happen is a conflict.
                 inner.written.clear();
                 inner.unreadable_objects.clear();
                 if let Some(triggers) = &inner.triggers {

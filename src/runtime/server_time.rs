@@ -12,14 +12,16 @@ use parking_lot::Mutex;
 
 use super::Clock;
 
-/// How far the clock of a machine may be off the API server's time, which has no fractions of a second and is some time on the way.
+/// How far a machine's clock may differ from the API server's time, which has no fractions of a second and takes some
+/// time to arrive.
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
-/// How close a clock that was off has to come to agree again, so that one at the edge is not off by turns.
+/// How close a clock that was off must come to count as right again, so that a clock at the edge does not keep changing
+/// sides.
 const AGREEMENT: SignedDuration = SignedDuration::from_secs(30);
-/// The time stands still rather than to go back by this or less, as it would when another clock is used, or when API servers whose
-/// clocks differ answer by turns.
+/// The time stands still rather than going back by this or less, as it would when the other clock is used, or when API
+/// servers with different clocks answer by turns.
 const STEP_BACK: SignedDuration = SignedDuration::from_mins(2);
-/// How often it is said at most which clock is used.
+/// Minimum time between two log lines about which clock is used.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
 /// The time of the API server. Cheap to clone.
@@ -51,21 +53,22 @@ impl ServerTime {
         told.later(Instant::now())
     }
 
-    /// The time `age` ago: what happened earlier is older than `age`. Before the first answer, a time so early that nothing is.
+    /// The time `age` ago: anything that happened before it is older than `age`. Before the first answer, a time so
+    /// early that nothing is older.
     pub fn since(&self, age: SignedDuration) -> Timestamp {
         let since = self.now().and_then(|now| now.saturating_sub(age).ok());
         since.unwrap_or(Timestamp::MIN)
     }
 
-    /// The earlier of this time and that of a machine, so that neither clock alone ends a period too early.
+    /// The earlier of this time and a machine's time, so that neither clock alone ends a period too early.
     pub fn or_earlier(&self, machine: Timestamp) -> Timestamp {
         self.now().map_or(machine, |server| server.min(machine))
     }
 }
 
-/// The clock of this machine, as long as it agrees with the API server's time to the minute; else that time. So what is stored
-/// beside the API server's own times, such as when a server first ran, is right although the machine's clock was set. It does not go
-/// back by a little.
+/// The clock of this machine, as long as it agrees with the API server's time to the minute; otherwise the API server's
+/// time. So times that are stored next to the API server's own, such as when a server first ran, are right even if the
+/// machine's clock was set. It does not go back by small steps.
 pub struct CheckedClock {
     machine: Arc<dyn Clock>,
     server: ServerTime,
@@ -76,9 +79,9 @@ pub struct CheckedClock {
 struct State {
     /// Whether the machine's clock is off.
     is_off: bool,
-    /// What was last said of that, and when.
+    /// What was last logged about that, and when.
     said: Option<(bool, Instant)>,
-    /// The time that was last given.
+    /// The time that was last returned.
     last: Option<Timestamp>,
 }
 
@@ -95,7 +98,7 @@ impl CheckedClock {
 
 impl Clock for CheckedClock {
     fn now(&self) -> Timestamp {
-        // Read under the lock, so that no later time is given before this one.
+        // Read under the lock, so that no later time is returned before this one.
         let mut state = self.state.lock();
         let (machine, server) = (self.machine.now(), self.server.now());
         if let Some(server) = server
@@ -113,7 +116,7 @@ impl Clock for CheckedClock {
 }
 
 impl State {
-    /// Takes over how far the two clocks are apart. Returns whether it is to be said which one is used.
+    /// Records how far apart the two clocks are. Returns whether to log which one is used.
     fn is_news(&mut self, apart: SignedDuration, now: Instant) -> bool {
         self.is_off = apart > if self.is_off { AGREEMENT } else { TOLERANCE };
         let is_news = self.is_off != self.said.is_some_and(|(is_off, _)| is_off);
@@ -126,7 +129,7 @@ impl State {
         is_news && may_say
     }
 
-    /// This time, or the last one if it goes back to this one by a little.
+    /// This time, or the last one if this time is slightly before it.
     fn held(&mut self, time: Timestamp) -> Timestamp {
         let is_back = |last: &Timestamp| *last > time && last.duration_since(time) <= STEP_BACK;
         let held = self.last.filter(is_back).unwrap_or(time);
@@ -207,7 +210,7 @@ mod tests {
         let start = Instant::now();
         let mut said = Vec::new();
         for second in 0..=300_u64 {
-            // API servers whose clocks differ answer by turns, until one of them is set.
+            // API servers with different clocks answer by turns, until one of the clocks is set.
             let apart = if second % 2 == 0 && second < 200 { 90 } else { 0 };
             if state.is_news(
                 SignedDuration::from_secs(apart),

@@ -1,5 +1,5 @@
-//! Random keys that all replicas share, each in a Secret that is installed empty together with the operator's permissions, so that these
-//! need not include creating Secrets.
+//! Random keys that all replicas share, each in a Secret that is installed empty together with the operator's
+//! permissions, so that the permissions need not include creating Secrets.
 
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, api::PostParams};
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::client::{CallError, bounded};
 
-/// Attempts to write a key while other replicas do so, too.
+/// Attempts to write a key while other replicas do the same.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// Why there is no key.
@@ -24,8 +24,8 @@ pub enum SharedKeyError {
     Call(#[from] CallError),
 }
 
-/// The value of an entry of the Secret with this name. If it has none, it gets the one that `make` returns, unless another
-/// replica is faster: then all get that one's.
+/// The value of an entry of the Secret with this name. If the entry is empty, it gets the value that `make` returns,
+/// unless another replica is faster: then all replicas get that replica's value.
 pub async fn read_or_make(
     api: &Api<Secret>,
     name: &str,
@@ -42,7 +42,7 @@ pub async fn read_or_make(
         let key = make();
         data.insert(entry.to_owned(), ByteString(key.clone()));
         secret.metadata.managed_fields = None;
-        // With the resourceVersion that was read: of several replicas, one writes its key.
+        // Guarded by the resourceVersion that was read: of several replicas, only one writes its key.
         match bounded(api.replace(name, &PostParams::default(), &secret)).await {
             Ok(_) => return Ok(key),
             Err(error) if error.is_conflict() => {}

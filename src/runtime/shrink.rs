@@ -5,10 +5,11 @@ use std::{
     hash::{BuildHasher, Hash},
 };
 
-/// What a map may keep however little is in it.
+/// Capacity that a map may keep, however few entries it has.
 const LITTLE: usize = 1024;
 
-/// Gives back most of the memory of a map that holds far less than it once did. Call it after removals; it seldom does anything.
+/// Releases most of the memory of a map that holds far less than it once did. Call it after removals; it seldom does
+/// anything.
 pub fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if map.capacity() > LITTLE && map.len() < map.capacity() / 8 {
         map.shrink_to(map.len() * 2);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use rustls_native_certs::load_native_certs;
 
-/// The configuration of a client that trusts the system's certificate authorities; SSL_CERT_FILE names others.
+/// The configuration of a client that trusts the system's certificate authorities, or those that SSL_CERT_FILE
+/// names.
 pub fn client_config() -> Result<ClientConfig, rustls::Error> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(load_native_certs().certs);

@@ -13,7 +13,7 @@ pub fn init(json: bool) {
         .with_writer(std::io::stderr);
     // An error means that logging has been set up already, for example by a test.
     let _ = if json {
-        // The span is that of the request; a list of one would say it twice.
+        // The span is the request's; a list with only that span would show it twice.
         subscriber.json().with_span_list(false).try_init()
     } else {
         subscriber.with_ansi(false).try_init()

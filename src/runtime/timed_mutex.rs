@@ -8,7 +8,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::histogram::Histogram;
 
-/// A mutex that reports to a histogram for how many seconds it was held each time.
+/// A mutex that reports to a histogram how many seconds it was held each time.
 pub struct TimedMutex<T> {
     mutex: Mutex<T>,
     holds: Histogram,

@@ -1,8 +1,8 @@
-//! An object of a watch as text, so that it can be parsed later, where there is time for it, and so that one object that does not match its
-//! schema does not hide the others.
+//! An object of a watch as text, so that it can be parsed later, when there is time, and so that one object that does
+//! not match its schema does not hide the others.
 //!
-//! kube's `DeserializeGuard` does the same, but parses each object at once into a tree and copies that before it creates the object. This
-//! one parses the text, and parses it a second time only if that fails.
+//! kube's `DeserializeGuard` does the same, but parses each object at once into a tree and copies the tree before it
+//! creates the object. This one parses the text directly, and a second time only if that fails.
 
 use std::{borrow::Cow, marker::PhantomData, sync::Arc};
 
@@ -14,11 +14,11 @@ use kube::{
 use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error as _};
 use serde_json::{Value, value::RawValue};
 
-/// An object that is not parsed yet, but for its resourceVersion. Only for JSON.
+/// An object of which only the resourceVersion has been parsed. Only for JSON.
 #[derive(Clone, Debug)]
 pub struct Unparsed<K> {
     text: Box<RawValue>,
-    /// With nothing but the resourceVersion.
+    /// Has nothing but the resourceVersion.
     metadata: ObjectMeta,
     kind: PhantomData<K>,
 }

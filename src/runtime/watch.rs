@@ -68,7 +68,8 @@ impl<K, F: FnMut(&Change<K>) + Send + 'static> Listener<K> for F {
     }
 }
 
-/// The listeners of whoever needs a watch for a part of its life only, such as controllers that start afresh. Cheap to clone.
+/// The listeners of components that need a watch for only part of its life, such as controllers that start afresh.
+/// Cheap to clone.
 pub struct ListenerSlot<K>(Arc<Mutex<Slot<K>>>);
 
 struct Slot<K> {
@@ -97,9 +98,10 @@ where
     K: Resource + Clone + 'static,
     K::DynamicType: Default + Eq + Hash + Clone,
 {
-    /// Lets these listen from now on, and drops those before them. They begin with what is in `store`, that of the watch.
+    /// Makes these listeners listen from now on, and drops the previous ones. They begin with what is in `store`, the
+    /// watch's store.
     pub fn fill(&self, mut listeners: Vec<Box<dyn Listener<K>>>, store: &Store<K>) {
-        // Whatever the store does not show yet comes after this.
+        // Anything that the store does not show yet comes after this.
         let mut slot = self.0.lock();
         if slot.is_listed {
             let list = Change::Replaced(store.state());
@@ -124,7 +126,7 @@ impl<K: Send + Sync + 'static> Listener<K> for ListenerSlot<K> {
 /// Starts watches, and holds what they share.
 #[derive(Clone)]
 pub struct Watches {
-    /// The client of those who watch.
+    /// The client for those who use the watches.
     pub client: Client,
     /// The client of the watches themselves.
     pub streams: Client,
@@ -279,14 +281,14 @@ impl Watches {
         }
     }
 
-    /// The events of a watch, read ahead: the API server sends more of a list, or prepares its next page, while the objects before are
-    /// parsed. Otherwise each would be idle half of the time, waiting for the other.
+    /// The events of a watch, read ahead: the API server sends more of a list, or prepares its next page, while earlier
+    /// objects are parsed. Otherwise each side would be idle half of the time, waiting for the other.
     fn read_ahead<K>(&self, config: watcher::Config) -> mpsc::Receiver<watcher::Result<Event<Unparsed<K>>>>
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
     {
-        // A page of objects, the beginning of the list and its end.
+        // A page of objects, plus the beginning and the end of the list.
         let capacity = usize::try_from(config.page_size.unwrap_or_default()).unwrap_or_default() + 2;
         let (sender, events) = mpsc::channel(capacity);
         let api: Api<Unparsed<K>> = Api::all(self.streams.clone());
@@ -304,9 +306,9 @@ impl Watches {
     }
 }
 
-/// Forwards the events of a watch whose lists are streamed: the API server sends them from its cache, object by object, which takes
-/// less than half as long as pages do. Returns whether nobody receives them any more; otherwise a list was not streamed to its end and is to
-/// be read in pages, as with Kubernetes before 1.34.
+/// Forwards the events of a watch whose lists are streamed: the API server sends them from its cache, object by object,
+/// which takes less than half as long as in pages. Returns whether nobody receives them any more; if not, a list was
+/// not streamed to its end and must be read in pages, as with Kubernetes before 1.34.
 async fn forward_streamed<K>(
     events: impl Stream<Item = watcher::Result<Event<K>>>,
     receiver: &mpsc::Sender<watcher::Result<Event<K>>>,
@@ -315,7 +317,7 @@ async fn forward_streamed<K>(
     let (mut is_listing, mut was_listed) = (false, false);
     while let Some(event) = next(&mut events, receiver).await {
         match &event {
-            // The last one has ended too soon.
+            // The previous list ended too soon.
             Ok(Event::Init) if is_listing => return false,
             Ok(Event::Init) => is_listing = true,
             Ok(Event::InitDone) => (is_listing, was_listed) = (false, true),

@@ -77,7 +77,7 @@ pub enum PageWritten {
     Failed,
 }
 
-/// Where pages mention some events.
+/// For each event found on a page, the UIDs of the webhooks that pages say it was delivered to.
 pub type Mentions = HashMap<Arc<str>, HashSet<String>>;
 
 /// An entry that is no longer in its outbox.

@@ -228,8 +228,8 @@ impl Dispatcher {
         {}
     }
 
-    /// Drops the oldest held delivery of the webhook that holds most within a scope. Returns whether there was one: that which was
-    /// held last, if there is no other.
+    /// Drops the oldest held delivery of the webhook that holds the most within a scope. Returns whether there was one;
+    /// it may be the one held last, if there is no other.
     fn drop_oldest(&mut self, scope: Scope, account: &str, webhook: &WebhookKey) -> bool {
         let held = &self.totals.held;
         let largest = match scope {

@@ -280,8 +280,8 @@ impl Dispatcher {
         self.entries.jobs.contains(job)
     }
 
-    /// Some entries whose webhooks have not been listed since they were recorded, in their order: those after `last`, at most
-    /// `limit`.
+    /// Some entries whose webhooks have not been listed since they were recorded, in order: at most `limit` after
+    /// `last`.
     pub fn unverified_after(&self, last: Option<&Unverified>, limit: usize) -> Vec<Unverified> {
         let after = last.map(|last| (last.namespace.clone(), last.event.clone()));
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -315,7 +315,7 @@ impl Dispatcher {
     /// Creates a job for each webhook that subscribes to the event and has none yet. If the event `is_just_recorded`, all known
     /// webhooks existed before it, whatever clocks say.
     fn create_jobs(&mut self, id: &Arc<str>, is_just_recorded: bool, now: Now) {
-        // All webhooks that there were before a settled one have been listed, and it has no body any more.
+        // All webhooks that existed before a settled entry have been listed, and the entry no longer has a body.
         let Some(entry) = self.entries.by_event.get(id).filter(|entry| !entry.is_settled()) else {
             return;
         };
@@ -340,7 +340,7 @@ impl Dispatcher {
             })
             .collect();
         for (webhook, job_key) in webhooks {
-            // An account holder may create test events, with whatever name.
+            // Account holders may create test events, with any name.
             let is_in_the_way = |job: &Job| job.event_id != *id && job.state != State::InFlight;
             if self.jobs.get(&job_key).is_some_and(is_in_the_way) {
                 self.forget(&job_key);
@@ -350,7 +350,7 @@ impl Dispatcher {
             else {
                 continue;
             };
-            // A job belongs to one event, so the set of all events' jobs tells whether it is among this one's.
+            // A job belongs to one event, so the set of all events' jobs shows whether this event already has it.
             if !self.entries.jobs.insert(job_key.clone()) {
                 continue;
             }
@@ -383,7 +383,7 @@ impl Dispatcher {
         let Some(queue) = self.queues.get(&webhook) else {
             return;
         };
-        // Those that are held already go first.
+        // Those already held go first.
         if queue.gate() != Gate::Open || !queue.held.is_empty() || !self.make_room(&webhook) {
             self.hold(job_key);
             return;
@@ -407,7 +407,7 @@ impl Dispatcher {
         let Some(job) = self.jobs.get_mut(job_key).filter(is_waiting) else {
             return;
         };
-        // An account holder may create test events, with whatever name.
+        // Account holders may create test events, with any name.
         let found = found.map(|found| found.filter(|record| *record.spec.event_id == *job.event_id));
         match found {
             Ok(None) => {
@@ -420,7 +420,7 @@ impl Dispatcher {
         }
     }
 
-    /// Settles a job towards its outbox entry: nothing is left to do for it, or its record has been written.
+    /// Marks a job as settled for its outbox entry: nothing is left to do for it, or its record has been written.
     pub(super) fn settle(&mut self, job_key: &JobKey) {
         let Some(job) = self.jobs.get_mut(job_key) else {
             return;
@@ -435,7 +435,7 @@ impl Dispatcher {
         }
     }
 
-    /// Has an entry logged once nothing else is left to do for it, and reports if it is settled.
+    /// Logs an entry once nothing else is left to do for it, and reports it if it is settled.
     pub(super) fn entry_changed(&mut self, id: &Arc<str>) {
         let entry = self.entries.by_event.get(id);
         if entry.is_some_and(|entry| entry.is_complete() && entry.logged == Logged::Awaited) {

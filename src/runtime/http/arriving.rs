@@ -13,7 +13,7 @@ use super::admission::{Admitted, Receiving};
 /// The body of a request.
 pub struct Arriving {
     body: Incoming,
-    /// Nothing if there is no body.
+    /// `None` if there is no body.
     receiving: Option<Receiving>,
 }
 

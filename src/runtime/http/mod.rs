@@ -64,9 +64,9 @@ const MAX_DISCARDED: u64 = 1024 * 1024;
 /// What a server grants its clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at the same time. Beyond that, the one that has been idle for the longest time is closed.
+    /// Maximum number of simultaneous connections. Beyond it, the one that has been idle the longest is closed.
     pub connections: usize,
-    /// The same, from one address; an IPv6 network of a /64 counts as one.
+    /// The same per address; an IPv6 /64 network counts as one address.
     pub per_peer: usize,
     /// Addresses of proxies, which serve many clients: `per_peer` does not apply to them.
     pub trusted: Vec<IpNet>,
@@ -89,7 +89,7 @@ impl Limits {
     }
 }
 
-/// The address that a request came from, among its extensions: of the client, or of the proxy that is nearest.
+/// The address that a request came from, as a request extension: that of the client, or of the nearest proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
 
@@ -107,8 +107,8 @@ pub struct Options {
     pub certificate: Option<Certificate>,
     /// How long requests that are running at the shutdown may take to finish.
     pub grace: Duration,
-    /// Set before the shutdown: each answer is then the last one on its connection, so that clients open others, which a load
-    /// balancer passes to other replicas.
+    /// Set before the shutdown: each answer is then the last one on its connection, so that clients open new
+    /// connections, which a load balancer passes to other replicas.
     pub leaving: Arc<AtomicBool>,
 }
 
@@ -283,7 +283,8 @@ impl Server {
         });
         let mut connection = self.http.serve_connection(TokioIo::new(stream), service);
         let (mut first_head, mut is_closing) = (Some(first_head), false);
-        // The connection is woken for each request. In a set of futures, what is awaited beside it is only polled when it is woken.
+        // The connection is woken for each request. In a set of futures, the signal awaited beside it is polled only
+        // when it is woken itself.
         let mut signals = FuturesUnordered::new();
         let is_late = loop {
             if signals.is_empty() {
@@ -333,7 +334,7 @@ impl Server {
         }
     }
 
-    /// The next thing that a connection has to know, besides what its peer sends.
+    /// The next signal for a connection, apart from what its peer sends.
     async fn signal(&self, admitted: &Admitted, first_head: Option<Instant>, is_closing: bool) -> Signal {
         let first_head_due = async {
             match first_head {
@@ -352,7 +353,7 @@ impl Server {
 enum Signal {
     /// The connection has to make room for another.
     MakeRoom,
-    /// By now the first head must have arrived.
+    /// The first head must have arrived by now.
     FirstHeadDue,
     /// The server shuts down.
     Shutdown,

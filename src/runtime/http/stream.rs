@@ -83,7 +83,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     }
 }
 
-/// A stream that replaces the answers that hyper makes itself to a head that it cannot parse. hyper has no hook for them.
+/// A stream that replaces hyper's own answers to heads that it cannot parse. hyper has no hook for them.
 pub(super) struct Refusing<S, R> {
     inner: S,
     /// The bytes to write in place of an answer with this status.
@@ -110,7 +110,7 @@ impl<S, R> Refusing<S, R> {
 }
 
 impl<S: AsyncWrite + Unpin, R: Fn(StatusCode) -> Vec<u8>> Refusing<S, R> {
-    /// Writes the replacement if `buf` is an answer of hyper.
+    /// Writes the replacement if `buf` is one of hyper's own answers.
     fn poll_refuse(&mut self, cx: &mut Context<'_>, buf: &[u8]) -> Option<Poll<io::Result<usize>>> {
         if self.replacement.is_none() {
             let status = status_of_own(buf)?;
@@ -131,7 +131,7 @@ impl<S: AsyncWrite + Unpin, R: Fn(StatusCode) -> Vec<u8>> Refusing<S, R> {
     }
 }
 
-/// The status of an answer of hyper itself to a head that it cannot parse: one with neither a body nor a Content-Type.
+/// The status of hyper's own answer to a head that it cannot parse: an answer with neither a body nor a Content-Type.
 fn status_of_own(answer: &[u8]) -> Option<StatusCode> {
     let head = answer.strip_prefix(b"HTTP/1.")?;
     let status = [

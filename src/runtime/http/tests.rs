@@ -127,7 +127,7 @@ async fn more_hostile_connections_than_fit_leave_clients_their_answers() {
             if n % 10 == 0 {
                 let begun = Instant::now();
                 assert!(served.ask("/").await.ends_with("hello"), "{attack:?}");
-                // One on a connection that is in use, too.
+                // Also a request on a connection that is in use.
                 kept.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
                     .await
                     .unwrap();

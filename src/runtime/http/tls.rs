@@ -119,8 +119,8 @@ impl Certificate {
         self.config.clone().into()
     }
 
-    /// Reads the files again whenever they have changed. What cannot be used is logged, and the server goes on with the last
-    /// certificate: often only one of the two files has been replaced so far.
+    /// Reads the files again whenever they have changed. Files that cannot be used are logged, and the server keeps the
+    /// last certificate: often only one of the two files has been replaced so far.
     pub(super) async fn reload_until(&self, shutdown: &CancellationToken) {
         let mut last_error = String::new();
         loop {

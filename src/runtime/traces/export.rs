@@ -18,9 +18,9 @@ use crate::runtime::{metrics::OutcomeLabels, system_tls};
 
 /// How long a request may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How much of an answer is read, in bytes. One that says something has some hundred.
+/// How much of an answer is read, in bytes. One with an error message has some hundred.
 const MAX_ANSWER: usize = 64 * 1024;
-/// How often to complain of a receiver that takes no traces.
+/// How often to log that a receiver takes no traces.
 const COMPLAIN_EVERY: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
@@ -95,7 +95,7 @@ async fn send(http: reqwest::Client, request: reqwest::Request) -> Result<Respon
     }
     let mut whole = Response::new(body.into());
     *whole.status_mut() = answer.status();
-    // With `Retry-After`.
+    // Includes `Retry-After`.
     *whole.headers_mut() = std::mem::take(answer.headers_mut());
     Ok(whole)
 }

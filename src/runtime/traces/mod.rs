@@ -1,8 +1,9 @@
-//! Traces, sent over OTLP: the spans of a request, of the reconciles and provider calls that it causes, and of the deliveries of its events
-//! form one trace.
+//! Traces, sent over OTLP. The spans of a request, of the reconciles and provider calls that it causes, and of the
+//! deliveries of its events form one trace.
 //!
-//! Spans begin where the work is done, rather than in a layer over `tracing`: there are few such places, the trace passes through objects of
-//! the API server, and log lines stay as they are. Without an endpoint, each of these places checks a static and does nothing.
+//! Spans begin where the work is done, rather than in a layer over `tracing`: there are few such places, the trace
+//! passes through objects of the API server, and log lines stay as they are. Without an endpoint, each of these places
+//! checks a static and does nothing.
 //!
 //! - `parent`: the `traceparent` of a caller, an annotation or an event;
 //! - `export`: the HTTP client of the exporter.
@@ -111,7 +112,7 @@ pub fn start(
     }
     let provider = SdkTracerProvider::builder()
         .with_batch_exporter(exporter)
-        // Whether there is a span is decided before it is made.
+        // Whether to make a span is decided before it is made.
         .with_sampler(Sampler::AlwaysOn)
         .with_resource(resource.build())
         .build();
@@ -326,7 +327,7 @@ mod tests {
         for _ in 0..100 {
             assert!(tracer(0.0).follow(&sampled).is_none());
         }
-        // Whatever the id of the trace is.
+        // Whatever the trace id is.
         let followed = (0..10_000).filter(|_| tracer(0.1).follow(&sampled).is_some());
         assert!((700..1300).contains(&followed.count()));
     }

@@ -1,5 +1,5 @@
-//! The `traceparent` of W3C Trace Context, version 00. What callers and annotations say is not trusted: anything that is not exactly in its
-//! format is ignored. `tracestate` is neither read nor sent.
+//! The `traceparent` of W3C Trace Context, version 00. Values from callers and annotations are not trusted: anything
+//! that does not match the format exactly is ignored. `tracestate` is neither read nor sent.
 
 use http::{HeaderMap, HeaderName};
 use opentelemetry::{
@@ -10,7 +10,7 @@ use opentelemetry::{
 /// The header.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// The span of whoever makes a request.
+/// The span of the caller of a request.
 pub(super) fn of_caller(headers: &HeaderMap) -> Option<SpanContext> {
     let mut values = headers.get_all(TRACEPARENT).iter();
     match (values.next(), values.next()) {

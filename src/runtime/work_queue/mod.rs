@@ -18,7 +18,7 @@ use queue::WorkQueue;
 
 use super::Place;
 
-/// Objects whose time has come that are queued before the next event is looked at.
+/// Number of due objects that are queued before the next event is looked at.
 const DUE_AT_ONCE: usize = 64;
 
 /// Reconciles objects of a kind.
@@ -26,7 +26,8 @@ pub trait Reconcile: Sync {
     /// The class of the slot that an object needs now.
     fn class(&self, place: &Place) -> Class;
 
-    /// Reconciles an object once, with a slot of this class. Returns after how long to do so again unless it changes before.
+    /// Reconciles an object once, with a slot of this class. Returns after how long to do so again, unless the object
+    /// changes before then.
     fn reconcile(&self, place: &Place, class: Class) -> impl Future<Output = Option<Duration>> + Send;
 }
 

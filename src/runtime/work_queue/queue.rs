@@ -1,9 +1,10 @@
 //! The queue of the objects to reconcile. Accounts take turns, and objects whose provider does not answer have separate
 //! slots. No I/O.
 //!
-//! kube's `Controller` is not used for this, since its queue does not know about accounts: reconciles would have to be started in order to
-//! wait for their turn, and it polls all that have been started whenever one of them makes progress. Here, only reconciles that have a
-//! slot are started, so the time for a reconcile does not depend on how many others wait.
+//! kube's `Controller` is not used for this, because its queue does not know about accounts: reconciles would have to
+//! be started just to wait for their turn, and it polls all started reconciles whenever one of them makes progress.
+//! Here only reconciles that have a slot are started, so the time for a reconcile does not depend on how many others
+//! wait.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,17 +37,17 @@ pub(super) struct WorkQueue {
 /// Where an object is.
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
-    /// Among the timers.
+    /// Waits for a timer.
     Later(Instant, u64),
-    /// Among those that wait for a slot of this class. An older ticket is void.
+    /// Waits for a slot of this class. An older ticket is void.
     Waiting(Class, u64),
     Running {
-        /// Whether it was requested since.
+        /// Whether it has been requested in the meantime.
         again: bool,
     },
 }
 
-/// Whose turn an object takes: that of its account, which an object in no namespace is itself.
+/// The account whose turn an object takes. A cluster-scoped object is an account of its own.
 fn account(place: &Place) -> Arc<str> {
     match place.namespace() {
         "" => place.name().into(),
@@ -74,8 +75,8 @@ impl WorkQueue {
         self.objects.len() - self.timers.len()
     }
 
-    /// Has an object reconciled once there is a slot, or once more if it is being reconciled now. One that waits for a slot for
-    /// suspects waits for a normal slot instead if it is requested as [`Class::Normal`].
+    /// Requests a reconcile of an object once there is a slot, or another one if it is being reconciled now. An object
+    /// that waits for a suspect slot waits for a normal slot instead if it is requested as [`Class::Normal`].
     pub(super) fn request(&mut self, place: Place, class: Class) {
         match self.objects.get_mut(&place) {
             Some(Stage::Running { again }) => {
@@ -110,8 +111,8 @@ impl WorkQueue {
         None
     }
 
-    /// Ends the reconcile of an object, which is to be reconciled again at this time. Returns whether it was requested in
-    /// the meantime: then request it again.
+    /// Ends the reconcile of an object, which is to be reconciled again at this time. Returns whether it was requested
+    /// in the meantime; if so, request it again.
     #[must_use]
     pub(super) fn finished(&mut self, place: &Place, class: Class, again_at: Option<Instant>) -> bool {
         self.slots(class).give_back(&account(place));

@@ -5,7 +5,8 @@ use std::{
     sync::Arc,
 };
 
-/// A number of slots, of which one account gets only so many at a time, and what waits for them.
+/// A number of slots, of which one account gets only so many at a time, and the items that wait for
+/// them.
 #[derive(Debug)]
 pub(super) struct Slots<T> {
     free: usize,
