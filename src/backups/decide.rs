@@ -19,9 +19,9 @@ use crate::{
 
 /// How long a backup may run before it counts as failed.
 const DEADLINE: SignedDuration = SignedDuration::from_hours(6);
-/// When to look again whether the last event of a deleted Backup is settled, in case that is not reported.
+/// When to check again whether the last event of a deleted Backup is settled, in case that is not reported.
 const CHECK_AGAIN: Duration = Duration::from_secs(1);
-/// The same for whether a deleted Backup has been restored.
+/// When to check again whether a deleted Backup has been restored.
 const CHECK_HELD: Duration = Duration::from_mins(10);
 /// Longest message of an error that is kept, in bytes.
 const MAX_MESSAGE: usize = 1000;
@@ -31,9 +31,9 @@ const MAX_CODE: usize = 64;
 /// The instance of a Backup.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// There has been none of that name yet.
+    /// There has been no instance of that name yet.
     Missing,
-    /// It has been deleted. It may still be there, while its server is removed.
+    /// It has been deleted. The object may still exist while its server is being removed.
     Gone(Option<&'a Instance>),
     /// It exists.
     There(&'a Instance),
@@ -64,12 +64,12 @@ impl<'a> Source<'a> {
     }
 }
 
-/// How many manual backups there may be.
+/// Maximum numbers of manual backups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of one instance.
+    /// Per instance.
     pub per_instance: usize,
-    /// Of an account.
+    /// Per account.
     pub per_account: usize,
 }
 
@@ -81,7 +81,7 @@ pub struct Situation<'a> {
     pub others: &'a [&'a Backup],
     /// Whether the account has room for this one. Looks at all backups of the account.
     pub has_room_in_account: &'a dyn Fn() -> bool,
-    /// Whether this one, of a deleted instance, is to make room for newer ones. Looks at all backups of the account.
+    /// Whether this one, of a deleted instance, must make room for newer ones. Looks at all backups of the account.
     pub gives_way: &'a dyn Fn() -> bool,
     /// Name of an Instance to which this one is being restored, or will be.
     pub restored_to: Option<&'a str>,
@@ -89,7 +89,7 @@ pub struct Situation<'a> {
     pub has_account: bool,
     /// Whether nothing is left to do for the outbox entry with this id.
     pub is_settled: &'a dyn Fn(&str) -> bool,
-    /// How many backups there may be.
+    /// Maximum numbers of manual backups.
     pub limits: Limits,
 }
 
@@ -98,9 +98,9 @@ pub struct Situation<'a> {
 pub enum Question {
     /// Nothing.
     Nothing,
-    /// How far the backup is; to begin it, if it has not begun.
+    /// How far the backup is; this also begins it, if it has not begun.
     Progress,
-    /// To delete its data.
+    /// Delete its data.
     Delete,
 }
 
@@ -135,7 +135,7 @@ pub struct Decision {
     pub status: BackupStatus,
     /// Event to publish once the status is written.
     pub note: Option<Note>,
-    /// When to reconcile again if nothing happens before.
+    /// When to reconcile again if nothing happens before then.
     pub recheck_after: Option<Duration>,
     /// Whether the provider could not answer, so that the next reconcile comes after a backoff.
     pub retry: bool,
@@ -148,7 +148,7 @@ pub struct Decision {
 pub enum Effect {
     /// Nothing.
     None,
-    /// Make the second try of this backup, before the status is written.
+    /// Make the second attempt at this backup, before the status is written.
     TryAgain,
     /// Delete it: newer backups have replaced it.
     Delete,
@@ -159,7 +159,7 @@ pub enum Effect {
 /// What to ask the provider before [`decide()`].
 pub fn question(backup: &Backup, situation: &Situation<'_>) -> Question {
     if backup.is_deleting() {
-        // Its end is recorded first, and so is that it can no longer be restored.
+        // First its end is recorded, and that it can no longer be restored.
         let waits = backup.is_unfinished() || situation.restored_to.is_some() || is_held(backup);
         return if waits && situation.has_account {
             Question::Nothing
@@ -307,7 +307,7 @@ impl Machine<'_> {
 
     fn wait_for(&mut self, instance: &Instance, reason: &'static str, message: &str) {
         self.decision.status.phase = Some(BackupPhase::Waiting);
-        // From now on this one is meant, whatever gets its name later.
+        // From now on this instance is meant, whatever gets its name later.
         self.decision
             .status
             .source
@@ -402,8 +402,8 @@ impl Machine<'_> {
         }
     }
 
-    /// A Backup that is being deleted: one that is under way ends first, then its data is deleted, then the object once its event
-    /// is settled.
+    /// A Backup that is being deleted: if it is in progress, it ends first; then its data is deleted, and then the
+    /// object, once its event is settled.
     fn remove(&mut self, seen: Seen<'_>) {
         if self.backup.is_unfinished() && self.situation.has_account {
             self.fail(
@@ -467,8 +467,8 @@ impl Machine<'_> {
         self.note(true, "BackupFailed", message);
     }
 
-    /// Records the end, and its event, which is thereby recorded once: an end is written once, and there is no other. Of a Backup
-    /// that never had an instance there is nothing to tell.
+    /// Records the end and its event. The event is recorded only once, because an end is written once, and there is no
+    /// other. A Backup that never had an instance gets no event.
     fn end(&mut self, phase: BackupPhase) {
         let now = milliseconds(self.now);
         let status = &mut self.decision.status;

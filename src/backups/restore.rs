@@ -6,10 +6,11 @@ use crate::resources::{
     refusal::Cause,
 };
 
-/// Reason of the conditions of a Backup that is deleted once it has been restored.
+/// Reason in the conditions of a Backup that will be deleted once it has been restored.
 pub(super) const HELD: &str = "RestorePending";
 
-/// Why the Backup with this name cannot be restored to an instance whose spec names it. `backup` is that one, if there is one.
+/// Why the Backup with this name cannot be restored to an instance whose spec names it. `backup` is that Backup, if
+/// there is one.
 pub fn complaint(name: &str, backup: Option<&Backup>, instance: &Instance) -> Option<Refusal> {
     let source = backup.filter(|backup| !backup.is_deleting() || is_held(backup));
     match source.and_then(completed) {

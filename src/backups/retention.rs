@@ -6,7 +6,8 @@ use jiff::Timestamp;
 
 use crate::resources::{Backup, BackupPhase};
 
-/// Completed scheduled backups that are kept of each instance (decisions, section 7). As many failed ones are kept, to be read.
+/// Completed scheduled backups that are kept per instance (decisions, section 7). As many failed ones are kept, for
+/// people to read.
 pub const KEPT: usize = 7;
 
 /// Whether a scheduled backup has been replaced by newer ones, so that it is deleted. `others` are the backups of the same
@@ -43,8 +44,8 @@ pub fn counts(backup: &Backup) -> bool {
     !backup.is_scheduled() && !backup.is_deleting() && backup.phase() != BackupPhase::Failed
 }
 
-/// Whether it is a scheduled backup of a deleted instance that has come to its end. Nothing replaces these, so they share the limit
-/// of the account with the manual ones.
+/// Whether this is a scheduled backup of a deleted instance that has come to its end. Nothing replaces such backups, so
+/// they share the account's limit with the manual ones.
 pub fn is_left_over(backup: &Backup) -> bool {
     let is_of_deleted = backup
         .status
@@ -53,8 +54,8 @@ pub fn is_left_over(backup: &Backup) -> bool {
     backup.is_scheduled() && is_of_deleted && !backup.is_unfinished() && !backup.is_deleting()
 }
 
-/// Whether a backup that is left over is to be deleted, because there are `limit` manual ones and newer ones that are left over.
-/// `all` are those that share the limit of the account. It looks at no more once that is certain.
+/// Whether a left-over backup is to be deleted, because there are `limit` manual ones and newer left-over ones. `all`
+/// are those that share the account's limit. Stops looking once that is certain.
 pub fn gives_way<'a>(backup: &Backup, all: impl IntoIterator<Item = &'a Backup>, limit: usize) -> bool {
     let goes_before = |other: &&Backup| counts(other) || is_left_over(other) && age(other) > age(backup);
     all.into_iter().filter(goes_before).take(limit).count() >= limit
@@ -83,7 +84,7 @@ pub fn has_room<'a>(backup: &Backup, others: impl IntoIterator<Item = &'a Backup
     backup.is_scheduled() || others.into_iter().filter(begun_or_older).count() < limit
 }
 
-/// Sorts the backups that wait: those made first go first.
+/// Sort key of the backups that wait: those made first go first.
 fn queue_key(backup: &Backup) -> impl Ord + use<'_> {
     (backup.created_at(), backup.metadata.uid.as_deref())
 }

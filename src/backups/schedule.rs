@@ -38,8 +38,8 @@ pub struct Plan {
     pub due: Option<Timestamp>,
 }
 
-/// What to do about the schedule of an instance whose next backup is due at `next`. However many runs were missed, one is made up
-/// for: the first of them.
+/// What to do about the schedule of an instance whose next backup is due at `next`. However many runs were missed, only
+/// the first of them is made up for.
 pub fn plan(instance_id: &str, is_wanted: bool, next: Option<Timestamp>, now: Timestamp) -> Plan {
     let following = Some(next_run(instance_id, now));
     match next {
@@ -60,8 +60,8 @@ pub fn plan(instance_id: &str, is_wanted: bool, next: Option<Timestamp>, now: Ti
     }
 }
 
-/// The name of the Backup of an instance for a time of its schedule, or of its second try. Derived from these, so that neither a
-/// crash nor a second leader makes two.
+/// The name of the Backup of an instance for a time of its schedule, or of its second attempt. It is derived from
+/// these, so that neither a crash nor a second leader makes two Backups.
 pub fn scheduled_name(instance_uid: &str, scheduled_for: Timestamp, is_retry: bool) -> String {
     let number = u8::from(is_retry);
     ids::derived_backup_name(&format!(

@@ -238,7 +238,7 @@ impl World {
             let events = self.events.get(backup.metadata.uid.as_ref().unwrap());
             let expected = match backup.phase() {
                 BackupPhase::Completed => Some(vec![EventType::BackupCompleted]),
-                // Of one that never had an instance there is nothing to tell.
+                // A Backup that never had an instance gets no event.
                 BackupPhase::Failed if backup.instance_id().is_some() => Some(vec![EventType::BackupFailed]),
                 _ => None,
             };

@@ -13,9 +13,9 @@ const PER_GB: u64 = 1000;
 pub struct BackupLine {
     /// Hours, and the price of each.
     pub hours: Vec<(u64, UnitPrice)>,
-    /// What is to be paid.
+    /// The amount to be paid.
     pub amount: Cents,
-    /// The highest price of a month so far.
+    /// The highest monthly price so far.
     pub cap: Cents,
 }
 
@@ -29,9 +29,9 @@ impl BackupLine {
     }
 }
 
-/// The line of a backup of this size that was completed at `since` and deleted at `ended`, or still exists, by the rules for
-/// instances: the month's price is that of a GB times the size, rounded up to a cent. `None` if no hour that costs something began
-/// in the period.
+/// The line of a backup of this size that was completed at `since`, and was deleted at `ended` or still exists, by the
+/// rules for instances. The monthly price is that of a GB times the size, rounded up to a cent. `None` if no hour that
+/// costs something began in the period.
 pub fn line(
     since: Timestamp,
     ended: Option<Timestamp>,

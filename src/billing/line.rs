@@ -25,7 +25,7 @@ pub struct PlanHours {
 pub struct Billed {
     /// The amount.
     pub amount: Cents,
-    /// The month's price of the dearest plan that it had.
+    /// The monthly price of the dearest plan that it had.
     pub cap: Cents,
 }
 
@@ -34,9 +34,9 @@ pub struct Billed {
 pub struct Line {
     /// The hours, in the order in which each plan and price first occurred.
     pub hours: Vec<PlanHours>,
-    /// What is to be paid.
+    /// The amount to be paid.
     pub amount: Cents,
-    /// The month's price of the dearest plan that it had in the calendar month so far.
+    /// The monthly price of the dearest plan that it had in the calendar month so far.
     pub cap: Cents,
 }
 
@@ -51,7 +51,7 @@ pub fn line(
 ) -> Option<Line> {
     let since = metering.since;
     let first = first_hour_from(since, period.from);
-    // An instance that ran is billed for an hour at least: deletion times have whole seconds.
+    // An instance that ran is billed for at least an hour: deletion times have whole seconds.
     let ended = ended.map_or(i64::MAX, |ended| first_hour_from(since, ended).max(1));
     let end = first_hour_from(since, period.to).min(ended);
     let mut line = Line {

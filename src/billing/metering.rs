@@ -24,9 +24,9 @@ pub fn begin(plan: Plan, now: Timestamp) -> Metering {
     }
 }
 
-/// Takes over that `plan` is in effect from now on. The hour in progress is billed for it if it is dearer than those before it
-/// in that hour, unless that hour belongs to a month that has ended: its invoice may have been issued, so `plan` counts from
-/// the next hour. Returns whether the plan is a new one.
+/// Records that `plan` is in effect from now on. The hour in progress is billed for it if it is dearer than the earlier
+/// plans of that hour, unless that hour belongs to a month that has ended: its invoice may have been issued, so `plan`
+/// counts from the next hour. Returns whether the plan is a new one.
 pub fn change(metering: &mut Metering, plan: Plan, now: Timestamp) -> bool {
     let Some(last) = metering.changes.last().copied() else {
         *metering = begin(plan, metering.since);
@@ -35,12 +35,12 @@ pub fn change(metering: &mut Metering, plan: Plan, now: Timestamp) -> bool {
     if last.then == plan {
         return false;
     }
-    // Not before the last change, should the clock have been set back.
+    // Not before the last change, in case the clock was set back.
     let hour = hour_of(metering.since, now).max(last.hour);
     let began_at = beginning(metering.since, hour);
     let is_open = Period::month_of(began_at).contains(now.max(began_at));
     let counting = if is_open { plan } else { last.then };
-    // The bound is beyond what two months can have; should it be reached, the last hours are merged into one.
+    // The bound is beyond what two months can have; if it is reached, the last hours are merged into one.
     if last.hour == hour || metering.changes.len() >= MAX_CHANGES {
         if let Some(last) = metering.changes.last_mut() {
             if is_open {
@@ -58,7 +58,7 @@ pub fn change(metering: &mut Metering, plan: Plan, now: Timestamp) -> bool {
     true
 }
 
-/// Forgets the hours that began before `until`, for they have been invoiced.
+/// Forgets the hours that began before `until`, because they have been invoiced.
 pub fn forget(metering: &mut Metering, until: Timestamp) {
     let first = first_hour_from(metering.since, until);
     let invoiced = metering
@@ -70,7 +70,7 @@ pub fn forget(metering: &mut Metering, until: Timestamp) {
     metering.changes.drain(..invoiced.saturating_sub(1));
 }
 
-/// The changes of `metering`, after those before them that it has forgotten and `known` has not.
+/// The changes of `metering`, preceded by earlier ones that it has forgotten and `known` has not.
 pub fn merged(known: &[MeteredHour], metering: &Metering) -> Vec<MeteredHour> {
     let first = metering.changes.first().map_or(i64::MAX, |entry| entry.hour);
     let before = known.iter().take_while(|entry| entry.hour < first);

@@ -13,14 +13,14 @@ use crate::{
     },
 };
 
-/// Changes of prices that are kept. With four plans, a line has at most four times as many prices.
+/// Maximum number of price changes that are kept. With four plans, a line has at most four times as many prices.
 const MAX_CHANGES: usize = 20;
 
 /// Prices as they are stored.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct StoredPrices {
-    /// From when on they hold; not there in the first ones.
+    /// Since when they hold; absent from the first ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     since: Option<Timestamp>,
     currency: Currency,
@@ -30,8 +30,8 @@ struct StoredPrices {
     backup_gb: u64,
 }
 
-/// The prices of the past and the present. An hour costs what was in effect when it began, so a change of prices holds from
-/// each instance's next hour.
+/// Past and present prices. An hour costs what was in effect when it began, so a price change holds from each
+/// instance's next hour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PriceHistory {
     /// The earliest known prices, which hold for all hours before the first change.
@@ -105,7 +105,7 @@ impl PriceHistory {
         self.changes.len() >= MAX_CHANGES
     }
 
-    /// Takes over the prices in effect from now on. Returns whether they are new.
+    /// Records the prices in effect from now on. Returns whether they are new.
     pub fn record(&mut self, prices: &Prices, now: Timestamp) -> bool {
         let (changed_at, current) = match self.changes.last() {
             Some((at, prices)) => (*at, prices),
@@ -126,7 +126,7 @@ impl PriceHistory {
         }
     }
 
-    /// Each prices with the time from which they hold and the time at which they were replaced.
+    /// Each set of prices, with the time from which it holds and the time at which it was replaced.
     pub(super) fn spans(&self) -> impl Iterator<Item = (Timestamp, Timestamp, &Prices)> {
         let starts = [(Timestamp::MIN, &self.first)].into_iter();
         let starts = starts.chain(self.changes.iter().map(|(at, prices)| (*at, prices)));

@@ -9,7 +9,7 @@ pub struct Total {
     pub net: Cents,
     /// The tax on it.
     pub tax: Cents,
-    /// Both together: what is to be paid.
+    /// Both together: the amount to be paid.
     pub amount: Cents,
 }
 

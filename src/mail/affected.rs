@@ -5,7 +5,7 @@ use super::{
     text::{fact, name},
 };
 
-/// A webhook that an e-mail is about, and whom to tell.
+/// A webhook that an e-mail is about, and its account holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AffectedWebhook {
     /// E-mail address of the account holder.

@@ -14,7 +14,7 @@ use super::{
     text::{alphanumeric, fact, name, paragraph, step},
 };
 
-/// Most problems that an e-mail lists; of others it says how many there are.
+/// Maximum number of problems that an e-mail lists; it only gives the number of any others.
 pub const MAX_LISTED: usize = 20;
 /// Longest quoted URL or error in a list, in characters.
 const QUOTED_CHARACTERS: usize = 200;
@@ -28,7 +28,7 @@ pub enum Problem {
     Backlog(BackloggedWebhook),
 }
 
-/// All that an account holder has to be told of their webhooks at one time.
+/// Everything to report to an account holder about their webhooks at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
     /// E-mail address of the account holder.
@@ -47,11 +47,11 @@ pub struct Problems {
     pub backlogged: usize,
     /// When the latest of them happened.
     pub latest: Timestamp,
-    /// Differs if anything else is told: a [`Fingerprint`].
+    /// A [`Fingerprint`], which differs if anything else is reported.
     pub fingerprint: String,
 }
 
-/// Computes a digest of which problems are told, whatever has become of them since.
+/// Computes a digest of which problems are reported, whatever has become of them since.
 #[derive(Default)]
 pub struct Fingerprint(Sha256);
 

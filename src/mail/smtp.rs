@@ -143,7 +143,7 @@ impl Server {
             None => MailError::Connection {
                 server,
                 step,
-                // The error of rustls comes through lettre and io::Error, so only its text shows what kind it is.
+                // rustls's error arrives through lettre and io::Error, so only its text shows what kind it is.
                 reason: if text.contains("certificate") {
                     format!(
                         "{text}; if the system does not trust its certificate authority, add that with --smtp-ca"
@@ -156,8 +156,8 @@ impl Server {
     }
 }
 
-/// Like lettre's own `send`, which however sends QUIT after a refusal and returns the refusal only once the server has
-/// replied to that.
+/// Like lettre's own `send`, except that `send` sends QUIT after a refusal and returns the refusal only once the
+/// server has replied to QUIT.
 async fn transmit(connection: &mut AsyncSmtpConnection, message: &Message) -> Result<(), Error> {
     let envelope = message.envelope();
     let is_ascii = |address: &Address| AsRef::<str>::as_ref(address).is_ascii();

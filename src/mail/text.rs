@@ -14,7 +14,7 @@ pub(super) fn name(text: &str) -> String {
     one_line(text, NAME_CHARACTERS)
 }
 
-/// What may be a part of a Message-ID.
+/// The characters of a text that may be part of a Message-ID.
 pub(super) fn alphanumeric(text: &str) -> String {
     let allowed = text.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-');
     allowed.collect()

@@ -1,4 +1,4 @@
-//! What the samples change in the status of an instance: which alerts fire, and which end.
+//! What the samples change in the status of an instance: which alerts fire and which end.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -18,11 +18,11 @@ pub const SHOWN_FOR: SignedDuration = SignedDuration::from_hours(24);
 /// What the samples of a server's current run mean.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Findings {
-    /// When the run began, as the status says. They mean nothing for another one.
+    /// When the run began, according to the status. The findings mean nothing for another run.
     pub started_at: Option<Timestamp>,
-    /// For each rule what follows.
+    /// What follows for each rule.
     pub rules: Vec<Finding>,
-    /// The moment at which they were taken from memory, in milliseconds.
+    /// The moment at which they were read from memory, in milliseconds.
     pub moment: i64,
 }
 
@@ -93,7 +93,7 @@ pub fn is_shown(alert: &Alert, now: Timestamp) -> bool {
         .is_none_or(|ended| now.duration_since(ended) < SHOWN_FOR)
 }
 
-/// Keeps the newest alerts of each rule. One that is firing is its rule's newest.
+/// Keeps only the newest alerts of each rule. An alert that is firing is its rule's newest.
 fn bound(alerts: &mut Vec<Alert>) {
     let excess = |alerts: &[Alert]| {
         let of_rule = |rule: &str| alerts.iter().filter(|alert| alert.rule == rule).count();

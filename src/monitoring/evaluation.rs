@@ -11,7 +11,7 @@ use crate::{
     resources::{Alert, AlertMetric, Instance, PowerState},
 };
 
-/// Samples in a row that may be missing. One more ends an alert (decisions, section 7).
+/// Maximum number of consecutive samples that may be missing. One more ends an alert (decisions, section 7).
 pub const MAX_MISSED: i64 = 3;
 
 /// A run of a server, told apart from others by when it began; `None` while it is off.
@@ -26,13 +26,13 @@ pub fn run_of(instance: &Instance) -> Run {
 /// What is known about one rule.
 #[derive(Clone, Debug, PartialEq)]
 struct RuleState {
-    /// The first of the samples above the threshold, if the last one was.
+    /// The first of the samples above the threshold, if the last sample was above it.
     crossed_at: Option<i64>,
-    /// The last known sample; at first, one interval before the first that was due.
+    /// The last known sample; initially one interval before the first one that was due.
     last_at: i64,
     /// The value of the last sample, if it was above the threshold for long enough.
     crossing: Option<f64>,
-    /// The alert that has come to its end. It stays until the status shows so.
+    /// The alert that has ended. It stays until the status shows that.
     ends: Option<Box<str>>,
 }
 
@@ -102,7 +102,7 @@ impl Evaluation {
         }
     }
 
-    /// Takes over changed rules. What is known about those that are the same stays.
+    /// Adopts changed rules. What is known about unchanged rules stays.
     fn adopt(&mut self, alerts: &Arc<Alerts>) {
         let is_same = |old: &Arc<Alerts>| Arc::ptr_eq(old, alerts) || old == alerts;
         if self.alerts.as_ref().is_some_and(is_same) {
@@ -141,7 +141,7 @@ impl Evaluation {
         Some(findings.collect())
     }
 
-    /// Whether the status of the instance, with these alerts, is to be changed.
+    /// Whether the status of the instance, with these alerts, must change.
     pub fn calls_for_a_change(&self, run: Run, shown: &[Alert]) -> bool {
         let Some(alerts) = self.alerts.as_ref().filter(|_| run.is_some() && run == self.run) else {
             return false;

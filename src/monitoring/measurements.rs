@@ -21,10 +21,11 @@ use crate::{
     runtime::{Clock, FairPermits},
 };
 
-/// Questions that the provider is asked at the same time, and those of one account.
+/// Maximum number of simultaneous questions to the provider, in total and from one account.
 const ASKED_AT_ONCE: usize = 64;
 const ASKED_BY_ONE: usize = 16;
-/// How long an answer of the provider is given to others who ask, such as open pages, for the same version of an instance.
+/// How long an answer of the provider is shared with others who ask about the same version of an instance, such as open
+/// pages.
 const SHARED_FOR: SignedDuration = SignedDuration::from_secs(5);
 
 /// Answers questions about usage.
@@ -52,11 +53,11 @@ pub struct Leader<U> {
 }
 
 type SharedKey = (Option<String>, Option<String>);
-/// When it was asked for, and the answer once it is there.
+/// When the question was asked, and the answer once it is there.
 type SharedAnswer = (Timestamp, Arc<OnceCell<Usage>>);
 
 impl<U: UsageSource> Leader<U> {
-    /// Answers from what the monitor knows, and else with what the provider says.
+    /// Answers from what the monitor knows, otherwise with what the provider says.
     pub fn new(
         monitor: Arc<Monitor>,
         provider: Arc<U>,
@@ -73,7 +74,7 @@ impl<U: UsageSource> Leader<U> {
         }
     }
 
-    /// What the provider says, or has said to somebody else in the last seconds.
+    /// What the provider says, or has said to another caller in the last seconds.
     async fn ask_or_share(&self, instance: &Instance) -> Usage {
         let metadata = &instance.metadata;
         let key = (metadata.uid.clone(), metadata.resource_version.clone());

@@ -1,8 +1,8 @@
-//! Asks the leader about usage. The leader's address is in an annotation of the Lease, the key in a Secret; both are read when they are
-//! needed, and again when the leader does not answer.
+//! Asks the leader about usage. The leader's address is in an annotation of the Lease, the key in a Secret; both are
+//! read when needed, and again when the leader does not answer.
 //!
-//! Uses hyper's client, not reqwest: this is plain HTTP to a pod of the same namespace, for which reqwest would load the system's
-//! certificate authorities, and send the requests through a proxy set in the environment.
+//! Uses hyper's client rather than reqwest: this is plain HTTP to a pod of the same namespace, for which reqwest would
+//! load the system's certificate authorities, and send the requests through a proxy set in the environment.
 
 use std::{sync::Arc, time::Duration};
 
@@ -40,7 +40,7 @@ const READ_EVERY: Duration = Duration::from_secs(10);
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// How long an idle connection is kept. Less than the leader keeps it.
 const IDLE: Duration = Duration::from_secs(30);
-/// Questions at the same time, and those of one account.
+/// Maximum number of simultaneous questions, in total and from one account.
 const AT_ONCE: usize = 128;
 const BY_ONE: usize = 32;
 
@@ -145,7 +145,7 @@ impl Remote {
         }
     }
 
-    /// The leader, read anew if that was long ago. One task reads for all.
+    /// The leader, read again if the last read was long ago. One task reads for all.
     async fn leader(&self) -> Option<Leader> {
         let mut found = self.found.lock().await;
         let pause = match found.leader {
@@ -155,7 +155,7 @@ impl Remote {
         let since = found.read.map(|read| read.elapsed());
         if let Some(since) = since.filter(|since| *since < pause) {
             if found.leader.is_none() {
-                // It may be there in a moment.
+                // There may be a leader in a moment.
                 tokio::time::sleep(pause.saturating_sub(since)).await;
             } else {
                 return found.leader.clone();
@@ -189,7 +189,7 @@ impl Remote {
         }
     }
 
-    /// Has everything read again, unless another task has done so meanwhile.
+    /// Makes everything be read again, unless another task has already done so.
     async fn forget(&self, leader: &Leader) {
         let mut found = self.found.lock().await;
         let is_current = found

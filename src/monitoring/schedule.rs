@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 
-/// A clock that is never set: it begins with the wall clock and then runs steadily. Its milliseconds are near Unix time as long as
-/// nobody sets the wall clock.
+/// A clock that is never set: it starts from the wall clock and then runs steadily. Its milliseconds are near Unix time
+/// as long as nobody sets the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeline {
     started: Instant,
@@ -29,7 +29,8 @@ impl Timeline {
     }
 }
 
-/// The wall clock's time of a moment on a [`Timeline`], both as they are now: `now` and `moment`. In milliseconds.
+/// The wall-clock time of the moment `of` on a [`Timeline`], in milliseconds; `now` and `moment` are the current times
+/// of the two clocks.
 pub fn wall(of: i64, now: Timestamp, moment: i64) -> i64 {
     now.as_millisecond() - (moment - of)
 }
@@ -57,8 +58,8 @@ pub fn milliseconds(interval: Duration) -> i64 {
         .max(1)
 }
 
-/// The phases whose samples are due after `from` and not after `to`, as one or two ranges of both ends included. At most one
-/// interval back: what was missed before that stays missed.
+/// The phases whose samples are due after `from` and not after `to`, as one or two inclusive ranges. Looks back one
+/// interval at most: samples missed before that stay missed.
 pub fn due(interval: Duration, from: i64, to: i64) -> Vec<(u32, u32)> {
     let interval = milliseconds(interval);
     if to <= from {

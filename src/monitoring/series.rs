@@ -38,7 +38,7 @@ impl Window {
         }
     }
 
-    /// The window that REST spells so.
+    /// The window that REST spells like this.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|window| window.as_str() == text)
     }
@@ -120,13 +120,13 @@ impl Counter {
         (self != Self::UNKNOWN).then(|| i64::from_le_bytes(bytes))
     }
 
-    /// This one, or another if it is not known.
+    /// This one, or the other one if this one is not known.
     fn or(self, other: Self) -> Self {
         if self == Self::UNKNOWN { other } else { self }
     }
 }
 
-/// What is known of a minute, or of five.
+/// What is known about a minute, or about five.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Point {
     cpu: Percent,
@@ -155,8 +155,9 @@ impl Point {
         }
     }
 
-    /// The averages of the points of a coarse one. The counters are those of the first: so those of two coarse points were read as far apart
-    /// as the points are, and a rate can be computed from them, also while the newer one is not complete.
+    /// The averages of the fine points of a coarse one. The counters are those of the first fine point. So the counters
+    /// of two coarse points were read as far apart as the points are, and a rate can be computed from them, even while
+    /// the newer one is incomplete.
     fn average(points: &[Self]) -> Self {
         let first = points.first().copied().unwrap_or(Self::UNKNOWN);
         Self {
@@ -169,7 +170,7 @@ impl Point {
     }
 }
 
-/// The last points, by the number of their slot.
+/// The latest points, by slot number.
 #[derive(Debug)]
 struct Ring {
     points: Box<[Point]>,
@@ -195,7 +196,7 @@ impl Ring {
         slot <= self.newest && slot > self.newest - length
     }
 
-    /// Goes on to a slot. What has been passed over is unknown.
+    /// Advances to a slot. Slots that are passed over are unknown.
     fn reach(&mut self, slot: i64) {
         if slot <= self.newest {
             return;
@@ -247,8 +248,8 @@ impl Series {
         }
     }
 
-    /// Adds the sample that was due at a moment; `None` if there is none. Of several in a minute the last known one counts, but of its
-    /// counters the first.
+    /// Adds the sample that was due at a moment; `None` if there is none. Of several samples in a minute, the last
+    /// known one counts, but with the counters of the first.
     pub fn add(&mut self, at: i64, usage: Option<&Usage>) {
         let (slot, coarse) = (at.div_euclid(FINE), at.div_euclid(COARSE));
         self.fine.reach(slot);
@@ -282,7 +283,7 @@ impl Series {
     }
 }
 
-/// The points of a window, as replicas hand them on.
+/// The points of a window, as replicas pass them on.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Measured {
     /// Since when samples are known; `None` if there is none yet.
@@ -302,7 +303,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// A window of which nothing is known.
+    /// A window about which nothing is known.
     pub fn nothing(window: Window, now: Timestamp) -> Self {
         let second = now.as_second();
         Self::of(window, i64::MIN, None, now, second, |_| Point::UNKNOWN)
@@ -317,7 +318,7 @@ impl Measured {
         point: impl Fn(i64) -> Point,
     ) -> Self {
         let step = window.resolution_seconds();
-        // The slot of now comes last only once there is a sample in it.
+        // The current slot is included only once there is a sample in it.
         let current = moment.div_euclid(step);
         let last = if newest >= current { current } else { current - 1 };
         let length = i64::try_from(window.points()).unwrap_or(i64::MAX);

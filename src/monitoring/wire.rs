@@ -63,7 +63,7 @@ pub enum Query {
 }
 
 impl fmt::Display for Query {
-    /// The path of its request. Names and UIDs need no escapes.
+    /// The path of its request. Names and UIDs need no escaping.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, subject) = match self {
             Self::Usage(subject) => ("usage", subject),
@@ -135,7 +135,7 @@ impl Key {
         format!("{stamp}:{}", hex::encode(code.finalize().into_bytes()))
     }
 
-    /// Whether whoever has sent a request with this header has the key, and did so just now.
+    /// Whether the sender of a request with this header has the key, and sent it just now.
     pub fn accepts_request(&self, path: &str, header: &str, now: Timestamp) -> bool {
         let Some((stamp, code)) = header.rsplit_once(':') else {
             return false;
@@ -156,7 +156,7 @@ impl Key {
         hex::encode(code.finalize().into_bytes())
     }
 
-    /// Whether an answer is the leader's, and to this request.
+    /// Whether an answer comes from the leader and belongs to this request.
     pub fn accepts_answer(&self, request: &str, body: &[u8], header: &str) -> bool {
         let Ok(code) = hex::decode(header) else {
             return false;

@@ -147,11 +147,11 @@ pub struct BackupObservation {
     pub recheck_after: Option<Duration>,
 }
 
-/// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the UID that the Instance was first
-/// created with ([`origin`](crate::resources::origin)), and
-/// continues the same operation, named by its kind and `startedAt`. A creation whose end was never stored may come again with
-/// another plan or image: then the server that it made is changed to these, or replaced. Once a server has been deleted, no late
-/// call makes another for the same UID.
+/// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the UID that the
+/// Instance was first created with ([`origin`](crate::resources::origin)), and continues the same operation, named by
+/// its kind and `startedAt`. A creation whose end was never stored may be repeated with another plan or image: the
+/// server that it made is then changed to these, or replaced. Once a server has been deleted, no late call makes
+/// another one for the same UID.
 pub trait Provider: Send + Sync + 'static {
     /// Static name for metrics.
     fn name(&self) -> &'static str;
@@ -162,8 +162,9 @@ pub trait Provider: Send + Sync + 'static {
     /// Releases the addresses reserved for an Instance that is gone.
     fn release(&self, uid: &str);
 
-    /// Advances `status.operation` by one step, if there is one, and returns the server's state. If the operation restores a
-    /// backup, `backup` is that one, unless it has been deleted since the operation began. The caller sets a timeout.
+    /// Advances `status.operation` by one step, if there is one, and returns the server's state. If the operation
+    /// restores a backup, `backup` is that backup, unless it has been deleted since the operation began. The caller
+    /// sets a timeout.
     fn step(
         &self,
         instance: &Instance,
@@ -171,8 +172,8 @@ pub trait Provider: Send + Sync + 'static {
         now: Timestamp,
     ) -> impl Future<Output = Result<Observation, ProviderError>> + Send;
 
-    /// Begins the backup of an instance's disk as it is now, or finds the one that has begun: a backup is named by the Backup's
-    /// UID. What happens to the server later does not change it. The caller sets a timeout.
+    /// Begins the backup of an instance's disk as it is now, or finds the one that has already begun: a backup is named
+    /// by the Backup's UID. What happens to the server later does not change it. The caller sets a timeout.
     fn create_backup(
         &self,
         backup: &Backup,
@@ -188,12 +189,13 @@ pub trait Provider: Send + Sync + 'static {
         now: Timestamp,
     ) -> impl Future<Output = Result<BackupObservation, ProviderError>> + Send;
 
-    /// Deletes a backup, finished or not; it is fine if there is none. Once this has succeeded, no data of it is left, and no late
-    /// call makes another for the same UID. The caller sets a timeout.
+    /// Deletes a backup, finished or not; it need not exist. Once this has succeeded, none of its data is left, and no
+    /// late call makes another one for the same UID. The caller sets a timeout.
     fn delete_backup(&self, backup: &Backup) -> impl Future<Output = Result<(), ProviderError>> + Send;
 }
 
-/// Where a server's usage is known. Not in the API server: metrics are not part of the status. Only the leader asks.
+/// A source of the usage of servers. Usage is not in the API server: metrics are not part of the status. Only the
+/// leader asks.
 pub trait UsageSource: Send + Sync + 'static {
     /// The usage at `now`. The caller sets a timeout.
     fn usage(

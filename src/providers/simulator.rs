@@ -70,12 +70,12 @@ impl Pools {
     }
 }
 
-/// Whether annotations may make the simulator misbehave. Any account holder can annotate an Instance, and a provider that
-/// hangs takes time from everybody, so this is for trying things out.
+/// Whether annotations may make the simulator misbehave. Any account holder can annotate an Instance, and a provider
+/// that hangs takes time from everybody, so this is only for experiments.
 #[derive(Debug, Default)]
 pub struct Faults {
     permitted: bool,
-    /// The log says once that a fault is ignored: account holders must not be able to fill it.
+    /// Whether the log has said that a fault is ignored. It says so once: account holders must not be able to fill it.
     told: AtomicBool,
 }
 
@@ -113,14 +113,14 @@ pub struct Simulator {
 }
 
 /// Which instance has which IPv4 address, in both directions. Filled from statuses; addresses not yet in a status were
-/// reserved moments ago. Of the UIDs only hashes are kept, which are a third as large.
+/// reserved moments ago. Only hashes of the UIDs are kept, which are a third as large.
 #[derive(Default)]
 struct Leases {
     by_holder: HashMap<u64, u32>,
     by_offset: HashMap<u32, u64>,
 }
 
-/// What stands for the UID of an instance in [`Leases`].
+/// The key that stands for an instance's UID in [`Leases`].
 fn holder(uid: &str) -> u64 {
     seed(uid, b"lease")
 }

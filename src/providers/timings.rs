@@ -7,7 +7,8 @@ use crate::resources::OperationKind;
 /// Default provisioning time in seconds, on which the other times are based (decisions, section 4).
 pub const DEFAULT_PROVISIONING_SECONDS: f64 = 150.0;
 
-/// Durations and deadlines. The simulated durations scale with the configured provisioning time; 0 = all at once.
+/// Durations and deadlines. The simulated durations scale with the configured provisioning time; with 0, everything is
+/// done at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timings {
     scale: f64,

@@ -20,9 +20,9 @@ use crate::{
 pub(super) struct End {
     /// The first moment that the invoice does not cover.
     at: Timestamp,
-    /// When it is closed.
+    /// When the invoice is closed.
     due: Timestamp,
-    /// Whether that is before the end of the month.
+    /// Whether the period ends before the end of the month.
     is_early: bool,
 }
 
@@ -32,22 +32,22 @@ impl End {
     }
 }
 
-/// When an invoice is to be closed, as far as nothing has begun of that.
+/// When an invoice is to be closed, if closing has not begun.
 pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     let InvoicePeriod { from, to } = invoice.spec.period;
     let requested = facts.holder.closed_until;
     let nothing_until = invoice.status.as_ref().and_then(|status| status.nothing_until);
     let early = requested.filter(|until| from < *until && *until < to && nothing_until != Some(*until));
-    // Only once everything is gone: what is still there, though it has ended, would be taken for new after the issue.
+    // Only once everything is gone: a subject that has ended but still exists would be taken for new after the issue.
     if facts.holder.is_closing {
-        // Also the first hour of what began just now: `facts.now` and deletions are cut to seconds.
+        // Include the first hour of what began just now: `facts.now` and deletions are truncated to seconds.
         let begun = |entry: &LedgerEntry| entry.since.saturating_add(SignedDuration::from_millis(1)).ok();
         let last = books
             .entries_of(invoice)
             .flat_map(|entry| [entry.ended, begun(entry)])
             .max()
             .flatten();
-        // Not beyond the month: what happened after it is on the next invoice.
+        // Not beyond the month: what happened later is on the next invoice.
         let ended = last.max(Some(facts.now)).unwrap_or(facts.now);
         if ended < to && from < ended {
             return End {
@@ -57,7 +57,7 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
             };
         }
     }
-    // Nothing would carry over what an earlier end leaves out.
+    // Whatever an earlier end leaves out would be carried over to no invoice.
     let early = early.filter(|_| !facts.holder.is_closing);
     let at = early.unwrap_or(to);
     End {
@@ -67,7 +67,7 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     }
 }
 
-/// The next step with the oldest invoice.
+/// The next step for the oldest invoice.
 pub(super) fn close(books: &Books, facts: &Facts<'_>) -> Step {
     let mut invoices = books.invoices.values();
     let Some(invoice) = invoices.next() else {
@@ -97,7 +97,7 @@ pub(super) fn close(books: &Books, facts: &Facts<'_>) -> Step {
     issue(books, invoice, facts, at)
 }
 
-/// The next step before anything of the invoice is final: to make the next one. `None` if nothing goes on.
+/// The next step before anything about the invoice is final: to make the next invoice. `None` if nothing continues.
 fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Option<Step> {
     let has_line = |entry: &LedgerEntry| entry::line_of(entry, end.at, facts.prices).is_some();
     if end.is_early && !books.entries_of(invoice).any(has_line) {
@@ -139,7 +139,7 @@ fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Opt
         });
         page.spec.entries.push(entry);
     }
-    // Some may be left of a process that died.
+    // A process that died may have left some.
     let stored: BTreeMap<u32, &InvoicePage> = books
         .pages_of(successor.name())
         .map(|page| (page.spec.number, page))
@@ -161,7 +161,7 @@ fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Opt
     (!successor.spec.entries.is_empty()).then(|| Step::Create(Box::new(successor)))
 }
 
-/// The next step with an invoice whose pages, if it has any, have their lines: to issue it, or to drop it if it has none.
+/// The next step for an invoice whose pages, if there are any, have their lines: issue it, or drop it if it has none.
 fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> Step {
     let own = entry::lines_of(&invoice.spec.entries, at, facts.prices);
     let lines = || {

@@ -12,11 +12,11 @@ use crate::{
     resources::{InvoiceLine, InvoicedHours, LedgerEntry, metering::Metering, money::Cents},
 };
 
-/// How long after it began something may be seen for the first time, and still be billed for the hours before the open period.
-/// What is older and in no page has been invoiced before.
+/// How long after its beginning a subject may be seen for the first time and still be billed for the hours before the
+/// open period. An older subject that is on no page has been invoiced before.
 const LATE: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
 
-/// The new entry of a subject; `None` if no hour is left to be billed. `from` is the beginning of the open period.
+/// The new entry of a subject; `None` if no hour is left to be billed. `from` is the start of the open period.
 pub(super) fn new(uid: &str, subject: &Subject<'_>, from: Timestamp) -> Option<LedgerEntry> {
     let since = subject.since();
     let is_old = since.checked_add(LATE).is_ok_and(|latest| latest < from);
@@ -41,8 +41,8 @@ pub(super) fn new(uid: &str, subject: &Subject<'_>, from: Timestamp) -> Option<L
     has_hours_from(&entry, entry.billed_until.unwrap_or(Timestamp::MIN)).then_some(entry)
 }
 
-/// Brings an entry up to date with its subject; what is gone without having been seen to go ends `now`. The name is taken along
-/// with other changes, or if `renames`.
+/// Brings an entry up to date with its subject. A subject that is gone without having been seen to end ends `now`. The
+/// name is updated together with other changes, or if `renames`.
 pub(super) fn update(entry: &mut LedgerEntry, subject: Option<&Subject<'_>>, now: Timestamp, renames: bool) {
     let Some(subject) = subject else {
         entry.ended = entry.ended.or(Some(now));
@@ -112,8 +112,8 @@ pub(super) fn line_of(
     Some((line, billed))
 }
 
-/// What an invoice from `at` on takes over of an entry; `None` if it is over. `is_same_month` says whether the invoice before it
-/// ends within a month.
+/// What an invoice that starts at `at` takes over from an entry; `None` if the entry is over. `is_same_month` says
+/// whether the invoice before it ends within a month.
 pub(super) fn carried(
     entry: &LedgerEntry,
     at: Timestamp,
@@ -121,7 +121,7 @@ pub(super) fn carried(
     exists: bool,
     is_same_month: bool,
 ) -> Option<LedgerEntry> {
-    // What still exists, though its deletion was accepted, would be taken for new if it were forgotten.
+    // A subject that still exists after its deletion was accepted would be taken for new if it were forgotten.
     if !exists && !has_hours_from(entry, at) {
         return None;
     }

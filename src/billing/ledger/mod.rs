@@ -1,23 +1,26 @@
-//! The ledger of one account: its invoices that have not been issued, and their pages. What to write next is a pure function of
-//! what is stored, of the existing instances and backups, and of the time. So a process may die after any write: the next
-//! one reads what is stored and continues.
+//! The ledger of one account: its invoices that have not been issued, and their pages. What to write next is a pure
+//! function of what is stored, of the existing instances and backups, and of the time. So a process may die after any
+//! write: the next one reads what is stored and continues.
 //!
 //! - `sync`: copies what is metered to the open invoice;
 //! - `close`: ends its period, opens the next one and issues it;
 //! - `entry`: the line of an entry, and what the next invoice carries over from it.
 //!
-//! The steps of closing at a time T, each of them repeatable:
+//! Closing at a time T has these steps, each of them repeatable:
 //!
 //! 1. What is metered is copied one last time.
-//! 2. The pages of the next invoice are created, with what continues, and then that invoice. From then on nothing that the old one
-//!    says about the time before T changes.
+//! 2. The pages of the next invoice are created, with everything that continues, and then that invoice. From then on,
+//! nothing that the
+//!    old one says about the time before T changes.
 //! 3. Each page of the old invoice is written with its lines.
 //! 4. The old invoice gets a number, and is issued with the number, its own lines and its event in one write.
 //!
-//! Once its event is settled, that is written, too. So an account whose entries fit into its invoice costs three writes.
+//! Once its event is settled, that is written, too. So an account whose entries fit into its invoice costs three
+//! writes.
 //!
-//! If nothing continues, step 2 has nothing to do. Then the first page with lines, or else the issue, marks the point after which nothing
-//! changes: everything has ended, so what is still found before it only adds lines, and the number is not wasted.
+//! If nothing continues, step 2 has nothing to do. Then the first page with lines, or else the issue, marks the point
+//! after which nothing changes: everything has ended, so anything still found before that point only adds lines, and
+//! the number is not wasted.
 
 mod close;
 mod entry;
@@ -35,11 +38,11 @@ use crate::{
 
 pub use entry::lines_of;
 
-/// How long after the end of a period its invoice is closed: changes of its last moments are being written until then. One that
-/// takes even longer is on the next invoice.
+/// How long after the end of a period its invoice is closed: until then, changes from its last moments are still being
+/// written. A change that takes even longer is on the next invoice.
 pub const GRACE: SignedDuration = SignedDuration::from_secs(5);
 
-/// What is billed of a subject.
+/// What is billed for a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metered<'a> {
     /// An instance with these hours.
@@ -95,16 +98,16 @@ pub struct Holder<'a> {
     pub is_closing: bool,
 }
 
-/// What there is besides the books.
+/// Everything that decisions depend on besides the books.
 #[derive(Clone, Debug)]
 pub struct Facts<'a> {
     /// The account holder.
     pub holder: Holder<'a>,
-    /// Everything that is billed, by UID: what there is, and what was deleted and has not been copied since.
+    /// Everything that is billed, by UID: what exists, and what was deleted and has not been copied since.
     pub subjects: &'a HashMap<&'a str, Subject<'a>>,
     /// The prices.
     pub prices: &'a PriceHistory,
-    /// What invoices say beside their lines.
+    /// What invoices say besides their lines.
     pub terms: &'a InvoiceTerms,
     /// The time.
     pub now: Timestamp,
@@ -115,14 +118,14 @@ pub struct Facts<'a> {
 pub struct Books {
     /// Namespace of the account.
     pub namespace: String,
-    /// The invoices that have not been issued, by the beginnings of their periods: the open one, and those before it that are
+    /// The invoices that have not been issued, by the start of their periods: the open one, and earlier ones that are
     /// being issued.
     pub invoices: BTreeMap<Timestamp, Invoice>,
-    /// Their pages, and those of an invoice that is being prepared, by name of the invoice and number.
+    /// Their pages, and those of an invoice that is being prepared, by invoice name and number.
     pub pages: BTreeMap<(String, u32), InvoicePage>,
     /// The end of the last issued invoice; `None` if that is not known yet.
     pub issued_until: Option<Timestamp>,
-    /// Numbers that have been given to invoices which have not been issued with them yet, by name.
+    /// Numbers given to invoices that have not been issued with them yet, by name.
     pub numbers: HashMap<String, String>,
 }
 
@@ -131,33 +134,33 @@ pub struct Books {
 pub enum Step {
     /// Nothing before this time, if nothing changes. Everything has been copied.
     Rest(Option<Timestamp>),
-    /// To find out until when the account's issued invoices go.
+    /// Find out how far the account's issued invoices reach.
     LookBack,
-    /// To create or replace a page. What is urgent is not to wait for more.
+    /// Create or replace a page. An urgent write must not wait for more changes.
     Page {
         /// The page; it has a resourceVersion if it is to be replaced.
         page: Box<InvoicePage>,
         /// Whether it must not wait.
         is_urgent: bool,
     },
-    /// To delete a page.
+    /// Delete a page.
     DeletePage(Box<InvoicePage>),
-    /// To create an invoice.
+    /// Create an invoice.
     Create(Box<Invoice>),
-    /// To replace an invoice. What is urgent is not to wait for more.
+    /// Replace an invoice. An urgent write must not wait for more changes.
     Replace {
         /// The invoice.
         invoice: Box<Invoice>,
         /// Whether it must not wait.
         is_urgent: bool,
     },
-    /// To delete an invoice that has no lines.
+    /// Delete an invoice that has no lines.
     Delete(Box<Invoice>),
-    /// To take a number for the invoice with this name.
+    /// Take a number for the invoice with this name.
     TakeNumber(String),
 }
 
-/// What to do next. Each step is to be done, and [applied](Books) to the books, before the next one is asked for.
+/// What to do next. Each step must be done, and [applied](Books) to the books, before the next one is asked for.
 pub fn next(books: &Books, facts: &Facts<'_>) -> Step {
     let Some(newest) = books.invoices.values().next_back() else {
         return sync::open(books, facts);
@@ -190,23 +193,23 @@ impl Books {
         invoice.spec.entries.iter().chain(of_pages)
     }
 
-    /// Whether a page of the invoice has got its lines.
+    /// Whether a page of the invoice has its lines.
     fn has_lines(&self, invoice: &str) -> bool {
         self.pages_of(invoice).any(|page| page.spec.lines.is_some())
     }
 
-    /// Takes over a page that was written.
+    /// Records a page that was written.
     pub fn put_page(&mut self, page: InvoicePage) {
         let key = (page.spec.invoice.clone(), page.spec.number);
         self.pages.insert(key, page);
     }
 
-    /// Takes over that a page was deleted.
+    /// Records that a page was deleted.
     pub fn remove_page(&mut self, page: &InvoicePage) {
         self.pages.remove(&(page.spec.invoice.clone(), page.spec.number));
     }
 
-    /// Takes over an invoice that was written. One that is issued leaves the books, with its pages.
+    /// Records an invoice that was written. An issued invoice leaves the books, with its pages.
     pub fn put_invoice(&mut self, invoice: Invoice) {
         let from = invoice.spec.period.from;
         if invoice.is_issued() {
@@ -217,7 +220,7 @@ impl Books {
         }
     }
 
-    /// Takes over that an invoice is issued or was deleted.
+    /// Records that an invoice was issued or deleted.
     pub fn remove_invoice(&mut self, invoice: &Invoice) {
         self.invoices.remove(&invoice.spec.period.from);
         self.pages.retain(|(name, _), _| name != invoice.name());

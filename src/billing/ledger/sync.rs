@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// The step of an account without an open invoice: to open one with its first line.
+/// The step for an account without an open invoice: open one with its first line.
 pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
     if facts.subjects.is_empty() {
         return Step::Rest(None);
@@ -29,7 +29,8 @@ pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
     let Some(first) = firsts.min() else {
         return Step::Rest(None);
     };
-    // The clock of its process may be ahead. An invoice for a month to come would leave out what begins before that.
+    // The clock of the process that recorded it may be ahead. An invoice for a future month would leave out what begins
+    // before that.
     let from = Period::month_of(first.min(facts.now)).from.max(issued_until);
     let mut opened = invoice(books, facts, from);
     for entry in new_entries(facts, &nothing, from) {
@@ -61,8 +62,8 @@ pub(super) fn invoice(books: &Books, facts: &Facts<'_>, from: Timestamp) -> Invo
     invoice
 }
 
-/// What to write next, so that the open invoice and its pages have all that is metered; `None` if they have. Just before the invoice is closed
-/// (`is_due`), names are brought up to date, too.
+/// What to write next so that the open invoice and its pages have everything that is metered; `None` if they do. Just
+/// before the invoice is closed (`is_due`), names are brought up to date, too.
 pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: bool) -> Option<Step> {
     let currency = facts.prices.currency().to_string();
     if invoice.spec.currency != currency {
@@ -116,7 +117,8 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
     })
 }
 
-/// The entries of all that is not known, in the order in which it began, so that a list of lines has an order.
+/// The entries of everything that is not known yet, in the order in which it began, so that the lines have a fixed
+/// order.
 fn new_entries(facts: &Facts<'_>, known: &HashSet<String>, from: Timestamp) -> Vec<LedgerEntry> {
     let unknown = facts.subjects.iter().filter(|(uid, _)| !known.contains(**uid));
     let entries = unknown.filter_map(|(uid, subject)| entry::new(uid, subject, from));
@@ -144,8 +146,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The place of each entry. One that is in two pages, because it was moved when a process died, counts in the later one, and is
-    /// taken out of the other.
+    /// The place of each entry. An entry that is in two pages, because a process died while moving it, counts in the
+    /// later page and is removed from the other.
     fn places(&mut self) -> Vec<(u32, usize, &'a str)> {
         let latest: HashMap<&'a str, u32> = self
             .stored
@@ -224,8 +226,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The page to write next. First those that only gain, in order, since the numbers of pages have no gaps; then those from which
-    /// something has moved, the last one first, since entries move to later pages alone.
+    /// The page to write next: first pages that only gain entries, in order, because page numbers have no gaps; then
+    /// pages from which entries have moved, the last one first, because entries only move to later pages.
     fn next_changed(mut self) -> Option<(u32, Vec<LedgerEntry>)> {
         let stored = std::mem::take(&mut self.stored);
         // An earlier version could leave gaps.

@@ -50,7 +50,7 @@ fn prices() -> impl Strategy<Value = [u64; 4]> {
 
 fn history() -> impl Strategy<Value = History> {
     let changes = prop::collection::vec((moment(), plan()), 0..40);
-    // Mostly in order; what is not is a clock that was set back.
+    // Mostly in order; a time out of order comes from a clock that was set back.
     let changes = (changes, prop::bool::weighted(0.8)).prop_map(|(mut changes, sorted)| {
         if sorted {
             changes.sort_by_key(|(at, _)| *at);
@@ -76,7 +76,7 @@ fn history() -> impl Strategy<Value = History> {
     })
 }
 
-/// The periods of all invoices until two months later: those of months, and some that were closed early.
+/// The periods of all invoices until two months later: whole months, and some that were closed early.
 fn periods(closings: &[Timestamp]) -> Vec<Period> {
     let mut closings = closings.to_vec();
     closings.sort_unstable();

@@ -32,7 +32,7 @@ enum Step {
     Suspended,
     /// The operator restarts, or another replica becomes the leader.
     Restart,
-    /// The clock is set, by so many minutes.
+    /// The clock is set, by this many minutes.
     ClockSet(i16),
     /// The server is restarted between two samples.
     PowerCycle,
@@ -70,7 +70,7 @@ fn rules(minutes: u64) -> Arc<Alerts> {
 struct World {
     rules: Arc<Alerts>,
     evaluation: Evaluation,
-    /// As the status has them. They outlast restarts.
+    /// The alerts in the status. They outlast restarts.
     alerts: Vec<Alert>,
     sequence: i64,
     /// Minutes since the beginning.
@@ -157,7 +157,8 @@ impl World {
     }
 }
 
-/// Slow and obvious: all samples since the process or the server started, looked at each time.
+/// A slow and obvious reference: it looks at all samples since the process or the server started, each
+/// time.
 #[derive(Default)]
 struct Reference {
     /// The minute of each attempt, and its value.
@@ -238,7 +239,7 @@ proptest! {
                         world.run = Some(world.minute);
                     }
                     reference.attempts.clear();
-                    // The samples of the run before mean nothing.
+                    // The samples of the previous run mean nothing.
                     world.reconcile();
                 }
                 Step::Off => {

@@ -17,10 +17,10 @@ use super::Limits;
 
 /// `Connection::idle_since` while a request is being handled.
 const BUSY: u64 = u64::MAX;
-/// Connections looked at in the search for an idle one, so that a full table costs an accept little. Those that were looked at
-/// are the last to be looked at again.
+/// Number of connections examined in a search for an idle one, so that an accept costs little even when the table is
+/// full. Those examined are the last to be examined again.
 const MAX_LOOKS: usize = 64;
-/// How long to wait for room if no connection ends: one of those that were busy may be idle now.
+/// How long to wait for room if no connection ends: one of those that were busy may be idle by then.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// The connections of a server.
@@ -38,11 +38,11 @@ pub(super) struct Admitted {
     connection: Arc<Connection>,
 }
 
-/// What the table needs to know of a connection.
+/// What the table needs to know about a connection.
 struct Connection {
     /// Since when it has been waiting for its peer, in microseconds since the server started, or [`BUSY`].
     idle_since: AtomicU64,
-    /// Whether it has sent a whole head.
+    /// Whether it has sent a complete request head.
     has_asked: AtomicBool,
     close: Notify,
 }
@@ -50,14 +50,14 @@ struct Connection {
 /// Why a connection was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// All connections that were looked at are busy.
+    /// All connections that were examined are busy.
     Server,
-    /// The peer has used up its share, and all its connections that were looked at are busy.
+    /// The peer has used up its share, and all its connections that were examined are busy.
     Peer,
 }
 
-/// Place in the order in which connections are closed: those of trusted proxies last, otherwise the one that has been idle for
-/// the longest time first. A connection may have been idle for a shorter time than its place says, never for a longer one.
+/// Position in the order in which connections are closed: those of trusted proxies last, otherwise the longest idle
+/// first. A connection may have been idle for a shorter time than its position says, never for a longer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     is_trusted: bool,
@@ -78,7 +78,7 @@ struct State {
 struct OpenConnection {
     connection: Arc<Connection>,
     place: Place,
-    /// Whose share it counts against.
+    /// The peer whose share it counts against.
     peer: Option<IpAddr>,
 }
 
@@ -92,8 +92,8 @@ impl Admission {
         }
     }
 
-    /// Adds a connection. If there is no room, closes the connection that has been idle for the longest time: of this peer if it
-    /// has used up its share, or else of all.
+    /// Adds a connection. If there is no room, closes the connection that has been idle the longest: one of this peer's
+    /// if it has used up its share, otherwise any.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Admitted, NoRoom> {
         let address = address.to_canonical();
         let is_trusted = self.limits.trusted.iter().any(|range| range.contains(&address));
@@ -119,7 +119,7 @@ impl Admission {
         })
     }
 
-    /// How many times to look before all connections have been looked at.
+    /// How many searches it takes to examine all connections.
     pub(super) fn looks(&self) -> usize {
         self.limits.connections.div_ceil(MAX_LOOKS)
     }
@@ -134,7 +134,7 @@ impl Admission {
     }
 }
 
-/// The address that has a share: an IPv6 network of a /64 is one host's.
+/// The address that has a share: an IPv6 /64 network counts as one host.
 fn sharing(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -193,8 +193,8 @@ impl State {
         }
     }
 
-    /// Closes the connection of this peer, or of all, that has been idle for the longest time. If all that it looks at have been
-    /// used since they were last looked at, it closes the one of these that has waited for its peer for the longest time.
+    /// Closes the connection of this peer, or of all peers, that has been idle the longest. If all those examined have
+    /// been used since they were last examined, closes the one among them that has waited for its peer the longest.
     fn close_oldest_idle(&mut self, peer: Option<IpAddr>, now: u64) -> Option<()> {
         let mut oldest: Option<Place> = None;
         for _ in 0..MAX_LOOKS {
@@ -207,7 +207,7 @@ impl State {
                 break;
             }
             if place.idle_since >= now {
-                // Every place before `now` has been looked at.
+                // Every connection placed before `now` has been examined.
                 break;
             }
             let new = Place {
@@ -246,14 +246,14 @@ impl Admitted {
         self.connection.idle_since.store(BUSY, Ordering::Relaxed);
     }
 
-    /// The time now, later than that at which the connection last began to wait.
+    /// The current time, later than the time at which the connection last began to wait.
     fn now(&self) -> u64 {
         let last = self.connection.idle_since.load(Ordering::Relaxed);
         let now = self.admission.now();
         if last == BUSY { now } else { now.max(last + 1) }
     }
 
-    /// A request has been answered. What is left is up to the peer, which has to read the answer.
+    /// A request has been answered. The rest is up to the peer, which has to read the answer.
     pub(super) fn end(&self) {
         self.connection.idle_since.store(self.now(), Ordering::Relaxed);
     }
@@ -276,7 +276,8 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// The body has arrived, or nobody waits for it any more: unless the request has been answered, it is being handled.
+    /// The body has arrived, or nobody waits for it any more. Unless the request has been answered, it is now being
+    /// handled.
     pub(super) fn end(&self) {
         let idle_since = &self.connection.idle_since;
         let _ = idle_since.compare_exchange(self.since, BUSY, Ordering::Relaxed, Ordering::Relaxed);
@@ -356,7 +357,7 @@ mod tests {
             );
             open.remove(closed[0]);
         }
-        // The one that is idle is found behind those that are busy.
+        // The idle one is found behind the busy ones.
         for connection in &open {
             connection.begin().end();
         }
