@@ -32,7 +32,7 @@ pub struct Request {
     pub name: String,
     /// The HTTP status.
     pub code: u16,
-    /// Whether the user has no right to it.
+    /// Whether the user lacks the right to do this.
     pub is_unauthorized: bool,
 }
 

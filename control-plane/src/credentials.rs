@@ -79,8 +79,8 @@ impl Tokens {
         }
     }
 
-    /// Writes both kubeconfigs. `certificates` are those of the API server and its own authority, so that clients can verify
-    /// it.
+    /// Writes both kubeconfigs. `certificates` are those of the API server and of its own authority, so that clients
+    /// can verify it.
     pub(crate) fn write_kubeconfigs(
         &self,
         folder: &Path,

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A process that exits by itself sooner than this after its start would do so again.
+/// A process that exits by itself sooner than this after its start would do so again if restarted.
 const MIN_RUN: Duration = Duration::from_secs(5);
 
 /// A child process that belongs to a [`ProcessGroup`] and writes to a log file. Dropping it kills it.
@@ -76,7 +76,7 @@ impl Daemon {
         }
     }
 
-    /// Sends SIGKILL, and waits for its end.
+    /// Sends SIGKILL and waits until the process has ended.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,6 +1,6 @@
 //! A real control plane for the local run, the tests and the benchmarks: etcd, kube-apiserver and
-//! kube-controller-manager on free loopback ports, ready in a few seconds. When the process that started them ends, however
-//! it ends, they are stopped and their data is removed.
+//! kube-controller-manager on free loopback ports, ready in a few seconds. When the process that started them ends,
+//! however it ends, they are stopped and their data is removed.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), control_plane::Error> {

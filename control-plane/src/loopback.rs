@@ -30,7 +30,7 @@ fn client() -> &'static Client {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder()
             .no_proxy()
-            // Tests have a runtime each, with which its connections end.
+            // Each test has its own runtime, and its connections end with it.
             .pool_max_idle_per_host(0)
             .timeout(Duration::from_secs(2));
         client.build().unwrap_or_default()

@@ -24,8 +24,8 @@ impl Options {
         self
     }
 
-    /// Folder for data, kubeconfigs and logs. All but the logs (`NAME.log`) are removed in the end. The default is a temporary
-    /// folder, which is removed completely.
+    /// Folder for data, kubeconfigs and logs. In the end everything except the logs (`NAME.log`) is removed. The
+    /// default is a temporary folder, which is removed completely.
     #[must_use]
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());

@@ -6,9 +6,9 @@ use std::{
     path::Path,
 };
 
-/// What lines about panics begin with: those of the Go runtime, which end the process.
+/// How lines about panics of the Go runtime begin, which end the process.
 const BEGINNINGS: [&str; 2] = ["panic:", "fatal error:"];
-/// What lines about panics contain: those that Kubernetes recovers from, and those of etcd's logger.
+/// Parts of lines about panics that Kubernetes recovers from, and of those from etcd's logger.
 const PARTS: [&str; 4] = [
     "Observed a panic",
     "apiserver panic'd",

@@ -64,7 +64,7 @@ impl Slot {
         self.lock().as_ref().map(Daemon::pid)
     }
 
-    /// An error if the server had exited by itself.
+    /// Kills the server. An error if it had already exited by itself.
     fn kill(&self) -> Result<(), Error> {
         let ended = self.check();
         if let Some(mut daemon) = self.lock().take() {
@@ -97,13 +97,13 @@ impl Slot {
         Ok(ended)
     }
 
-    /// An error if the server had exited by itself, or ends otherwise than as it was told.
+    /// Stops the server. An error if it had exited by itself, or does not end as requested.
     async fn stop(&self) -> Result<(), Error> {
         self.check()?;
         let daemon = self.lock().take();
         let Some(mut daemon) = daemon else { return Ok(()) };
         match daemon.stop(GRACE).await {
-            // etcd ends with the signal that it got, and who is too slow gets another one.
+            // etcd ends with the signal that it received, and a server that is too slow gets SIGKILL.
             Some(status) if status.success() || matches!(status.signal(), Some(SIGTERM | SIGKILL)) => Ok(()),
             status => Err(daemon.error(format!("did not end well after SIGTERM: {status:?}"))),
         }
@@ -211,10 +211,10 @@ impl ControlPlane {
         self.spawn(&self.controller_manager, CONTROLLER_MANAGER, command)
     }
 
-    /// Removes a server that did not get its port, with its log, which would mislead the next attempt, and with the files that
-    /// contain the port.
+    /// Removes a server that did not get its port, together with its log, which would mislead the next attempt, and the
+    /// files that contain the port.
     fn forget(&self, slot: &Slot, name: &str) {
-        // That it has ended is why it is forgotten.
+        // An error would only say that it has ended, which is why it is removed.
         let _ = slot.kill();
         for path in [
             self.layout.log(name),
@@ -296,7 +296,7 @@ impl ControlPlane {
         servers.into_iter().try_for_each(Slot::check)
     }
 
-    /// What the logs of the servers, of all their processes, say of panics, after the names of the servers.
+    /// The lines about panics in the logs of the servers, of all their processes, prefixed with the server's name.
     pub fn panics(&self) -> Vec<String> {
         [ETCD, APISERVER, CONTROLLER_MANAGER]
             .into_iter()
@@ -307,8 +307,8 @@ impl ControlPlane {
             .collect()
     }
 
-    /// Stops everything in order, within seconds, and removes the data. An error if a server had exited by itself, or ended
-    /// otherwise than as it was told.
+    /// Stops everything in order, within seconds, and removes the data. An error if a server had exited by itself, or
+    /// did not end as requested.
     pub async fn stop(self) -> Result<(), Error> {
         let controller_manager = self.controller_manager.stop().await;
         let apiserver = self.apiserver.stop().await;

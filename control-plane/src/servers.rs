@@ -47,7 +47,7 @@ impl Layout {
         self.folder.join("tokens.csv")
     }
 
-    /// Everything but the logs.
+    /// Everything except the logs.
     pub(crate) fn disposable(&self) -> Vec<PathBuf> {
         vec![
             self.etcd_data(),
@@ -64,8 +64,8 @@ impl Layout {
         self.certificates().join("apiserver.key")
     }
 
-    /// The certificates of the API server and of the authority that it has created for itself. The API server writes the key
-    /// after the certificates, so without the key they may be incomplete.
+    /// The certificates of the API server and of the authority that it has created for itself. The API server writes
+    /// the key after the certificates, so while there is no key they may be incomplete.
     pub(crate) fn read_certificates(&self) -> Option<Vec<u8>> {
         if !self.key().is_file() {
             return None;

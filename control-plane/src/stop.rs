@@ -7,7 +7,7 @@ use tokio::{
     time::sleep,
 };
 
-/// Listens for requests to stop, from its creation on.
+/// Listens for requests to stop, from the moment it is created.
 pub(crate) struct Stop {
     interrupt: Signal,
     terminate: Signal,

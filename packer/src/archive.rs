@@ -1,11 +1,11 @@
-//! Tar archives whose bytes depend on nothing but names and contents.
+//! Tar archives whose bytes depend only on names and contents.
 
 use std::io;
 
 use tar::{Builder, EntryType, Header};
 
-/// Makes a tar archive of files, each with its path, mode and contents, in the given order, and of the folders that they are in. Everything
-/// belongs to root and is from 1970.
+/// Makes a tar archive of files, each with its path, mode and contents, in the given order, and of their folders.
+/// Everything belongs to root and is dated 1970.
 pub fn tar<'a>(files: impl IntoIterator<Item = (&'a str, u32, &'a [u8])>) -> io::Result<Vec<u8>> {
     let mut archive = Builder::new(Vec::new());
     let mut folders: Vec<&str> = Vec::new();

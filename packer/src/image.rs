@@ -1,4 +1,5 @@
-//! The image: a layer, a configuration and a manifest for each architecture, by the OCI image specification 1.1.
+//! The image: a layer, a configuration and a manifest for each architecture, according to the OCI image specification
+//! 1.1.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +19,7 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// The user of the process. Kubernetes can tell that it is not root only by its number.
+/// The user of the process, as a number: only from a number can Kubernetes tell that it is not root.
 const USER: &str = "65532:65532";
 
 /// What the image is called and where it comes from.
@@ -27,11 +28,11 @@ pub struct Image<'a> {
     pub version: &'a str,
     pub commit: &'a str,
     pub created: Timestamp,
-    /// The most bytes that the files may take for one architecture, compressed.
+    /// Maximum compressed size of the files for one architecture, in bytes.
     pub largest: usize,
 }
 
-/// Everything in the archive, by its path. The order of a map makes the archive the same each time.
+/// Everything in the archive, by path. A sorted map makes the archive the same each time.
 #[derive(Default)]
 struct Layout(BTreeMap<String, Vec<u8>>);
 

@@ -1,5 +1,5 @@
-//! The monitored instances of this process: which are sampled when, and what is known about each. Fed by the watch of Instances; only
-//! the leader takes samples, so elsewhere nothing is known.
+//! The monitored instances of this process: when each is sampled, and what is known about it. Fed by the watch of
+//! Instances. Only the leader takes samples, so other replicas know nothing.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -37,7 +37,7 @@ pub struct Monitor {
 #[derive(Debug, Default)]
 struct State {
     entries: HashMap<Arc<str>, Entry>,
-    /// The UIDs by their phases.
+    /// The UIDs, ordered by phase.
     schedule: BTreeSet<(u32, Arc<str>)>,
     /// The instances with a series, by namespace.
     with_series: HashMap<Box<str>, BTreeSet<Arc<str>>>,
@@ -125,7 +125,7 @@ fn is_monitored(instance: &Instance) -> bool {
 }
 
 impl Monitor {
-    /// A monitor that keeps the series of at most so many instances.
+    /// A monitor that keeps the series of at most this many instances.
     pub fn new(series_limit: usize, now: Timestamp) -> Arc<Self> {
         Arc::new(Self {
             timeline: Timeline::start(now),
@@ -147,7 +147,7 @@ impl Monitor {
         0
     }
 
-    /// Instances whose series are kept at most.
+    /// Maximum number of instances whose series are kept.
     pub const fn series_limit(&self) -> usize {
         self.series_limit
     }
@@ -174,13 +174,13 @@ impl Monitor {
             }
             Change::Applied(instance) => state.apply(instance),
             Change::Deleted(instance) => state.remove(uid(instance)),
-            // Its last readable version has been deleted before.
+            // Its last readable version has already been reported as deleted.
             Change::Unreadable(_) => {}
         }
     }
 
-    /// The samples that have become due since the moment `from`. One that is still being taken is left out, and so missed. Each
-    /// must be followed by a [`record`](Self::record).
+    /// The samples that have become due since the moment `from`. A sample that is still being taken is left out, and so
+    /// missed. Each must be followed by a [`record`](Self::record).
     pub fn due(&self, interval: Duration, from: i64, to: i64) -> Vec<Due> {
         let state = &mut *self.state.lock();
         let mut due = Vec::new();
@@ -204,8 +204,8 @@ impl Monitor {
         due
     }
 
-    /// Takes a sample, `None` if there is none. It counts for the last moment at which it was due, and for the run of the server
-    /// in which it was asked for. Returns the instance if its status is to be changed.
+    /// Records a sample; `usage` is `None` if there is none. It counts for the last moment at which it was due, and for
+    /// the run of the server during which it was asked for. Returns the instance if its status must change.
     pub fn record(&self, due: &Due, alerts: &Arc<Alerts>, usage: Option<&Usage>) -> Option<Arc<Instance>> {
         let moment = self.moment();
         let state = &mut *self.state.lock();
@@ -217,7 +217,7 @@ impl Monitor {
         entry.has_failed = usage.is_none();
         let at = schedule::last_due(schedule::phase(&due.uid), alerts.interval, moment);
         let (run, asked) = (run_of(&entry.instance), run_of(&due.instance));
-        // What was asked about another run says nothing of this one.
+        // An answer about another run says nothing about this one.
         let usage = usage.filter(|_| run == asked);
         let shown = entry
             .instance
@@ -263,8 +263,8 @@ impl Monitor {
         })
     }
 
-    /// The newest sample of an instance, unless it is outdated: more than three have been missed since, or the server has been
-    /// started or stopped.
+    /// The newest sample of an instance, unless it is outdated: more than three have been missed since, or the server
+    /// has been started or stopped.
     pub fn newest(&self, instance: &Instance, interval: Duration) -> Option<Usage> {
         let moment = self.moment();
         let state = self.state.lock();
@@ -295,8 +295,8 @@ impl Monitor {
         }
     }
 
-    /// The newest samples of at most `limit` instances, and of how many there are more. Accounts take turns: each has as many shown
-    /// as any other, if it has that many. The same ones every time, as long as there are no others.
+    /// The newest samples of at most `limit` instances, and the number of further instances. Accounts take turns: each
+    /// has as many shown as any other, if it has that many. The choice stays the same as long as the instances do.
     pub fn current(&self, limit: usize, interval: Duration) -> (Vec<Current>, usize) {
         let moment = self.moment();
         let state = self.state.lock();
@@ -393,8 +393,8 @@ impl State {
         }
     }
 
-    /// Lets an instance have a series if there is room. If there is none, the account that has most gives one up, unless it would
-    /// then have fewer than this one.
+    /// Gives an instance a series if there is room. If there is none, the account with the most series gives one up,
+    /// unless it would then have fewer than this one.
     fn make_room(&mut self, due: &Due, limit: usize) {
         if self.with_series.contains_series(due) {
             return;

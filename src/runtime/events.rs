@@ -113,7 +113,7 @@ impl Events {
         Self::behind(Pace::default(), client, controller, instance)
     }
 
-    /// Like [`Self::new`], but the Events wait for ten seconds while there is much else to write.
+    /// Like [`Self::new`], but the Events wait for up to ten seconds while there is much else to write.
     pub fn behind(pace: Pace, client: Client, controller: &'static str, instance: &str) -> Self {
         let (queue, waiting) = mpsc::channel(BACKLOG);
         tokio::spawn(write(client, waiting, pace));

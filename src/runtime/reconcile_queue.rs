@@ -64,8 +64,8 @@ impl<K: Queued> Clone for ReconcileQueue<K> {
 }
 
 impl<K: Queued> ReconcileQueue<K> {
-    /// Starts queueing, beginning with everything in the store. Returns the stream of the objects to reconcile, and that of
-    /// objects that do not match their schema.
+    /// Starts queueing, beginning with everything in the store. Returns the stream of objects to reconcile, and the
+    /// stream of objects that do not match their schema.
     pub fn open(
         &self,
         store: &Store<K>,

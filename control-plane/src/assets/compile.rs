@@ -142,7 +142,7 @@ fn check_go(bundle: &Bundle) -> Result<(), Error> {
 fn go_env(variable: &str) -> Result<String, Error> {
     let output = Command::new("go")
         .args(["env", variable])
-        // Outside of the checkout, where a go.mod could switch the toolchain.
+        // Outside the checkout, where a go.mod could switch the toolchain.
         .current_dir("/")
         .output()
         .map_err(|source| Error::Spawn {

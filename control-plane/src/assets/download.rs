@@ -1,5 +1,5 @@
-//! Downloads the publishers' own programs of the pinned versions, which takes seconds where building them takes minutes. Each is
-//! checked against the SHA-256 that its publisher has beside it.
+//! Downloads the publishers' own binaries of the pinned versions, which takes seconds where building them takes
+//! minutes. Each is checked against the SHA-256 that its publisher provides with it.
 
 use super::pins::{Bundle, Download};
 use crate::{Error, ProcessGroup};
@@ -15,15 +15,15 @@ use std::{
     time::Duration,
 };
 
-/// For a connection: a machine without Internet is to learn that soon.
+/// Timeout for a connection: a machine without Internet access should find out soon.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// For the next bytes of an answer.
+/// Timeout for the next bytes of an answer.
 const NEXT_BYTES_WITHIN: Duration = Duration::from_secs(30);
-/// For all programs: as long as building them takes.
+/// Timeout for all programs: as long as building them takes.
 const ALL_WITHIN: Duration = Duration::from_mins(10);
-/// Most bytes of a program or an archive; kube-apiserver has some 100 MB.
+/// Maximum size of a program or an archive, in bytes; kube-apiserver has some 100 MB.
 const MAX_BYTES: u64 = 512 * 1024 * 1024;
-/// Most bytes of a list of checksums.
+/// Maximum size of a list of checksums, in bytes.
 const MAX_CHECKSUMS: usize = 64 * 1024;
 
 /// Why nothing was downloaded.
@@ -96,7 +96,7 @@ fn try_into(
         let client = Client::builder()
             .connect_timeout(CONNECT_WITHIN)
             .read_timeout(NEXT_BYTES_WITHIN)
-            // Also where a redirect leads.
+            // This also applies to redirects.
             .https_only(!cfg!(test))
             .build()?;
         for download in bundle.downloads {
@@ -121,7 +121,7 @@ fn try_into(
     Ok(())
 }
 
-/// The SHA-256, in hexadecimal, that a list of them has of a file; the list of a single file may lack its name.
+/// The hexadecimal SHA-256 of a file in a list of checksums; a list for a single file may lack its name.
 async fn checksum(client: &Client, url: &str, path: &str) -> Result<String, Failure> {
     let mut answer = get(client, url).await?;
     let mut list = Vec::new();
@@ -200,7 +200,7 @@ fn extract(name: &str, archive: &Path, to: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// An error of a request, with what it was caused by: the first alone does not say why there was no connection.
+/// The text of a request error with its causes: the error alone does not say why there was no connection.
 fn with_causes(error: &reqwest::Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -223,7 +223,7 @@ mod tests {
         thread,
     };
 
-    /// What a publisher has, by path.
+    /// A publisher's files, by path.
     type Files = HashMap<String, Vec<u8>>;
 
     /// Answers requests for these files until the process ends, and returns the base of their URLs.
@@ -256,7 +256,7 @@ mod tests {
         hex::encode(Sha256::digest(bytes))
     }
 
-    /// What the publishers have of the pinned versions, under one host.
+    /// The publishers' files of the pinned versions, under one host.
     fn published() -> Files {
         let mut files = Files::new();
         for download in CONTROL_PLANE.downloads {

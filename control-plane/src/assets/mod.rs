@@ -1,5 +1,5 @@
-//! The binaries: from `KUBEBUILDER_ASSETS` if it is set, else from a cache, into which they are downloaded once, or built from Go
-//! modules where they cannot be.
+//! The binaries: from `KUBEBUILDER_ASSETS` if it is set, otherwise from a cache. They are put into the cache once:
+//! downloaded, or built from Go modules where that is not possible.
 //!
 //! - `download`: downloads the publishers' binaries;
 //! - `compile`: builds the binaries;
@@ -22,7 +22,7 @@ use std::{
 
 /// The environment variable for a folder with the binaries, as in kubebuilder and envtest.
 pub const KUBEBUILDER_ASSETS: &str = "KUBEBUILDER_ASSETS";
-/// The environment variable that is `never` on machines where everything is to be built from source.
+/// The environment variable that is `never` on machines where everything must be built from source.
 pub const STELLAGE_DOWNLOADS: &str = "STELLAGE_DOWNLOADS";
 
 /// The paths of the binaries.
@@ -99,7 +99,7 @@ impl Assets {
     }
 }
 
-/// The environment variable for a program of Helm 4 to use instead of building one.
+/// The environment variable that names a Helm 4 program to use instead of building one.
 pub const STELLAGE_HELM: &str = "STELLAGE_HELM";
 
 /// Finds Helm, or builds it, which takes about four minutes on two cores and calls `say` with lines of progress. Blocks.
@@ -107,7 +107,7 @@ pub fn helm(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     named_or_cached(STELLAGE_HELM, &pins::HELM, "helm", &say)
 }
 
-/// The environment variable for a program of Prometheus 3's promtool to use instead of building one.
+/// The environment variable that names a promtool program of Prometheus 3 to use instead of building one.
 pub const STELLAGE_PROMTOOL: &str = "STELLAGE_PROMTOOL";
 
 /// Finds promtool, or builds it, which takes about two minutes on two cores and calls `say` with lines of progress. Blocks.
@@ -115,7 +115,7 @@ pub fn promtool(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     named_or_cached(STELLAGE_PROMTOOL, &pins::PROMTOOL, "promtool", &say)
 }
 
-/// The program that `variable` names, else the one of a bundle.
+/// The program that `variable` names, otherwise the one in a bundle.
 fn named_or_cached(
     variable: &str,
     bundle: &Bundle,
@@ -170,7 +170,7 @@ fn cached(bundle: &Bundle, say: &impl Fn(&str)) -> Result<PathBuf, Error> {
     Ok(built)
 }
 
-/// Whether [`STELLAGE_DOWNLOADS`] allows to download.
+/// Whether [`STELLAGE_DOWNLOADS`] allows downloads.
 fn may_download() -> Result<bool, Error> {
     match env::var(STELLAGE_DOWNLOADS).as_deref() {
         Ok("never") => Ok(false),
@@ -188,8 +188,8 @@ fn in_path(name: &str, path: Option<&OsStr>) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// The folder for things that are built or downloaded once: `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`. An
-/// error if none of the three variables is set.
+/// The folder for things that are built or downloaded once:
+/// `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`. An error if none of the three variables is set.
 pub fn cache_folder() -> Result<PathBuf, Error> {
     let variable = |name| {
         env::var_os(name)

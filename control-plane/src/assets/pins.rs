@@ -4,16 +4,16 @@ use crate::random::digits;
 use sha2::{Digest as _, Sha256};
 use std::env::consts::{ARCH, OS};
 
-/// A program that its publisher has ready for Linux. In paths, `{version}` stands for the version of the module, with its `v`, and
-/// `{platform}` for Go's name of the processor.
+/// A program that its publisher provides for Linux. In paths, `{version}` stands for the version of the module, with
+/// its `v`, and `{platform}` for Go's name of the processor.
 pub(super) struct Download {
     pub(super) program: &'static str,
     pub(super) module: &'static str,
-    /// What the paths follow.
+    /// Base URL of the paths.
     publisher: &'static str,
-    /// The program, or a `.tar.gz` with it.
+    /// Path of the program, or of a `.tar.gz` with it.
     pub(super) path: &'static str,
-    /// Its SHA-256, or a list with it as `sha256sum` writes one.
+    /// Path of its SHA-256, or of a list with it in the format of `sha256sum`.
     pub(super) checksums: &'static str,
 }
 
@@ -23,7 +23,7 @@ impl Download {
         path.replace("{version}", version).replace("{platform}", platform)
     }
 
-    /// The URL of a path of the publisher.
+    /// The URL of one of the publisher's paths.
     pub(super) fn url(&self, path: &str) -> String {
         format!("{}/{path}", self.publisher)
     }
@@ -41,19 +41,19 @@ impl Download {
 
 /// Programs that are built together from one `go.mod`.
 pub(super) struct Bundle {
-    /// Beginning of the name of its folder in the cache.
+    /// Prefix of the name of its folder in the cache.
     pub(super) name: &'static str,
-    /// What is being built and what for, as in "Building …".
+    /// What is being built and for what purpose, as in "Building …".
     pub(super) purpose: &'static str,
     /// Observed time to build it on two cores.
     pub(super) takes: &'static str,
-    /// The environment variable for those who have the programs already.
+    /// The environment variable for users who already have the programs.
     pub(super) instead: &'static str,
     pub(super) go_mod: &'static str,
     pub(super) go_sum: &'static str,
     /// Each program and its package.
     pub(super) binaries: &'static [(&'static str, &'static str)],
-    /// Where all of them can be downloaded instead, in the same order; empty if they can't.
+    /// Downloads for all of them, in the same order, as an alternative to building; empty if there are none.
     pub(super) downloads: &'static [Download],
     /// Build tags, separated by commas.
     pub(super) tags: &'static str,
@@ -106,7 +106,7 @@ pub(super) const CONTROL_PLANE: Bundle = Bundle {
     versioned: Some("k8s.io/kubernetes"),
 };
 
-/// Helm, which needs newer libraries of Kubernetes than the servers.
+/// Helm, which needs newer Kubernetes libraries than the servers.
 pub(super) const HELM: Bundle = Bundle {
     name: "helm",
     purpose: "Helm (for the tests of the chart)",
@@ -120,7 +120,7 @@ pub(super) const HELM: Bundle = Bundle {
     versioned: None,
 };
 
-/// promtool, without the discovery of targets in clouds, whose libraries would take most of the time.
+/// promtool, without target discovery in clouds, whose libraries would take most of the time.
 pub(super) const PROMTOOL: Bundle = Bundle {
     name: "promtool",
     purpose: "promtool of Prometheus (for the tests of metrics and alerts)",

@@ -61,7 +61,7 @@ impl Folder {
         Ok((folder, lock))
     }
 
-    /// Removes this program's pid file, if there is no control plane yet that will.
+    /// Removes this program's pid file if there is no control plane yet to remove it.
     pub(super) fn leave(&self) {
         let _ = fs::remove_file(self.pid_file(SELF));
     }

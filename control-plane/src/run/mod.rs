@@ -1,6 +1,6 @@
-//! `control-plane run`: the local run. docs/settings.md describes its contract, which scripts and documents rely on: its
-//! variables, the files in `.run/`, that a process that dies is restarted at the same address, and that only the logs are left
-//! when it ends.
+//! `control-plane run`: the local run. docs/settings.md describes the contract that scripts and documents rely on: its
+//! variables, the files in `.run/`, that a process that dies is restarted at the same address, and that only the logs
+//! remain when it ends.
 //!
 //! - `settings`: the settings, from the environment or options;
 //! - `folder`: the folder `.run/`;
@@ -150,7 +150,7 @@ fn announce(urls: &Urls, key: &str, kubeconfig: &str, mail: &str) {
 }
 
 impl Session {
-    /// Restarts processes that exit, as Kubernetes does. Returns the error once that does not help.
+    /// Restarts processes that exit, as Kubernetes does. Returns the error once restarting does not help.
     async fn keep_alive(&mut self, settings: &Settings, stellage: &Path, folder: &Folder) -> Failure {
         loop {
             if let Err(failure) = self.revive(settings, stellage, folder).await {

@@ -10,8 +10,7 @@
 //!
 //! 1. What is metered is copied one last time.
 //! 2. The pages of the next invoice are created, with everything that continues, and then that invoice. From then on,
-//! nothing that the
-//!    old one says about the time before T changes.
+//!    nothing that the old one says about the time before T changes.
 //! 3. Each page of the old invoice is written with its lines.
 //! 4. The old invoice gets a number, and is issued with the number, its own lines and its event in one write.
 //!

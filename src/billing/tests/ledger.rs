@@ -27,10 +27,10 @@ const START: &str = "2026-11-28T00:00:00Z";
 enum Op {
     /// Some time passes, in seconds.
     Advance(u32),
-    /// Another process leads, whose clock is so many milliseconds ahead.
+    /// Another process leads, whose clock is this many milliseconds ahead.
     Ahead(u32),
     Begin(Plan),
-    /// A backup of so many thousandths of a GB is completed.
+    /// A backup of this many thousandths of a GB is completed.
     BackUp(u64),
     Change(usize, Plan),
     /// A deletion is accepted.
@@ -39,12 +39,12 @@ enum Op {
     Finish,
     /// The finalizer is removed by hand, and nobody sees it.
     Vanish(usize),
-    /// The account's invoices are to be closed until so many seconds ago.
+    /// The account's invoices are to be closed until this many seconds ago.
     Close(u32),
     /// The account is deleted; it goes once it is empty.
     Leave,
     Prices([u64; 4], u64),
-    /// The operator works, at most so many steps.
+    /// The operator works, at most this many steps.
     Run(u8),
     Restart,
 }
@@ -121,8 +121,8 @@ impl Machine {
         }
     }
 
-    /// The line of the reference, and the month's price so far. A backup costs as much as an instance with the price of its size,
-    /// but has no hours that cost nothing, and none if it ended before it began.
+    /// The reference's line, and the monthly price so far. A backup costs as much as an instance with the price of its
+    /// size, but has no hours that cost nothing, and none at all if it ended before it began.
     fn of_reference(
         &self,
         history: &History,
@@ -146,13 +146,13 @@ impl Machine {
     }
 }
 
-/// Since when plans and a GB of a backup have which prices of a month, in cents.
+/// When prices change, and the monthly prices of the plans and of a GB of backup from then on, in cents.
 type PriceChange = (Timestamp, [u64; 4], u64);
 
 /// What is stored, the instances, and the operator's copy of the books.
 struct World {
     now: Timestamp,
-    /// How far the clock is ahead by which something begins and changes. It ends by the time of the API server.
+    /// How far the clock that sets the times of beginnings and changes is ahead. Ends have the API server's time.
     ahead: SignedDuration,
     machines: Vec<Machine>,
     closed_until: Option<Timestamp>,
@@ -163,7 +163,7 @@ struct World {
     numbers: HashMap<String, String>,
     last_number: u32,
     books: Option<Books>,
-    /// The histories when nothing of an invoice could change any more.
+    /// The histories at the time when an invoice could no longer change.
     frozen: HashMap<String, Vec<(String, History)>>,
     version: u64,
     /// Whether the account is deleted. What is left in it is what the operator still sees.
@@ -201,7 +201,7 @@ impl World {
         }
     }
 
-    /// Has so many instances begin now.
+    /// Makes instances begin now, up to this number.
     fn crowd(&mut self, count: usize) {
         for index in self.machines.len()..count {
             self.machines.push(Machine::begun(index, Plan::Starter, self.now));
@@ -311,11 +311,11 @@ impl World {
         }
     }
 
-    /// Does at most so many steps. Returns the last one if it came to rest.
+    /// Does at most this many steps. Returns the last one if it came to rest.
     #[expect(clippy::too_many_lines, reason = "one arm for each step")]
     fn run(&mut self, most: u8) -> Option<Step> {
         let mut books = self.books.take().unwrap_or_else(|| self.read());
-        // What vanished without having been seen ends now.
+        // Anything that vanished unseen ends now.
         let now = self.now;
         for machine in &mut self.machines {
             if !machine.exists && machine.history.ended.is_none() && most > 0 {
@@ -453,7 +453,7 @@ impl World {
         self.invoices[invoice].spec.lines.iter().chain(of_pages).collect()
     }
 
-    /// Goes on until all that began before now has been issued.
+    /// Continues until everything that began before now has been issued.
     fn finish(&mut self) {
         for _ in 0..8 {
             self.apply(&Op::Advance(31 * 24 * 3600));
@@ -650,7 +650,7 @@ fn what_is_seen_late_is_billed_for_the_hours_before_the_open_period_if_it_is_ten
     }
 }
 
-/// `since` is the time of the leader's clock, and an end that of the API server's.
+/// `since` is in the time of the leader's clock, and an end in that of the API server's.
 #[test]
 fn what_a_clock_that_was_ahead_has_begin_is_billed_for_an_hour_though_it_is_deleted_before_that() {
     let day = SignedDuration::from_hours(24);
@@ -709,7 +709,7 @@ fn a_month_is_closed_with_two_writes_and_two_for_each_page() {
     world.now += GRACE;
     let before = world.version;
     world.run(u8::MAX);
-    // The next invoice, the number, the issue; and the look at nothing to do.
+    // The next invoice, the number, the issue; and the check that nothing is left to do.
     assert_eq!(world.version - before, 4);
     let phases: Vec<bool> = world.invoices.values().map(Invoice::is_issued).collect();
     assert_eq!(phases.iter().filter(|issued| **issued).count(), 1);
@@ -721,7 +721,7 @@ fn a_month_is_closed_with_two_writes_and_two_for_each_page() {
     world.now = "2027-01-01T00:00:05Z".parse().unwrap();
     let before = world.version;
     world.run(u8::MAX);
-    // And the page of the next invoice, and that with lines.
+    // Plus the page of the next invoice, and the page with lines.
     assert_eq!(world.version - before, 6);
     world.check().unwrap();
 }

@@ -107,7 +107,8 @@ fn an_account_with_many_webhooks_and_a_long_backlog_delays_no_other() {
     assert_eq!(world.sendings.len(), 500, "the window of each is five by now");
     for number in 0..20 {
         let event = world.record("small", &format!("s-{number}"), Fate::Good).unwrap();
-        // As soon as any attempt ends, and one of the account itself comes in between.
+        // It starts once two attempts at most have ended: one slot may first go to another event of
+        // its account.
         for _ in 0..2 {
             world.work(false);
             if !is_under_way(&world, &event) {
