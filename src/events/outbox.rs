@@ -87,7 +87,7 @@ impl<'a> OutboxVersion<'a> {
     }
 }
 
-/// Takes over the events in the outboxes of objects of any kind.
+/// Receives the events in the outboxes of objects of any kind.
 pub trait Outbox: Send + Sync {
     /// Whether nothing is left to do for the outbox entry with this id, so that it may be removed.
     fn is_settled(&self, event_id: &str) -> bool;

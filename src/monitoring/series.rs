@@ -465,7 +465,7 @@ mod tests {
                     .windows(2)
                     .filter_map(|pair| Some(pair[1]? - pair[0]?));
                 let resolution = window.resolution_seconds();
-                // The first minute began before the series; that of the missing sample is ten seconds late.
+                // The first minute began before the series; the minute of the missing sample is ten seconds late.
                 let late = |more: i64| (resolution - more).abs() <= 10;
                 assert!(known.into_iter().all(late), "{second} {:?}", shown.network_in);
             }

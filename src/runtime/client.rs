@@ -216,7 +216,7 @@ impl Connections {
     }
 }
 
-/// Who is notified of answers.
+/// The components that are notified of answers.
 #[derive(Clone)]
 pub struct Observers {
     /// Is notified of the progress of watches.

@@ -57,7 +57,7 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
             };
         }
     }
-    // Whatever an earlier end leaves out would be carried over to no invoice.
+    // No invoice would carry over what an earlier end leaves out.
     let early = early.filter(|_| !facts.holder.is_closing);
     let at = early.unwrap_or(to);
     End {

@@ -650,7 +650,7 @@ fn what_is_seen_late_is_billed_for_the_hours_before_the_open_period_if_it_is_ten
     }
 }
 
-/// `since` is in the time of the leader's clock, and an end in that of the API server's.
+/// `since` is a time of the leader's clock, and an end is a time of the API server's clock.
 #[test]
 fn what_a_clock_that_was_ahead_has_begin_is_billed_for_an_hour_though_it_is_deleted_before_that() {
     let day = SignedDuration::from_hours(24);

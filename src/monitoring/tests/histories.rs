@@ -277,7 +277,7 @@ fn an_alert_that_was_sent_is_not_sent_again_after_a_restart() {
     }
     assert_eq!((world.fired.len(), world.fired[0].0, world.writes), (1, 6, 1));
     for pause in [1, 100] {
-        // However long nobody was there: this process has not missed a sample.
+        // However long the gap was, this process has not missed a sample.
         world.minute += pause;
         world.evaluation = Evaluation::default();
         for _ in 0..20 {
@@ -286,7 +286,7 @@ fn an_alert_that_was_sent_is_not_sent_again_after_a_restart() {
         }
     }
     assert_eq!((world.fired.len(), world.writes), (1, 1));
-    // It fires anew once it has been below the value that re-arms it.
+    // It fires again once it has been below the value that re-arms it.
     for value in [85.0, 95.0, 79.9, 95.0, 95.0, 95.0, 95.0, 95.0, 95.0] {
         world.minute += 1;
         world.sample(Some(value));

@@ -212,7 +212,7 @@ async fn a_peer_that_does_not_read_is_cut_off() {
         .write_all(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n")
         .await
         .unwrap();
-    // The server lets go of the connection although nothing is read: it can stop.
+    // The server closes the connection although the peer reads nothing, so it can stop.
     tokio::time::sleep(3 * short().write_progress).await;
     let mut rest = Vec::new();
     let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.unwrap();
