@@ -32,7 +32,7 @@ struct Flags {
     controller: ControllerSettings,
 }
 
-/// An API server without any object, which lists the nodes once it may, and counts the requests for the Lease.
+/// An API server without any objects, which lists the nodes once it may, and counts the requests for the Lease.
 fn api_server(may_list_nodes: Arc<SetOnce<()>>, leases: Arc<AtomicUsize>) -> Client {
     answered_by(move |_, uri, _| {
         let (may_list_nodes, leases) = (may_list_nodes.clone(), leases.clone());
@@ -122,7 +122,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         shown.instances.wait_until_ready().await.unwrap();
         shown.backups.wait_until_ready().await.unwrap();
         shown.invoices.wait_until_ready().await.unwrap();
-        // Whatever is due happens within a few turns.
+        // Everything that is due happens within a few turns.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
