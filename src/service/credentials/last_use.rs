@@ -29,7 +29,7 @@ impl LastUse {
         self.0.load(Ordering::Relaxed) < day && self.raise(day) < day
     }
 
-    /// Takes over a day that another replica has noted.
+    /// Takes over a day that was noted elsewhere.
     pub fn learn(&self, day: Date) {
         if let Ok(days) = day.since(EPOCH) {
             self.raise(days.get_days());
