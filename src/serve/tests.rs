@@ -32,7 +32,7 @@ struct Flags {
     controller: ControllerSettings,
 }
 
-/// An API server without any objects, which lists the nodes once it may, and counts the requests for the Lease.
+/// An API server without any object, which lists the nodes once it may, and counts the requests for the Lease.
 fn api_server(may_list_nodes: Arc<SetOnce<()>>, leases: Arc<AtomicUsize>) -> Client {
     answered_by(move |_, uri, _| {
         let (may_list_nodes, leases) = (may_list_nodes.clone(), leases.clone());
