@@ -50,7 +50,7 @@ use crate::{
 
 /// The only task that may end before the shutdown.
 const ANNOUNCEMENT: &str = "the announcement";
-/// Time between two returns of memory to the system. Each takes milliseconds.
+/// How often to return unused memory to the system. Each time takes milliseconds.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(10);
 /// How often to check whether everything is ready.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
@@ -66,7 +66,7 @@ pub enum ServeError {
     /// The client could not be built.
     #[error("cannot use the kubeconfig: {0}")]
     Client(#[from] kube::Error),
-    /// The file of the catalogue cannot be used.
+    /// The catalogue file cannot be used.
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
     /// Traces cannot be sent.
@@ -143,7 +143,7 @@ pub async fn serve(
         metrics: metrics.clone(),
         time: server_time.clone(),
     };
-    // Not the connection of the watches, in which large lists may be in its way.
+    // A connection of its own: large lists on that of the watches may be in its way.
     let for_lease = client::connect_with_pings(config.clone(), observers.clone())?;
     let watches = Watches {
         streams: client::connect_with_pings(config.clone(), observers.clone())?,
@@ -237,7 +237,7 @@ pub async fn serve(
         } = candidate.slots.clone();
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         let unsettled = watcher::Config::default().labels(&format!("!{SETTLED_LABEL}"));
-        // They have their lines until these are left out.
+        // Small pages, because invoices carry their lines until these are left out.
         let unsettled = unsettled.page_size(100);
         let stores = Stores {
             accounts,
@@ -267,7 +267,7 @@ pub async fn serve(
     ended
 }
 
-/// Gives memory back that was needed for a while, such as for the first lists of the watches.
+/// Returns memory that was needed only for a while, such as for the first lists of the watches.
 async fn give_memory_back(shutdown: CancellationToken) {
     loop {
         tokio::select! {
@@ -278,7 +278,7 @@ async fn give_memory_back(shutdown: CancellationToken) {
     }
 }
 
-/// Watches a kind that account holders write, without what the program does not read of their metadata.
+/// Watches a kind that account holders write, without the metadata that the program does not read.
 fn watch_tenant_objects<K>(watches: &Watches, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -293,8 +293,8 @@ fn catalogue(common: &CommonSettings) -> Result<(SharedCatalogue, Option<Catalog
     Ok((catalogue.unwrap_or_default(), file))
 }
 
-/// Keeps the catalogue up to date with its file, if it has one. Whoever runs the controllers also publishes a Kubernetes Event, about the Lease,
-/// when the file cannot be used.
+/// Keeps the catalogue up to date with its file, if it has one. When the file cannot be used, a process that runs the controllers
+/// also publishes a Kubernetes Event about the Lease.
 fn reload(file: Option<CatalogueFile>, watches: &Watches, candidate: Option<&Candidate>) {
     let Some(file) = file else { return };
     let lease = candidate.map(|candidate| {
@@ -309,7 +309,7 @@ fn reload(file: Option<CatalogueFile>, watches: &Watches, candidate: Option<&Can
     tokio::spawn(file.reload_until(watches.shutdown.clone(), watches.metrics.clone(), complain));
 }
 
-/// The rules for receivers, which are kept up to date with the cluster's own addresses, and whether these have been read.
+/// The rules for receivers, kept up to date with the cluster's own addresses, and whether these have been read.
 fn rules(
     common: &CommonSettings,
     watches: &Watches,
@@ -416,8 +416,8 @@ async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeErr
     result
 }
 
-/// A token that is cancelled `delay` after `shutdown`. Meanwhile `/readyz` fails, so that load balancers open no more connections,
-/// what they have still sent is answered, and `leaving` is set.
+/// A token that is cancelled `delay` after `shutdown`. Until then `/readyz` fails, so that load balancers open no more connections,
+/// requests that they still send are answered, and `leaving` is set.
 fn after_load_balancers(
     shutdown: &CancellationToken,
     delay: Duration,

@@ -78,7 +78,7 @@ impl Default for Alerts {
     }
 }
 
-/// The part of the catalogue's file.
+/// The section of the catalogue file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct AlertsSection {
@@ -149,7 +149,7 @@ impl<'de, const MAX: i64> Deserialize<'de> for Seconds<MAX> {
 }
 
 impl AlertsSection {
-    /// The rules, where the file has any. The error is the path of a field and what is wrong with it.
+    /// The settings of the section, with defaults for what it leaves out. The error is the path of a field and what is wrong with it.
     pub(super) fn alerts(self) -> Result<Alerts, (String, String)> {
         let default = Alerts::default();
         let interval = self.interval.map_or(default.interval, |interval| interval.0);

@@ -19,12 +19,12 @@ use crate::resources::{
     validation,
 };
 
-/// Size that a file may have; the sample has less than 2 KiB.
+/// Maximum size of a file; the sample has less than 2 KiB.
 const MAX_BYTES: u64 = 256 * 1024;
-/// Regions or images that a file may list.
+/// Maximum number of regions, and of images, in a file.
 const MAX_ENTRIES: usize = 1000;
 
-/// Days after its issue within which an invoice may be due.
+/// Maximum number of days after its issue within which an invoice is due.
 const MAX_DUE_DAYS: u16 = 365;
 
 /// Why a file cannot be used as the catalogue.
@@ -90,7 +90,7 @@ impl Catalogue {
     }
 }
 
-/// Checks that there are fields where there should be: serde would also take a list of their values.
+/// Checks that every section is a map of fields: serde would also accept a list of the values.
 fn check_shape(file: &Value) -> Result<(), (String, String)> {
     let plans = file.get("plans");
     let each = plans.and_then(Value::as_object).into_iter().flatten();
@@ -133,7 +133,7 @@ pub(super) fn read(path: &Path) -> Result<String, CatalogueError> {
     })
 }
 
-/// What the file may have in it.
+/// What the file may contain.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Contents {
@@ -343,7 +343,7 @@ mod tests {
     fn the_sample_is_the_built_in_catalogue() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/catalogue.yaml");
         assert_eq!(Catalogue::load(&path).unwrap(), Catalogue::default());
-        // And it says all of it, so whoever copies it sees everything that can be set.
+        // It also lists every field, so a copy of it shows everything that can be set.
         let sample: serde_json::Value =
             serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let fields: Vec<&String> = sample.as_object().unwrap().keys().collect();

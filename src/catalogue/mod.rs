@@ -82,18 +82,18 @@ pub struct Catalogue {
     pub prices: Prices,
     /// How usage is sampled, and the rules for alerts.
     pub alerts: Arc<Alerts>,
-    /// What invoices say beside their lines.
+    /// What invoices say besides their lines.
     pub invoices: InvoiceTerms,
 }
 
-/// What invoices say beside their lines.
+/// What invoices say besides their lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvoiceTerms {
     /// The tax on the sum of the lines; none by default.
     pub tax: TaxRate,
     /// Address lines of the seller.
     pub seller: Vec<String>,
-    /// Days after its issue within which an invoice is to be paid.
+    /// Days after its issue within which an invoice must be paid.
     pub due_days: u16,
 }
 
@@ -112,15 +112,15 @@ impl Default for InvoiceTerms {
 pub struct Prices {
     /// The currency of all amounts.
     pub currency: Currency,
-    /// Prices a month, in the order of [`Plan::ALL`]. None is lower than the one before it, so the larger of two plans is
-    /// also the dearer one.
+    /// Monthly prices, in the order of [`Plan::ALL`]. None is lower than the one before it, so the larger of two plans is
+    /// never the cheaper one.
     monthly: [Cents; 4],
-    /// Price of a GB of a backup a month.
+    /// Monthly price per GB of a backup.
     pub backup_gb: Cents,
 }
 
 impl Prices {
-    /// Prices a month. A plan that is missing, or cheaper than the one before it, costs what that one does.
+    /// Monthly prices. A plan that is missing, or cheaper than the one before it, costs as much as that one.
     pub fn of(currency: &Currency, by_plan: &BTreeMap<Plan, Cents>) -> Self {
         let mut price = Cents(0);
         Self {
@@ -133,23 +133,23 @@ impl Prices {
         }
     }
 
-    /// The same, with a price for a GB of a backup a month.
+    /// The same prices, with a monthly price per GB of a backup.
     #[must_use]
     pub fn with_backups(self, backup_gb: Cents) -> Self {
         Self { backup_gb, ..self }
     }
 
-    /// The prices of all plans a month.
+    /// The monthly prices of all plans.
     pub fn by_plan(&self) -> BTreeMap<Plan, Cents> {
         Plan::ALL.into_iter().zip(self.monthly).collect()
     }
 
-    /// The price of a plan a month.
+    /// The monthly price of a plan.
     pub const fn monthly(&self, plan: Plan) -> Cents {
         self.monthly[plan as usize]
     }
 
-    /// The price of a plan an hour.
+    /// The hourly price of a plan.
     pub const fn hourly(&self, plan: Plan) -> UnitPrice {
         UnitPrice::hourly(self.monthly(plan))
     }

@@ -37,7 +37,7 @@ impl SharedCatalogue {
 /// The file of a shared catalogue.
 pub struct CatalogueFile {
     path: PathBuf,
-    /// The text that was last looked at, whether it could be used or not.
+    /// The text last read, whether or not it could be used.
     seen: String,
     catalogue: SharedCatalogue,
     check_every: Duration,
@@ -105,7 +105,7 @@ impl CatalogueFile {
         }
     }
 
-    /// Puts the catalogue of a new text to use. Returns whether there was one.
+    /// Applies the catalogue in a new text. Returns whether the text was new.
     fn take(&mut self, text: String) -> Result<bool, CatalogueError> {
         if text == self.seen {
             return Ok(false);

@@ -44,12 +44,12 @@ pub struct Alert {
 }
 
 impl Alert {
-    /// Whether it fires.
+    /// Whether it is firing.
     pub fn is_firing(&self) -> bool {
         self.status == "firing"
     }
 
-    /// How its status is coloured.
+    /// The colour of its status.
     pub fn tone(&self) -> &'static str {
         if self.is_firing() { "bad" } else { "quiet" }
     }

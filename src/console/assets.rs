@@ -33,13 +33,13 @@ impl Asset {
     }
 }
 
-/// All files. They are compressed once.
+/// All files. Each is compressed once.
 pub struct Assets {
     /// The styles.
     pub styles: Asset,
     /// htmx 4.0.1, which refreshes what changes (0BSD, see `assets/htmx-LICENSE`).
     pub htmx: Asset,
-    /// Times in the reader's zone, and when a page refreshes itself.
+    /// Shows times in the reader's zone, and decides when a page refreshes itself.
     pub script: Asset,
 }
 
@@ -84,7 +84,7 @@ pub fn answer(path: &str, headers: &HeaderMap) -> Option<Response> {
     Some(response)
 }
 
-/// Whether the client takes gzip.
+/// Whether the client accepts gzip.
 pub fn accepts_gzip(headers: &HeaderMap) -> bool {
     let codings = headers.get_all(header::ACCEPT_ENCODING).iter();
     codings
@@ -101,7 +101,7 @@ pub fn accepts_gzip(headers: &HeaderMap) -> bool {
         })
 }
 
-/// A content, compressed with gzip.
+/// Compresses `content` with gzip.
 pub fn compressed(content: &[u8], level: Compression) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::with_capacity(content.len() / 3), level);
     // Writing to a vector cannot fail.
@@ -130,7 +130,7 @@ mod tests {
         assert!(answer(path, &HeaderMap::new()).is_some());
         assert!(answer("/console/assets/htmx.js", &HeaderMap::new()).is_none());
         assert!(include_str!("assets/htmx-LICENSE").contains("Zero-Clause BSD"));
-        // A change of the pinned file is a decision.
+        // The file is pinned: changing it is a decision.
         assert_eq!(ASSETS.htmx.content.len(), 37_448);
     }
 }

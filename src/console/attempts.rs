@@ -10,11 +10,11 @@ use ipnet::IpNet;
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 
-/// Failed attempts from one address (from one /64, with IPv6) within [`WINDOW`].
+/// Maximum number of failed attempts from one address (one /64 with IPv6) within [`WINDOW`].
 const MOST: u32 = 10;
-/// How long they count.
+/// How long failed attempts count.
 const WINDOW: SignedDuration = SignedDuration::from_mins(5);
-/// Addresses that are remembered. When there are more, those whose window began first are forgotten.
+/// Maximum number of addresses remembered. Beyond that, those whose window began first are forgotten.
 const MOST_ADDRESSES: usize = 10_000;
 
 /// The failed attempts of an address.
@@ -24,7 +24,7 @@ struct Failed {
     count: u32,
 }
 
-/// The failed attempts of late.
+/// The recent failed attempts.
 #[derive(Default)]
 pub struct Attempts {
     by_address: Mutex<HashMap<IpAddr, Failed>>,
@@ -61,7 +61,7 @@ impl Attempts {
     }
 }
 
-/// The address under which attempts are counted: an IPv6 network of a /64 usually belongs to one household.
+/// The address under which attempts are counted: for IPv6 the /64 network, which usually belongs to one household.
 fn sharing(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -69,7 +69,7 @@ fn sharing(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The client's address: of the connection, or, behind a trusted proxy, the last in `X-Forwarded-For` that is no trusted proxy.
+/// The client's address: that of the connection or, behind a trusted proxy, the last in `X-Forwarded-For` that is not a trusted proxy.
 pub fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
     let is_trusted = |address: IpAddr| {
         let address = address.to_canonical();

@@ -1,4 +1,4 @@
-//! A request to `/v1`, which a page makes itself and also shows as a curl command.
+//! A request to `/v1` that a page makes itself and also shows as a curl command.
 
 use http::Method;
 use serde_json::Value;
@@ -59,7 +59,7 @@ impl Call {
         }
     }
 
-    /// The same request, for one version alone.
+    /// The same request, for this version only.
     #[must_use]
     pub fn if_match(self, version: &str) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl Call {
     }
 }
 
-/// A text as one word of a POSIX shell.
+/// Quotes a text as one word for a POSIX shell.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
     if text.chars().all(is_plain) {
@@ -100,7 +100,7 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// A path with those parameters that have a value.
+/// A path with those of the parameters that have a value.
 pub fn with_query(path: &str, parameters: &[(&str, &str)]) -> String {
     let mut query = form_urlencoded::Serializer::new(String::new());
     query.extend_pairs(parameters.iter().filter(|(_, value)| !value.is_empty()));
@@ -112,7 +112,7 @@ pub fn with_query(path: &str, parameters: &[(&str, &str)]) -> String {
     }
 }
 
-/// An id from a path of the console, for a path of `/v1`: whatever no id has becomes `_`, which no id has either.
+/// An id from a path of the console, for a path of `/v1`. Characters that no id has become `_`, which no id has either.
 pub fn segment(id: &str) -> String {
     let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     id.chars()

@@ -12,13 +12,13 @@ use super::refusal::{Detail, Refusal};
 
 /// Largest form, as large as the largest body of `/v1`.
 const MAX_FORM: usize = 64 * 1024;
-/// How long it may take to arrive.
+/// How long a form may take to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most fields of a form.
+/// Maximum number of fields in a form.
 const MAX_FIELDS: usize = 200;
 /// The hidden field with the Idempotency-Key.
 pub const KEY: &str = "once";
-/// The field for what is to be installed, as `image:…` or `backup:…`.
+/// The field for what to install, as `image:…` or `backup:…`.
 pub const INSTALL: &str = "install";
 /// The hidden field with the `ETag` that the form was opened with.
 const VERSION: &str = "version";
@@ -32,20 +32,20 @@ pub struct Field {
     pub name: &'static str,
     /// Its label.
     pub label: &'static str,
-    /// Whether it is made of boxes to tick, rather than a text.
+    /// Whether it consists of check boxes rather than a text.
     pub is_choice: bool,
 }
 
-/// What somebody else has changed since a form was opened.
+/// A field that somebody else has changed since a form was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meanwhile {
     /// Label of the field.
     pub label: &'static str,
-    /// What it was.
+    /// Its value when the form was opened.
     pub was: String,
-    /// What it is now.
+    /// Its value now.
     pub is: String,
-    /// What the form has now, if that is something else.
+    /// Its value in the form now, if that is different.
     pub entered: Option<String>,
 }
 
@@ -68,7 +68,7 @@ pub struct Form {
     problems: Vec<Detail>,
     /// What is wrong with the form as a whole.
     pub complaint: Option<String>,
-    /// What somebody else has changed since it was opened.
+    /// What somebody else has changed since the form was opened.
     pub meanwhile: Vec<Meanwhile>,
 }
 
@@ -79,7 +79,7 @@ impl Form {
         Self::default().with(KEY, &hex::encode(key))
     }
 
-    /// The fields of a query or of a body.
+    /// Parses the fields of a query or of a body.
     pub fn parse(text: &str) -> Self {
         let fields = form_urlencoded::parse(text.as_bytes()).into_owned();
         Self {
@@ -101,12 +101,12 @@ impl Form {
         found.map_or("", |(_, value)| value)
     }
 
-    /// The value of a field without white space around it.
+    /// The value of a field, without surrounding white space.
     pub fn text(&self, name: &str) -> &str {
         self.value(name).trim()
     }
 
-    /// Whether a field has a value, among others perhaps: for boxes and choices.
+    /// Whether this is one of the values of a field: for check boxes and choices.
     pub fn has(&self, name: &str, value: &str) -> bool {
         self.values.iter().any(|(key, it)| key == name && it == value)
     }
@@ -150,7 +150,7 @@ impl Form {
         found.map(|problem| problem.message.as_str())
     }
 
-    /// What is to be installed: `image` or `backup`, and its id.
+    /// What to install: `image` or `backup`, and its id.
     pub fn install(&self) -> (&'static str, &str) {
         match self.value(INSTALL).split_once(':') {
             Some(("backup", id)) => ("backup", id),
@@ -159,17 +159,17 @@ impl Form {
         }
     }
 
-    /// Whether this is to be installed.
+    /// Whether this is what to install.
     pub fn installs(&self, source: &str, id: &str) -> bool {
         self.install() == (source, id)
     }
 
-    /// What is wrong with what is to be installed.
+    /// What is wrong with what to install.
     pub fn install_problem(&self) -> Option<&str> {
         self.problem("image").or_else(|| self.problem("backup"))
     }
 
-    /// Marks what is wrong with a field.
+    /// Marks a field with what is wrong with it.
     pub fn mark(&mut self, field: &str, message: &str) {
         self.problems.push(Detail {
             field: field.to_owned(),
@@ -177,12 +177,12 @@ impl Form {
         });
     }
 
-    /// What is wrong with all fields.
+    /// The problems of all fields.
     pub fn problems(&self) -> Vec<Problem<'_>> {
         self.problems.iter().map(Problem::of).collect()
     }
 
-    /// The same form, which remembers what it contains, and of which version of the object that is.
+    /// The same form, which remembers what it contains and which version of the object that is.
     #[must_use]
     pub fn remembering(self, version: &str) -> Self {
         let fields = self.values.iter().filter(|(name, _)| name != KEY);
@@ -192,18 +192,18 @@ impl Form {
         self.with(WAS, &was).with(VERSION, version)
     }
 
-    /// What it contained when it was opened.
+    /// What the form contained when it was opened.
     pub fn was(&self) -> &str {
         self.value(WAS)
     }
 
-    /// The `ETag` that it was opened with.
+    /// The `ETag` that the form was opened with.
     pub fn version(&self) -> &str {
         self.value(VERSION)
     }
 
-    /// Catches up with the object, which has another version by now and contains what `current` does. What was not touched becomes what it
-    /// is now; what was entered stays.
+    /// Catches up with the object, which now has another version with the values in `current`. Fields that were not touched get their
+    /// current values; what was entered stays.
     pub fn catch_up(&mut self, current: Self, version: &str, fields: &[Field]) {
         let was = Self::parse(self.was());
         let mut merged = Self::default();
@@ -219,7 +219,7 @@ impl Form {
                 values.sort_unstable();
                 values
             };
-            // What is entered already is the outcome of the same form, sent twice.
+            // If the current value is what was entered, the same form was sent twice.
             let is_news = as_set(&before) != as_set(&now) && as_set(&mine) != as_set(&now);
             let kept = if field.is_choice {
                 let unticked = |value: &&String| before.contains(value) && !mine.contains(value);
@@ -252,7 +252,7 @@ impl Form {
         self.values = merged.values;
     }
 
-    /// Marks what `/v1` has refused. The values stay, with a new Idempotency-Key: the next submission is another request.
+    /// Marks what `/v1` refused. The values stay, with a new Idempotency-Key, since the next submission is another request.
     pub fn refused(&mut self, refusal: &Refusal) {
         self.problems.clone_from(&refusal.details);
         // Only 422 is about the fields alone.
@@ -265,7 +265,7 @@ impl Form {
 }
 
 impl Field {
-    /// Its values for people.
+    /// Formats its values for display.
     fn shown(&self, values: &[String]) -> String {
         match values {
             [] if self.name == "events" => "nothing".to_owned(),
@@ -278,7 +278,7 @@ impl Field {
 }
 
 impl<'a> Problem<'a> {
-    /// The problem that `/v1` has with a field, in the words of the forms.
+    /// A problem that `/v1` has with a field, in the words of the forms.
     fn of(detail: &'a Detail) -> Self {
         let (name, rest) = detail.field.split_once('[').unwrap_or((&detail.field, ""));
         let position = rest.trim_end_matches(']').parse::<usize>().ok();
@@ -384,7 +384,7 @@ mod tests {
             field("events", true),
         ];
         let opened = Form::parse("name=web&tags=a&events=x&events=y").remembering("\"1\"");
-        // Another name, and z in place of y.
+        // The name was changed, and z ticked in place of y.
         let mut form = Form::parse("name=db&tags=a&events=x&events=z")
             .with(WAS, opened.was())
             .with(VERSION, opened.version());
@@ -409,7 +409,7 @@ mod tests {
                 ("events", "x, y", "x, y, w", Some("x, w, z")),
             ]
         );
-        // Nothing that the form shows.
+        // A change of nothing that the form shows.
         let current = Form::parse(form.was());
         form.catch_up(current, "\"3\"", &fields);
         assert_eq!((form.meanwhile.len(), form.version()), (0, "\"3\""));

@@ -20,9 +20,9 @@ use super::{
 };
 
 const SECTION: &str = "keys";
-/// Longest life of a key that can be entered, in days.
+/// Maximum life of a key that can be entered, in days.
 const MAX_DAYS: i64 = 3650;
-/// Seconds of a day.
+/// Seconds in a day.
 const DAY: i64 = 86_400;
 
 pub(super) fn routes() -> Router<Arc<App>> {
@@ -43,7 +43,7 @@ struct Key {
 }
 
 impl Key {
-    /// What has made it, if nobody has asked for a key: its own is known to nobody.
+    /// How the key came about, if nobody asked for one. Nobody knows such a key itself.
     fn origin(&self) -> Option<&'static str> {
         match self.id.split_once('-')?.0 {
             "console" => Some("made for a sign-in link; revoking it ends the session"),
@@ -74,7 +74,7 @@ fn create_call(visit: &Visit, form: &Form) -> Call {
     if let Ok(days) = form.text("days").parse::<i64>()
         && let Some(life) = SignedDuration::try_from_hours(days.clamp(0, MAX_DAYS) * 24)
         && let Ok(end) = visit.now().checked_add(life)
-        // The end of that day: so a second submission of the form asks for the same.
+        // The end of that day, so that a second submission of the form asks for the same.
         && let Ok(end) = jiff::Timestamp::from_second((end.as_second() / DAY + 1) * DAY)
     {
         body["expires_at"] = json!(end.to_string());
@@ -115,7 +115,7 @@ struct CreatedPage {
     shell: Shell,
     id: String,
     scope: String,
-    /// The key itself; `None` if it was shown before.
+    /// The key itself; `None` if it has been shown before.
     key: Option<String>,
     expires_at: Option<Moment>,
 }

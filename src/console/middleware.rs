@@ -25,7 +25,7 @@ use super::{
 };
 use crate::runtime::metrics::RequestLabels;
 
-/// What pages may load and do: nothing but their own files. `style-src` has no exception for inline styles.
+/// What pages may load and do: only the console's own files. `style-src` has no exception for inline styles.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 /// Shorter pages are not worth compressing.
 const WORTH_COMPRESSING: usize = 1024;
@@ -48,7 +48,7 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
         let section = Shell::section_of(&path);
         response = problem(&refusal, &path, visit::shell_of(&app, &headers, section).await);
         if headers.contains_key("hx-request") && response.status() == StatusCode::NOT_FOUND {
-            // What an open page is about is gone: the whole page says so.
+            // The object that an open page shows is gone: reload the whole page, which says so.
             let reload = HeaderValue::from_static("true");
             response.headers_mut().insert("hx-refresh", reload);
         }
@@ -68,7 +68,7 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
         status: response.status().as_u16(),
     });
     let added = response.headers_mut();
-    // An invoice to print brings a policy of its own.
+    // A printable invoice has a policy of its own.
     added
         .entry(header::CONTENT_SECURITY_POLICY)
         .or_insert(HeaderValue::from_static(POLICY));
@@ -87,7 +87,7 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
     response
 }
 
-/// Why a request is refused, wherever it goes.
+/// Why a request is refused, whatever its path.
 fn refused(app: &App, method: &Method, path: &str, headers: &HeaderMap) -> Option<&'static str> {
     if app.cookies.insecure && !path.starts_with(assets::FOLDER) && !is_of_this_machine(headers) {
         return Some("over plain HTTP, the console is for this machine alone; from others, it needs HTTPS");
@@ -96,20 +96,20 @@ fn refused(app: &App, method: &Method, path: &str, headers: &HeaderMap) -> Optio
         .then_some("this request comes from another site; open the console and try again there")
 }
 
-/// Whether the browser asks for a name or an address of the machine that it runs on, such as a forwarded port.
+/// Whether the browser asks for a name or an address of the machine that it runs on, as with a forwarded port.
 fn is_of_this_machine(headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let url = host.and_then(|host| Url::parse(&format!("http://{host}")).ok());
     url.is_some_and(|url| is_safe(&url))
 }
 
-/// Compresses a page. What it shows is not mixed with what another site could make a browser send: its cookies are `SameSite=Strict`.
+/// Compresses a page. Another site cannot mix input of its own into what the page shows, because the session's cookie is `SameSite=Strict`.
 async fn compress(response: Response, is_accepted: bool) -> Response {
     let is_page = response
         .headers()
         .get(header::CONTENT_TYPE)
         .is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
-    // An invoice to print is sent while it is read; all other pages are complete when they are answered.
+    // A printable invoice is sent while it is being read; all other pages are complete when they are answered.
     let is_complete = response.body().size_hint().exact().is_some();
     if !is_page || !is_complete || !is_accepted {
         return response;

@@ -1,7 +1,7 @@
 //! The customer console, `/console`: everything that the REST API does, in a browser.
 //!
 //! A page calls `/v1` in this process, with the request that the page also shows as a command, and renders the response. So `/v1` alone
-//! decides what is valid, allowed, limited or there, and nothing exists only in the console.
+//! decides what is valid, allowed, limited or present, and nothing exists only in the console.
 //!
 //! - `visit`: a request of a signed-in user, and its requests to `/v1`; `call` describes these, `refusal` their errors;
 //! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
@@ -60,7 +60,7 @@ use crate::{
     service::Service,
 };
 
-/// The path that all pages are at or below.
+/// The path of the console; all pages are at or below it.
 pub const PREFIX: &str = "/console";
 
 /// Dependencies of the console.
@@ -71,11 +71,11 @@ pub struct Dependencies {
     pub service: Arc<Service>,
     /// Client of the API server, for the Secret with the sealing key.
     pub client: Client,
-    /// The operator's namespace, which the Secret is in.
+    /// The operator's namespace, which contains the Secret.
     pub namespace: String,
-    /// Whether browsers come over plain HTTP, so that cookies cannot be `Secure`.
+    /// Whether browsers use plain HTTP, so that cookies cannot be `Secure`.
     pub insecure_cookie: bool,
-    /// Address ranges of proxies that tell in `X-Forwarded-For` where requests come from.
+    /// Address ranges of proxies that say in `X-Forwarded-For` where requests come from.
     pub trusted_proxies: Vec<IpNet>,
     /// The OpenID Connect provider, if there is one.
     pub provider: Option<Provider>,
@@ -107,14 +107,14 @@ impl App {
         })
     }
 
-    /// Where a request comes from, for limits.
+    /// The address that a request comes from, for limits.
     fn client(&self, request: &Request) -> IpAddr {
         let peer = request.extensions().get::<Peer>();
         let peer = peer.map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0);
         attempts::client(peer, request.headers(), &self.trusted_proxies)
     }
 
-    /// Scheme, host and port that the browser knows.
+    /// Scheme, host and port as the browser knows them.
     fn origin(&self, headers: &HeaderMap) -> String {
         let scheme = if self.cookies.insecure { "http" } else { "https" };
         let is_plain = |host: &&str| {

@@ -21,11 +21,11 @@ use crate::service::{
     error::{Error, ErrorKind},
 };
 
-/// Longest error code of the provider that is shown.
+/// Maximum length of the provider's error code that is shown.
 const MAX_ERROR: usize = 64;
 
-/// The answer of a sign-in that goes on by itself to the next page. It is a page and no redirect: a browser that is redirected here from
-/// the provider would not send the session's cookie, which is `SameSite=Strict`, if it were redirected further.
+/// The page after a sign-in, which goes on to the next page by itself. It is not a redirect, because a browser that was redirected here
+/// from the provider would not send the session's cookie, which is `SameSite=Strict`, after another redirect.
 #[derive(Template)]
 #[template(path = "console/signed_in.html")]
 struct SignedIn {
@@ -55,7 +55,7 @@ pub async fn start(State(app): State<Arc<App>>, request: Request) -> Result<Resp
     }
 }
 
-/// What the provider sends the browser back to.
+/// Answers the browser that comes back from the provider.
 pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     let provider = app.provider.as_ref().ok_or_else(Refusal::no_such_page)?;
     let address = app.client(&request);
@@ -80,7 +80,7 @@ pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Result<R
         }
     }
     .unwrap_or_else(Refusal::into_response);
-    // The code works once, and so does this.
+    // The code works only once, and so does this cookie.
     if let Some(cookie) = app.cookies.end_flow() {
         response.headers_mut().append(header::SET_COOKIE, cookie);
     }
@@ -120,15 +120,15 @@ fn account_of(app: &App, person: Person) -> Result<Arc<Tenant>, Problem> {
     }
 }
 
-/// Why a sign-in does not come to an end.
+/// Why a sign-in fails.
 enum Problem {
-    /// This browser has not begun it, or too long ago.
+    /// This browser did not start it, or did so too long ago.
     Stale,
-    /// The provider says so, with an error code.
+    /// The provider refused it, with an error code.
     Denied(String),
-    /// The provider is not there, or its answer is worth nothing.
+    /// The provider cannot be reached, or its answer cannot be trusted.
     Failed(Failure),
-    /// The same when it was asked about the code.
+    /// The same, but when redeeming the code.
     Unredeemed(Failure),
     /// The provider knows no e-mail address, or has not verified it.
     Unverified,
@@ -136,7 +136,7 @@ enum Problem {
     NoAccount(String),
     /// More than one account has it.
     SeveralAccounts(String),
-    /// The session cannot be begun.
+    /// The session cannot be started.
     Service(Error),
 }
 
@@ -153,8 +153,8 @@ impl From<Error> for Problem {
 }
 
 impl Problem {
-    /// Whether it counts as a failed attempt to sign in: whatever has become of it if the provider was asked about the code, because each
-    /// such request carries the client's secret.
+    /// Whether this counts as a failed attempt to sign in. It does, whatever the outcome, if the provider was asked about the code, because
+    /// each such request carries the client's secret.
     fn is_attempt(&self) -> bool {
         match self {
             Self::Denied(_) | Self::Failed(Failure::Unavailable(_)) => false,

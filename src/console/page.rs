@@ -32,20 +32,20 @@ pub struct Shell {
     pub files: Files,
     /// Its title.
     pub title: String,
-    /// The section of the navigation that it belongs to.
+    /// The section in the navigation that it belongs to.
     pub section: &'static str,
-    /// Name of the account; empty for pages that nobody has signed in for.
+    /// Name of the account; empty for pages shown without a session.
     pub account: String,
     /// Whether the session may change anything.
     pub may_write: bool,
-    /// What was done with the last form.
+    /// What the last form did.
     pub note: Option<Note>,
     /// The commands that do the same through the API.
     pub commands: Vec<String>,
 }
 
 impl Shell {
-    /// The frame of a page that shows nothing of an account.
+    /// The frame of a page that shows nothing about an account.
     pub fn bare(title: &str) -> Self {
         Self {
             title: title.to_owned(),
@@ -77,7 +77,7 @@ impl Shell {
 
 /// A page.
 pub fn page(status: StatusCode, template: &impl Template) -> Response {
-    // Browsers and screen readers say the title first.
+    // Goes into the title, which browsers and screen readers say first.
     let is_refused: &dyn std::any::Any = &status.is_client_error();
     let values = ("is_refused", is_refused);
     match template.render_with_values(&values) {
@@ -89,7 +89,7 @@ pub fn page(status: StatusCode, template: &impl Template) -> Response {
     }
 }
 
-/// Sends the browser to another page of the console with a GET.
+/// Redirects the browser to another page of the console with a GET.
 pub fn see_other(path: &str) -> Response {
     let location = HeaderValue::try_from(path).unwrap_or(HeaderValue::from_static("/console"));
     (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response()
@@ -104,14 +104,14 @@ struct Problem<'a> {
     back: Back,
 }
 
-/// The page to go back to from one that is refused.
+/// The page to go back to from one that was refused.
 struct Back {
     path: String,
     label: &'static str,
 }
 
 impl Back {
-    /// From the page at this path: to the object that it is about, or to the list if there is no such object.
+    /// For the page at this path: the object that it is about, or the list if there is no such object.
     fn of(path: &str, status: StatusCode) -> Self {
         let mut parts = path.trim_start_matches("/console").split('/').skip(1);
         let section = parts.next().unwrap_or_default();
@@ -145,7 +145,7 @@ impl Back {
     }
 }
 
-/// The page about a refusal of the page at `path`. The middleware makes it, because a refusal knows neither the path nor who asks.
+/// The page about a refusal of the page at `path`. The middleware builds it, because a refusal knows neither the path nor the caller.
 pub fn problem(refusal: &Refusal, path: &str, shell: Shell) -> Response {
     let heading = match refusal.status {
         StatusCode::NOT_FOUND => "There is nothing here",
@@ -179,19 +179,19 @@ impl IntoResponse for Refusal {
             // The key was revoked between two steps of one page.
             return see_other("/console/sign-in?ended=1");
         }
-        // The page is made by the middleware.
+        // The middleware builds the page.
         let mut response = self.status.into_response();
         response.extensions_mut().insert(self);
         response
     }
 }
 
-/// A list of `/v1`.
+/// A list, as `/v1` returns it.
 #[derive(Debug, Deserialize)]
 pub struct List<T> {
     /// The items.
     pub data: Vec<T>,
-    /// Which page it is.
+    /// Which page of the list it is.
     pub pagination: Pagination,
 }
 
@@ -206,12 +206,12 @@ pub struct Pagination {
     pub total_pages: u64,
 }
 
-/// A single object of `/v1`.
+/// A single object, as `/v1` returns it.
 #[derive(Debug, Deserialize)]
 pub struct Single<T> {
     /// The object.
     pub data: T,
-    /// What is being done with it.
+    /// What is being done with the object.
     #[serde(default)]
     pub message: Option<String>,
 }
@@ -225,14 +225,14 @@ pub struct Pager {
     pub pages: u64,
     /// Number of items.
     pub total: u64,
-    /// The page before it.
+    /// Link to the previous page.
     pub previous: Option<String>,
-    /// The page after it.
+    /// Link to the next page.
     pub next: Option<String>,
 }
 
 impl Pager {
-    /// The pager of a list that is shown at `path` with this query.
+    /// The pager of the list shown at `path` with this query.
     pub fn new(pagination: Pagination, path: &str, query: &Query) -> Self {
         let Pagination {
             page,
@@ -277,7 +277,7 @@ impl Query {
         names.iter().any(|name| !self.get(name).is_empty())
     }
 
-    /// The path with this query, but for one parameter, which has another value.
+    /// The path with this query, except that one parameter has another value.
     pub fn with(&self, path: &str, name: &str, value: &str) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         let others = self.0.iter().filter(|(key, it)| key != name && !it.is_empty());

@@ -1,28 +1,28 @@
 //! How an open page stays up to date: a part of it is reloaded, every two seconds while an operation is in progress and until its
-//! effects are listed too, and every fifteen seconds otherwise. A hidden page reads nothing; `assets/page.js` holds it back.
+//! effects are listed too, and every fifteen seconds otherwise. A hidden page does not reload; `assets/page.js` holds it back.
 
 use http::HeaderMap;
 use jiff::Timestamp;
 
-/// Tells when something was last under way, in Unix seconds.
+/// The header that says when an operation was last in progress, in Unix seconds.
 const BUSY_AT: &str = "stellage-busy-at";
-/// Seconds between refreshes while something is under way.
+/// Seconds between refreshes while an operation is in progress.
 const FAST: u32 = 2;
 /// Seconds between refreshes otherwise.
 const SLOW: u32 = 15;
-/// Seconds until what has ended shows everywhere: events are listed, and the counters of a webhook have been written.
+/// Seconds until the effects of an operation show everywhere: events are listed, and the counters of a webhook have been written.
 const SETTLES: i64 = 15;
 
 /// How a page refreshes itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refresh {
-    /// Where it is read again from.
+    /// The path to reload from.
     pub path: String,
-    /// Seconds until then.
+    /// Seconds until the next refresh.
     pub seconds: u32,
-    /// When something was last under way, in Unix seconds; `None` if that is long ago.
+    /// When an operation was last in progress, in Unix seconds; `None` if that is long ago.
     pub busy_at: Option<i64>,
-    /// Whether a notice of what was under way is out of date.
+    /// Whether a note about what was in progress is out of date.
     pub is_over: bool,
 }
 
@@ -41,7 +41,7 @@ impl Refresh {
     }
 }
 
-/// When something was last under way on the page that asks.
+/// When an operation was last in progress on the page that asks.
 pub fn busy_at(headers: &HeaderMap) -> Option<i64> {
     headers.get(BUSY_AT)?.to_str().ok()?.parse().ok()
 }
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!((ended.seconds, ended.busy_at), (FAST, begun.busy_at));
         let settled = Refresh::new("/x", false, ended.busy_at, true, at(15));
         assert_eq!((settled.seconds, settled.busy_at), (SLOW, None));
-        // A header that somebody has made up.
+        // A header that somebody made up.
         let future = Refresh::new("/x", false, Some(i64::MAX), true, at(0));
         assert_eq!(future.seconds, SLOW);
         let past = Refresh::new("/x", false, Some(i64::MIN), true, at(0));

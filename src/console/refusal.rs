@@ -1,11 +1,11 @@
-//! What `/v1` has rejected, and why.
+//! Errors of `/v1` and of the console, and their causes.
 
 use http::StatusCode;
 use serde::Deserialize;
 
 use super::text::sentence;
 
-/// A refusal of `/v1`.
+/// An error of `/v1`, or of the console itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Its status.
@@ -45,7 +45,7 @@ struct Body {
 }
 
 impl Refusal {
-    /// The refusal in an answer.
+    /// The refusal in a response.
     pub fn read(status: StatusCode, body: &[u8], retry_after: Option<String>) -> Self {
         let answer: Option<Answer> = serde_json::from_slice(body).ok();
         answer.map_or_else(Self::fault, |Answer { error }| Self {
@@ -58,7 +58,7 @@ impl Refusal {
         })
     }
 
-    /// A refusal of the console's own.
+    /// A refusal by the console itself.
     pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -81,7 +81,7 @@ impl Refusal {
         details.any(|detail| !self.message.contains(&detail.message))
     }
 
-    /// A fault of the console.
+    /// An internal error of the console.
     pub fn fault() -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -90,7 +90,7 @@ impl Refusal {
         )
     }
 
-    /// There is no such page.
+    /// The error for a page that does not exist.
     pub fn no_such_page() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", "there is no such page")
     }

@@ -2,8 +2,8 @@
 
 use http::{HeaderMap, Method, header};
 
-/// Whether a request may be answered: it is safe, or one of the console's own pages has sent it. Browsers say so in `Sec-Fetch-Site`;
-/// older ones, and all over plain HTTP, only in `Origin`.
+/// Whether a request may be answered: it is safe, or one of the console's own pages sent it. Browsers say so in `Sec-Fetch-Site`; older
+/// browsers, and all browsers over plain HTTP, only in `Origin`.
 pub fn is_allowed(method: &Method, headers: &HeaderMap) -> bool {
     if matches!(*method, Method::GET | Method::HEAD) {
         return true;
@@ -38,7 +38,7 @@ mod tests {
         for site in ["cross-site", "same-site", "none", ""] {
             assert!(!allowed(Method::POST, &[("sec-fetch-site", site)]), "{site}");
         }
-        // Of both, the first counts.
+        // If both are present, the first counts.
         assert!(!allowed(
             Method::POST,
             &[

@@ -1,26 +1,26 @@
-//! Sealing: whoever has a cookie can neither read nor change its contents.
+//! Sealing: encrypts and authenticates cookies, so that the browser can neither read nor change them.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
 /// Length of a key in bytes.
 pub const KEY: usize = 32;
-/// Longest text that is opened; browsers keep no longer cookies.
+/// Maximum length of a text that is opened; browsers keep no longer cookies.
 const MAX_TEXT: usize = 4096;
 
 /// A key that seals and opens texts (ChaCha20-Poly1305, RFC 8439).
 pub struct Seal(LessSafeKey);
 
 impl Seal {
-    /// The seal of a key; `None` if that has another length than [`KEY`].
+    /// The seal with a key; `None` if the length of the key is not [`KEY`].
     pub fn new(key: &[u8]) -> Option<Self> {
         let key = UnboundKey::new(&CHACHA20_POLY1305, key).ok()?;
         Some(Self(LessSafeKey::new(key)))
     }
 
-    /// Seals a content for a purpose; it opens for this purpose alone.
+    /// Seals contents for a purpose; they can be opened for this purpose only.
     pub fn seal(&self, purpose: &str, content: &[u8]) -> Option<String> {
-        // Random: 96 bits are enough for four billion texts of one key (NIST SP 800-38D, section 8.3).
+        // Random: 96 bits are enough for four billion texts with one key (NIST SP 800-38D, section 8.3).
         let nonce: [u8; NONCE_LEN] = rand::random();
         let mut sealed = content.to_vec();
         let aad = Aad::from(purpose.as_bytes());
@@ -30,7 +30,7 @@ impl Seal {
         Some(BASE64_URL_SAFE_NO_PAD.encode([nonce.as_slice(), &sealed].concat()))
     }
 
-    /// The content of a text that this key has sealed for this purpose.
+    /// The contents of a text that was sealed with this key for this purpose.
     pub fn open(&self, purpose: &str, text: &str) -> Option<Vec<u8>> {
         if text.len() > MAX_TEXT {
             return None;

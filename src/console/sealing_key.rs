@@ -19,7 +19,7 @@ pub struct SealingKey {
 }
 
 impl SealingKey {
-    /// The key in this namespace. It is read, and made if there is none yet, when it is first needed.
+    /// The key in this namespace. It is read when it is first needed, and created if it does not exist.
     pub fn new(client: Client, namespace: &str) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
@@ -27,7 +27,7 @@ impl SealingKey {
         }
     }
 
-    /// The seal; `None` if the Secret cannot be read, as the log says.
+    /// The seal; `None` if the Secret cannot be read, which is logged.
     pub async fn seal(&self) -> Option<&Seal> {
         let read = self.seal.get_or_try_init(|| self.read()).await;
         read.inspect_err(|error| {

@@ -11,14 +11,14 @@ use super::{
 };
 use crate::service::credentials::{Credential, KeyIdentity};
 
-/// How long a session lasts at most.
+/// Maximum duration of a session.
 pub const LONGEST: SignedDuration = SignedDuration::from_hours(12);
-/// Seconds that a note waits for the next page.
+/// Seconds that a note is kept for the next page.
 const NOTE_LASTS: i64 = 60;
-/// Longest note, in bytes: browsers keep no cookies over 4 KiB.
+/// Maximum length of a note, in bytes: browsers keep no cookies over 4 KiB.
 const MAX_NOTE: usize = 2000;
 
-/// What a session's cookie holds.
+/// The contents of a session's cookie.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Session {
     account_uid: String,
@@ -29,7 +29,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session that begins now. It ends with its key, and after [`LONGEST`].
+    /// A session that starts now. It ends with its key, and after [`LONGEST`] at the latest.
     pub fn begin(credential: &Credential, now: Timestamp) -> Self {
         let longest = now.saturating_add(LONGEST).unwrap_or(now);
         Self {
@@ -57,19 +57,19 @@ impl Session {
     }
 }
 
-/// What the next page tells.
+/// A message for the next page to show.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Note {
     /// The text.
     pub text: String,
-    /// Whether it tells what is under way, so that it is out of date when that has ended.
+    /// Whether it describes an operation in progress, so that it is out of date when that has ended.
     pub passes: bool,
 }
 
 /// The cookies of the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookies {
-    /// For plain HTTP: without `Secure`, which browsers do not send then, and under other names.
+    /// For plain HTTP: cookies without `Secure`, since browsers do not send those then, and under other names.
     pub insecure: bool,
 }
 
@@ -106,12 +106,12 @@ impl Cookies {
         (!session.has_ended(now)).then_some(session)
     }
 
-    /// Whether a request has a cookie of a session.
+    /// Whether a request has a session cookie.
     pub fn has_session(self, headers: &HeaderMap) -> bool {
         read(headers, self.session_name()).is_some()
     }
 
-    /// The cookie of a session.
+    /// The cookie that keeps a session.
     pub fn keep(self, session: &Session, seal: &Seal, now: Timestamp) -> Option<HeaderValue> {
         let content = serde_json::to_vec(session).ok()?;
         let sealed = seal.seal(self.session_name(), &content)?;
@@ -138,19 +138,19 @@ impl Cookies {
         serde_json::from_slice(&content).ok()
     }
 
-    /// The cookie that takes a note away, if a request has one.
+    /// The cookie that removes a note, if the request has one.
     pub fn told(self, headers: &HeaderMap) -> Option<HeaderValue> {
         read(headers, self.note_name())?;
         self.cookie(self.note_name(), "", 0, "Strict")
     }
 
-    /// The cookie of a sign-in that goes through the provider. `Lax`, because the browser comes back from another site.
+    /// The cookie of a sign-in at the provider. `Lax`, because the browser comes back from another site.
     pub fn begin_flow(self, flow: &Flow, seal: &Seal) -> Option<HeaderValue> {
         let sealed = seal.seal(self.flow_name(), &serde_json::to_vec(flow).ok()?)?;
         self.cookie(self.flow_name(), &sealed, FLOW_LASTS.as_secs(), "Lax")
     }
 
-    /// The sign-in that a browser comes back from, if it has begun one that has not taken too long.
+    /// The sign-in from which a browser comes back, if it started one that has not taken too long.
     pub fn flow(self, headers: &HeaderMap, seal: &Seal, now: Timestamp) -> Option<Flow> {
         let name = self.flow_name();
         let content = seal.open(name, read(headers, name)?)?;
@@ -171,7 +171,7 @@ impl Cookies {
     }
 }
 
-/// The value of a cookie; the first if there are several of that name.
+/// The value of a cookie; the first value if there are several cookies of that name.
 fn read<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     let lines = headers.get_all(header::COOKIE).iter();
     lines

@@ -22,7 +22,7 @@ use crate::service::{
     error::{Error, ErrorKind},
 };
 
-/// Longest key or token that is looked at.
+/// Maximum length of a key or token.
 const MAX_KEY: usize = 512;
 
 #[derive(Template)]
@@ -97,7 +97,7 @@ struct Link {
     token: String,
 }
 
-/// The page of a one-time link, with one button: those who only look at the link, such as a preview in a chat, must not use it up.
+/// The page of a one-time link, with one button: merely opening the link, as a preview in a chat does, must not use it up.
 pub async fn show_link(uri: Uri) -> Response {
     let query = Query::parse(uri.query().unwrap_or_default());
     page(
@@ -160,12 +160,12 @@ pub async fn out(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     response
 }
 
-/// Begins a session. The next page finds out whether the browser has kept the cookie.
+/// Starts a session. The next page finds out whether the browser has kept the cookie.
 async fn begin(app: &App, credential: &Credential) -> Result<Response, Refusal> {
     begin_with(app, credential, see_other("/console/welcome")).await
 }
 
-/// Begins a session with this answer, which leads to the next page.
+/// Starts a session with this answer, which leads to the next page.
 pub async fn begin_with(
     app: &App,
     credential: &Credential,
@@ -185,7 +185,7 @@ pub async fn begin_with(
     Ok(response)
 }
 
-/// The page for signing in, which says why an attempt has failed.
+/// The page for signing in, saying why an attempt has failed.
 pub fn refused(app: &App, error: &Error) -> Response {
     let status = match error.kind {
         ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,

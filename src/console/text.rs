@@ -13,13 +13,13 @@ impl Moment {
         self.0.to_string()
     }
 
-    /// The UTC, for people.
+    /// The time in UTC, for people.
     pub fn utc(&self) -> String {
         let civil = self.0.to_zoned(TimeZone::UTC);
         civil.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
     }
 
-    /// The day in UTC, with the time unless that is midnight: the beginning or the end of what is billed.
+    /// The day in UTC, with the time unless that is midnight: the start or the end of what is billed.
     pub fn day(&self) -> String {
         let civil = self.0.to_zoned(TimeZone::UTC);
         let format = if civil.time() == jiff::civil::Time::midnight() {
@@ -77,7 +77,7 @@ pub fn percent(value: Option<f64>) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{value:.1} %"))
 }
 
-/// JSON with line breaks, its fields in the order that they are in; or the text as it is if it is no JSON.
+/// JSON with line breaks, its fields in their original order. A text that is not JSON stays as it is.
 pub fn indented(json: &str) -> String {
     if serde_json::from_str::<serde::de::IgnoredAny>(json).is_err() {
         return json.to_owned();
@@ -153,7 +153,7 @@ mod tests {
             ("12.3 %".to_owned(), "–".to_owned())
         );
         assert_eq!(indented("{\"a\":1}"), "{\n  \"a\": 1\n}");
-        // In the same order, and strings as they are.
+        // The order of fields, and strings, stay as they are.
         assert_eq!(
             indented(r#"{"b":[],"a": [1,"x: {\"}, \\"]}"#),
             "{\n  \"b\": [],\n  \"a\": [\n    1,\n    \"x: {\\\"}, \\\\\"\n  ]\n}"

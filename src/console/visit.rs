@@ -20,12 +20,12 @@ use super::{
 };
 use crate::service::credentials::Credential;
 
-/// Largest answer of `/v1` that is read: a page of 100 deliveries is below that.
+/// Largest answer of `/v1` that is read; a page of 100 deliveries is smaller.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
-/// How long the first page of a session waits for its ApiKey.
+/// How long the first page of a session waits for its ApiKey to appear.
 const FIRST_WAIT: Duration = Duration::from_secs(2);
 
-/// A request of somebody who has signed in.
+/// A request of a signed-in user.
 pub struct Visit {
     app: Arc<App>,
     credential: Credential,
@@ -34,9 +34,9 @@ pub struct Visit {
     pub query: Query,
     /// Path and query of the page.
     pub path: String,
-    /// Whether a page refreshes a part of itself.
+    /// Whether a page is refreshing a part of itself.
     pub is_refresh: bool,
-    /// When something was last under way on the page that refreshes itself.
+    /// When an operation was last in progress on the page that is refreshing itself.
     busy_at: Option<i64>,
     /// Scheme, host and port of the console, which are those of the API.
     pub origin: String,
@@ -56,7 +56,7 @@ impl FromRequestParts<Arc<App>> for Visit {
         Ok(Self {
             app: app.clone(),
             credential,
-            // The page that is on the screen has shown it.
+            // The page on the screen has already shown it.
             note: note.filter(|_| !is_refresh),
             query,
             path: parts
@@ -70,7 +70,7 @@ impl FromRequestParts<Arc<App>> for Visit {
     }
 }
 
-/// Whose session the request belongs to.
+/// The credential of a request's session, and the note for its page.
 async fn signed_in(
     app: &App,
     headers: &HeaderMap,
@@ -88,7 +88,7 @@ async fn signed_in(
     let find = || app.service.credentials().resume(&session.identity(), now).ok();
     let mut found = find();
     if is_first {
-        // Another replica may have begun the session, with an ApiKey that this one has not seen yet.
+        // Another replica may have started the session, with an ApiKey that this replica has not seen yet.
         let deadline = Instant::now() + FIRST_WAIT;
         while found.is_none() && Instant::now() < deadline {
             tokio::time::sleep(FIRST_WAIT / 20).await;
@@ -98,7 +98,7 @@ async fn signed_in(
     Ok(found.map(|credential| (credential, app.cookies.note(headers, seal))))
 }
 
-/// The frame of a page about a refusal: with the navigation, for those who have signed in.
+/// The frame of a page about a refusal; with the navigation for signed-in users.
 pub async fn shell_of(app: &App, headers: &HeaderMap, section: &'static str) -> Shell {
     match signed_in(app, headers, false).await {
         Ok(Some((credential, _))) => Shell {
@@ -121,7 +121,7 @@ fn to_sign_in(parts: &Parts, app: &App) -> Response {
         path.push_str("?kept=no");
     }
     if parts.headers.contains_key("hx-request") {
-        // A part of a page cannot be replaced by another page, so the whole page goes there.
+        // A part of a page cannot be replaced by another page, so redirect the whole page.
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::UNAUTHORIZED;
         let location = header::HeaderValue::try_from(path);
@@ -151,7 +151,7 @@ impl Visit {
         }
     }
 
-    /// The frame of a page that shows how the API does the same.
+    /// The frame of a page that shows how to do the same through the API.
     pub fn shell_with(&self, section: &'static str, title: impl Into<String>, calls: &[Call]) -> Shell {
         Shell {
             commands: calls.iter().map(|call| call.curl(&self.origin)).collect(),
@@ -159,7 +159,7 @@ impl Visit {
         }
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> jiff::Timestamp {
         self.app.service.now()
     }
@@ -169,12 +169,12 @@ impl Visit {
         self.credential.may_write()
     }
 
-    /// Name of the key that the session was begun with.
+    /// Name of the key with which the session was started.
     pub fn key_name(&self) -> &str {
         self.credential.key_name()
     }
 
-    /// Refuses those who may only read; for pages with nothing but a form. `/v1` refuses what they send in any case.
+    /// Refuses users who may only read; for pages that are nothing but a form. `/v1` refuses what they send in any case.
     pub fn check_may_write(&self) -> Result<(), Refusal> {
         if self.may_write() {
             return Ok(());
@@ -200,7 +200,7 @@ impl Visit {
         Ok((parse(call, &read(answer).await?)?, version))
     }
 
-    /// Reads something that there may not be.
+    /// Reads something that may not exist.
     pub async fn find<T: DeserializeOwned>(&self, call: &Call) -> Result<Option<T>, Refusal> {
         match self.get(call).await {
             Err(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(None),
@@ -208,13 +208,14 @@ impl Visit {
         }
     }
 
-    /// Sends a request to `/v1`; the body of its answer.
+    /// Sends a request to `/v1` and returns the body of its answer.
     pub async fn send(&self, call: &Call) -> Result<Bytes, Refusal> {
         read(self.open(call).await?).await
     }
 
-    /// Sends what was entered in a form, if the object still has the version that the form was opened with. Otherwise the form catches
-    /// up with `current`; if it shows nothing of what has changed, that is no reason to ask again, and else `Form::meanwhile` tells.
+    /// Sends what was entered in a form, if the object still has the version with which the form was opened. Otherwise the form catches
+    /// up with `current`. If nothing that the form shows has changed, the request is then sent again; else `Form::meanwhile` has the
+    /// changes.
     pub async fn save(
         &self,
         form: &mut Form,
@@ -247,7 +248,7 @@ impl Visit {
         }
     }
 
-    /// Sends a request to `/v1`; its answer, which has not been read yet.
+    /// Sends a request to `/v1` and returns its answer, whose body has not been read yet.
     pub async fn open(&self, call: &Call) -> Result<Response, Refusal> {
         let body = call.body.as_ref().map(ToString::to_string).unwrap_or_default();
         let mut request = Request::builder()
@@ -274,7 +275,7 @@ impl Visit {
         Err(Refusal::read(status, &read(answer).await?, wait))
     }
 
-    /// How the page keeps up with what changes. It has just begun something if it tells so.
+    /// How the page stays up to date. If it has a note to show, an operation has just started.
     pub fn refresh(&self, is_under_way: bool) -> Refresh {
         Refresh::new(
             &self.path,
@@ -285,12 +286,12 @@ impl Visit {
         )
     }
 
-    /// Sends the browser to a page of the console that tells what was done.
+    /// Sends the browser to a page of the console that says what was done.
     pub async fn done(&self, path: &str, text: &str) -> Response {
         self.tell(path, text, false).await
     }
 
-    /// Sends the browser to a page of the console that tells what has begun, until that has ended.
+    /// Sends the browser to a page of the console that says what has started, until that has ended.
     pub async fn begun(&self, path: &str, text: &str) -> Response {
         self.tell(path, text, true).await
     }

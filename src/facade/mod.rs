@@ -60,13 +60,13 @@ struct App {
     rate_limits: Arc<RateLimits>,
     /// How long provisioning takes, in words.
     provisioning: String,
-    /// Requests that may write; they run to their end even if their client hangs up.
+    /// Requests that may write. They run to completion even if their client hangs up.
     writing: TaskTracker,
-    /// How many of them each account has under way.
+    /// How many of them each account has in progress.
     writes: Arc<Writes>,
 }
 
-/// Who a request is answered as, among its extensions. Whatever listens on a port cannot set it.
+/// In the extensions of a request: the credential to answer it with. Nothing that arrives on a port can set it.
 #[derive(Clone)]
 struct AnsweredAs(Credential);
 
@@ -75,12 +75,12 @@ struct AnsweredAs(Credential);
 pub struct Facade {
     app: Arc<App>,
     router: Router,
-    /// What answers the paths below a prefix in its place.
+    /// What answers the paths below a prefix instead.
     mounted: Option<(&'static str, Router)>,
 }
 
 impl Facade {
-    /// The REST API of a service. `provisioning` is how long it takes to create a server; the answer to a create says so.
+    /// The REST API of a service. `provisioning` is how long creating a server takes, which the response to a create says.
     pub fn new(service: Arc<Service>, provisioning: Duration, metrics: &Metrics) -> Self {
         let app = Arc::new(App {
             service,
@@ -98,14 +98,14 @@ impl Facade {
         }
     }
 
-    /// Has `router` answer the paths that are `prefix` or below it, with the same connections and the same shutdown.
+    /// Lets `router` answer `prefix` and the paths below it, with the same connections and the same shutdown.
     #[must_use]
     pub fn mounting(mut self, prefix: &'static str, router: Router) -> Self {
         self.mounted = Some((prefix, router));
         self
     }
 
-    /// Answers a request of another face of the service, as if it had come with the key of `credential`. Reads count against a limit of
+    /// Answers a request of another front end of the service, as if it had the key of `credential`. Reads count against a limit of
     /// their own, everything else against that of the key.
     pub fn answer_as<B>(
         &self,
@@ -140,12 +140,12 @@ impl Facade {
         (limits.key_listener(), limits.account_listener())
     }
 
-    /// The rate limits, to be kept across restarts in the operator's namespace.
+    /// The rate limits, kept across restarts in the operator's namespace.
     pub fn kept_rate_limits(&self, client: Client, namespace: &str, clock: Arc<dyn Clock>) -> KeptRateLimits {
         KeptRateLimits::new(self.app.rate_limits.clone(), client, namespace, clock)
     }
 
-    /// Answers one request. One that may write runs to its end even if this future is dropped, because a write of two objects
+    /// Answers one request. One that may write runs to completion even if this future is dropped, because a write of two objects
     /// must not stop after the first. Only its body must have arrived: reading it fails without the connection.
     pub fn answer<B>(&self, request: Request<B>) -> impl Future<Output = Response> + Send + use<B>
     where
@@ -159,7 +159,7 @@ impl Facade {
         if is_read {
             return answer.left_future();
         }
-        // The middleware has turned a panic of the handler into an answer.
+        // The middleware has turned a panic of the handler into a response.
         let answered = self.app.writing.spawn(answer).map(|answered| {
             answered.unwrap_or_else(|error| {
                 tracing::error!(%error, "a request did not run to its end");
@@ -198,7 +198,7 @@ impl Facade {
         };
         let served = async {
             server::connections(listener, service, options, shutdown).await;
-            // Writes whose clients have hung up.
+            // Wait for writes whose clients have hung up.
             self.app.writing.close();
             self.app.writing.wait().await;
         };
@@ -244,7 +244,7 @@ mod tests {
                 _ = facade.answer(request) => unreachable!("the handler waits"),
                 () = begun.notified() => {}
             }
-            // The client has hung up: the future is dropped.
+            // The client has hung up, so the future is dropped.
             go_on.notify_one();
             facade.app.writing.close();
             facade.app.writing.wait().await;

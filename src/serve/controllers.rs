@@ -42,13 +42,13 @@ pub(super) struct Stores {
     pub(super) instances: Store<Instance>,
     pub(super) backups: Store<Backup>,
     pub(super) webhooks: Store<Webhook>,
-    /// Unfinished ones.
+    /// Unfinished deliveries.
     pub(super) deliveries: Store<Delivery>,
-    /// Those about which something is left to do.
+    /// Invoices that are not settled yet.
     pub(super) invoices: Store<Invoice>,
 }
 
-/// Where the controllers listen to these watches.
+/// Where the controllers attach their listeners to these watches.
 #[derive(Clone, Default)]
 pub(super) struct Slots {
     pub(super) accounts: ListenerSlot<Account>,
@@ -61,8 +61,8 @@ pub(super) struct Slots {
 
 /// A replica that stands for election, leads when it is elected, and stands again when it has lost the Lease.
 ///
-/// Each time it begins afresh, with controllers that know nothing but what the watches have shown: what those before have
-/// decided and not written is forgotten, as after a restart. The watches, and what is in memory of them, stay.
+/// Each term starts afresh, with controllers that know only what the watches have shown: decisions of an earlier term that were
+/// not written are forgotten, as after a restart. The watches and their stores stay.
 pub(super) struct Candidate {
     pub(super) settings: ControllerSettings,
     pub(super) common: CommonSettings,
@@ -114,7 +114,7 @@ impl Candidate {
         })
     }
 
-    /// For watches that end with a term. Readiness does not wait for them: a replica that does not lead serves without them, and a
+    /// Watches that end with a term. Readiness does not wait for them: a replica that does not lead serves without them, and a
     /// leader that cannot list what they watch still serves the facade.
     pub(super) fn watches_of(&self, term: &CancellationToken) -> Watches {
         Watches {
@@ -143,14 +143,14 @@ impl Candidate {
         }
         let usage_listener = usage_listener.into_std().map_err(ServeError::UsageListener)?;
         loop {
-            // Ends all that the controllers have started, however they end.
+            // Ends everything that the controllers have started, however they end.
             let term = shutdown.child_token();
             let _over = term.clone().drop_guard();
             let controllers = Controllers::new(&self, &term);
             controllers.listen(&self.slots, &stores);
             // Fill the caches before writing: an Account not listed yet must not be taken for a missing one.
             let warm = async {
-                // Before that, receivers could have addresses of the cluster.
+                // Until these are read, receivers could have addresses of the cluster.
                 own_ranges_read.wait().await;
                 stores
                     .accounts
@@ -171,7 +171,7 @@ impl Candidate {
             };
             let listener = usage_listener.try_clone().and_then(TcpListener::from_std);
             let listener = listener.map_err(ServeError::UsageListener)?;
-            // On the heap: it is large, and there is one.
+            // On the heap, because it is large; there is only one.
             let leading = Box::pin(controllers.lead(leadership, stores.clone(), listener, &term));
             match leading.await? {
                 Term::Lost => {
@@ -180,7 +180,7 @@ impl Candidate {
                     );
                     self.own_answers.resign();
                     metrics.resign();
-                    // What this term has sent may still arrive: wait like any other replica until its Lease has expired.
+                    // Requests that this term has sent may still arrive: wait like any other replica until its Lease has expired.
                     election = election.renamed(&lease::identity(self.settings.identity.as_deref()));
                 }
                 Term::Over => return Ok(()),
@@ -213,7 +213,7 @@ struct Controllers<'a> {
     invoice_queue: ReconcileQueue<Invoice>,
     webhooks: WebhookController,
     monitor: Arc<Monitor>,
-    /// Ends its watches with the term.
+    /// They end with the term.
     watches: Watches,
 }
 
@@ -303,7 +303,7 @@ impl<'a> Controllers<'a> {
         }
     }
 
-    /// Has the watches tell these controllers, and those of an earlier term no longer.
+    /// Attaches these controllers to the watches, and detaches those of an earlier term.
     fn listen(&self, slots: &Slots, stores: &Stores) {
         let listeners = self.webhooks.listeners();
         slots.webhooks.fill(vec![listeners.webhooks], &stores.webhooks);
@@ -370,7 +370,7 @@ impl<'a> Controllers<'a> {
         ]
     }
 
-    /// The simulator; the addresses of the known instances are taken.
+    /// The simulator. The addresses of the known instances count as taken.
     fn simulator(&self, instances: &Store<Instance>) -> Arc<Simulator> {
         let pools = Pools {
             ipv4: self.candidate.settings.simulator_ipv4,
@@ -503,7 +503,7 @@ impl<'a> Controllers<'a> {
                 webhook::Source::new(invoices.clone(), self.invoice_queue.clone()),
             ],
         };
-        // Open before the first instance is reconciled, so that its first event is already taken over.
+        // Open the webhooks before the first instance is reconciled, so that its first event is already taken over.
         tokio::select! {
             () = term.cancelled() => {
                 leadership.release().await;

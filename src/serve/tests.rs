@@ -122,7 +122,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         shown.instances.wait_until_ready().await.unwrap();
         shown.backups.wait_until_ready().await.unwrap();
         shown.invoices.wait_until_ready().await.unwrap();
-        // Whatever is due happens within a few turns.
+        // Everything that is due happens within a few turns.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

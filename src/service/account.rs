@@ -25,7 +25,7 @@ pub struct Quotas {
 }
 
 impl Service {
-    /// The quotas of an account, and how much of them is used.
+    /// The quotas of an account.
     pub fn quotas(&self, tenant: &Tenant) -> Quotas {
         let limit = |limit: u32| usize::try_from(limit).ok();
         Quotas {

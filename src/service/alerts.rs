@@ -46,7 +46,7 @@ pub struct AlertFilter<'a> {
 }
 
 impl Service {
-    /// One page of an account's alerts that are firing or ended within a day, newest first, then by id, and their total number.
+    /// One page of an account's alerts that are firing or ended within the last day, newest first, then by id, and their total number.
     /// `page` counts from 1.
     pub fn list_alerts(
         &self,

@@ -54,7 +54,7 @@ impl Indexed for IndexedBackup {
     }
 }
 
-/// A backup, and what is known of its instance.
+/// A backup, and what is known about its instance.
 #[derive(Debug)]
 pub struct ShownBackup {
     /// The backup.
@@ -68,7 +68,7 @@ pub struct ShownBackup {
 }
 
 impl ShownBackup {
-    /// The status as REST spells it: a backup that waits is `running`, too.
+    /// The status as REST spells it: a backup that is waiting is `running`, too.
     pub fn status(&self) -> &'static str {
         match self.item.backup.phase() {
             BackupPhase::Waiting | BackupPhase::Running => "running",
@@ -120,7 +120,7 @@ impl Service {
         (page.into_iter().map(|item| self.shown(item)).collect(), total)
     }
 
-    /// As [`list_backups`](Self::list_backups), of one instance; `not_found` if it is not in the namespace.
+    /// Like [`list_backups`](Self::list_backups), for one instance; `not_found` if the instance is not in the namespace.
     pub async fn list_backups_of(
         &self,
         namespace: &str,
@@ -139,7 +139,7 @@ impl Service {
         Ok(self.shown(self.backups.find(namespace, id).await?))
     }
 
-    /// A backup with what the index of instances knows of its instance.
+    /// A backup with what the index of instances knows about its instance.
     pub fn shown(&self, item: Arc<IndexedBackup>) -> ShownBackup {
         let backup = &*item.backup;
         let instance_id = backup.instance_id();
@@ -170,8 +170,8 @@ impl Service {
         status.is_some_and(|status| status.source.is_some()) || self.instance_of(backup).is_some()
     }
 
-    /// Begins a backup of an instance, once per idempotency key. `invalid_state` unless the instance is running or stopped, and no
-    /// backup of it is under way.
+    /// Starts a backup of an instance, once per idempotency key. `invalid_state` unless the instance is running or stopped and has no
+    /// other backup under way.
     pub async fn create_backup(
         &self,
         tenant: &Tenant,
@@ -227,7 +227,7 @@ impl Service {
         Ok(())
     }
 
-    /// As [`check_backup`](Self::check_backup), but reads the unfinished backups from the API server.
+    /// Like [`check_backup`](Self::check_backup), but reads the unfinished backups from the API server.
     async fn check_now(&self, item: &IndexedInstance, precondition: &Precondition) -> Result<(), Error> {
         precondition.check(&*item.instance)?;
         check_backup_state(item)?;
@@ -243,7 +243,7 @@ impl Service {
         Ok(())
     }
 
-    /// Number of an account's backups that the schedule has not made.
+    /// Number of an account's backups that were not made by the schedule.
     pub(super) fn manual_backups(&self, namespace: &str) -> usize {
         let is_manual = |item: &IndexedBackup| counts(&item.backup);
         self.backups.index().page_of(namespace, 1, 1, is_manual).1
@@ -270,7 +270,7 @@ impl Service {
     ) -> Result<(), Error> {
         let check = |item: &IndexedBackup| {
             precondition.check(&*item.backup)?;
-            // One that waits for an instance that there is not would never end by itself.
+            // A backup that waits for an instance that does not exist would never end by itself.
             if item.backup.is_unfinished() && self.has_had_instance(&item.backup) {
                 return Err(still_running());
             }
@@ -343,7 +343,7 @@ fn invalid_state(message: String) -> Error {
     }
 }
 
-/// The refusal to delete a backup that is under way.
+/// The error for deleting a backup that is under way.
 pub fn still_running() -> Error {
     let message = "is running; it can be deleted once it is completed or failed";
     Error {
@@ -352,7 +352,7 @@ pub fn still_running() -> Error {
     }
 }
 
-/// The refusal of a backup beyond the limit.
+/// The error for a backup beyond the limit.
 pub fn too_many(whose: &str, limit: usize) -> Error {
     Error::new(
         ErrorKind::ResourceLimitExceeded,

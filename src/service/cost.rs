@@ -3,29 +3,29 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Deliveries that one request sends and that cost as much as another request, because each of them is a write.
+/// Number of deliveries whose sending costs as much as another request, because each of them is a write.
 const WRITES_PER_REQUEST: usize = 5;
 
 /// What a request has cost so far.
 #[derive(Debug, Default)]
 pub struct Cost {
-    /// Pages of lists of the API server, but for the first of each list.
+    /// Pages of lists read from the API server, without the first page of each list.
     pages: AtomicUsize,
     writes: AtomicUsize,
 }
 
 impl Cost {
-    /// A list has another page, which is read next.
+    /// Counts another page of a list, which is read next.
     pub(super) fn add_page(&self) {
         self.pages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One of many objects has been written.
+    /// Counts the write of one of many objects.
     pub(super) fn add_write(&self) {
         self.writes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// As how many requests more than one it counts.
+    /// How many additional requests this one counts as.
     pub fn requests(&self) -> u32 {
         let writes = self.writes.load(Ordering::Relaxed) / WRITES_PER_REQUEST;
         let requests = self.pages.load(Ordering::Relaxed).saturating_add(writes);

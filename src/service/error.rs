@@ -180,7 +180,7 @@ fn is_unauthorised(message: &str) -> bool {
 fn refused(status: &Status) -> Error {
     match status.code {
         403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
-        // Somebody took the finalizer away, and the operator has not put it back yet.
+        // Somebody removed the finalizer, and the operator has not put it back yet.
         403 | 422 if status.message.contains("server-finalizer-kept.stellage.dev") => {
             Error::unavailable("the instance cannot be deleted at the moment; try again")
         }

@@ -22,7 +22,7 @@ pub trait PublicId: Copy + Debug + Display + Eq + Hash + Ord + Serialize + Send 
     /// Parses an id; `None` if it is malformed.
     fn parse(text: &str) -> Option<Self>;
 
-    /// The name that the object with this id has if it was created through REST.
+    /// The name of the object with this id if it was created through REST.
     fn name(self) -> String;
 }
 

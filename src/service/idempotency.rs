@@ -9,16 +9,16 @@ use super::{
 };
 use crate::resources::{ids, instance::IDEMPOTENCY_ANNOTATION};
 
-/// Annotation with the digest of the body of the create, if the create had a key.
+/// Annotation with the digest of the body of the create, if the create had an idempotency key.
 pub const REQUEST_HASH_ANNOTATION: &str = "stellage.dev/request-hash";
 
-/// Actions remembered for each object; the oldest are forgotten first. Few, because each write of the object carries them all.
+/// Maximum number of actions remembered per object; the oldest are forgotten first. Few, because each write of the object carries them all.
 pub const MAX_REMEMBERED: usize = 16;
 
 /// A request with an idempotency key, to be carried out once however often it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdempotentRequest {
-    /// The operation: the same key for another operation counts as another key.
+    /// The operation. The same key for another operation counts as another key.
     scope: String,
     key: String,
     body_hash: String,
@@ -53,14 +53,14 @@ impl IdempotentRequest {
         &self.visible_hash
     }
 
-    /// Whether this request was already carried out on the object; `idempotency_key_reused` if another request with the same
-    /// key was.
+    /// Whether this request was already carried out on the object; `idempotency_key_reused` if the key was used with another
+    /// request.
     pub fn was_done(&self, object: &impl Object) -> Result<bool, Error> {
         Ok(self.note(object)?.is_some())
     }
 
-    /// The note stored with this request, if it was already carried out; `idempotency_key_reused` if another request with the
-    /// same key was.
+    /// The note stored with this request, if it was already carried out; `idempotency_key_reused` if the key was used with
+    /// another request.
     pub fn note(&self, object: &impl Object) -> Result<Option<String>, Error> {
         let key_hash = self.key_hash();
         match remembered(object).into_iter().find(|done| done.k == key_hash) {
@@ -87,7 +87,7 @@ impl IdempotentRequest {
     }
 }
 
-/// The refusal of a key that was already used with another body.
+/// The error for a key that was already used with another body.
 pub fn reused() -> Error {
     Error {
         details: vec![Detail::new(

@@ -1,4 +1,4 @@
-//! The account's invoices: list, find and read them. They are read from the API server, not watched, because their number grows.
+//! The account's invoices: list, find and read. They are read from the API server, not watched, because their number grows.
 
 use std::{iter, sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
 
 /// Invoices per list call.
 const PAGE: u32 = 100;
-/// Most invoices of an account that a list goes through: those of 80 years.
+/// Maximum number of an account's invoices that a list reads: those of 80 years.
 const MOST: usize = 1000;
 /// How long a request may read in total.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -34,22 +34,22 @@ const WORD: &str = "invoice";
 pub struct OpenedInvoice {
     calls: Arc<ApiCalls>,
     namespace: String,
-    /// The object; `None` as nothing has been billed in this month.
+    /// The object; `None` if nothing has been billed this month.
     pub invoice: Option<Arc<Invoice>>,
-    /// The time that it covers.
+    /// The time that the invoice covers.
     pub period: Period,
     /// ISO 4217 code.
     pub currency: String,
-    /// What an open one costs; `None` if it is issued.
+    /// How to compute an open invoice; `None` if it is issued.
     open: Option<Arc<Open>>,
-    /// What is in effect now, for one that is open.
+    /// The catalogue in effect now, for an open invoice.
     catalogue: Arc<Catalogue>,
 }
 
 /// How the lines of an open invoice are computed.
 struct Open {
     prices: PriceHistory,
-    /// Hours that begin before this count.
+    /// Only hours that begin before this time count.
     until: Timestamp,
 }
 
@@ -93,7 +93,7 @@ impl Service {
         self.opened(tenant, Some(invoice.ok_or_else(unknown)?)).await
     }
 
-    /// The open invoice, with the hours that have begun; one without lines if there is none.
+    /// The open invoice, with the hours that have begun. If there is none, one without lines.
     pub async fn current_invoice(&self, tenant: &Tenant) -> Result<OpenedInvoice, Error> {
         let unsettled = format!("!{SETTLED_LABEL}");
         let mut all = self
@@ -116,7 +116,7 @@ impl Service {
         let open = match &invoice {
             Some(invoice) if !invoice.is_issued() => Some(Arc::new(Open {
                 prices: self.prices().await?,
-                // An hour that begins now has begun.
+                // An hour that begins exactly now has begun.
                 until: now
                     .saturating_add(SignedDuration::from_nanos(1))
                     .unwrap_or(now)
@@ -139,7 +139,7 @@ impl Service {
         })
     }
 
-    /// The prices of the past and the present.
+    /// Past and present prices.
     async fn prices(&self) -> Result<PriceHistory, Error> {
         let api: Api<ConfigMap> = self.calls.api(&self.operator_namespace);
         let _permit = self.calls.permit(&self.operator_namespace).await?;
@@ -150,7 +150,7 @@ impl Service {
             .ok_or_else(|| Error::unavailable("the prices are not known at the moment; try again"))
     }
 
-    /// All invoices of the account with these labels, without what `leave_out` takes out of each.
+    /// All invoices of the account with these labels, each without what `leave_out` removes.
     async fn all_invoices(
         &self,
         tenant: &Tenant,
@@ -194,17 +194,17 @@ impl Service {
 }
 
 impl OpenedInvoice {
-    /// Whether it is issued.
+    /// Whether the invoice is issued.
     pub fn is_issued(&self) -> bool {
         self.invoice.as_ref().is_some_and(|invoice| invoice.is_issued())
     }
 
-    /// What is in effect now.
+    /// The catalogue in effect now.
     pub fn catalogue(&self) -> &Catalogue {
         &self.catalogue
     }
 
-    /// One page of its lines, counted from 1, and its sums.
+    /// One page of the lines, and the sums. `page` counts from 1.
     pub async fn lines(&self, page: u64, limit: usize) -> Result<Lines, Error> {
         let skip = usize::try_from(page.saturating_sub(1))
             .unwrap_or(usize::MAX)
@@ -225,7 +225,7 @@ impl OpenedInvoice {
             .map_err(|_| Error::unavailable("reading the invoice took too long; try again"))?
     }
 
-    /// Only the pages are read that have these lines.
+    /// Reads only the pages that have these lines.
     async fn issued_lines(
         &self,
         counts: &[u32],
@@ -252,7 +252,7 @@ impl OpenedInvoice {
         Ok(lines)
     }
 
-    /// All pages are read, one at a time: only they tell the sums.
+    /// Reads all pages, one at a time, because the sums need all lines.
     async fn open_lines(&self, skip: usize, limit: usize) -> Result<Lines, Error> {
         let (mut lines, mut count, mut net) = (Vec::new(), 0_usize, Cents(0));
         for number in 0.. {
@@ -271,7 +271,7 @@ impl OpenedInvoice {
         Ok(Lines { lines, count, total })
     }
 
-    /// Its sums, or, while it is open, those over lines of this sum.
+    /// The sums of an issued invoice. Those of an open one are computed from `net`, the sum of its lines.
     pub fn total(&self, net: Cents) -> Total {
         match self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref()) {
             Some(status) if self.is_issued() => {
@@ -283,7 +283,7 @@ impl OpenedInvoice {
         }
     }
 
-    /// The lines of the invoice itself for 0, or on a page, counted from 1; `None` past the last one.
+    /// The lines in the invoice itself if `number` is 0, otherwise those on a page, counted from 1; `None` past the last page.
     pub async fn page(&self, number: u32) -> Result<Option<Vec<InvoiceLine>>, Error> {
         let Some(invoice) = &self.invoice else {
             return Ok(None);
@@ -299,7 +299,7 @@ impl OpenedInvoice {
         Ok(page.map(|page| self.shown(&page.spec.entries, &page.spec.lines.unwrap_or_default())))
     }
 
-    /// Lines as they are now: those that are final, or the hours of the entries that have begun.
+    /// The lines as of now: the final ones, or those for the hours of the entries that have begun.
     fn shown(&self, entries: &[LedgerEntry], lines: &[InvoiceLine]) -> Vec<InvoiceLine> {
         match &self.open {
             Some(open) if lines.is_empty() => lines_of(entries, open.until, &open.prices),

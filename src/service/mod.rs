@@ -78,7 +78,7 @@ pub struct Service {
     backups: Store<OrderedIndex<IndexedBackup>>,
     webhooks: Store<OrderedIndex<IndexedWebhook>>,
     credentials: Arc<Credentials>,
-    /// Takes the keys that are used for the first time on a day. Not set until something records them.
+    /// Receives keys on their first use of a day. Not set until something records them.
     first_uses: OnceLock<mpsc::UnboundedSender<Arc<ApiKey>>>,
     /// For creating keys, by namespace.
     key_locks: KeyedLocks,
@@ -115,7 +115,7 @@ pub struct Listeners {
     pub accounts: Box<dyn Listener<Account>>,
 }
 
-/// The Account demo, which owns the namespace demo, with the UID uid.
+/// The Account `demo` with the UID `uid`, which owns the namespace `demo`.
 #[cfg(test)]
 fn demo_account() -> Arc<Account> {
     let account = serde_json::json!({
@@ -148,7 +148,7 @@ impl Service {
         })
     }
 
-    /// Shows it the Account demo alone.
+    /// Feeds it the Account `demo` and no other.
     fn show_demo_account(&self) {
         let mut listeners = self.listeners();
         let accounts = crate::runtime::watch::Change::Replaced(vec![demo_account()]);
@@ -162,7 +162,7 @@ impl Service {
         Self::with_calls(dependencies, MAX_CALLS)
     }
 
-    /// A service that makes at most so many calls of the API server at the same time.
+    /// A service that makes at most `at_once` calls to the API server at the same time.
     pub fn with_calls(dependencies: Dependencies, at_once: usize) -> Self {
         let Dependencies {
             client,

@@ -12,7 +12,7 @@ use crate::resources::Delivery;
 pub fn version<K: Object>(object: &K) -> String {
     if K::kind(&()) == Delivery::kind(&()) {
         // The content of a Delivery never changes, although every change of its status increments the generation. Its name
-        // stands for webhook and event, also while there is no object because the event log has the delivery.
+        // identifies webhook and event, even if there is no object because the delivery is in the event log.
         return format!("{}-1", object.name());
     }
     let generation = object.meta().generation.unwrap_or(0);
@@ -51,7 +51,7 @@ impl Precondition {
     }
 }
 
-/// The refusal of a request that applies to another version.
+/// The error for a request that applies to another version.
 pub fn failed() -> Error {
     Error::new(
         ErrorKind::PreconditionFailed,

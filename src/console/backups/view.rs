@@ -43,7 +43,7 @@ pub struct Failure {
 }
 
 impl Backup {
-    /// Whether it is being made.
+    /// Whether it is in progress.
     pub fn is_running(&self) -> bool {
         self.status == "running"
     }
@@ -53,7 +53,7 @@ impl Backup {
         self.status == "completed"
     }
 
-    /// How its status is coloured.
+    /// The colour of its status.
     pub fn tone(&self) -> &'static str {
         match self.status.as_str() {
             "completed" => "good",

@@ -74,7 +74,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
     Ok(page(StatusCode::OK, &template))
 }
 
-/// The time of a field, which has no zone, in UTC. Whatever else there is goes to `/v1` as it is, which says what is wrong with it.
+/// The time in a field, which has no zone, as UTC. Anything else goes to `/v1` unchanged, which says what is wrong with it.
 fn since(text: &str) -> String {
     match text.parse::<jiff::civil::DateTime>() {
         Ok(time) => format!("{time}Z"),
@@ -88,7 +88,7 @@ struct DetailPage {
     shell: Shell,
     event: Event,
     body: String,
-    /// The webhooks that got it, and those that have events of this type sent.
+    /// The webhooks that got it, and those that subscribe to events of this type.
     sent: Vec<Sent>,
     /// `None` once nothing more is expected.
     refresh: Option<Refresh>,
@@ -99,17 +99,17 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
     let answer = visit.send(&call).await?;
     let Single { data: event, .. }: Single<Event> =
         serde_json::from_slice(&answer).map_err(|_| Refusal::fault())?;
-    // Exactly as receivers get it, but for line breaks.
+    // Exactly as receivers get it, except for line breaks.
     let answer = String::from_utf8_lossy(&answer);
     let body = answer
         .strip_prefix("{\"data\":")
         .and_then(|rest| rest.strip_suffix('}'));
     let body = indented(body.unwrap_or(&answer));
-    // Also those that have other events sent by now.
+    // Includes webhooks that got this event but no longer subscribe to its type.
     let mut sent = sent(&visit, std::slice::from_ref(&event), |_| true).await?;
     sent.retain(|sent| sent.delivery_of(&event).is_some() || sent.webhook.wants(&event.r#type));
     let is_under_way = sent.iter().any(|sent| sent.is_under_way(visit.now()));
-    // Later it is told by nobody, and each look costs a request for each webhook.
+    // After a minute, no new delivery is expected, and each refresh costs a request for each webhook.
     let is_new = visit.now().duration_since(event.created_at.0) < SignedDuration::from_mins(1);
     let mut calls = vec![call];
     calls.extend(sent.iter().map(|sent| sent.call.clone()));

@@ -12,16 +12,16 @@ use crate::console::{
     webhooks::view::{Delivery, Webhook},
 };
 
-/// Webhooks that are asked about at the same time: as many as an account may have long reads.
+/// Webhooks to ask about concurrently: as many as the long reads that an account may have.
 const READS_AT_ONCE: usize = 2;
 
-/// A webhook, and what it got of some events.
+/// A webhook, and the deliveries of some events to it.
 pub struct Sent {
     /// The webhook.
     pub webhook: Webhook,
     /// `None` if reading them took too long.
     deliveries: Option<Vec<Delivery>>,
-    /// The request that answers this.
+    /// The request that returns this.
     pub call: Call,
 }
 
@@ -66,10 +66,10 @@ pub async fn sent(
         let path = format!("/v1/webhooks/{}/deliveries", webhook.id);
         let call = Call::get(with_query(&path, &[("event_id", ids)]));
         let deliveries = match visit.find(&call).await {
-            // It was deleted meanwhile.
+            // It has been deleted since.
             Ok(None) => return Ok(None),
             Ok(Some(List::<Delivery> { data, .. })) => Some(data),
-            // The page has what matters without them.
+            // The page is useful without them.
             Err(refusal) if refusal.status == StatusCode::SERVICE_UNAVAILABLE => None,
             Err(refusal) => return Err(refusal),
         };

@@ -29,7 +29,7 @@ impl Event {
             .or_else(|| self.text("/backup/instance_id"))
     }
 
-    /// The name of what it is about.
+    /// The name of the object that it is about.
     pub fn subject(&self) -> &str {
         let names = ["/instance/name", "/backup/instance_name", "/invoice/id"];
         names.into_iter().find_map(|name| self.text(name)).unwrap_or("–")

@@ -1,4 +1,4 @@
-//! The usage of a monitored instance over time, as small charts: SVG that is drawn here, because pages run no script for it.
+//! The usage of a monitored instance over time, as small charts: SVG drawn here, because pages run no script for it.
 
 use std::fmt::Write as _;
 
@@ -11,11 +11,11 @@ const WIDTH: f64 = 300.0;
 /// Its height.
 const HEIGHT: f64 = 60.0;
 
-/// What `/v1` shows of a window.
+/// A window of samples, as `/v1` shows it.
 #[derive(Debug, Deserialize)]
 pub struct Measured {
     resolution_seconds: i64,
-    /// Since when samples are known.
+    /// Time since which samples are known.
     pub known_since: Option<Moment>,
     series: Series,
 }
@@ -35,15 +35,15 @@ struct Series {
 /// A chart.
 #[derive(Debug, PartialEq)]
 pub struct Chart {
-    /// What it shows.
+    /// What the chart shows.
     pub label: &'static str,
-    /// The line, as SVG path data. It is interrupted where nothing is known.
+    /// The line, as SVG path data, with gaps where nothing is known.
     pub path: String,
-    /// Its last value.
+    /// The last value.
     pub last: String,
-    /// Its greatest value.
+    /// The greatest value.
     pub most: String,
-    /// The value at its upper edge.
+    /// The value at the upper edge.
     pub top: String,
 }
 
@@ -71,7 +71,7 @@ impl Measured {
         ]
     }
 
-    /// Bytes a second between points; the counters begin again with each start of the server.
+    /// Bytes per second between points. The counters begin again each time the server starts.
     #[expect(clippy::cast_precision_loss, reason = "a chart has some hundred pixels")]
     fn rates(&self, points: &[Point<i64>]) -> Vec<Option<f64>> {
         let seconds = self.resolution_seconds.max(1) as f64;
@@ -84,7 +84,7 @@ impl Measured {
 }
 
 impl Chart {
-    /// A chart of these values, from 0 to `top` or else to the greatest of them.
+    /// A chart of these values, from 0 to `top` or, without it, to the greatest value.
     fn new(
         label: &'static str,
         values: &[Option<f64>],
@@ -154,7 +154,7 @@ mod tests {
             }
         );
         assert_eq!((charts[1].path.as_str(), charts[2].last.as_str()), ("", "–"));
-        // From 600 to 0 the server was started.
+        // Between 600 and 0 the server was started.
         assert_eq!(charts[3].path, "M0.0 59.7h.1M300.0 0.0h.1");
         assert_eq!(
             (charts[3].last.as_str(), charts[3].most.as_str()),

@@ -38,7 +38,7 @@ struct Offers {
 }
 
 impl Offers {
-    /// The first plan whose disk has room for a backup; of all, if there is no such backup.
+    /// The first plan whose disk has room for the backup. If there is no such backup, the first plan.
     fn smallest_plan_for(&self, backup: &str) -> Option<&Plan> {
         let of_backup = self.backups.iter().find(|offer| offer.id == backup);
         let disk_size = of_backup.and_then(|backup| backup.disk_size).unwrap_or(0);
@@ -95,7 +95,7 @@ fn filled(visit: &Visit, status: StatusCode, form: Form, offers: Offers) -> Resp
     page(status, &template)
 }
 
-/// The request that a form asks for.
+/// The request for a form.
 fn create(form: &Form) -> Call {
     let mut body = Map::new();
     for field in ["name", "plan", "region"] {

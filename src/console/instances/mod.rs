@@ -37,11 +37,11 @@ use super::{
 };
 use crate::lifecycle::Action;
 
-/// The section of the navigation.
+/// The section in the navigation.
 const SECTION: &str = "instances";
 /// Instances on a page.
 const PER_PAGE: &str = "20";
-/// Backups and events on the page of an instance.
+/// Number of backups, and of events, on the page of an instance.
 const FEW: &str = "5";
 
 pub(super) fn routes() -> Router<Arc<App>> {
@@ -104,7 +104,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
         data: items,
         pagination,
     }: List<ListItem> = visit.get(&call).await?;
-    // A refresh replaces the rows alone.
+    // A refresh replaces only the rows.
     let regions = if visit.is_refresh {
         Vec::new()
     } else {
@@ -152,18 +152,18 @@ struct DetailPage {
     now: Moment,
 }
 
-/// What the page of an instance shows of its past.
+/// The past of an instance, as its page shows it.
 struct More {
     /// `None` if events are not logged.
     events: Option<Vec<Event>>,
-    /// Where these events were sent to.
+    /// The webhooks that these events were sent to.
     sent: Vec<Sent>,
     /// `None` if it is not monitored.
     usage: Option<Usage>,
 }
 
 impl More {
-    /// Reads it, and notes how.
+    /// Reads it, and adds the requests to `calls`.
     async fn read(visit: &Visit, instance: &Instance, calls: &mut Vec<Call>) -> Result<Self, Refusal> {
         let id = &instance.id;
         let usage = if instance.monitoring_enabled {
@@ -191,7 +191,7 @@ impl More {
     }
 }
 
-/// What monitoring shows of an instance.
+/// The monitoring data of an instance.
 struct Usage {
     /// `1h` or `24h`.
     window: &'static str,
@@ -213,7 +213,7 @@ impl Usage {
     }
 }
 
-/// Reads what monitoring shows of an instance, and notes how.
+/// Reads the monitoring data of an instance, and adds the requests to `calls`.
 async fn usage(visit: &Visit, id: &str, calls: &mut Vec<Call>) -> Result<Usage, Refusal> {
     let window = if visit.query.is("window", "24h") {
         "24h"
@@ -221,7 +221,7 @@ async fn usage(visit: &Visit, id: &str, calls: &mut Vec<Call>) -> Result<Usage, 
         "1h"
     };
     let call = Call::get(format!("/v1/instances/{id}/metrics?window={window}"));
-    // Samples are in the memory of the leader, which may be away for a moment.
+    // Samples are in the memory of the leader, which may be unavailable for a moment.
     let (measured, problem) = match visit.get::<Single<Measured>>(&call).await {
         Ok(measured) => (Some(measured.data), None),
         Err(refusal) => (None, Some(refusal.message)),
@@ -250,7 +250,7 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
     let backups: List<Backup> = visit.get(&calls[1]).await?;
     let backs_up = backups.data.iter().any(Backup::is_running);
     let is_under_way = instance.is_under_way() || backs_up;
-    // Events are read from the API server, not from a watch: a page that refreshes itself fast reads them when all is over.
+    // Events are read from the API server, not from a watch, so a page that refreshes fast reads them only when the operation is over.
     let more = if visit.is_refresh && is_under_way {
         None
     } else {

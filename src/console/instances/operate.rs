@@ -23,7 +23,7 @@ async fn instance(visit: &Visit, id: &str) -> Result<Instance, Refusal> {
     Ok(found.data)
 }
 
-/// Sends a request, and the browser back to the instance. If `/v1` refuses it because of the form, marks that in the form.
+/// Sends a request, then sends the browser back to the instance. If `/v1` refuses the request because of the form, marks the form.
 async fn send(
     visit: &Visit,
     id: &str,
@@ -40,7 +40,7 @@ async fn send(
     }
 }
 
-/// Marks in the form why `/v1` has refused it, unless that is not because of the form.
+/// Marks in the form why `/v1` refused it; returns refusals that are not about the form.
 fn refused(visit: &Visit, refusal: Refusal, form: &mut Form) -> Result<StatusCode, Refusal> {
     let is_of_form = visit.may_write()
         && refusal.status.is_client_error()
@@ -85,7 +85,7 @@ pub async fn show_power(
     Ok(page(StatusCode::OK, &template))
 }
 
-/// Starts, stops, reboots an instance or cuts its power.
+/// Starts, stops or reboots an instance, or cuts its power.
 pub async fn power(
     visit: Visit,
     Path((id, action)): Path<(String, String)>,
@@ -161,7 +161,7 @@ pub async fn change_plan(visit: Visit, Path(id): Path<String>, mut form: Form) -
     }
 }
 
-/// What a change of the plan has brought.
+/// Describes the result of a change of plan.
 fn plan_note(before: &Instance, after: &Instance) -> String {
     let name = &after.name;
     match (&before.pending_plan, &after.pending_plan) {
@@ -188,7 +188,7 @@ struct InstallPage {
     shell: Shell,
     instance: Instance,
     images: Vec<Image>,
-    /// Completed ones that fit.
+    /// Completed backups that fit.
     backups: Vec<Backup>,
     form: Form,
 }
@@ -209,7 +209,7 @@ fn rebuild_call(id: &str, form: &Form) -> Call {
     Call::with(Method::POST, format!("/v1/instances/{id}/rebuild"), body).once(form.key())
 }
 
-/// Shows the images and backups that an instance can be reinstalled from; or, once one is chosen, what that does.
+/// Shows the images and backups that an instance can be reinstalled from or, once one is chosen, the consequences.
 pub async fn show_rebuild(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
     visit.check_may_write()?;
     let id = segment(&id);
@@ -239,7 +239,7 @@ pub async fn show_rebuild(visit: Visit, Path(id): Path<String>) -> Result<Respon
     Ok(page(StatusCode::OK, &template))
 }
 
-/// Says what is lost and what is installed, and asks for the name of the instance.
+/// Shows what is lost and what is installed, and asks for the name of the instance.
 async fn rebuild_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
     let instance = instance(visit, id).await?;
     let backup = match form.install() {
@@ -276,7 +276,7 @@ pub async fn rebuild(visit: Visit, Path(id): Path<String>, mut form: Form) -> Re
     }
 }
 
-/// Whether the name of the instance was typed; marks the field if not.
+/// Whether the name of the instance was typed; if not, marks the field.
 async fn confirmed(visit: &Visit, id: &str, form: &mut Form) -> Result<bool, Refusal> {
     let name = instance(visit, id).await?.name;
     let is_typed = form.text("confirm") == name;
@@ -334,7 +334,7 @@ fn settings_call(id: &str, form: &Form) -> Call {
     Call::with(Method::PATCH, format!("/v1/instances/{id}"), body).if_match(form.version())
 }
 
-/// An instance, the form with its settings, and its version.
+/// An instance, the form with its settings, and the instance's version.
 async fn settings(visit: &Visit, id: &str) -> Result<(Instance, Form, String), Refusal> {
     let call = Call::get(format!("/v1/instances/{id}"));
     let (found, version): (Single<Instance>, _) = visit.get_version(&call).await?;
@@ -430,7 +430,7 @@ pub async fn show_backup(visit: Visit, Path(id): Path<String>) -> Result<Respons
     backup_page(&visit, StatusCode::OK, &segment(&id), Form::new()).await
 }
 
-/// Begins a backup.
+/// Starts a backup.
 pub async fn back_up(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
     let id = segment(&id);
     let call = backup_call(&id, &form);
@@ -460,7 +460,7 @@ async fn delete_page(visit: &Visit, status: StatusCode, id: &str, form: Form) ->
     Ok(page(status, &template))
 }
 
-/// Asks for the name of the instance.
+/// Asks for the name of the instance, to confirm its deletion.
 pub async fn show_delete(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
     visit.check_may_write()?;
     delete_page(&visit, StatusCode::OK, &segment(&id), Form::new()).await

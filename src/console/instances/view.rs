@@ -8,7 +8,7 @@ use crate::{
     resources::InstanceState,
 };
 
-/// The statuses that REST shows, in the order of a life.
+/// The statuses that REST shows, in the order of an instance's life.
 pub const STATUSES: [&str; 9] = [
     InstanceState::Provisioning.as_str(),
     InstanceState::Running.as_str(),
@@ -21,12 +21,12 @@ pub const STATUSES: [&str; 9] = [
     InstanceState::Error.as_str(),
 ];
 
-/// Whether a status passes by itself.
+/// Whether a status ends by itself.
 fn is_under_way(status: &str) -> bool {
     !["running", "stopped", "error"].contains(&status)
 }
 
-/// How a status is coloured.
+/// The colour of a status.
 fn tone(status: &str) -> &'static str {
     match status {
         "running" => "good",
@@ -58,12 +58,12 @@ pub struct ListItem {
 }
 
 impl ListItem {
-    /// Whether its status passes by itself.
+    /// Whether its status ends by itself.
     pub fn is_under_way(&self) -> bool {
         is_under_way(&self.status)
     }
 
-    /// How its status is coloured.
+    /// The colour of its status.
     pub fn tone(&self) -> &'static str {
         tone(&self.status)
     }
@@ -143,29 +143,29 @@ impl Metrics {
         percent(self.disk_usage)
     }
 
-    /// What was received.
+    /// Bytes received.
     pub fn received(&self) -> String {
         bytes(self.network_in)
     }
 
-    /// What was sent.
+    /// Bytes sent.
     pub fn sent(&self) -> String {
         bytes(self.network_out)
     }
 }
 
 impl Instance {
-    /// Whether its status passes by itself.
+    /// Whether its status ends by itself.
     pub fn is_under_way(&self) -> bool {
         is_under_way(&self.status)
     }
 
-    /// How its status is coloured.
+    /// The colour of its status.
     pub fn tone(&self) -> &'static str {
         tone(&self.status)
     }
 
-    /// Whether a pending plan takes effect with what is under way.
+    /// Whether a pending plan takes effect with the operation in progress.
     pub fn is_changing_plan(&self) -> bool {
         self.pending_plan.is_some() && ["resizing", "rebooting"].contains(&self.status.as_str())
     }
@@ -176,12 +176,12 @@ impl Instance {
         states.iter().any(|state| state.as_str() == self.status)
     }
 
-    /// Whether `/v1` would begin a backup now.
+    /// Whether `/v1` would start a backup now.
     pub fn may_be_backed_up(&self) -> bool {
         ["running", "stopped"].contains(&self.status.as_str())
     }
 
-    /// Its tags, as they are entered.
+    /// Its tags, in the form in which they are entered.
     pub fn tags_text(&self) -> String {
         self.tags.join(", ")
     }
@@ -222,7 +222,7 @@ pub struct Image {
     pub version: Option<String>,
 }
 
-/// The newest version of the distribution that is offered first.
+/// The newest version of the first distribution on offer.
 pub fn newest_of_the_first(images: &[Image]) -> Option<&Image> {
     let version = |image: &&Image| -> Vec<u64> {
         let parts = image.version.as_deref().unwrap_or_default().split('.');

@@ -30,7 +30,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/console/invoices/{id}/print", get(print))
 }
 
-/// An invoice, and which page of its lines it shows.
+/// An invoice, and which page of its lines it contains.
 #[derive(Deserialize)]
 struct WithLines {
     data: Invoice,
@@ -69,7 +69,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
 struct DetailPage {
     shell: Shell,
     invoice: Invoice,
-    /// What the links of the page begin with.
+    /// The path that the links of the page begin with.
     path: String,
     pager: Pager,
 }
@@ -105,7 +105,7 @@ async fn print(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal
     passed_on(&visit, &formatted(&segment(&id), "html")).await
 }
 
-/// The answer of `/v1` as it is, while it arrives, with those of its headers that are about its content.
+/// The answer of `/v1`, streamed unchanged, with those of its headers that describe its content.
 async fn passed_on(visit: &Visit, call: &Call) -> Result<Response, Refusal> {
     let (head, body) = visit.open(call).await?.into_parts();
     let mut response = Response::new(body);

@@ -23,11 +23,11 @@ pub struct Invoice {
     pub net: Money,
     /// The tax on it.
     pub tax: Money,
-    /// Both together.
+    /// The sum of both.
     pub amount: Money,
     /// Number of lines.
     pub lines_count: usize,
-    /// A page of the lines; only of a single invoice.
+    /// A page of the lines; only in a single invoice.
     #[serde(default)]
     pub lines: Vec<Line>,
 }
@@ -41,18 +41,18 @@ pub struct Period {
     pub to: Moment,
 }
 
-/// One instance or backup in the period.
+/// The charges for one instance or backup in the period.
 #[derive(Debug, Deserialize)]
 pub struct Line {
     /// Identifier of the instance.
     pub instance_id: String,
-    /// Identifier of the backup, of a line about one.
+    /// Identifier of the backup, if the line is about one.
     pub backup_id: Option<String>,
     /// Display name.
     pub name: String,
     /// Hours by plan and price.
     pub hours: Vec<Charge>,
-    /// What is to be paid.
+    /// The amount to be paid.
     pub amount: Money,
 }
 
@@ -68,12 +68,12 @@ pub struct Charge {
 }
 
 impl Invoice {
-    /// Whether it is issued, and never changes any more.
+    /// Whether it is issued, and so never changes again.
     pub fn is_issued(&self) -> bool {
         self.status == "issued"
     }
 
-    /// What it is called.
+    /// Its title.
     pub fn title(&self) -> String {
         match &self.number {
             Some(number) => format!("Invoice {number}"),

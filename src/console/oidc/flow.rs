@@ -5,23 +5,23 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// How long people may take at the provider.
+/// How long users may take at the provider.
 pub const LASTS: SignedDuration = SignedDuration::from_mins(10);
 
-/// What the browser that has begun a sign-in keeps, sealed, until it comes back.
+/// What a browser that started a sign-in keeps, sealed, until it comes back.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Flow {
-    /// Comes back in the URL: so the answer belongs to this browser.
+    /// Comes back in the URL, which shows that the answer belongs to this browser.
     pub state: String,
-    /// Comes back in the ID token: so that belongs to this sign-in.
+    /// Comes back in the ID token, which shows that the token belongs to this sign-in.
     pub nonce: String,
-    /// Shows that who redeems the code is who has asked for it (RFC 7636).
+    /// Shows that the code is redeemed by whoever asked for it (RFC 7636).
     pub verifier: String,
     expires_at: Timestamp,
 }
 
 impl Flow {
-    /// A sign-in that begins now.
+    /// Starts a sign-in.
     pub fn begin(now: Timestamp) -> Self {
         // 256 bits each.
         let random = || BASE64_URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>());
@@ -38,7 +38,7 @@ impl Flow {
         BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&self.verifier))
     }
 
-    /// Whether it has taken too long.
+    /// Whether the sign-in has taken too long.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at <= now
     }
@@ -56,7 +56,7 @@ mod tests {
         assert_eq!(flow.verifier.len(), 43);
         assert!(!flow.is_expired("2026-11-23T10:09:59Z".parse().unwrap()));
         assert!(flow.is_expired("2026-11-23T10:10:00Z".parse().unwrap()));
-        // Appendix B.
+        // RFC 7636, appendix B.
         flow.verifier = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk".to_owned();
         assert_eq!(flow.challenge(), "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM");
     }

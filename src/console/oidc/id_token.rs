@@ -13,19 +13,19 @@ use ring::{error::Unspecified, signature as ring_signature};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Seconds that the clocks may differ by.
+/// Seconds by which the clocks may differ.
 const LEEWAY: u64 = 60;
 
-/// What an ID token says, as far as it matters here.
+/// The claims of an ID token that matter here.
 #[derive(Debug, Deserialize)]
 pub struct Claims {
-    /// Whom the provider means.
+    /// The user at the provider.
     pub sub: String,
     aud: Value,
     azp: Option<String>,
     iat: f64,
     nonce: Option<String>,
-    /// Their e-mail address.
+    /// The user's e-mail address.
     #[serde(flatten)]
     pub email: Email,
 }
@@ -34,7 +34,7 @@ pub struct Claims {
 #[derive(Debug, Deserialize)]
 pub struct Email {
     email: Option<String>,
-    // Not as `bool`: providers that send anything else have not verified it.
+    // Not a `bool`: providers that send anything else have not verified it.
     email_verified: Option<Value>,
 }
 
@@ -44,13 +44,13 @@ impl Email {
         self.email.as_deref().filter(|address| !address.is_empty())
     }
 
-    /// Whether the provider has seen that it belongs to them.
+    /// Whether the provider has verified that the address belongs to the user.
     pub fn is_verified(&self) -> bool {
         self.email_verified == Some(Value::Bool(true))
     }
 }
 
-/// The key that a token with this header is signed with, if the provider has it.
+/// The provider's key that a token with this header is signed with, if there is one.
 pub fn key_for<'a>(keys: &'a [Jwk], header: &Header) -> Option<&'a Jwk> {
     let mut fitting = keys.iter().filter(|key| {
         let common = &key.common;
@@ -63,7 +63,7 @@ pub fn key_for<'a>(keys: &'a [Jwk], header: &Header) -> Option<&'a Jwk> {
         is_for_signatures && is_of_algorithm && is_of_family
     });
     let Some(kid) = &header.kid else {
-        // Without a name, it must be the only one.
+        // If the token names no key, the provider must have only one that fits.
         return fitting.next().filter(|_| fitting.next().is_none());
     };
     fitting.find(|key| key.common.key_id.as_ref() == Some(kid))
@@ -79,7 +79,7 @@ pub fn verify(
     nonce: &str,
 ) -> Result<Claims, String> {
     let key = DecodingKey::from_jwk(key).map_err(|error| error.to_string())?;
-    // `Verifying` has none with a shared secret.
+    // `Verifying` has no algorithm with a shared secret.
     let mut validation = Validation::new(header.alg);
     validation.leeway = LEEWAY;
     validation.validate_nbf = true;
@@ -106,7 +106,7 @@ pub fn verify(
     Ok(claims)
 }
 
-/// The cryptography of the program, for `jsonwebtoken`, which has none of its own.
+/// Cryptography for `jsonwebtoken`, which has none of its own: that of this program.
 static RING: CryptoProvider = CryptoProvider {
     signer_factory: |_, _| Err(ErrorKind::UnsupportedAlgorithm.into()),
     verifier_factory: |algorithm, key| {
@@ -118,13 +118,13 @@ static RING: CryptoProvider = CryptoProvider {
             key: key.clone(),
         }))
     },
-    // For thumbprints and for keys of PEM files, which nothing here has.
+    // Only needed for thumbprints and for keys in PEM files, which are not used here.
     key_utils: KeyUtils::new_unimplemented(),
 };
 
-/// Has `jsonwebtoken` use ring.
+/// Makes `jsonwebtoken` use ring.
 pub fn use_ring() {
-    // It fails if that is so already.
+    // Fails if it already does.
     let _ = RING.install_default();
 }
 

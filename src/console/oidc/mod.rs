@@ -33,16 +33,17 @@ use url::{Url, form_urlencoded};
 use self::id_token::{Claims, Email};
 use crate::runtime::system_tls;
 
-/// Where the provider sends browsers back to.
+/// The path that the provider sends browsers back to.
 pub const CALLBACK: &str = "/console/sign-in/oidc/callback";
 
 /// Timeout of one request to the provider.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest answer of the provider, in bytes.
+/// Largest answer of the provider, in bytes.
 const MAX_ANSWER: usize = 256 * 1024;
 /// How long the provider's metadata and keys are cached.
 const CACHED_FOR: Duration = Duration::from_hours(1);
-/// How long nobody asks again after the provider could not be reached, so that waiting requests fail together instead of timing out one after another.
+/// How long nobody asks again after the provider could not be reached, so that waiting requests fail together instead of timing out
+/// one after another.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// How long nobody asks again for a key that the provider does not have.
 const AFTER_UNKNOWN_KEY: Duration = Duration::from_mins(1);
@@ -69,20 +70,20 @@ pub enum OidcError {
 /// Why a sign-in fails.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// The provider does not answer as it should; that is not the user's fault.
+    /// The provider does not answer as it should; this is not the user's fault.
     #[error("the OpenID Connect provider cannot be used: {0}")]
     Unavailable(String),
-    /// The answer is worth nothing.
+    /// The answer cannot be trusted.
     #[error("the answer of the OpenID Connect provider is refused: {0}")]
     Refused(String),
 }
 
-/// Whom the provider has signed in.
+/// The user whom the provider signed in.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Person {
-    /// Their e-mail address, if the provider tells it.
+    /// Their e-mail address, if the provider gives it.
     pub email: Option<String>,
-    /// Whether the provider has seen that it belongs to them.
+    /// Whether the provider has verified that the address belongs to them.
     pub is_verified: bool,
 }
 
@@ -95,7 +96,7 @@ impl From<&Email> for Person {
     }
 }
 
-/// The provider that people can sign in with.
+/// The provider that users can sign in with.
 pub struct Provider {
     issuer: String,
     client_id: String,
@@ -106,13 +107,13 @@ pub struct Provider {
     known: Mutex<CachedMetadata>,
 }
 
-/// What is known about the provider.
+/// What is cached about the provider.
 #[derive(Default)]
 struct CachedMetadata {
     metadata: Option<(Instant, Arc<Metadata>)>,
     keys: Option<(Instant, Arc<[Jwk]>)>,
     failure: Option<(Instant, String)>,
-    /// When a key was last asked for that it did not have.
+    /// When the keys were last read again because one was missing.
     unknown_key: Option<Instant>,
 }
 
@@ -130,26 +131,26 @@ struct Metadata {
     authorization_response_iss_parameter_supported: bool,
 }
 
-/// A list of keys. Each is read for itself: those of other kinds do not matter.
+/// A list of keys. Each is parsed on its own, because keys of other kinds do not matter.
 #[derive(Deserialize)]
 struct Keys {
     keys: Vec<Value>,
 }
 
-/// What the token endpoint answers.
+/// The answer of the token endpoint.
 #[derive(Deserialize)]
 struct Tokens {
     id_token: String,
     access_token: Option<String>,
 }
 
-/// What the token endpoint answers when it refuses.
+/// The answer of the token endpoint when it refuses.
 #[derive(Deserialize)]
 struct TokenError {
     error: String,
 }
 
-/// What the UserInfo endpoint answers.
+/// The answer of the UserInfo endpoint.
 #[derive(Deserialize)]
 struct UserInfo {
     sub: String,
@@ -158,7 +159,7 @@ struct UserInfo {
 }
 
 impl Provider {
-    /// The provider of these settings, if they have one.
+    /// The provider in these settings, if they have one.
     pub fn new(settings: &OidcSettings) -> Result<Option<Self>, OidcError> {
         let (Some(issuer), Some(client_id), Some(secret_file), Some(console)) = (
             settings.oidc_issuer.clone(),
@@ -200,7 +201,7 @@ impl Provider {
         &self.name
     }
 
-    /// Where a browser goes to sign in.
+    /// The URL at which a browser signs in.
     pub async fn authorization_url(&self, flow: &Flow) -> Result<Url, Failure> {
         let metadata = self.metadata().await?;
         let mut url = endpoint(&metadata.authorization_endpoint)?;
@@ -229,7 +230,7 @@ impl Provider {
         Ok(())
     }
 
-    /// Redeems a code: whom the provider has signed in.
+    /// Redeems a code for the user whom the provider signed in.
     pub async fn redeem(&self, code: &str, flow: &Flow) -> Result<Person, Failure> {
         let metadata = self.metadata().await?;
         let tokens = self.exchange(&metadata, code, flow).await?;
@@ -237,7 +238,7 @@ impl Provider {
         if claims.email.address().is_some() {
             return Ok(Person::from(&claims.email));
         }
-        // With the code flow, a provider may tell the e-mail address there alone (OpenID Connect Core 1.0, section 5.4).
+        // With the code flow, a provider may give the e-mail address only there (OpenID Connect Core 1.0, section 5.4).
         match (&metadata.userinfo_endpoint, &tokens.access_token) {
             (Some(url), Some(token)) => self.user_info(url, token, &claims.sub).await,
             _ => Ok(Person::from(&claims.email)),
@@ -249,7 +250,7 @@ impl Provider {
             .await
             .map_err(|error| unavailable(format!("cannot read {}: {error}", self.secret_file.display())))?;
         let secret = secret.trim();
-        // Without a list, basic is what it supports.
+        // A provider without a list supports basic.
         let is_basic = metadata
             .token_endpoint_auth_methods_supported
             .as_ref()
@@ -262,7 +263,7 @@ impl Provider {
         ];
         let mut request = self.http.post(endpoint(&metadata.token_endpoint)?);
         if is_basic {
-            // Both are encoded before (RFC 6749, section 2.3.1).
+            // Both are form-encoded first (RFC 6749, section 2.3.1).
             let encoded = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
             request = request.basic_auth(encoded(&self.client_id), Some(encoded(secret)));
         } else {
@@ -289,7 +290,7 @@ impl Provider {
         }
     }
 
-    /// What an ID token says, if the provider has signed it for this sign-in.
+    /// The claims of an ID token, if the provider signed it for this sign-in.
     async fn verified(&self, metadata: &Metadata, token: &str, nonce: &str) -> Result<Claims, Failure> {
         let header = decode_header(token).map_err(|error| Failure::Refused(error.to_string()))?;
         if header.crit.is_some() {
@@ -337,7 +338,7 @@ impl Provider {
         Ok(metadata)
     }
 
-    /// The provider's keys; newer ones if those that are known lack one.
+    /// The provider's keys; asks for newer ones if the cached keys lack one.
     async fn keys(&self, metadata: &Metadata, lack_one: bool) -> Result<Arc<[Jwk]>, Failure> {
         let mut known = self.known.lock().await;
         if let Some((at, keys)) = &known.keys {
@@ -383,7 +384,7 @@ fn unavailable(reason: impl Into<String>) -> Failure {
     Failure::Unavailable(reason.into())
 }
 
-/// A URL that the provider has named.
+/// A URL that the provider gave.
 fn endpoint(text: &str) -> Result<Url, Failure> {
     match Url::parse(text) {
         Ok(url) if is_safe(&url) => Ok(url),
@@ -404,7 +405,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|error| unavailable(format!("it answers something else: {error}")))
 }
 
-/// Status and body of an answer.
+/// Status and body of a response.
 async fn answer(request: RequestBuilder) -> Result<(StatusCode, Bytes), Failure> {
     let broken = |error: reqwest::Error| {
         let mut cause: &dyn StdError = &error;

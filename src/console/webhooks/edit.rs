@@ -39,7 +39,7 @@ pub(super) struct SecretPage {
     pub(super) message: String,
 }
 
-/// The fields of a form that `/v1` takes. A new webhook may have a secret, and be switched off.
+/// The body of a request with the fields of a form. A new webhook may have a secret, and may be switched off.
 fn body(form: &Form, is_new: bool) -> Value {
     let mut body = Map::new();
     body.insert("url".to_owned(), json!(form.text("url")));
@@ -68,7 +68,7 @@ fn change_call(id: &str, form: &Form) -> Call {
     call.if_match(form.version())
 }
 
-/// The call as it is shown: without a secret.
+/// The call as pages show it: without a secret.
 pub(super) fn shown(mut call: Call) -> Call {
     if let Some(secret) = call.body.as_mut().and_then(|body| body.get_mut("secret")) {
         *secret = json!("YOUR SECRET");
@@ -149,7 +149,7 @@ const FIELDS: [Field; 3] = [
     },
 ];
 
-/// The form with what a webhook is, and its version.
+/// The form with the current values of a webhook, and its version.
 async fn current(visit: &Visit, id: &str) -> Result<(Form, String), Refusal> {
     let call = Call::get(format!("/v1/webhooks/{id}"));
     let (found, version): (Single<Webhook>, _) = visit.get_version(&call).await?;

@@ -77,7 +77,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
         )
 }
 
-/// An event type, and what it tells.
+/// An event type, and its description.
 struct Kind {
     name: &'static str,
     description: &'static str,

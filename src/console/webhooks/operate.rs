@@ -49,7 +49,7 @@ pub async fn switch(visit: Visit, Path(id): Path<String>, form: Form) -> Result<
     let before = webhook(&visit, &id).await?;
     visit.send(&switch_call(&id, on)).await?;
     let path = format!("/console/webhooks/{id}");
-    // Nothing is held for one that was switched off.
+    // Nothing is held for a webhook that was switched off.
     if on && before.disabled.is_some() {
         let note = "The webhook is enabled. What was held meanwhile is sent now, in the order of the events.";
         return Ok(visit.done(&path, note).await);
@@ -160,7 +160,7 @@ fn resend_call(visit: &Visit, id: &str, form: &Form) -> Call {
         let hours = SignedDuration::try_from_hours(hours.clamp(0, 24 * 365))?;
         visit.now().checked_sub(hours).ok()
     });
-    // Whole minutes: so a second submission of the form asks for the same.
+    // Whole minutes, so that a second submission of the form asks for the same.
     let since = since.and_then(|at| jiff::Timestamp::from_second(at.as_second() / 60 * 60).ok());
     let body = since.map_or_else(|| json!({}), |since| json!({ "since": since.to_string() }));
     Call::with(Method::POST, format!("/v1/webhooks/{id}/recover"), body).once(form.key())

@@ -33,7 +33,7 @@ struct VerifyPage {
     receivers: [(&'static str, &'static str); 4],
 }
 
-/// Shows how, and how to have a signed event sent to the newest webhook.
+/// Shows how to verify signatures, and how to have a signed event sent to the newest webhook.
 pub async fn show(visit: Visit) -> Result<Response, Refusal> {
     let newest = Call::get("/v1/webhooks?limit=1");
     let webhooks: List<Webhook> = visit.get(&newest).await?;

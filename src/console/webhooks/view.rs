@@ -51,7 +51,7 @@ impl Webhook {
         !self.active && self.disabled.is_none()
     }
 
-    /// Whether it wants events of this type.
+    /// Whether it subscribes to events of this type.
     pub fn wants(&self, event_type: &str) -> bool {
         self.events.iter().any(|wanted| wanted == event_type)
     }
@@ -66,7 +66,7 @@ impl Webhook {
         if self.is_off() { "off" } else { &self.health }
     }
 
-    /// How its state is coloured.
+    /// The colour of its state.
     pub fn tone(&self) -> &'static str {
         match self.state() {
             "healthy" => "good",
@@ -77,7 +77,7 @@ impl Webhook {
     }
 }
 
-/// A webhook with its secret, as it is shown once.
+/// A webhook with its secret, which is shown only once.
 #[derive(Debug, Deserialize)]
 pub struct WithSecret {
     /// Identifier.
@@ -88,7 +88,7 @@ pub struct WithSecret {
     pub secret: Option<String>,
     /// Whether events are sent.
     pub active: bool,
-    /// Until when the previous secret signs, too.
+    /// Until when the previous secret also signs.
     #[serde(default)]
     pub previous_secret_expires_at: Option<Moment>,
 }
@@ -141,7 +141,7 @@ impl Request {
 pub struct Attempt {
     /// When it began.
     pub at: Moment,
-    /// Milliseconds that it took.
+    /// Duration in milliseconds.
     pub duration_ms: i64,
     /// Status of the answer.
     pub status_code: Option<i32>,
@@ -152,14 +152,14 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// How its outcome is coloured.
+    /// The colour of its outcome.
     pub fn tone(&self) -> &'static str {
         if self.error.is_some() { "bad" } else { "good" }
     }
 }
 
 impl Delivery {
-    /// How its status is coloured.
+    /// The colour of its status.
     pub fn tone(&self) -> &'static str {
         match self.status.as_str() {
             "delivered" => "good",
@@ -171,17 +171,17 @@ impl Delivery {
 
     /// Whether an attempt is being made, or is about to be.
     pub fn is_under_way(&self, now: jiff::Timestamp) -> bool {
-        // One that is long overdue waits for something else, such as its webhook's secret.
+        // A delivery that is long overdue waits for something else, such as its webhook's secret.
         let soon = |at: Moment| (-60..10).contains(&at.0.duration_since(now).as_secs());
         self.status == "pending" && self.next_attempt_at.is_none_or(soon)
     }
 
-    /// Whether it is an event for trying the receiver out.
+    /// Whether it is a test event.
     pub fn is_test(&self) -> bool {
         self.event_id.starts_with("evt_test_")
     }
 
-    /// What the last attempt came to.
+    /// The outcome of the last attempt.
     pub fn outcome(&self) -> String {
         match self.attempts.last() {
             Some(Attempt {

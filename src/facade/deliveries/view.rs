@@ -301,7 +301,7 @@ mod tests {
             "body": "{}",
         });
         assert_eq!(shown(&delivery)["request"], expected);
-        // Every header that is sent, except the signatures.
+        // Every header that is sent, except for the signatures.
         let keys = signature::SigningKeys::new("s", None);
         let at = Timestamp::UNIX_EPOCH;
         let sent = signature::headers(&keys, "evt_1", "instance.created", at, at, b"{}");

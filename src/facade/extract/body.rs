@@ -12,12 +12,12 @@ use serde_json::Value;
 use super::fields::Fields;
 use crate::facade::response::error::{ApiError, Detail, ErrorCode};
 
-/// Largest body (decisions, section 6).
+/// Maximum size of a body in bytes (decisions, section 6).
 pub const MAX_BODY: usize = 64 * 1024;
 /// How long a body of that size may take to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bytes of a too large body that are read and discarded, and for how long: a client that is still sending when the
+/// Bytes of an oversized body that are read and discarded, and for how long: a client that is still sending when the
 /// connection closes may never see the answer (RFC 9112, section 9.6).
 const MAX_DRAINED: usize = 16 * 1024 * 1024;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, ApiError> {
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > MAX_BODY as u64) {
-        // A client that sent `Expect: 100-continue` has not begun to send the body.
+        // A client that sent `Expect: 100-continue` has not started sending the body.
         if !headers.contains_key(header::EXPECT) {
             drain(body).await;
         }
@@ -329,7 +329,7 @@ mod tests {
         let one = canonical(r#"{"a":1,"b":[2]}"#);
         assert_eq!(one, canonical(r#" { "b" : [2], "a":1}"#));
         assert_ne!(one, canonical(r#"{"a":1,"b":[3]}"#));
-        // Of a hidden field only the presence counts.
+        // Only the presence of a hidden field counts.
         let hiding = |body: &str| fields(body).ok().unwrap().canonical(Some("b"));
         assert_eq!(hiding(r#"{"a":1,"b":2}"#), hiding(r#"{"a":1,"b":3}"#));
         assert_ne!(hiding(r#"{"a":1,"b":2}"#), hiding(r#"{"a":4,"b":2}"#));

@@ -37,7 +37,7 @@ impl Fields {
         serde_json::to_vec(&sorted).unwrap_or_default()
     }
 
-    /// Ends the reading. 422 if there were problems, or if fields are left, which are unknown ones.
+    /// Ends the reading. 422 if there were problems, or if fields are left over, which makes them unknown.
     pub fn finish(mut self) -> Result<(), ApiError> {
         for (name, _) in self.entries {
             self.problems

@@ -10,10 +10,10 @@ use crate::service::idempotency::{IdempotentRequest, MAX_REMEMBERED};
 
 /// The request header.
 pub static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// The header of an answer to a request that was already carried out.
+/// The response header that says that a request was already carried out.
 pub static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-/// The header of an answer that says how long the key of its request is remembered.
+/// The response header that says how long the key of the request is remembered.
 pub static IDEMPOTENCY_RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
 
 /// How long a key is remembered.
@@ -21,7 +21,7 @@ pub static IDEMPOTENCY_RETENTION: HeaderName = HeaderName::from_static("idempote
 pub enum Retention {
     /// As long as the object exists that the request created.
     Resource,
-    /// Until so many later actions of the same object have had a key.
+    /// Until this many later actions on the same object have had a key.
     Actions,
 }
 
@@ -40,7 +40,7 @@ static ACTIONS: LazyLock<HeaderValue> = LazyLock::new(|| {
         .unwrap_or_else(|_| HeaderValue::from_static("actions"))
 });
 
-/// Longest key.
+/// Maximum length of a key.
 const MAX_KEY: usize = 255;
 
 /// The key of a request, if it has one: 1 to 255 visible ASCII characters, else 422.
@@ -64,7 +64,7 @@ pub fn key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
         })
 }
 
-/// Adds to the answer of a request with a key how long the key is remembered, and whether the request was already carried out.
+/// Adds to the response to a request with a key how long the key is remembered, and whether the request was already carried out.
 pub fn answered(
     request: Option<&IdempotentRequest>,
     replayed: bool,

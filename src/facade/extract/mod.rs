@@ -24,12 +24,12 @@ use crate::service::{
     precondition::Precondition,
 };
 
-/// Who sent the request, as [`super::middleware`] has authenticated it.
+/// The sender of a request, as authenticated by [`super::middleware`].
 #[derive(Clone)]
 pub struct Caller {
-    /// Whose key it is.
+    /// The key of the request, and its account.
     pub credential: Credential,
-    /// Whether the request counts against the limit of what the console reads.
+    /// Whether the request counts against the limit for reads in the console.
     pub reads_in_console: bool,
 }
 
@@ -39,7 +39,7 @@ impl Caller {
         &self.credential.tenant
     }
 
-    /// The namespace of the caller's account. Handlers read and write nothing outside of it.
+    /// The namespace of the caller's account. Handlers read and write nothing outside it.
     pub fn namespace(&self) -> &str {
         &self.credential.tenant.namespace
     }
@@ -59,7 +59,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// The cost of a request, which counts against the rate limits as soon as the request ends, however it ends.
+/// The cost of a request. It counts against the rate limits as soon as the request ends, however it ends.
 pub struct Charged<'a> {
     app: &'a App,
     caller: &'a Caller,

@@ -5,7 +5,7 @@ use url::form_urlencoded;
 
 use crate::facade::response::error::{ApiError, Detail};
 
-/// Largest page (decisions, section 6).
+/// Maximum page size (decisions, section 6).
 pub const MAX_LIMIT: u64 = 100;
 const DEFAULT_LIMIT: u64 = 20;
 /// Largest integer that every JSON parser represents exactly (RFC 8259, section 6).
@@ -20,7 +20,7 @@ pub struct Paging {
     pub limit: usize,
 }
 
-/// The query parameters. Of duplicates the last counts; unknown ones are ignored.
+/// The query parameters. If one is repeated, the last value counts; unknown ones are ignored.
 pub struct Parameters(Vec<(String, String)>);
 
 impl Parameters {

@@ -41,7 +41,7 @@ pub(super) fn read(fields: &mut Fields, catalogue: &Catalogue) -> (Option<String
 pub(super) struct NamedBackup(Option<Result<RestorableBackup, Error>>);
 
 impl NamedBackup {
-    /// Looks the backup up. It has to be known before all fields are read, so that one answer names every invalid field.
+    /// Looks up the backup. This must happen before all fields are read, so that one answer names every invalid field.
     pub(super) async fn find(app: &App, namespace: &str, fields: &Fields) -> Self {
         Self(match fields.peek("backup").and_then(BackupId::parse) {
             Some(id) => Some(app.service.backup_to_restore(namespace, Some(id)).await),
@@ -49,12 +49,12 @@ impl NamedBackup {
         })
     }
 
-    /// Whether it cannot be restored. A repetition of a request is answered all the same: the backup may be gone by now.
+    /// Whether the backup cannot be restored. A repeated request is answered all the same: the backup may be gone by now.
     pub(super) const fn is_unsuitable(&self) -> bool {
         matches!(self.0, Some(Err(_)))
     }
 
-    /// Adds to the problems that there is no such backup.
+    /// If there is no such backup, adds that to the problems.
     pub(super) fn check(&self, fields: &mut Fields) {
         if let Some(Err(error)) = &self.0
             && error.kind == ErrorKind::InvalidInput

@@ -1,4 +1,4 @@
-//! An invoice as CSV (RFC 4180): a row for each plan and price of each line. The amount of a line is on its first row, so that the
+//! An invoice as CSV (RFC 4180): one row for each plan and price of each line. The amount of a line is in its first row, so that the
 //! column adds up to the net amount.
 
 use std::fmt::Write as _;
@@ -51,8 +51,8 @@ pub(super) fn rows(opened: &OpenedInvoice, lines: &[InvoiceLine]) -> String {
     text
 }
 
-/// A text as a field. Spreadsheets take what begins with some characters for a formula, so an apostrophe comes before those; names of
-/// instances and backups never begin with one.
+/// Quotes a text as a field. Spreadsheets treat a text that begins with certain characters as a formula, so those get an apostrophe in
+/// front; names of instances and backups never begin with one.
 fn field(text: &str) -> String {
     let is_formula = text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']);
     let text = if is_formula {

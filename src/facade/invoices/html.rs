@@ -36,7 +36,7 @@ pub(super) fn policy() -> HeaderValue {
     POLICY.clone()
 }
 
-/// A text within an element or a quoted attribute.
+/// Escapes a text for an element or a quoted attribute.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -61,7 +61,7 @@ fn party(heading: &str, lines: &[String]) -> String {
     format!("<section><h2>{heading}</h2><address>{address}</address></section>")
 }
 
-/// What stands before the rows of the lines.
+/// The page up to the rows of the lines.
 pub(super) fn head(opened: &OpenedInvoice) -> String {
     let status = opened.invoice.as_ref().and_then(|invoice| invoice.status.clone());
     let status = status.unwrap_or_default();
@@ -110,7 +110,7 @@ pub(super) fn head(opened: &OpenedInvoice) -> String {
     )
 }
 
-/// What stands after them. The lines add up to `net`.
+/// The page after the rows of the lines. The lines add up to `net`.
 pub(super) fn foot(opened: &OpenedInvoice, net: Cents) -> String {
     let currency = escaped(&opened.currency);
     let status = opened
@@ -174,7 +174,7 @@ mod tests {
             "&lt;script&gt;alert(&#39;&quot;&amp;&#39;)&lt;/script&gt;"
         );
         assert!(policy().to_str().unwrap().contains("style-src 'sha256-"));
-        // The style sheet cannot end its element.
+        // The style sheet cannot close its element.
         assert!(!STYLE.contains('<'));
     }
 }

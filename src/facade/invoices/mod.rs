@@ -106,7 +106,7 @@ pub async fn current(
     caller: Caller,
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
-    // A mistake is told before anything is read.
+    // Report a mistake before reading anything.
     format(&parameters)?;
     parameters.paging()?;
     let opened = app.service.current_invoice(caller.tenant()).await?;

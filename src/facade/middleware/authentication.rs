@@ -4,7 +4,7 @@ use http::{HeaderMap, header::AUTHORIZATION};
 
 use crate::facade::response::error::{ApiError, ErrorCode};
 
-/// Longest accepted key; those of `stellage key create` are much shorter.
+/// Maximum length of a key; those of `stellage key create` are much shorter.
 const MAX_KEY: usize = 512;
 
 /// The API key of a request; 401 if there is none, more than one, or a malformed one.
@@ -17,7 +17,7 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
             "the API key is missing; send the header Authorization: Bearer <API_KEY>",
         ));
     };
-    // A proxy might have checked another one than we would.
+    // A proxy might have checked a different header than we would.
     if another.is_some() {
         return Err(ApiError::new(
             ErrorCode::Unauthorized,

@@ -61,11 +61,11 @@ static RATE_LIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit")
 static RATE_LIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 static RATE_LIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
-/// Longest request id accepted from a client.
+/// Maximum length of a request id accepted from a client.
 const MAX_REQUEST_ID: usize = 128;
 
-/// Adds the middleware to the routes. 404 and 405 for unknown paths and methods need no key; after them the key, the rate
-/// limit and the scope are checked, in this order.
+/// Adds the middleware to the routes. 404 and 405 for unknown paths and methods need no key; after those, the key, the
+/// rate limit and the scope are checked, in this order.
 pub(super) fn around(
     routes: Router<Arc<App>>,
     served: &[Served],
@@ -94,7 +94,7 @@ struct Route {
     methods: Vec<Method>,
     needs_key: bool,
     allow: HeaderValue,
-    /// Created by the first request, so that routes without any are not among the metrics.
+    /// Created by the first request, so that routes without requests are not among the metrics.
     seconds: OnceLock<Histogram>,
     /// Counter of the most frequent case, a GET with 200, cached to avoid the look-up by labels.
     read: OnceLock<Counter>,
@@ -117,9 +117,9 @@ impl Route {
 /// Admits requests, and counts them and their durations by route.
 struct Observer {
     app: Arc<App>,
-    /// The served paths. The first is for those that are unknown.
+    /// The served paths. The first stands for unknown paths.
     routes: Vec<Route>,
-    /// Their numbers, by path with placeholders.
+    /// Index into `routes`, by path with placeholders.
     numbers: HashMap<&'static str, usize>,
     metrics: Metrics,
 }
@@ -142,7 +142,7 @@ impl Observer {
         }
     }
 
-    /// The number of a route.
+    /// The index of a route.
     fn number(&self, path: Option<&MatchedPath>) -> usize {
         let number = path.and_then(|path| self.numbers.get(path.as_str()));
         number.copied().unwrap_or(0)
@@ -214,7 +214,7 @@ where
         } else {
             (Ok(None), None)
         };
-        // Whoever has no key, or has spent its allowance, takes no room from the spans of others.
+        // Requests without a valid key, or beyond their allowance, must not displace the spans of others.
         let is_traced = takes_key && admitted.is_ok();
         let traced = is_traced
             .then(|| traced(request.headers(), method, route))
@@ -227,14 +227,14 @@ where
         }
         let span = {
             let (request_id, trace_id) = (request_id.clone(), traced.as_ref().map(traces::Span::trace_id));
-            // Of the highest level, so that a line about the request has its id whatever the filter is.
+            // At the highest level, so that every log line about the request has its id, whatever the filter.
             move || {
                 let request_id = request_id.to_str().unwrap_or_default();
                 tracing::error_span!("request", request_id, trace_id = trace_id.map(display))
             }
         };
         let context = traced.as_ref().map(traces::Span::context);
-        // Combinators, since an async block would hold the inner future twice, and be so large that its allocation is slow.
+        // Combinators, because an async block would hold the inner future twice and be so large that its allocation is slow.
         let finish = move |mut response: Response| {
             finish(&mut response, &request_id);
             let status = response.status().as_u16();
@@ -287,10 +287,10 @@ where
 }
 
 impl App {
-    /// Authenticates a request and decides whether it may go on to its handler. There is an allowance once the key is known.
+    /// Authenticates a request and decides whether it may go on to its handler. Returns an allowance once the key is known.
     fn admit(&self, request: &mut Request) -> (Result<Option<Write>, ApiError>, Option<Allowance>) {
         let (credential, reads_in_console) = match request.extensions_mut().remove() {
-            // Only what runs in this process can have put it there.
+            // Only code in this process can have set it.
             Some(AnsweredAs(credential)) => (credential, request.method().is_safe()),
             None => match self.authenticate(request.headers()) {
                 Ok(credential) => (credential, false),
@@ -302,7 +302,7 @@ impl App {
         } else {
             self.rate_limits.spend(&credential)
         };
-        // Also if it is refused below: somebody has the key and uses it.
+        // Even if the request is refused below: somebody has the key and uses it.
         self.service.note_use(&credential);
         let admitted = self
             .check(request.method(), &credential, &allowance)
@@ -322,7 +322,7 @@ impl App {
             .authenticate(key, || self.service.now())?)
     }
 
-    /// Begins a request: one that may write must be one of not too many of its account.
+    /// Starts a request. If it may write, the account must not have too many writes in progress.
     fn begin(&self, method: &Method, credential: &Credential) -> Result<Option<Write>, ApiError> {
         if method.is_safe() {
             return Ok(None);
@@ -365,7 +365,7 @@ impl App {
     }
 }
 
-/// The span of a request, if it is traced. It has neither the path, in which a client may have put anything, nor the query.
+/// The span of a request, if it is traced. It contains neither the path, in which a client may have put anything, nor the query.
 fn traced(headers: &HeaderMap, method: &'static str, route: &Route) -> Option<traces::Span> {
     let span = traces::of_request(headers, || format!("{method} {}", route.label))?;
     span.set("http.request.method", method);
@@ -418,13 +418,13 @@ fn add_rate_limit(headers: &mut HeaderMap, allowance: &Allowance) {
     headers.insert(&RATE_LIMIT_RESET, number(allowance.reset));
 }
 
-/// A number as a header. The conversion of the library allocates twice.
+/// A number as a header value. The library's conversion allocates twice.
 fn number(number: u64) -> HeaderValue {
     let mut digits = itoa::Buffer::new();
     HeaderValue::from_str(digits.format(number)).unwrap_or(HeaderValue::from_static("0"))
 }
 
-/// The client's id if it is short visible ASCII, else a random one.
+/// The client's request id if it is short and visible ASCII, otherwise a random one.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     let own = headers.get(&X_REQUEST_ID).filter(|value| {
         (1..=MAX_REQUEST_ID).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
@@ -672,14 +672,14 @@ mod tests {
         );
     }
 
-    /// What the key has left of its allowance of 3,600, which refills by one a second.
+    /// What is left of the key's allowance of 3,600, which refills at one per second.
     async fn left(facade: &Facade) -> u32 {
         let (_, headers, _) = ask(facade, "GET", "/v1/plans", Some("write")).await;
         headers["ratelimit-remaining"].to_str().unwrap().parse().unwrap()
     }
 
-    /// A facade whose API server has a webhook with 200 pending deliveries on eight pages, and answers patches of all but the first
-    /// hundred with this code. The event log has 40 pages.
+    /// A facade whose API server has a webhook with 200 pending deliveries on eight pages. Patches of all but the first hundred are
+    /// answered with this code. The event log has 40 pages.
     fn with_deliveries(after_100: u16) -> Facade {
         let patches = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let client = answered_by(move |method, path, _| {

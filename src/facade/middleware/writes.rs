@@ -1,4 +1,4 @@
-//! The writing requests of an account that are in progress. They outlive their clients, so the number of connections does not limit
+//! The writes of an account that are in progress. They outlive their clients, so the number of connections does not limit
 //! them.
 
 use std::{collections::hash_map::Entry, sync::Arc};
@@ -6,24 +6,24 @@ use std::{collections::hash_map::Entry, sync::Arc};
 use foldhash::HashMap;
 use parking_lot::Mutex;
 
-/// Requests of an account that write, at the same time. With its head and its body, each takes up to 100 KiB of memory; clients
+/// Maximum number of concurrent writes of an account. With its head and its body, each takes up to 100 KiB of memory; clients
 /// that wait for answers have far fewer.
 pub const PER_ACCOUNT: usize = 256;
 
-/// The number of requests that write, by the UID of the account.
+/// The number of writes in progress, by the UID of the account.
 #[derive(Default)]
 pub struct Writes {
     by_account: Mutex<HashMap<Box<str>, usize>>,
 }
 
-/// A request that writes; under way until dropped.
+/// A write; in progress until dropped.
 pub struct Write {
     writes: Arc<Writes>,
     account: Box<str>,
 }
 
 impl Writes {
-    /// Begins a request; `None` if the account has [`PER_ACCOUNT`] under way.
+    /// Starts a write; `None` if the account has [`PER_ACCOUNT`] in progress.
     pub fn begin(self: &Arc<Self>, account: &str) -> Option<Write> {
         let mut by_account = self.by_account.lock();
         let count = by_account.entry(account.into()).or_default();

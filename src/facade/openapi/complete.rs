@@ -75,7 +75,7 @@ pub(super) fn complete(document: &mut Value) {
         "CreateKey",
     ] {
         if let Some(schema) = document.pointer_mut(&format!("/components/schemas/{request}")) {
-            // Answers may gain fields; requests with unknown fields are refused.
+            // Responses may gain fields; requests with unknown fields are refused.
             schema["additionalProperties"] = json!(false);
         }
     }
@@ -361,7 +361,7 @@ impl Operation<'_> {
             names.push("RequestId");
         }
         let mut parameters: Vec<Value> = operation["parameters"].as_array().cloned().unwrap_or_default();
-        // Replace the parameters of paging with references: they are the same for all lists.
+        // Replace the paging parameters with references, because they are the same for all lists.
         parameters.retain(|own| own["name"] != "page" && own["name"] != "limit");
         parameters.extend(
             names

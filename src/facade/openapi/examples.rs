@@ -380,7 +380,7 @@ fn invalid_input(word: &str) -> ApiError {
     ])
 }
 
-/// The body of an error, for an operation on the kind that `word` names.
+/// The body of an error, for an operation on the kind named by `word`.
 pub(super) fn error(code: ErrorCode, word: &str) -> Value {
     let error = match code {
         ErrorCode::JsonError => ApiError::new(code, "the body is not JSON: expected `:` at line 2 column 6"),

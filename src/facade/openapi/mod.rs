@@ -296,7 +296,7 @@ mod tests {
     fn every_error_code_is_described_with_an_example() {
         let text = document().to_string();
         for code in ErrorCode::ALL {
-            // Answers to what is no request of an operation.
+            // Responses to requests that belong to no operation.
             let is_general = matches!(
                 code,
                 ErrorCode::BadRequest

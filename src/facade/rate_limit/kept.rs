@@ -1,7 +1,7 @@
-//! Shares rate limits among replicas, and keeps them across restarts, in a ConfigMap of the operator's namespace. Each replica has an
-//! entry there with what it has taken from the buckets that it uses notably, and reads those of the others every ten seconds. Between
-//! two reads, replicas count separately. An entry stays for two hours, the time in which every debt is worked off and everything is refilled,
-//! so that an earlier process counts as another replica.
+//! Shares rate limits among replicas, and keeps them across restarts, in a ConfigMap in the operator's namespace. There, each replica has
+//! an entry with what it has taken from the buckets that it uses notably, and every ten seconds it reads the entries of the others. Between
+//! two reads, replicas count separately. An entry stays for two hours, in which every debt is worked off and every bucket refilled, so
+//! an earlier process counts as another replica.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,34 +27,34 @@ use crate::{
 
 /// Name of the ConfigMap.
 const NAME: &str = "stellage-rate-limits";
-/// What is taken from a bucket is stored whenever it is a twelfth more.
+/// What was taken from a bucket is stored whenever it has grown by a twelfth of the bucket.
 const NOTABLE: Duration = Duration::from_secs(300);
-/// What is taken is stored at the end if it is this much more: ten requests with the default limit of a key.
+/// At the end, what was taken is stored if it has grown by this much: ten requests with the default limit of a key.
 const NOTABLE_AT_END: Duration = Duration::from_secs(10);
-/// Bytes of all entries: the API server takes a ConfigMap with 1 MiB of data.
+/// Maximum size of all entries in bytes: the API server accepts a ConfigMap with 1 MiB of data.
 const MOST_BYTES: usize = 1_000_000;
-/// Entries of which each may have an equal part of that. If there are more, each may have less, so that none has to go for another.
+/// Number of entries that may each have an equal part of that. If there are more, each may have less, so that none is dropped for another.
 const ROOMY: usize = 8;
-/// Most entries: each has room for twenty keys and accounts then.
+/// Maximum number of entries. Each then has room for twenty keys and accounts.
 const MOST_ENTRIES: usize = 500;
-/// How old an entry has to be to be dropped for another. A busy replica that misses its own writes all of them again.
+/// How old an entry must be to be dropped for another. A busy replica that misses its own writes all of it again.
 const FRESH: Duration = Duration::from_secs(60);
-/// Characters of a UID.
+/// Maximum length of a UID.
 const UID: usize = 64;
 /// How often to read what others have taken.
 const EVERY: Duration = Duration::from_secs(10);
-/// How long the start and the end of the process may take because of this.
+/// How much this may delay the start and the end of the process.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Attempts to store while other replicas do so, too.
+/// Attempts to store while other replicas store, too.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// What a replica has taken from a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(into = "(i64, u64, i64)", from = "(i64, u64, i64)")]
 struct Share {
-    /// As [`OwnShare::bucket`].
+    /// See [`OwnShare::bucket`].
     bucket: i64,
-    /// As [`OwnShare::taken`], in seconds.
+    /// See [`OwnShare::taken`]; in seconds.
     taken: u64,
     /// When the bucket is full, in Unix seconds.
     full_at: i64,
@@ -78,14 +78,14 @@ impl From<(i64, u64, i64)> for Share {
 
 type Shares = BTreeMap<Box<str>, Share>;
 
-/// What a replica has taken, by the UIDs of keys and accounts.
+/// What a replica has taken, by the UID of the key or account.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 struct Entry {
     /// When it was written, in Unix seconds.
     at: i64,
     keys: Shares,
     accounts: Shares,
-    /// What the console reads for accounts. Earlier versions did not store it.
+    /// Reads in the console, by account. Earlier versions did not store them.
     #[serde(default)]
     console: Shares,
 }
@@ -108,8 +108,8 @@ impl Entry {
         }
     }
 
-    /// Keeps what fits into so many bytes: the emptiest buckets. One that was not `stored` takes the place of one that was only if it is
-    /// notably emptier, so that buckets which are about as empty are not stored by turns.
+    /// Keeps the emptiest buckets, as many as fit into this many bytes. One that was not `stored` replaces one that was only if it is
+    /// notably emptier, so that buckets that are about equally empty are not stored by turns.
     fn cut_to(&mut self, bytes: usize, stored: &Self) {
         let kinds = [
             (&mut self.keys, &stored.keys),
@@ -117,7 +117,7 @@ impl Entry {
             (&mut self.console, &stored.console),
         ];
         let notable = i64::try_from(NOTABLE.as_secs()).unwrap_or(0);
-        // More than an entry has besides.
+        // More than an entry takes without its shares.
         let mut size = 100;
         let mut shares = Vec::new();
         for (kind, (own, stored)) in kinds.iter().enumerate() {
@@ -139,7 +139,7 @@ impl Entry {
         }
     }
 
-    /// Whether this much more has been taken since from any bucket.
+    /// Whether this much more has since been taken from any bucket.
     fn is_outdated_by(&self, later: &Self, notable: Duration) -> bool {
         let more = |these: &Shares, later: &Shares| {
             later.iter().any(|(uid, later)| {
@@ -155,7 +155,7 @@ impl Entry {
 
 type Entries = BTreeMap<String, Entry>;
 
-/// Drops the oldest entries if there are too many for one more.
+/// Drops the oldest entries if there is no room for one more.
 fn drop_surplus(entries: &mut Entries, now: Timestamp) {
     let fresh = i64::try_from(FRESH.as_secs()).unwrap_or(i64::MAX);
     while entries.len() >= MOST_ENTRIES
@@ -167,12 +167,12 @@ fn drop_surplus(entries: &mut Entries, now: Timestamp) {
     }
 }
 
-/// How many bytes each entry may have if there are so many.
+/// How many bytes each entry may have if there are this many.
 fn room(entries: usize) -> usize {
     MOST_BYTES / entries.max(ROOMY)
 }
 
-/// The entries of a ConfigMap, by replica. Those that are unreadable, or over, are left out.
+/// The entries of a ConfigMap, by replica. Leaves out unreadable and expired ones.
 fn entries(stored: &ConfigMap, now: Timestamp) -> Entries {
     let read = |(replica, text): (&String, &String)| match serde_json::from_str::<Entry>(text) {
         Ok(entry) => Some((replica.clone(), entry)),
@@ -188,7 +188,7 @@ fn entries(stored: &ConfigMap, now: Timestamp) -> Entries {
         .collect()
 }
 
-/// What other replicas have taken since these entries were read before: all of what is new, as far as it is not refilled.
+/// What other replicas have taken since these entries were last read: all that is new and not refilled yet.
 fn others(before: &Entries, entries: &Entries, now: Timestamp) -> ByHolder<OthersShare> {
     let add = |of: fn(&Entry) -> &Shares| {
         let mut sums: HashMap<Box<str>, OthersShare> = HashMap::new();
@@ -200,10 +200,10 @@ fn others(before: &Entries, entries: &Entries, now: Timestamp) -> ByHolder<Other
                 let after = Duration::from_secs(after.unwrap_or(0)).min(FULL_AFTER_DEBT);
                 let known = before.and_then(|before| before.get(uid));
                 if let Some(known) = known.filter(|known| known.bucket == share.bucket) {
-                    // No more than is not refilled, however long ago it was last read.
+                    // No more than is not refilled yet, however long ago it was last read.
                     let more = Duration::from_secs(share.taken.saturating_sub(known.taken)).min(after);
                     sum.more = sum.more.saturating_add(more).min(FULL_AFTER);
-                    // What is a debt there is one here.
+                    // A debt there is a debt here.
                     if after > FULL_AFTER {
                         sum.full_after = sum.full_after.max(after);
                     }
@@ -229,7 +229,7 @@ pub struct KeptRateLimits {
     clock: Arc<dyn Clock>,
     /// The name of this process's entry.
     replica: String,
-    /// The entries of the others, as last read.
+    /// The entries of the other replicas, as last read.
     others: Mutex<Entries>,
 }
 
@@ -249,7 +249,7 @@ impl KeptRateLimits {
         }
     }
 
-    /// Shares the rate limits while the API is served: reads what is stored before that, and stores what is taken meanwhile and at
+    /// Shares the rate limits while the API is served: first reads what is stored, then stores what is taken during that time and at
     /// its end.
     pub async fn during(&self, serving: impl Future<Output = ()>) {
         self.share(NOTABLE).await;
@@ -257,11 +257,11 @@ impl KeptRateLimits {
             () = serving => {}
             () = self.keep() => {}
         }
-        // The next process starts from there.
+        // The next process starts from what is stored.
         self.share(NOTABLE_AT_END).await;
     }
 
-    /// Shares what is taken again and again. Never ends.
+    /// Shares what is taken, again and again. Never returns.
     async fn keep(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
@@ -269,7 +269,7 @@ impl KeptRateLimits {
         }
     }
 
-    /// Reads what others have taken, and stores what this replica has taken if it is this much more, from each bucket.
+    /// Reads what others have taken, and stores what this replica has taken if it is at least this much more for any bucket.
     async fn share(&self, notable: Duration) {
         let shared = tokio::time::timeout(PATIENCE, self.exchange(notable)).await;
         if let Err(error) = shared.unwrap_or(Err(CallError::Timeout)) {
@@ -344,7 +344,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// An entry of keys: each with its bucket, what is taken, and when it is full.
+    /// An entry with these keys: for each its bucket, what was taken, and when it is full.
     fn entry(keys: &[(&str, i64, u64, i64)]) -> Entry {
         let share = |&(uid, bucket, taken, full_at): &(&str, _, _, _)| {
             let share = Share {
@@ -411,7 +411,7 @@ mod tests {
             [("a".into(), seconds(0, 700)), ("b".into(), seconds(300, 0))]
         );
         assert!(sorted(others(&now, &now, at(1000))).is_empty());
-        // Another bucket, since the limit of the key was changed.
+        // A different bucket, since the limit of the key was changed.
         let anew = named([("one", entry(&[("a", 2, 300, 1300)]))]);
         assert_eq!(
             sorted(others(&now, &anew, at(1000))),
@@ -434,7 +434,7 @@ mod tests {
         assert!(sorted(others(&now, &now, at(2400))).is_empty());
     }
 
-    /// The longest UID.
+    /// A UID of the maximum length.
     fn uid(number: u64) -> Box<str> {
         format!("{number:0UID$}").into()
     }
@@ -532,7 +532,7 @@ mod tests {
         assert!(is_outdated(&[("c", 1, 300, 0)]));
     }
 
-    /// An API server with one ConfigMap, and how often that was written.
+    /// An API server with one ConfigMap, and how often it was written.
     fn api_server() -> (Client, Arc<Mutex<usize>>) {
         let writes = Arc::new(Mutex::new(0));
         let (stored, counted) = (Arc::new(Mutex::new(None)), writes.clone());
@@ -561,7 +561,7 @@ mod tests {
         (limits, kept)
     }
 
-    /// More than [`ROOMY`].
+    /// The replicas are more than [`ROOMY`].
     #[tokio::test]
     async fn a_dozen_busy_replicas_forget_nothing_of_each_other_and_write_only_what_is_new() {
         let (client, writes) = api_server();

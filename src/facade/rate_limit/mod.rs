@@ -1,7 +1,6 @@
 //! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. The cost of a request is known only once it has ended, and may be
-//! more than what is left: that is a debt, which is worked off before the bucket fills again. Buckets are in memory; replicas share notable
-//! spending, which also survives restarts, see [`kept`]. Rate limits smooth the load; what an account may have is limited by
-//! quotas.
+//! more than is left. The difference is a debt, which is worked off before the bucket fills again. Buckets are in memory; replicas share
+//! notable spending, which also survives restarts, see [`kept`]. Rate limits smooth the load; quotas limit what an account may have.
 
 pub mod kept;
 
@@ -30,7 +29,7 @@ use crate::{
 /// The limit of all keys of an account together, as a multiple of the limit of one key (decisions, section 1).
 const ACCOUNT_FACTOR: u32 = 10;
 
-/// Requests per hour that all keys of an account together may make, if one may make `of_a_key`.
+/// Requests per hour that all keys of an account together may make, if one key may make `of_a_key`.
 pub const fn of_account(of_a_key: u32) -> u32 {
     of_a_key.saturating_mul(ACCOUNT_FACTOR)
 }
@@ -38,11 +37,11 @@ pub const fn of_account(of_a_key: u32) -> u32 {
 /// Whose limit a request exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// That of its key.
+    /// The limit of its key.
     Key,
-    /// That of all keys of the account together.
+    /// The limit of all keys of the account together.
     Account,
-    /// That of what the account's people read in the console.
+    /// The limit of what the account's users read in the console.
     Console,
 }
 
@@ -73,11 +72,11 @@ pub struct Exceeded {
 /// Full buckets are dropped only if there are at least this many buckets.
 const SWEEP_THRESHOLD: usize = 64;
 
-/// How long an empty bucket takes to be full.
+/// How long an empty bucket takes to fill.
 pub(super) const FULL_AFTER: Duration = Duration::from_secs(3600);
-/// The longest debt. So nobody waits for more than an hour.
+/// The longest debt, so that nobody waits for more than an hour.
 const LONGEST_DEBT: Duration = Duration::from_secs(3600);
-/// How long a bucket takes to be full at most.
+/// The longest time that a bucket takes to fill.
 pub(super) const FULL_AFTER_DEBT: Duration = FULL_AFTER.saturating_add(LONGEST_DEBT);
 
 /// Buckets by the UID of a key or account.
@@ -89,13 +88,13 @@ struct Buckets<C: Clock = DefaultClock> {
 
 struct ByUid<C: Clock> {
     buckets: HashMap<Box<str>, Bucket<C>>,
-    /// When the buckets are full that only other processes, or earlier ones, have used.
+    /// When those buckets will be full that only other, or earlier, processes have used.
     unused: HashMap<Box<str>, C::Instant>,
-    /// Number of buckets after full ones were last dropped.
+    /// Number of buckets left when full ones were last dropped.
     left: usize,
 }
 
-// Not derived, which would ask for a default instant.
+// Not derived: that would require a default instant.
 impl<C: Clock> Default for ByUid<C> {
     fn default() -> Self {
         Self {
@@ -107,8 +106,8 @@ impl<C: Clock> Default for ByUid<C> {
 }
 
 impl<C: Clock + Clone> ByUid<C> {
-    /// The bucket of a UID; a new one if there is none with this limit. Drops full ones, which are worth nothing, each time
-    /// their number has doubled: so those of keys that were deleted while they were in use do not pile up either.
+    /// The bucket of a UID; a new one if there is none with this limit. Drops full buckets, which are worth nothing, each time
+    /// the number of buckets has doubled, so that buckets of keys deleted while in use do not pile up either.
     fn of(&mut self, uid: &str, limit: NonZeroU32, clock: &C) -> &Bucket<C> {
         if self.buckets.len() >= SWEEP_THRESHOLD.max(2 * self.left) {
             self.buckets.retain(|_, bucket| !bucket.is_worthless());
@@ -133,7 +132,7 @@ impl<C: Clock + Clone> Buckets<C> {
         self.with(uid, limit, Bucket::take)
     }
 
-    /// Does something with a bucket of `limit` requests per hour; 0 counts as 1.
+    /// Applies a function to a bucket of `limit` requests per hour; 0 counts as 1.
     fn with<T>(&self, uid: &str, limit: u32, what: impl FnOnce(&Bucket<C>) -> T) -> T {
         let limit = NonZeroU32::new(limit).unwrap_or(NonZeroU32::MIN);
         if let Some(bucket) = self.by_uid.read().buckets.get(uid)
@@ -164,7 +163,7 @@ impl<C: Clock + Clone> Buckets<C> {
         }
     }
 
-    /// What this process has taken from each bucket, where that is at least `at_least`.
+    /// What this process has taken from each bucket, if at least `at_least`.
     fn taken(&self, at_least: Duration) -> Vec<(Box<str>, OwnShare)> {
         let by_uid = self.by_uid.read();
         let used = by_uid.buckets.iter();
@@ -174,7 +173,7 @@ impl<C: Clock + Clone> Buckets<C> {
             .collect()
     }
 
-    /// Takes what others have taken.
+    /// Subtracts what other processes have taken.
     fn others_took(&self, taken: impl IntoIterator<Item = (Box<str>, OthersShare)>) {
         let now = self.clock.now();
         let mut by_uid = self.by_uid.write();
@@ -199,22 +198,22 @@ impl<C: Clock + Clone> Buckets<C> {
 pub(super) struct OwnShare {
     /// Distinguishes the bucket from one that the process had before for the same UID.
     pub(super) bucket: i64,
-    /// All that it has ever taken from it, as the time that it takes to refill.
+    /// Everything that it has ever taken from the bucket, as the time that refilling it takes.
     pub(super) taken: Duration,
-    /// How long the bucket takes to be full, whoever has taken from it.
+    /// How long the bucket takes to fill, whoever has taken from it.
     pub(super) full_after: Duration,
 }
 
-/// What other processes have taken from a bucket, as the time that it takes to refill.
+/// What other processes have taken from a bucket, as the time that refilling it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OthersShare {
-    /// How long it takes at least to be full.
+    /// The minimum time that the bucket takes to fill.
     pub(super) full_after: Duration,
-    /// What is to be taken besides.
+    /// What to take in addition.
     pub(super) more: Duration,
 }
 
-/// Something of keys, of accounts, and of what the console reads for accounts, by UID.
+/// Values for keys, for accounts, and for accounts' reads in the console, by UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ByHolder<T> {
     pub(super) keys: Vec<(Box<str>, T)>,
@@ -227,7 +226,7 @@ pub(super) struct ByHolder<T> {
 pub struct RateLimits {
     keys: Buckets,
     accounts: Buckets,
-    /// What the console reads for an account.
+    /// The buckets for an account's reads in the console.
     console: Buckets,
 }
 
@@ -259,7 +258,7 @@ impl RateLimits {
         }
     }
 
-    /// Counts so many more requests with which the console reads, also if fewer are left.
+    /// Charges this many more requests that read in the console, even if fewer are left.
     pub fn charge_in_console(&self, credential: &Credential, requests: u32) {
         let tenant = &credential.tenant;
         let charge = |bucket: &Bucket<_>| bucket.charge(requests);
@@ -267,7 +266,7 @@ impl RateLimits {
             .with(&tenant.uid, of_account(tenant.rate_limit), charge);
     }
 
-    /// Counts so many more requests against the limits of a key and of all keys of its account, also if fewer are left.
+    /// Charges this many more requests to the limits of a key and of all keys of its account, even if fewer are left.
     pub fn charge(&self, credential: &Credential, requests: u32) {
         let tenant = &credential.tenant;
         let charge = |bucket: &Bucket<_>| bucket.charge(requests);
@@ -276,8 +275,8 @@ impl RateLimits {
             .with(&tenant.uid, of_account(tenant.rate_limit), charge);
     }
 
-    /// Counts a request with which the console reads. Pages that refresh themselves must not use up the limit of the key, so what
-    /// the console reads for an account has a limit of its own: as much again as all its keys together.
+    /// Counts a request that reads in the console. Pages that refresh themselves must not use up the limit of the key, so
+    /// an account's reads in the console have a limit of their own, as large as that of all its keys together.
     pub fn spend_in_console(&self, credential: &Credential) -> Allowance {
         let tenant = &credential.tenant;
         let taken = self.console.take(&tenant.uid, of_account(tenant.rate_limit));
@@ -293,7 +292,7 @@ impl RateLimits {
         }
     }
 
-    /// What this process has taken from buckets, where that is at least `at_least`.
+    /// What this process has taken from buckets, if at least `at_least`.
     pub(super) fn taken(&self, at_least: Duration) -> ByHolder<OwnShare> {
         ByHolder {
             keys: self.keys.taken(at_least),
@@ -302,7 +301,7 @@ impl RateLimits {
         }
     }
 
-    /// Takes what other processes, and earlier ones, have taken.
+    /// Subtracts what other processes, and earlier ones, have taken.
     pub(super) fn others_took(&self, taken: ByHolder<OthersShare>) {
         self.keys.others_took(taken.keys);
         self.accounts.others_took(taken.accounts);
@@ -339,12 +338,12 @@ struct Bucket<C: Clock> {
     limit: NonZeroU32,
     clock: C,
     made_at: C::Instant,
-    /// When it is full, in nanoseconds from when it was made. It is empty if that is as far ahead as all requests take to refill, and
+    /// When it is full, in nanoseconds since it was made. It is empty if that is as far ahead as refilling all requests takes, and
     /// in debt if it is further.
     full_at: AtomicU64,
-    /// All that this process has taken from it, as the microseconds that it takes to refill.
+    /// Everything that this process has taken from it, as the microseconds that refilling it takes.
     taken: AtomicU64,
-    /// Distinguishes it from others for the same UID.
+    /// Distinguishes the bucket from others for the same UID.
     id: i64,
 }
 
@@ -379,22 +378,22 @@ impl<C: Clock + Clone> Bucket<C> {
         }
     }
 
-    /// How long it takes to be full.
+    /// How long it takes to fill.
     fn full_after(&self) -> Duration {
         Duration::from_nanos(self.full_at.load(Ordering::Relaxed)).saturating_sub(self.age())
     }
 
-    /// How long a request takes to refill.
+    /// How long refilling one request takes.
     fn request(&self) -> Duration {
         FULL_AFTER / self.limit.get()
     }
 
-    /// How long an empty bucket takes to be full.
+    /// How long an empty bucket takes to fill.
     fn capacity(&self) -> Duration {
         self.request() * self.limit.get()
     }
 
-    /// Changes how long it takes to be full, unless `change` returns `None` for that. Returns how long it took.
+    /// Changes how long it takes to fill, unless `change` returns `None`. Returns how long it took before.
     fn change(&self, change: impl Fn(Duration) -> Option<Duration>) -> Result<Duration, Duration> {
         let age = self.age();
         let full_after = |full_at| Duration::from_nanos(full_at).saturating_sub(age);
@@ -407,23 +406,23 @@ impl<C: Clock + Clone> Bucket<C> {
         changed.map(full_after).map_err(full_after)
     }
 
-    /// Takes so many requests out of the bucket that it takes this long to be full, if it is fuller.
+    /// Takes as many requests as needed for the bucket to take this long to fill, if it is fuller.
     fn spend_to(&self, full_after: Duration) {
         let full_after = full_after.min(FULL_AFTER_DEBT);
         let _ = self.change(|spent| Some(spent.max(full_after)));
     }
 
-    /// Takes as many requests out of the bucket as it refills in this time, or as there are: replicas count apart between two reads, so
-    /// what they have taken together is no debt.
+    /// Takes as many requests as refill in this time, or as there are: replicas count separately between two reads, so what they have
+    /// taken together is not a debt.
     fn spend(&self, time: Duration) {
         let capacity = self.capacity();
         let _ = self.change(|spent| Some(spent.saturating_add(time).min(capacity).max(spent)));
     }
 
-    /// Takes this many requests out of the bucket on behalf of this process. If there are fewer, the rest is a debt.
+    /// Takes this many requests on behalf of this process. If there are fewer, the rest is a debt.
     fn charge(&self, requests: u32) {
         let cost = self.request().saturating_mul(requests);
-        // The request that comes after the debt waits for no longer than that, either.
+        // A request that comes after the debt must not wait longer than that, either.
         let most = (self.capacity() + LONGEST_DEBT).saturating_sub(self.request());
         let charged = |spent: Duration| spent.saturating_add(cost).min(most).max(spent);
         let (Ok(spent) | Err(spent)) = self.change(|spent| Some(charged(spent)));
@@ -544,7 +543,7 @@ mod tests {
         Arc::new(serde_json::from_value(key).unwrap())
     }
 
-    /// An account with this limit, with twelve keys, and their rate limits.
+    /// An account with this limit and twelve keys, and their rate limits.
     fn twelve_keys(rate_limit: i32) -> (Arc<Credentials>, Arc<RateLimits>) {
         let (credentials, limits) = (Arc::<Credentials>::default(), Arc::<RateLimits>::default());
         let keys = (0..12).map(key).collect();
@@ -614,7 +613,7 @@ mod tests {
         let allowance = spend(&credentials, &limits, 0);
         let exceeded = allowance.exceeded.unwrap();
         assert_eq!(exceeded.whose, Whose::Key);
-        // No more than an hour's worth beyond what there was.
+        // The debt is limited to an hour's worth.
         assert!((3590..=3600).contains(&exceeded.retry_after), "{exceeded:?}");
         assert_eq!((allowance.remaining, allowance.reset), (0, 199 * 36));
         let taken = limits.taken(Duration::ZERO).keys[0].1.taken.as_secs();
@@ -638,7 +637,7 @@ mod tests {
         assert_eq!(bucket.take().retry_after, Some(1));
         clock.advance(Duration::from_secs(1));
         assert_eq!(bucket.take().retry_after, None);
-        // However much it costs, it is worked off within an hour.
+        // However much it costs, the debt is worked off within an hour.
         for _ in 0..2 {
             bucket.charge(u32::MAX);
             assert_eq!(bucket.take().retry_after, Some(3600));
@@ -661,7 +660,7 @@ mod tests {
                 buckets.take(&format!("{hour}-{number}"), 10);
             }
             assert!(len() <= 200, "{}", len());
-            // What is in use stays.
+            // Buckets in use stay.
             assert_eq!(buckets.take(&format!("{hour}-0"), 10).remaining, 8);
             clock.advance(Duration::from_secs(3601));
         }

@@ -10,7 +10,7 @@ pub fn etag(object: &impl Object) -> HeaderValue {
     tag(quoted_version(object))
 }
 
-/// An entity tag, from a version in quotes.
+/// An entity tag from a quoted version.
 pub fn tag(quoted: impl Into<Bytes>) -> HeaderValue {
     // A UID is visible ASCII.
     HeaderValue::from_maybe_shared(quoted.into()).unwrap_or(HeaderValue::from_static("\"\""))

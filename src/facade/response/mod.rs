@@ -1,6 +1,6 @@
 //! Responses.
 //!
-//! - `view`: what all of them share; `entity_tag`: `ETag`;
+//! - `view`: what all responses share; `entity_tag`: `ETag`;
 //! - `error`: the error format; `unreadable`: responses to requests that cannot be read.
 
 mod entity_tag;
@@ -25,7 +25,7 @@ use crate::service::index::Object;
 /// The Content-Type of every body.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// `Cache-Control` of every answer but the OpenAPI document: they belong to one account, and some contain secrets.
+/// `Cache-Control` of every response but the OpenAPI document: they belong to one account, and some contain secrets.
 pub const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// A JSON answer. `size` is an estimate of its length in bytes.

@@ -1,7 +1,7 @@
 //! Records in the status of each ApiKey on which day it was last used. The first request of a day with a key queues the key; a background
 //! task writes the day, one key after the other. This costs one write per key and day, whatever the number of requests and replicas.
 //!
-//! Only what is queued is kept in memory, each key once. What is not written when the process ends is lost, unless the
+//! Only the queue is kept in memory, with each key once. Days that are not written when the process ends are lost, unless the
 //! key is used again on that day.
 
 use std::{sync::Arc, time::Duration};
@@ -24,11 +24,11 @@ use crate::{
     service::Service,
 };
 
-/// Pause after each write: five a second at most, since the first requests of a day come at the same time for many keys.
+/// Pause after each write, which limits them to five a second, since many keys have their first request of a day at the same time.
 const PAUSE: Duration = Duration::from_millis(200);
 
 impl Service {
-    /// Notes that a key is used now.
+    /// Notes that a key is being used now.
     pub fn note_use(&self, credential: &Credential) {
         if credential.note_use(self.now())
             && let Some(first_uses) = self.first_uses.get()
@@ -39,13 +39,13 @@ impl Service {
     }
 }
 
-/// Records the uses of keys until shutdown; those that are noted from now on, also before the future is polled. Call it once.
+/// Records the uses of keys until shutdown. Includes uses noted after this call but before the future is polled. Call it once.
 pub fn record(
     service: &Arc<Service>,
     shutdown: CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<> {
     let (first_uses, used) = mpsc::unbounded_channel();
-    // Another recorder would have nothing to do.
+    // A second recorder would have nothing to do.
     let _ = service.first_uses.set(first_uses);
     let recorder = Recorder {
         service: service.clone(),
@@ -76,10 +76,10 @@ impl Reconcile for Recorder {
 
     async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
         let (namespace, name) = (place.namespace(), place.name());
-        // Otherwise it was revoked, or another replica has recorded the day.
+        // If there is none, the key was revoked, or another replica has recorded the day.
         if let Some((object, day)) = self.service.credentials.unrecorded_use(namespace, name) {
             let patch = json!({
-                // So that no later day of another replica is overwritten, nor that of another key with this name.
+                // So that this overwrites neither a later day from another replica nor the day of another key with this name.
                 "metadata": { "resourceVersion": object.metadata.resource_version },
                 "status": { "lastUsedOn": day },
             });
@@ -138,7 +138,7 @@ mod tests {
 
     type Write = (Instant, String, Value);
 
-    /// A service with a recorder, and what that has written. The API server answers with `code`.
+    /// A service with a recorder, and what it has written. The API server answers with `code`.
     struct Recorded {
         recorder: Recorder,
         used: UnboundedReceiver<Arc<ApiKey>>,
@@ -259,7 +259,7 @@ mod tests {
         let expected =
             json!({ "metadata": { "resourceVersion": "0" }, "status": { "lastUsedOn": "2026-11-22" } });
         assert_eq!(body, expected);
-        // The watch shows it, and it is queued for any other reason.
+        // The watch shows the day, and the key is queued for some other reason.
         recorded.show(0, "2026-11-22");
         recorded.use_key(0);
         assert_eq!((recorded.queued().len(), recorded.record(0).await), (0, None));

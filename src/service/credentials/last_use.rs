@@ -6,9 +6,9 @@ use jiff::{Span, Timestamp, civil::Date};
 
 /// Day 0.
 const EPOCH: Date = Date::constant(1970, 1, 1);
-/// The day of what was never used.
+/// Stands for "never used".
 const NEVER: i32 = i32::MIN;
-/// Seconds of a day.
+/// Seconds in a day.
 const DAY: i64 = 86_400;
 
 /// The latest day, in UTC, on which something was used. It is never set back, whatever the clock does.
@@ -22,14 +22,14 @@ impl Default for LastUse {
 }
 
 impl LastUse {
-    /// Notes a use at this time. Whether it is the first on a later day than before.
+    /// Notes a use at this time. Returns whether it is the first on a later day than before.
     pub fn note(&self, now: Timestamp) -> bool {
         let day = i32::try_from(now.as_second().div_euclid(DAY)).unwrap_or(NEVER);
         // The comparison comes first, because all processors can read at the same time.
         self.0.load(Ordering::Relaxed) < day && self.raise(day) < day
     }
 
-    /// Takes over a day that somebody else has noted.
+    /// Takes over a day that was noted elsewhere.
     pub fn learn(&self, day: Date) {
         if let Ok(days) = day.since(EPOCH) {
             self.raise(days.get_days());
@@ -38,12 +38,12 @@ impl LastUse {
 
     /// The latest day; `None` if there was no use.
     pub fn day(&self) -> Option<Date> {
-        // None of the years that there are has the day of what was never used.
+        // `NEVER` is out of range, so it gives `None`.
         let days = Span::new().try_days(self.0.load(Ordering::Relaxed)).ok()?;
         EPOCH.checked_add(days).ok()
     }
 
-    /// Sets the day, unless it is later already. Returns what it was.
+    /// Sets the day, unless it is later already. Returns the previous day.
     fn raise(&self, day: i32) -> i32 {
         self.0.fetch_max(day, Ordering::Relaxed)
     }

@@ -1,7 +1,7 @@
 //! Authentication: an index of API keys and the accounts that they belong to, fed by watches.
 //!
-//! A key names its account, so the account's UID, which the digest covers, is found with one look-up and the digest with
-//! another, only in that account's namespace. Outdated keys, whose digest covers only the key, are found by that digest.
+//! A key names its account, so one look-up finds the account's UID, which the digest covers, and another finds the digest, only
+//! in that account's namespace. Outdated keys, whose digest covers only the key, are found by that digest.
 //!
 //! - [`last_use`]: the day on which a key was last used; [`key_use`] records it.
 
@@ -54,7 +54,7 @@ pub struct Tenant {
     pub webhook_quota: u32,
     /// Whether the Account is being deleted: existing objects are still served, but nothing can be created.
     is_terminating: bool,
-    /// Since when the namespace belongs to it; outdated keys from before are not its own.
+    /// Since when the namespace belongs to the account; outdated keys from before are not its own.
     owner_since: Timestamp,
     /// Requests that each of its keys may make per hour.
     pub rate_limit: u32,
@@ -98,12 +98,12 @@ impl Credential {
         self.key.object.name()
     }
 
-    /// Whether a sign-in to the console has made the key.
+    /// Whether a sign-in to the console created the key.
     pub fn is_sign_in(&self) -> bool {
         self.key.object.is_sign_in()
     }
 
-    /// Notes that the key is used at this time. Whether this is its first use on that day, so that its day is to be recorded.
+    /// Notes that the key is used at this time. Returns whether this is its first use on that day, so that the day must be recorded.
     pub fn note_use(&self, now: Timestamp) -> bool {
         self.key.last_use.note(now)
     }
@@ -119,7 +119,7 @@ impl Credential {
     }
 }
 
-/// A key that a session was begun with, without the key itself.
+/// Identifies the key with which a session began, without containing the key itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyIdentity<'a> {
     /// UID of the Account that the key belonged to.
@@ -146,7 +146,7 @@ struct Key {
     age: Age,
     scope: KeyScope,
     expires_at: Option<Timestamp>,
-    /// Shared with the versions of the key before and after.
+    /// Shared with earlier and later versions of the key.
     last_use: Arc<LastUse>,
     /// Shared with the watch's store.
     object: Arc<ApiKey>,
@@ -157,7 +157,7 @@ struct Key {
 struct Holders {
     /// Oldest first.
     keys: Vec<Arc<Key>>,
-    /// The oldest key seen since this digest last had none.
+    /// The oldest key seen since there was last no key with this digest.
     oldest: Option<Oldest>,
 }
 
@@ -177,7 +177,7 @@ impl Holders {
         }
     }
 
-    /// The oldest key, in the namespace of the oldest that there has been. Others are copies, also after its revocation.
+    /// The oldest key in the namespace of the oldest key seen. Keys in other namespaces are copies, even after that one is revoked.
     fn original(&self) -> Option<&Arc<Key>> {
         let (_, namespace) = self.oldest.as_ref()?;
         self.keys.iter().find(|key| key.namespace == *namespace)
@@ -224,7 +224,7 @@ impl Default for Credentials {
 }
 
 impl Credentials {
-    /// An empty index. `instance_quota` holds for accounts that set none.
+    /// An empty index. `instance_quota` applies to accounts that set none.
     pub fn new(instance_quota: u32) -> Self {
         Self {
             tables: RwLock::default(),
@@ -260,8 +260,8 @@ impl Credentials {
         })
     }
 
-    /// Finds the key of a session again. `Unauthorized` if it is revoked or has expired, or if its namespace belongs to another account
-    /// by now; `Unavailable` until keys and accounts have been listed once.
+    /// Finds the key of a session again. `Unauthorized` if the key is revoked or expired, or if its namespace now belongs to another
+    /// account; `Unavailable` until keys and accounts have been listed once.
     pub fn resume(&self, identity: &KeyIdentity<'_>, now: Timestamp) -> Result<Credential, Error> {
         let tables = self.tables.read();
         if !(tables.keys_listed && tables.accounts_listed) {
@@ -283,7 +283,7 @@ impl Credentials {
         (owner.uid == tenant.uid).then(|| tenant.clone())
     }
 
-    /// The Accounts with this e-mail address, in which ASCII letters count alike, whose namespaces belong to them. `Unavailable` until
+    /// The Accounts with this e-mail address that own their namespaces. The case of ASCII letters is ignored. `Unavailable` until
     /// keys and accounts have been listed once.
     pub fn accounts_with_email(&self, email: &str) -> Result<Vec<Arc<Tenant>>, Error> {
         let tables = self.tables.read();
@@ -297,7 +297,7 @@ impl Credentials {
             .collect())
     }
 
-    /// The keys in a namespace that sign-ins to the console have made, newest first.
+    /// The keys in a namespace that sign-ins to the console created, newest first.
     pub fn sign_ins(&self, namespace: &str) -> Vec<Arc<ApiKey>> {
         let tables = self.tables.read();
         let keys = tables.listed.get(namespace).into_iter().flatten();
@@ -306,7 +306,7 @@ impl Credentials {
             .collect()
     }
 
-    /// One page of the keys in a namespace, newest first, and how many there are in all. `page` counts from 1.
+    /// One page of the keys in a namespace, newest first, and their total number. `page` counts from 1.
     pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<ApiKey>>, usize) {
         let tables = self.tables.read();
         let Some(keys) = tables.listed.get(namespace) else {
@@ -396,7 +396,7 @@ impl Credentials {
                 let before = tables.keys.get(&name).cloned();
                 let former = tables.remove_key(&name);
                 tables.insert_key(key, before.as_ref());
-                // A copy stays one, also if it is the only key left.
+                // A copy stays a copy, even if it is the only key left.
                 tables.remember(former);
             }
             Change::Deleted(key) => {
@@ -485,7 +485,7 @@ impl Tables {
         self.by_namespace.get(namespace)?.first()
     }
 
-    /// The keys with the digest of this one, in the index where it belongs.
+    /// The keys with the same digest as this one, in the index where it belongs.
     fn same_digest(&mut self, key: &Key) -> Entry<'_, KeyDigest, Holders> {
         if key.object.is_outdated() {
             self.outdated.entry(key.digest)
@@ -495,7 +495,7 @@ impl Tables {
         }
     }
 
-    /// Inserts a key. `before` is what had its name.
+    /// Inserts a key. `before` is the previous key of this name.
     fn insert_key(&mut self, object: &Arc<ApiKey>, before: Option<&Arc<Key>>) {
         let mut digest = KeyDigest::default();
         // A key that is being deleted is revoked, even if a finalizer delays the deletion.
@@ -531,7 +531,7 @@ impl Tables {
         self.keys.insert(name, key);
     }
 
-    /// Removes a key. Returns its digest, and the oldest that held it, if the digest is outdated.
+    /// Removes a key. If its digest is outdated, returns the digest and the oldest key that had it.
     fn remove_key(&mut self, name: &(Box<str>, Box<str>)) -> Option<(KeyDigest, Oldest)> {
         let key = self.keys.remove(name)?;
         let holders = self
@@ -557,7 +557,7 @@ impl Tables {
         Some((key.digest, oldest?))
     }
 
-    /// Keeps in mind which keys were the oldest of their outdated digests.
+    /// Remembers which keys were the first with their outdated digests.
     fn remember(&mut self, oldest: impl IntoIterator<Item = (KeyDigest, Oldest)>) {
         for (digest, oldest) in oldest {
             if let Some(holders) = self.outdated.get_mut(&digest) {
@@ -699,7 +699,7 @@ mod tests {
         let keys = table(vec![copy.clone(), original.clone()], accounts);
         keys.keys_changed(&Change::Deleted(Arc::new(original.clone())));
         refusal(ask(&keys, "secret"));
-        // Also after the copies were listed again, or changed.
+        // The same after the copies were listed again, or changed.
         keys.keys_changed(&Change::Replaced(vec![Arc::new(copy.clone())]));
         refusal(ask(&keys, "secret"));
         keys.keys_changed(&Change::Applied(Arc::new(copy.clone())));
@@ -775,7 +775,7 @@ mod tests {
         let keys = table(vec![left, own], vec![next.clone()]);
         refusal(ask(&keys, "left"));
         assert!(ask(&keys, "own").is_ok());
-        // It waited for the namespace while that belonged to another account.
+        // The account waited for the namespace while that belonged to another account.
         next.status.as_mut().unwrap().owner_since = Some("2026-11-04T00:00:00Z".parse().unwrap());
         keys.accounts_changed(&Change::Applied(Arc::new(next)));
         refusal(ask(&keys, "own"));
@@ -906,7 +906,7 @@ mod tests {
         assert!(note("2026-11-21T23:59:59Z"));
         assert_eq!(unrecorded().as_deref(), Some("2026-11-21"));
         assert!(!note("2026-11-21T00:00:00Z"), "once a day");
-        // It is not forgotten when something else of the key changes, or when all keys are listed again.
+        // The use is remembered when something else about the key changes, or when all keys are listed again.
         keys.keys_changed(&Change::Applied(Arc::new(own.clone())));
         keys.keys_changed(&Change::Replaced(vec![Arc::new(own.clone())]));
         assert!(!note("2026-11-21T12:00:00Z"));

@@ -61,7 +61,7 @@ impl Bulk {
     /// When the deliveries of this webhook will be sent.
     fn when(self, webhook: &Webhook) -> When {
         match (self, When::of(webhook)) {
-            // No attempt of theirs was requested, so they are held.
+            // No attempt was requested for them, so they are held.
             (Self::Recover(_), When::NowOnce) => When::OnceEnabled,
             (_, when) => when,
         }
@@ -79,7 +79,7 @@ impl Bulk {
 
     fn patch(self, delivery: &Delivery, now: Timestamp) -> Value {
         match self {
-            // Only for this version, so that concurrent requests do not send it twice.
+            // Only this version, so that concurrent requests do not send it twice.
             Self::Recover(_) => {
                 let version = delivery.metadata.resource_version.as_deref();
                 json!({ "metadata": { "resourceVersion": version, "labels": { FINISHED_LABEL: null } } })
@@ -89,7 +89,7 @@ impl Bulk {
     }
 }
 
-/// What a repetition of a request has to answer, as a note in an annotation.
+/// The answer to a repetition of a request, as a note in an annotation.
 fn note(count: usize, when: When) -> String {
     serde_json::to_string(&(count, when)).unwrap_or_default()
 }
@@ -139,7 +139,7 @@ impl Service {
         precondition: &Precondition,
         cost: &Cost,
     ) -> Result<Counted, Error> {
-        // Before anything is looked up: the request that is waited for may have had the same key.
+        // Lock before looking anything up: the request that holds the lock may have the same key.
         let key = webhook.map(|id| format!("{namespace}/{}", id.name()));
         let _lock = match &key {
             Some(key) => Some(self.bulk_locks.lock(key).await?),
@@ -172,7 +172,7 @@ impl Service {
             .await
             .map_err(|_| too_slow())??;
         if let Some(request) = request {
-            // Remember the request last: after a crash, a repetition of it does the rest.
+            // Remember the request last, so that after a crash a repetition does the rest.
             let decide = |item: &IndexedWebhook| {
                 Ok(Verdict::Write {
                     spec: Box::new(item.webhook.spec.clone()),
@@ -191,14 +191,14 @@ impl Service {
         })
     }
 
-    /// Patches the deliveries. Returns the number being sent.
+    /// Patches the deliveries. Returns how many are being sent.
     async fn to_each(&self, webhook: &Webhook, bulk: Bulk, cost: &Cost) -> Result<usize, Error> {
         let reading = self.calls.long_read(webhook.namespace()).await?;
         let selection = Selection {
             status: Some(bulk.phase()),
             event_type: None,
         };
-        // Patch those of one object one after the other, so that they are attempted in order.
+        // Patch those about the same object one after the other, so that they are attempted in order.
         let mut by_object: BTreeMap<String, Vec<_>> = BTreeMap::new();
         let now = self.now();
         let see = |page: Vec<Delivery>| {
@@ -281,14 +281,14 @@ mod tests {
     /// Pending deliveries of the webhook.
     const PENDING: usize = 20;
 
-    /// Patches that have begun and not ended, and the most of them at a time.
+    /// The number of patches in flight, and its maximum.
     #[derive(Default)]
     struct Patches {
         now: AtomicUsize,
         most: AtomicUsize,
     }
 
-    /// A service whose API server has a webhook, and does not answer patches of its deliveries before the gate opens.
+    /// A service whose API server has a webhook, and does not answer patches of its deliveries until the gate opens.
     fn service(gate: &Arc<Semaphore>, patches: &Arc<Patches>) -> Service {
         let (gate, patches) = (gate.clone(), patches.clone());
         let client = answered_by(move |method, path, _| {
@@ -333,7 +333,7 @@ mod tests {
             while patches.now.load(Ordering::Relaxed) < AT_ONCE {
                 tokio::task::yield_now().await;
             }
-            // The second request has had time to begin, too.
+            // Give the second request time to start, too.
             for _ in 0..1000 {
                 tokio::task::yield_now().await;
             }

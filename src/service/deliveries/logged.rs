@@ -24,7 +24,7 @@ pub fn deliveries_to<'a>(
         .filter_map(move |event| event.delivery_to(webhook_uid, page))
 }
 
-/// The event on a page whose delivery to the Webhook with this UID has this name, if the page may have that delivery.
+/// The event on a page that belongs to this delivery to the Webhook with this UID, if the page may have the delivery.
 pub fn event_of(index: &PageIndex, webhook_uid: &str, delivery: &str) -> Option<String> {
     if index.delivered_to(webhook_uid, None) == 0 {
         return None;
@@ -34,7 +34,7 @@ pub fn event_of(index: &PageIndex, webhook_uid: &str, delivery: &str) -> Option<
         .find(|event| ids::delivery_name(webhook_uid, event) == delivery)
 }
 
-/// The Delivery to create, so that the controller sends a delivery in the event log again: see [`Delivery::is_request`].
+/// The Delivery to create so that the controller sends a delivery in the event log again: see [`Delivery::is_request`].
 pub fn request(logged: Delivery, webhook: &Webhook) -> Delivery {
     let mut request = logged.requested_again(webhook, String::new());
     request.spec.body.clear();
@@ -52,7 +52,7 @@ pub(super) fn keyed_request(
 ) -> Delivery {
     let (at, sequence) = (logged.spec.event_created_at, logged.spec.sequence);
     let mut delivery = request(logged, webhook);
-    // Lists are in this order.
+    // Lists are sorted by this order.
     set_event_order(&mut delivery.metadata, at, sequence);
     if let Some(idempotent) = idempotent {
         let done = idempotent.remember(&delivery, "");
@@ -62,7 +62,7 @@ pub(super) fn keyed_request(
     delivery
 }
 
-/// A request as it will be once the controller has completed it with what the log has.
+/// A request as it will be once the controller has completed it from the log.
 pub(super) fn completed(mut request: Delivery, logged: Delivery) -> Delivery {
     request.spec = logged.spec;
     request.status = logged.status;

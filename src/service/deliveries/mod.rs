@@ -58,17 +58,17 @@ use crate::{
     runtime::client::{bounded, next_page},
 };
 
-/// Deliveries per page of a list call, of their metadata alone.
+/// Deliveries per page of a list call that reads only metadata.
 const PAGE: u32 = 500;
 /// Deliveries per page of a list call with their bodies.
 const PAGE_WITH_BODIES: u32 = 100;
-/// Deliveries of a page that are read at the same time.
+/// Deliveries of a page that are read concurrently.
 const READS_AT_ONCE: usize = 8;
 /// How long a request may read deliveries in total.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Attempts to change a delivery that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
-/// The complaint about a page that is too deep.
+/// The error message for a page that is too deep.
 const TOO_DEEP: &str =
     "must not lead beyond the newest 10000 deliveries; use the filters status and event_type";
 /// The name of the kind in messages.
@@ -129,7 +129,7 @@ impl When {
         }
     }
 
-    /// As [`describe`](Self::describe), after "20 deliveries".
+    /// Like [`describe`](Self::describe), after "20 deliveries".
     pub const fn describe_many(self) -> &'static str {
         match self {
             Self::Now => "are being sent now",
@@ -141,15 +141,15 @@ impl When {
         }
     }
 
-    /// Whether it need not wait for a change of the webhook.
+    /// Whether it does not have to wait for a change of the webhook.
     pub const fn is_now(self) -> bool {
         !matches!(self, Self::OnceActive | Self::OnceEnabled | Self::OnceUnblocked)
     }
 }
 
 impl Service {
-    /// One page of a webhook's deliveries, newest first, without bodies, and their total number. `page` counts from 1. `None` as
-    /// the selection selects nothing. `invalid_input` if the page is too deep, but not past the end.
+    /// One page of a webhook's deliveries, newest first, without bodies, and their total number. `page` counts from 1. A selection of
+    /// `None` selects nothing. `invalid_input` if the page is too deep, but not past the end.
     pub async fn list_deliveries(
         &self,
         tenant: &Tenant,
@@ -169,7 +169,7 @@ impl Service {
             .map_err(|_| too_slow())?
     }
 
-    /// The deliveries of these events to a webhook, newest first, without bodies. `None` as the selection selects nothing.
+    /// The deliveries of these events to a webhook, newest first, without bodies. A selection of `None` selects nothing.
     pub async fn deliveries_of_events(
         &self,
         tenant: &Tenant,
@@ -255,7 +255,7 @@ impl Service {
         let mut newest = Newest::of(span.depth);
         let mut replaced = Replaced::default();
         let listed = if selection.has_logged() {
-            // Also one that is being sent again replaces what the log tells of it.
+            // Of any status: a Delivery that is being sent again also replaces its entry in the log.
             Selection {
                 status: None,
                 ..selection
@@ -340,7 +340,7 @@ impl Service {
         Ok((page, total))
     }
 
-    /// The delivery with this id, and its webhook; `not_found` if it does not belong to the webhook.
+    /// The delivery with this id, and its webhook; `not_found` if the delivery does not belong to the webhook.
     pub async fn delivery(
         &self,
         tenant: &Tenant,
@@ -354,7 +354,7 @@ impl Service {
         Ok((item, *delivery))
     }
 
-    /// Sends a delivery now, whatever its phase, once per idempotency key. One that is only in the event log becomes a Delivery.
+    /// Sends a delivery now, whatever its phase, once per idempotency key. If it is only in the event log, creates a Delivery.
     pub async fn redeliver(
         &self,
         tenant: &Tenant,
@@ -426,7 +426,7 @@ impl Service {
         Err(contended(WORD))
     }
 
-    /// The delivery with this id: the object, else what the event log has of it. `not_found` if it does not belong to the webhook.
+    /// The delivery with this id: the object, or else its entry in the event log. `not_found` if it does not belong to the webhook.
     async fn delivery_of(
         &self,
         tenant: &Tenant,
@@ -452,8 +452,8 @@ impl Service {
         Ok(Found::Logged(Box::new(delivery)))
     }
 
-    /// The Delivery of this name, if it belongs to the webhook. One that only asks to send one in the event log again is shown as
-    /// the controller will complete it; `None` if the log does not have it.
+    /// The Delivery with this name, if it belongs to the webhook. One that only requests sending a logged delivery again is shown as
+    /// the controller will complete it; `None` if the log does not have that delivery.
     async fn stored_delivery(&self, webhook: &Webhook, name: &str) -> Result<Option<Delivery>, Error> {
         let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), name).await?;
         let delivery = delivery.filter(|delivery| is_of(delivery, webhook) && !delivery.is_terminating());
@@ -464,8 +464,8 @@ impl Service {
             return Ok(None);
         };
         let page: Option<EventLog> = {
-            // As all who read pages, which are large. No caller has a permit for that yet: with two of them, requests could wait for
-            // each other.
+            // Like everyone who reads pages, which are large. No caller holds such a permit yet: if requests needed two of them, they could
+            // wait for each other.
             let reading = self.calls.long_read(webhook.namespace()).await?;
             let _turn = reading.turn().await?;
             self.calls.get(webhook.namespace(), page).await?
@@ -477,7 +477,7 @@ impl Service {
             .map(|(request, logged)| logged::completed(request, logged)))
     }
 
-    /// Reads these deliveries, without bodies, in this order; those that have ended or changed their status since are left out.
+    /// Reads these deliveries, without bodies, in this order. Leaves out those that were deleted or changed their status since.
     async fn read_all(
         &self,
         webhook: &Webhook,
@@ -501,7 +501,7 @@ impl Service {
         Ok(read.into_iter().flatten().collect())
     }
 
-    /// Passes the metadata of all selected deliveries of a webhook to `see`, in no order.
+    /// Passes the metadata of all selected deliveries of a webhook to `see`, in any order.
     async fn each_key(
         &self,
         reading: &LongRead<'_>,
@@ -529,7 +529,7 @@ impl Service {
         }
     }
 
-    /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in no order.
+    /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in any order.
     async fn each_delivery(
         &self,
         reading: &LongRead<'_>,
@@ -538,7 +538,7 @@ impl Service {
         cost: &Cost,
         mut see: impl FnMut(Vec<Delivery>),
     ) -> Result<(), Error> {
-        // `DeserializeGuard`, so that one that does not match its schema does not hide the others.
+        // `DeserializeGuard`, so that one delivery that does not match the schema does not hide the others.
         let api: Api<DeserializeGuard<Delivery>> = self.calls.api(webhook.namespace());
         let mut parameters = first_page(webhook, selection).limit(PAGE_WITH_BODIES);
         loop {
@@ -566,7 +566,7 @@ fn first_page(webhook: &Webhook, selection: Selection) -> ListParams {
         .limit(PAGE)
 }
 
-/// A delivery, and where it is.
+/// A delivery, and where it was found.
 enum Found {
     /// A Delivery.
     Stored(Box<Delivery>),
@@ -582,7 +582,7 @@ enum Shown {
     Logged(Box<Delivery>),
 }
 
-/// The Deliveries that were made from the event log, by the names of its pages. They replace what those tell of them.
+/// The Deliveries created from the event log, by the name of the page. They replace the entries on those pages.
 #[derive(Default)]
 struct Replaced(HashMap<String, HashSet<String>>);
 
@@ -594,7 +594,7 @@ impl Replaced {
         }
     }
 
-    /// The number of those made from a page. Account holders may say of any number of Deliveries that they are, so the names are derived
+    /// The number of Deliveries created from a page. Account holders may claim that of any number of Deliveries, so the names are derived
     /// from the events of the page, and only once.
     fn count_in(&self, page: &str, index: &PageIndex, webhook_uid: &str) -> usize {
         let Some(names) = self.0.get(page) else {
@@ -615,7 +615,7 @@ impl Replaced {
     }
 }
 
-/// The newest of the deliveries that were added.
+/// The newest of the deliveries added.
 struct Newest {
     most: usize,
     keys: BTreeSet<Place>,
@@ -646,7 +646,7 @@ fn without_body(mut delivery: Delivery) -> Delivery {
     delivery
 }
 
-/// The error of a request that takes too long.
+/// The error for a request that takes too long.
 fn too_slow() -> Error {
     Error::unavailable("reading the deliveries took too long; try again")
 }
@@ -661,8 +661,8 @@ fn attempt_nonce(delivery: &Delivery, now: Timestamp) -> String {
     nonce(now, &[&taken[0], &taken[1]])
 }
 
-/// The merge patch that requests an attempt now, whatever the delivery's phase. If an unfinished delivery is finished by the time
-/// the patch is applied, it stays as it is.
+/// The merge patch that requests an attempt now, whatever the delivery's phase. An unfinished delivery that is finished by the
+/// time the patch is applied stays as it is.
 pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
     let nonce = attempt_nonce(delivery, now);
     let mut metadata = json!({ "annotations": { ATTEMPT_REQUESTED_AT_ANNOTATION: nonce } });

@@ -28,8 +28,8 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// The label selector for the deliveries of a webhook. A delivery requested again still has its old phase label, but no
-    /// longer the label `finished`.
+    /// The label selector for the deliveries of a webhook. A delivery that was requested again still has its old phase label, but
+    /// the label `finished` was removed.
     pub(super) fn labels(self, webhook: &Webhook) -> String {
         let phase = match self.status {
             Some(phase) if phase.is_finished() => {
@@ -50,13 +50,13 @@ impl Selection {
         format!("{WEBHOOK_LABEL}={}{phase}{event_type}", webhook.name())
     }
 
-    /// Whether it may include deliveries in the event log: those have been delivered.
+    /// Whether the selection may include deliveries in the event log, all of which were delivered.
     pub(super) fn has_logged(self) -> bool {
         self.status
             .is_none_or(|status| status == DeliveryPhase::Delivered)
     }
 
-    /// As [`Self::has`], of what the label selector has found, by its metadata.
+    /// Like [`Self::has`], but judges what the label selector has found by its metadata.
     pub(super) fn has_key(self, metadata: &ObjectMeta, webhook: &Webhook) -> bool {
         let label = |name: &str| metadata.labels.as_ref().and_then(|labels| labels.get(name));
         let is_finished = label(FINISHED_LABEL).is_some();
@@ -93,7 +93,7 @@ pub(super) fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
     delivery.spec.webhook == webhook.name() && is_owned(&delivery.metadata, webhook)
 }
 
-/// Whether it can be addressed, and does not belong to a deleted webhook of the same name, perhaps of a former account.
+/// Whether the delivery has an id, and does not belong to a deleted webhook of the same name, perhaps of a former account.
 fn is_owned(metadata: &ObjectMeta, webhook: &Webhook) -> bool {
     let mut owners = metadata.owner_references.iter().flatten();
     let name = metadata.name.as_deref().unwrap_or_default();
@@ -102,7 +102,7 @@ fn is_owned(metadata: &ObjectMeta, webhook: &Webhook) -> bool {
         && owners.all(|owner| owner.kind != Webhook::kind(&()) || owner.uid == webhook.uid())
 }
 
-/// The phase that answers show: a delivery that was requested again is pending at once.
+/// The phase shown in answers: a delivery that was requested again is pending at once.
 pub fn shown_phase(delivery: &Delivery) -> DeliveryPhase {
     match &delivery.status {
         Some(status) if !status.phase.is_finished() || delivery.is_finished() => status.phase,
@@ -117,7 +117,7 @@ pub fn next_attempt(delivery: &Delivery) -> Option<Timestamp> {
     status.next_attempt_at
 }
 
-/// When there was something to deliver: the time of the event, since the object may be written only after the first attempt.
+/// When the delivery came into being: the time of the event, since the object may be written only after the first attempt.
 pub fn created_at(delivery: &Delivery) -> Timestamp {
     delivery.spec.event_created_at
 }
@@ -248,7 +248,7 @@ mod tests {
         ] {
             assert_eq!(shown_phase(&delivery(is, finished)), expected, "{is} {finished}");
         }
-        // What a list sees of their metadata comes to the same.
+        // What a list derives from their metadata is the same.
         for (phase, finished, expected) in [
             (Some("held"), false, DeliveryPhase::Held),
             (Some("delivered"), true, DeliveryPhase::Delivered),

@@ -1,4 +1,4 @@
-//! Which events of a log a request asks for.
+//! Selects the events of a log that a request asks for.
 
 use std::borrow::Cow;
 
@@ -12,14 +12,14 @@ use crate::{
     service::id::InstanceId,
 };
 
-/// The filters of a request for events. Each event is selected that matches all.
+/// The filters of a request for events. Events must match all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventFilter {
-    /// Their type.
+    /// The type of the events.
     pub event_type: Option<EventType>,
-    /// The instance that they are about.
+    /// The instance that the events are about.
     pub instance: Option<InstanceId>,
-    /// They happened at this time or later.
+    /// The events happened at this time or later.
     pub since: Option<Timestamp>,
 }
 
@@ -50,7 +50,7 @@ impl EventFilter {
     }
 }
 
-/// Whether the body of an event has this instance in its data.
+/// Whether the data in the body of an event has this instance.
 fn is_about(body: &str, instance: &str) -> bool {
     instance_of(body).is_some_and(|found| found.id == instance)
 }

@@ -30,15 +30,15 @@ use crate::resources::{EventLog, LoggedEvent};
 
 /// How long a request may read the log in total.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// The complaint about a page that is too deep.
+/// The error message for a page that is too deep.
 const TOO_DEEP: &str =
     "must not lead beyond the newest 10000 events; use the filters type, instance_id and since";
 /// The name of the kind in messages.
 const WORD: &str = "event";
 
 impl Service {
-    /// One page of an account's events, newest first, as the bodies that receivers get; and their total number. `page` is counted
-    /// from 1. `None` as the filter selects nothing. `invalid_input` if the page is too deep, but not past the end; `not_found`
+    /// One page of an account's events, newest first, as the bodies that receivers get, and their total number. `page` counts
+    /// from 1. A filter of `None` selects nothing. `invalid_input` if the page is too deep, but not past the end; `not_found`
     /// if events are not logged.
     pub async fn list_events(
         &self,
@@ -131,7 +131,7 @@ impl Service {
             span.check(total, TOO_DEEP)?;
             return Ok((shown, total));
         }
-        // Of the pages that reach back beyond `since`, only the contents tell how many events match.
+        // For pages that reach back beyond `since`, only the contents tell how many events match.
         let mut contents =
             std::pin::pin!(pages.read(cut.iter().map(|page| page.name.clone()).collect::<Vec<_>>()));
         for page in &mut cut {
@@ -160,7 +160,7 @@ pub fn place(event: &LoggedEvent) -> Place {
     (Reverse((event.created_at, event.sequence)), event.id.clone())
 }
 
-/// The answer of an installation that logs no events.
+/// The error for an installation that logs no events.
 pub fn not_logged() -> Error {
     Error::new(
         ErrorKind::NotFound,
@@ -168,7 +168,7 @@ pub fn not_logged() -> Error {
     )
 }
 
-/// The error of a request that takes too long.
+/// The error for a request that takes too long.
 fn too_slow() -> Error {
     Error::unavailable("reading the events took too long; try again")
 }

@@ -1,4 +1,4 @@
-//! Reads the pages of an account's event log: the metadata of all, and the contents of single ones.
+//! Reads the pages of an account's event log: the metadata of all, and the contents of individual pages.
 
 use std::{cmp::Reverse, ops::ControlFlow};
 
@@ -28,7 +28,7 @@ const PAGE: u32 = 500;
 const READS_AT_ONCE: usize = 4;
 
 /// The pages of an account, readable only with a permit to read many objects: a list of pages takes some MiB, and so do the
-/// contents of some.
+/// contents of a few.
 pub struct Pages<'a> {
     calls: &'a ApiCalls,
     namespace: &'a str,
@@ -50,7 +50,7 @@ pub struct ListedPage {
 }
 
 impl ListedPage {
-    /// Whether it was written before all that happened at `since` or later, and so were the pages listed after it.
+    /// Whether this page and those listed after it were written before everything that happened at `since` or later.
     pub fn is_before(&self, since: Timestamp) -> bool {
         let since = since.saturating_sub(CLOCKS_DIFFER).unwrap_or(Timestamp::MIN);
         [written_at(&self.name), self.created]
@@ -59,7 +59,7 @@ impl ListedPage {
     }
 }
 
-/// A page of which some events are selected.
+/// A page with selected events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selected {
     /// Its name.
@@ -69,8 +69,8 @@ pub struct Selected {
 }
 
 impl<'a> Pages<'a> {
-    /// The pages of an account that were written at `since` or later. The operator deletes older ones only every few minutes. Waits
-    /// for a permit to read them.
+    /// The pages of an account that were written at `since` or later; older ones may still exist, since the operator deletes them only
+    /// every few minutes. Waits for a permit to read the pages.
     pub async fn of(
         calls: &'a ApiCalls,
         tenant: &'a Tenant,
@@ -97,12 +97,12 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// The permit with which they are read.
+    /// The permit to read the pages.
     pub fn reading(&self) -> &LongRead<'a> {
         &self.reading
     }
 
-    /// Passes the pages to `see`, in the order in which they were written, newest first, until it breaks.
+    /// Passes the pages to `see`, newest first by the time they were written, until it breaks.
     pub async fn each(&self, mut see: impl FnMut(ListedPage) -> ControlFlow<()>) -> Result<(), Error> {
         let api: Api<EventLog> = self.calls.api(self.namespace);
         let mut parameters = ListParams::default().limit(PAGE);
@@ -113,12 +113,12 @@ impl<'a> Pages<'a> {
                 bounded(api.list_metadata(&parameters)).await
             };
             let list = match listed {
-                // An upgrade has not installed the kind yet, so there are no pages.
+                // During an upgrade, the kind may not be installed yet, so there are no pages.
                 Err(error) if error.is_not_found() => return Ok(()),
                 listed => listed?,
             };
             for object in list.items {
-                // By the API server's clock, as the operator deletes them.
+                // By the API server's clock, like the operator when it deletes them.
                 let created = origin::created_at(&object.metadata);
                 if created.is_some_and(|created| created < self.since) {
                     continue;
@@ -139,7 +139,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// The name of the newest page of whose index `wanted` returns something, and that.
+    /// The name of the newest page for whose index `wanted` returns something, and what it returns.
     pub async fn find<T>(
         &self,
         mut wanted: impl FnMut(&PageIndex) -> Option<T>,
@@ -167,7 +167,7 @@ impl<'a> Pages<'a> {
         Ok(page.filter(|page| page.spec.account == self.account))
     }
 
-    /// The contents of pages, in this order, a few of them read at once; `None` for each that has been deleted.
+    /// The contents of pages, in this order, a few of them read concurrently; `None` for each that has been deleted.
     pub fn read(
         &self,
         names: impl IntoIterator<Item = String>,
@@ -249,8 +249,8 @@ mod tests {
         page
     }
 
-    /// An API server with these pages, one in each answer to a list, and the paths of the requests that it gets. A page with an
-    /// event of second 0 is listed, but gone when it is read.
+    /// An API server with these pages, one per answer to a list, and the paths of the requests that it receives. A page with an
+    /// event of second 0 is listed, but is gone when it is read.
     fn server(pages: Vec<EventLog>) -> (Client, Arc<Mutex<Vec<String>>>) {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let requests = seen.clone();
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(listed(30).await, [30]);
         assert_eq!(cost.requests(), 0);
         assert_eq!(listed(0).await, [30, 12]);
-        // Of the list, two more pages had to be read.
+        // Two more pages of the list had to be read.
         assert_eq!(cost.requests(), 2);
         assert_eq!(requests.lock().len(), 1 + 3);
     }
@@ -341,7 +341,7 @@ mod tests {
             pages.find(|index| index.has("evt_unknown").then_some(())).await
         });
         let answering = async {
-            // As many as are let through arrive before the first is answered.
+            // All requests that are let through arrive before the first is answered.
             for _ in 0..1000 {
                 tokio::task::yield_now().await;
             }
@@ -413,7 +413,7 @@ mod tests {
 
     #[tokio::test]
     async fn pages_are_merged_as_they_are_read_and_one_that_is_gone_is_skipped() {
-        // In another order than that of their times.
+        // Not in the order of their times.
         let all = vec![
             page("u", &[11, 17]),
             page("u", &[0, 13]),

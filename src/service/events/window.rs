@@ -1,7 +1,7 @@
-//! Which segments of a list a page of it needs, and how their items are merged. Pure.
+//! Which segments of a list are needed for a page, and how their items are merged. Pure.
 //!
-//! The list is in the order of events, newest first. A segment holds some of its items, of which only the number and the range
-//! of times are known; segments may overlap. Segments that certainly lie before or after the page are never read.
+//! The list is in the order of events, newest first. A segment holds some of its items; only their number and the range of their
+//! times are known. Segments may overlap. Segments that certainly lie before or after the page are never read.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use crate::service::error::{Detail, Error};
 
-/// How deep a list can be paged into: of each item up to there, a request may keep its key in memory.
+/// How deep a list can be paged into. A request may keep the keys of all items up to there in memory.
 const DEEPEST: usize = 10_000;
 
 /// The place of an item in a list: newest first by time and sequence number, then by id.
@@ -20,12 +20,12 @@ pub type Place = (Reverse<(Timestamp, i64)>, String);
 pub struct Span {
     /// Items before it.
     pub skip: usize,
-    /// Items up to its end; none if that is deeper than `DEEPEST`.
+    /// Items up to its end; 0 if that is deeper than `DEEPEST`.
     pub depth: usize,
 }
 
 impl Span {
-    /// The span of a page, counted from 1, of `limit` items.
+    /// The span of a page of `limit` items. `page` counts from 1.
     pub fn of(page: u64, limit: usize) -> Self {
         let skip = usize::try_from(page.saturating_sub(1))
             .unwrap_or(usize::MAX)
@@ -37,7 +37,7 @@ impl Span {
         }
     }
 
-    /// `invalid_input` with this complaint if the page is too deep, unless it lies past the end of the list.
+    /// `invalid_input` with this message if the page is too deep, unless it lies past the end of the list.
     pub fn check(self, total: usize, too_deep: &'static str) -> Result<(), Error> {
         if self.depth == 0 && self.skip < total {
             let complaint = Detail::new("page", "invalid_value", too_deep);
@@ -58,22 +58,22 @@ pub struct Segment {
     pub count: usize,
 }
 
-/// What a page of a list needs.
+/// What is needed for a page of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Number of the items in segments that lie before the page.
     pub before: usize,
-    /// Indices of the segments that may have items on the page. No other segment has.
+    /// Indices of the segments that may have items on the page. No others have any.
     pub needed: Vec<usize>,
 }
 
-/// What a page of the list that consists of these segments needs.
+/// Plans a page of the list that consists of these segments.
 pub fn plan(segments: &[Segment], span: Span) -> Plan {
     let starts = Counts::of(segments.iter().map(|segment| (segment.from, segment.count)));
     let ends = Counts::of(segments.iter().map(|segment| (segment.to, segment.count)));
     let mut plan = Plan::default();
     for (index, segment) in segments.iter().enumerate() {
-        // Items of the same time may be in any order.
+        // Items with the same time may be in any order.
         let up_to_its_last = ends.since(segment.from);
         let ahead_of_its_first = starts.after(segment.to);
         if up_to_its_last <= span.skip {
@@ -85,11 +85,11 @@ pub fn plan(segments: &[Segment], span: Span) -> Plan {
     plan
 }
 
-/// Numbers of items by time, for sums over all later ones.
+/// Numbers of items by time, to sum up all later ones.
 struct Counts {
     /// Sorted.
     times: Vec<Timestamp>,
-    /// Items from each of the times on; one longer, with 0 at the end.
+    /// Number of items from each of these times on; one element longer, with 0 at the end.
     sums: Vec<usize>,
 }
 
@@ -114,20 +114,20 @@ impl Counts {
     }
 }
 
-/// Puts items that arrive roughly in order in order, and keeps those on the page.
+/// Sorts items that arrive roughly in order, and keeps those on the page.
 pub struct Merge<T> {
-    /// Items left before the page.
+    /// Number of items still to skip before the page.
     skip: usize,
-    /// Items left on the page.
+    /// Number of items still missing on the page.
     wanted: usize,
-    /// Items that others may still have to go before.
+    /// Items that items yet to be added may precede.
     waiting: BTreeMap<Place, T>,
     shown: Vec<T>,
     total: usize,
 }
 
 impl<T> Merge<T> {
-    /// For the page at `span`, if `before` items before it are not added.
+    /// A merge for the page at `span`, if `before` of the items before it are not added.
     pub fn new(span: Span, before: usize) -> Self {
         Self {
             skip: span.skip.saturating_sub(before),
@@ -149,7 +149,7 @@ impl<T> Merge<T> {
         }
     }
 
-    /// No item that is still to be added is later than `newest`; `None` if all have been added.
+    /// Declares that no item still to be added is later than `newest`; `None` if all have been added.
     pub fn settle(&mut self, newest: Option<Timestamp>) {
         while let Some(first) = self.waiting.first_entry() {
             let (Reverse((time, _)), _) = first.key();
@@ -279,7 +279,7 @@ mod tests {
                 .enumerate()
                 .map(|(segment, items)| {
                     let place = |(n, (second, sequence)): (usize, (i64, i64))| {
-                        // Ids in another order than segments.
+                        // Ids in a different order than segments.
                         (Reverse((at(second), sequence)), format!("{}-{n}", (segment * 7) % 5))
                     };
                     items.into_iter().enumerate().map(place).map(|(key, id)| (key, format!("{id}-{segment}"))).collect()

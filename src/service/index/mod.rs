@@ -109,7 +109,7 @@ pub trait Index: Send + Sync + 'static {
     /// The object with this id. If two objects have the id, the one whose name it is.
     fn get(&self, namespace: &str, id: <Self::Item as Indexed>::Id) -> Option<Arc<Self::Item>>;
 
-    /// Replaces the content with these objects.
+    /// Replaces the contents with these objects.
     fn replace(&self, objects: &[Arc<ObjectOf<Self>>]);
 
     /// Adds or updates an object that is not being deleted.

@@ -1,4 +1,4 @@
-//! An index sorted newest first, without filters, for kinds of which an account has tens of objects, not thousands.
+//! An index sorted newest first, without filters, for kinds with tens of objects per account, not thousands.
 
 use std::{
     cmp::Reverse,
@@ -55,7 +55,7 @@ impl<T: Indexed> OrderedIndex<T> {
             .map_or(0, |namespace| namespace.ordered.len())
     }
 
-    /// One page of the objects that match, newest first, and their total number. `page` counts from 1. Looks at all objects of the
+    /// One page of the objects that match, newest first, and their total number. `page` counts from 1. Scans all objects of the
     /// namespace.
     pub fn page_of(
         &self,

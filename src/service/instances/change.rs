@@ -18,7 +18,7 @@ pub struct InstanceChange {
     pub reboot: Option<bool>,
     /// The new name.
     pub name: Option<String>,
-    /// The new tags; they replace all present ones.
+    /// The new tags; they replace all current ones.
     pub tags: Option<Vec<String>>,
     /// Whether the instance is backed up daily.
     pub backup_enabled: Option<bool>,

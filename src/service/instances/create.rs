@@ -29,7 +29,7 @@ pub fn duration_in_words(duration: Duration) -> String {
         _ => ("hour", 3600.0),
     };
     let (least, most) = match (seconds / length).floor() {
-        // Half seconds do not matter.
+        // Ignore half seconds.
         _ if unit == "second" => (seconds.ceil(), seconds.ceil()),
         floor => (floor, (seconds / length).ceil()),
     };

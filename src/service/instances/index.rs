@@ -39,8 +39,8 @@ pub struct IndexedInstance {
     detail: Rendered<Box<CachedDetail>>,
 }
 
-/// What is rendered once for all who ask for it again. The first to ask does not have it kept: a client that reads everything
-/// once would fill the memory.
+/// A rendering that is kept from the second request on. The first one is not kept: a client that reads everything once would
+/// fill the memory.
 #[derive(Debug)]
 struct Rendered<T> {
     kept: OnceLock<T>,
@@ -110,8 +110,8 @@ impl Indexed for IndexedInstance {
 }
 
 impl IndexedInstance {
-    /// The detail as serialized by `render`, kept for each version from the second time on, since waiting clients poll it. Only
-    /// the REST facade may use it: a result is kept, whoever calls.
+    /// The detail as serialized by `render`, kept per version from the second call on, since waiting clients poll it. Only
+    /// the REST facade may use it: every caller gets what was kept.
     pub fn cached_detail(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> Cow<'_, Box<CachedDetail>> {
         self.detail.get(|| {
             Box::new(CachedDetail {
@@ -121,7 +121,7 @@ impl IndexedInstance {
         })
     }
 
-    /// The list item as serialized by `render`, kept like the detail. For the REST facade only, too.
+    /// The list item as serialized by `render`, kept like the detail; also for the REST facade only.
     pub fn cached_list_item(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> Cow<'_, Box<[u8]>> {
         self.list_item.get(|| render(self).into_boxed_slice())
     }
@@ -174,7 +174,7 @@ pub struct Filter<'a> {
     pub name: Option<&'a str>,
     /// A tag, exactly.
     pub tag: Option<&'a str>,
-    /// A part of the display name, of the id or of an address. Capital and small letters of ASCII count alike.
+    /// A part of the display name, of the id or of an address. The case of ASCII letters is ignored.
     pub search: Option<&'a str>,
 }
 
@@ -184,7 +184,7 @@ impl Filter<'_> {
         self.name.is_some() || self.tag.is_some() || self.search.is_some()
     }
 
-    /// Whether an instance has the name, the tag and what is searched for.
+    /// Whether an instance matches the name, the tag and the search.
     fn finds(&self, item: &IndexedInstance) -> bool {
         let instance = &item.instance;
         self.name.is_none_or(|name| name == instance.display_name())
@@ -331,7 +331,7 @@ struct Namespace {
     derived: HashMap<InstanceId, u32>,
     lists: Lists,
     regions: HashMap<Box<str>, Lists>,
-    /// Those with alerts in their status.
+    /// Slots of the instances with alerts in their status.
     alerting: BTreeSet<u32>,
 }
 

@@ -33,7 +33,7 @@ pub struct RestorableBackup {
 }
 
 impl RestorableBackup {
-    /// The backup, unless it is not completed.
+    /// The backup, if it is completed.
     pub fn of(backup: &Backup) -> Option<Self> {
         let source = backup.status.as_ref()?.source.as_ref()?;
         (backup.phase() == BackupPhase::Completed).then(|| Self {
@@ -46,7 +46,7 @@ impl RestorableBackup {
 }
 
 impl Installation {
-    /// Requests the installation in the spec of an instance that has a disk of this size in GB; `invalid_input` if the backup does
+    /// Requests the installation in the spec of an instance whose disk has this size in GB; `invalid_input` if the backup does
     /// not fit on it.
     pub fn request(&self, spec: &mut InstanceSpec, disk_gb: i32) -> Result<(), Error> {
         match self {
@@ -80,7 +80,7 @@ pub fn disk_of(instance: &Instance) -> i32 {
         .unwrap_or_else(|| plan.size().disk_gb)
 }
 
-/// The refusal of a backup that cannot be restored.
+/// The error for a backup that cannot be restored.
 pub fn wrong_backup(message: impl Into<Cow<'static, str>>) -> Error {
     Error::invalid(vec![Detail::new("backup", "invalid_value", message)])
 }

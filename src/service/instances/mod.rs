@@ -105,7 +105,7 @@ impl Service {
         let disk = spec.plan.size().disk_gb;
         installation.request(&mut spec, disk)?;
         let keyed = KeyedCreate::of(request, &tenant.uid)?;
-        // As for webhooks: the ResourceQuota decides. While Kubernetes still counts instances whose deletion is in progress,
+        // As for webhooks, the ResourceQuota decides. While Kubernetes still counts instances whose deletion is in progress,
         // this lets the create wait.
         let has_room = || {
             tenant.check_not_terminating()?;
@@ -199,8 +199,8 @@ impl Service {
         })
     }
 
-    /// The write of a spec, and of the requests that have been `done`. Annotations say when the spec of an instance changed of
-    /// which the API server does not track it, and in which trace.
+    /// Builds the write of a spec, and of the completed requests if they are in `done`. Annotations say when the spec changed, if the
+    /// API server does not track that, and in which trace it changed.
     fn write(
         &self,
         item: &IndexedInstance,

@@ -1,5 +1,5 @@
-//! One-time sign-in links to the console. An administrator creates one for an account: an ApiKey whose key nobody knows, with an
-//! annotation that holds the digest of the link's token. Opening the link removes the annotation, and so starts a session.
+//! One-time sign-in links to the console. An administrator creates a link for an account: an ApiKey whose key nobody knows, with an
+//! annotation that holds the digest of the link's token. Opening the link removes the annotation and thereby starts a session.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::{
 
 /// How long a link works.
 pub const LINK_LASTS: SignedDuration = SignedDuration::from_mins(15);
-/// How long the ApiKey of a link works, and so the session that the link begins.
+/// How long the ApiKey of a link works, and with it the session that the link starts.
 pub const KEY_LASTS: SignedDuration = SignedDuration::from_hours(12);
 /// Characters of a token: 256 bits.
 const TOKEN: usize = 43;
@@ -46,13 +46,13 @@ pub fn new_link(account_uid: &str, now: Timestamp) -> (String, ConsoleLink) {
 }
 
 impl Service {
-    /// Uses the link of an ApiKey, once: the first who does so with its token gets the rights of the ApiKey. `Unauthorized` if it has been
-    /// used, is too old, or never was.
+    /// Uses the link of an ApiKey, once: the first caller with its token gets the rights of the ApiKey. `Unauthorized` if the link has
+    /// been used, is too old, or never existed.
     pub async fn use_console_link(&self, account: &str, key: &str, token: &str) -> Result<Credential, Error> {
         let tenant = self.credentials.account_named(account).ok_or_else(refused)?;
         let mut object = match self.credentials.get(&tenant.namespace, key) {
             Some(object) => object,
-            // The link may be as new as that.
+            // The link may be too new for the index.
             None => self.fetch_linked(&tenant, key).await?,
         };
         for _ in 0..MAX_ATTEMPTS {
@@ -101,7 +101,7 @@ fn check(object: &ApiKey, tenant: &Tenant, token: &str, now: Timestamp) -> Resul
     }
 }
 
-/// The same for every reason, so that nothing can be learnt from it.
+/// The same error for every reason, so that nothing can be learnt from it.
 fn refused() -> Error {
     Error::new(
         ErrorKind::Unauthorized,

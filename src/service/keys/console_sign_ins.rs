@@ -1,5 +1,5 @@
 //! Sign-ins to the console through OpenID Connect. Each has an ApiKey whose key nobody knows, so that the sign-in can be listed and revoked
-//! like any other key, and ends with it.
+//! like any other key, and ends when that key does.
 
 use std::{
     collections::BTreeMap,
@@ -22,9 +22,9 @@ use crate::{
     },
 };
 
-/// Sign-ins of one account at the same time, as far as its quota of keys has room for them; a further one ends the oldest.
+/// Maximum number of concurrent sign-ins to one account, as far as its quota of keys has room for them; another one ends the oldest.
 const MOST: usize = 10;
-/// How long the quota of Kubernetes may take to notice that a key has gone.
+/// How long the quota of Kubernetes may take to notice that a key is gone.
 const NOTICED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Service {
@@ -68,7 +68,7 @@ impl Service {
         self.credentials.resume(&identity, self.now())
     }
 
-    /// Ends a sign-in, if the key belongs to one: nobody can use it again.
+    /// Ends a sign-in, if the key belongs to one. Nobody can use the key again.
     pub async fn end_sign_in(&self, credential: &Credential) -> Result<(), Error> {
         if !credential.is_sign_in() {
             return Ok(());

@@ -1,6 +1,6 @@
 //! API keys: list, create, revoke. Only the digest of a key is stored, so a key can be shown only once.
 //!
-//! - [`console_links`]: one-time links that sign in to the console; [`console_sign_ins`]: those through OpenID Connect.
+//! - [`console_links`]: one-time links that sign in to the console; [`console_sign_ins`]: sign-ins through OpenID Connect.
 
 pub mod console_links;
 pub mod console_sign_ins;
@@ -37,11 +37,11 @@ const WORD: &str = "API key";
 pub struct CreatedKey {
     /// The object.
     pub object: Arc<ApiKey>,
-    /// The key itself; `None` if an earlier request with the same idempotency key created it and has shown it.
+    /// The key itself; `None` if an earlier request with the same idempotency key created it and showed it.
     pub key: Option<String>,
 }
 
-/// A new key of the Account with this UID, and the spec of its object.
+/// A new key for the Account with this UID, and the spec of its object.
 pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
     let key = api_key::random_key(account_uid);
     let spec = ApiKeySpec {
@@ -56,12 +56,12 @@ pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>
 }
 
 impl Service {
-    /// One page of an account's keys, newest first, and how many there are in all. `page` counts from 1.
+    /// One page of an account's keys, newest first, and their total number. `page` counts from 1.
     pub fn list_keys(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<ApiKey>>, usize) {
         self.credentials.page(namespace, page, limit)
     }
 
-    /// The key with this name; `not_found` for one that is not in the namespace.
+    /// The key with this name; `not_found` if it is not in the namespace.
     pub async fn key(&self, namespace: &str, name: Option<&str>) -> Result<Arc<ApiKey>, Error> {
         let name = name.ok_or_else(unknown)?;
         match self.credentials.get(namespace, name) {
@@ -76,7 +76,7 @@ impl Service {
         Ok(Arc::new(key))
     }
 
-    /// Creates a key, once for each idempotency key.
+    /// Creates a key, once per idempotency key.
     pub async fn create_key(
         &self,
         tenant: &Tenant,
@@ -125,7 +125,7 @@ impl Service {
                     });
                 }
                 (Err(error), Some(request)) if error.is_conflict() => {
-                    // Another replica has created the key. If it was revoked since, its name is free again.
+                    // Another replica has created the key. If it has been revoked since, its name is free again.
                     if let Some(object) = self.calls.get(namespace, &name).await? {
                         return replayed(Arc::new(object), request);
                     }
@@ -136,8 +136,8 @@ impl Service {
         Err(contended(WORD))
     }
 
-    /// Creates the object of a new key. If that is refused after an earlier try has stored it, this returns what is stored: the client
-    /// repeats what the API server answers with 503 or 504.
+    /// Creates the object of a new key. If that is refused although an earlier attempt stored it, returns what is stored: the client
+    /// retries when the API server answers 503 or 504.
     async fn store_key(&self, namespace: &str, object: &ApiKey) -> Result<ApiKey, CallError> {
         let refusal = match self.calls.create(namespace, object).await {
             Err(refusal) if refusal.status().is_some() => refusal,

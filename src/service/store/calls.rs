@@ -19,17 +19,17 @@ use crate::{
     service::index::Object,
 };
 
-/// How many calls to make at the same time (decisions, section 8). The API server's default limit for all clients is 400 reads
+/// Maximum number of concurrent calls (decisions, section 8). The API server's default limit for all clients is 400 reads
 /// and 200 writes.
 pub const MAX_CALLS: usize = 128;
-/// How long a call may wait for its turn. Shorter than the timeouts of most clients, so that they learn why.
+/// How long a call may wait for its turn. Shorter than the timeouts of most clients, so that they learn the reason.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// Requests of one account that read many objects, at the same time.
+/// Maximum number of concurrent requests of one account that read many objects.
 const LONG_READS_PER_ACCOUNT: usize = 2;
-/// How many of all accounts' are reading a page at the same time, which they then have in memory.
+/// How many of these requests, over all accounts, may read a page at the same time. Each then has a page in memory.
 const PAGES_AT_ONCE: usize = 16;
 
-/// The API server, for objects of any kind. Accounts, which are known by their namespaces, take turns.
+/// The API server, for objects of any kind. Accounts, which are identified by their namespaces, take turns.
 pub struct ApiCalls {
     client: Client,
     permits: Arc<FairPermits>,
@@ -39,7 +39,7 @@ pub struct ApiCalls {
 }
 
 impl ApiCalls {
-    /// Calls through `client`, at most `at_once` at a time, and half of them for one account.
+    /// Calls through `client`, at most `at_once` at a time, half of them for any one account.
     pub fn new(client: Client, at_once: usize) -> Self {
         Self {
             client,
@@ -63,8 +63,8 @@ impl ApiCalls {
         self.in_time(&self.permits, namespace).await
     }
 
-    /// Waits until the account may read many objects page by page, or change them; hold it to the end. Each page needs a turn, and each
-    /// call a permit of its own.
+    /// Waits until the account may read many objects page by page, or change them; hold the result to the end. Each page needs a
+    /// turn, and each call a permit of its own.
     pub async fn long_read<'a>(&'a self, namespace: &'a str) -> Result<LongRead<'a>, CallError> {
         Ok(LongRead {
             calls: self,
@@ -121,9 +121,9 @@ impl ApiCalls {
         bounded(self.api(namespace).patch_status(name, &parameters, &patch)).await
     }
 
-    /// Deletes the object with this UID; with `exactly` only in this version. Returns the terminating object if a finalizer
-    /// delays the deletion. One that does not exist has been deleted, perhaps by an earlier try of this call: the client repeats what
-    /// the API server answers with 503 or 504.
+    /// Deletes the object with this UID; with `exactly`, only this version. Returns the terminating object if a finalizer
+    /// delays the deletion. An object that does not exist counts as deleted, perhaps by an earlier attempt of this call: the client
+    /// retries when the API server answers 503 or 504.
     pub async fn delete<K: Object>(&self, object: &K, exactly: bool) -> Result<Option<K>, CallError> {
         let metadata = object.meta();
         let parameters = DeleteParams {
@@ -142,7 +142,7 @@ impl ApiCalls {
     }
 }
 
-/// The permission of an account to read many objects page by page.
+/// An account's permission to read many objects page by page.
 pub struct LongRead<'a> {
     calls: &'a ApiCalls,
     namespace: &'a str,
@@ -150,7 +150,7 @@ pub struct LongRead<'a> {
 }
 
 impl LongRead<'_> {
-    /// Waits for the account's turn to read a page. Give it back before the next one: others may be waiting.
+    /// Waits for the account's turn to read a page. Release it before the next page: others may be waiting.
     pub async fn turn(&self) -> Result<Permit, CallError> {
         self.calls.in_time(&self.calls.pages, self.namespace).await
     }

@@ -47,8 +47,8 @@ impl<I: PublicId> KeyedCreate<I> {
     }
 }
 
-/// The annotations of an object that the controllers act on: the digest of the request that creates it, if it has an `Idempotency-Key`,
-/// and its trace, if it has one.
+/// The annotations of an object that the controllers act on: the digest of the request that creates the object, if the request has
+/// an `Idempotency-Key`, and its trace, if it has one.
 pub fn annotations(request_hash: Option<String>) -> Option<BTreeMap<String, String>> {
     let hash = request_hash.map(|hash| (REQUEST_HASH_ANNOTATION, hash));
     let trace = traces::current().map(|parent| (TRACEPARENT_ANNOTATION, parent));
@@ -60,7 +60,7 @@ pub fn annotations(request_hash: Option<String>) -> Option<BTreeMap<String, Stri
     (!annotations.is_empty()).then_some(annotations)
 }
 
-/// How long a create waits for Kubernetes to compute a new quota, or to count the end of a deletion; and how often it tries.
+/// How long a create waits for Kubernetes to compute a new quota or to count the end of a deletion, and how often it retries.
 pub(super) const QUOTA_TIMEOUT: Duration = Duration::from_secs(4);
 const QUOTA_POLL: Duration = Duration::from_millis(200);
 
@@ -74,7 +74,8 @@ pub struct Created<E> {
 
 impl<X: Index> Store<X> {
     /// Creates the object that `build` returns for a name and the digest of the request's body, or finds the object that the
-    /// same request has created before. `idempotency_key_reused` if the key was used with another body, `conflict` while the object is being deleted.
+    /// same request created before. `idempotency_key_reused` if the key was used with another body, `conflict` while the object is
+    /// being deleted.
     pub async fn create_once(
         &self,
         namespace: &str,
@@ -111,7 +112,7 @@ impl<X: Index> Store<X> {
                 Err(refusal) => refusal,
             };
             let is_taken = refusal.is_already_exists();
-            // Whatever the API server's objection (a quota used up by the first request, say), the first request's object may
+            // Whatever the API server objects to (say, a quota that the first request used up), the first request's object may
             // exist.
             if refusal.status().is_some() {
                 let created = match keyed {
@@ -143,8 +144,8 @@ impl<X: Index> Store<X> {
 }
 
 impl<X: Index> Store<X> {
-    /// The object that an earlier request with the same key has created. `idempotency_key_reused` if that had another body, `conflict` while the object is
-    /// being deleted.
+    /// The object that an earlier request with the same key created. `idempotency_key_reused` if that request had another body,
+    /// `conflict` while the object is being deleted.
     pub async fn created_by(
         &self,
         namespace: &str,
@@ -166,8 +167,8 @@ impl<X: Index> Store<X> {
         }
     }
 
-    /// The object with this random name. Nobody else can have known the name, so it is what an earlier try of this create has made: the
-    /// client repeats what the API server answers with 503 or 504, which may have been carried out nevertheless.
+    /// The object with this random name. Nobody else can have known the name, so an earlier attempt of this create made it: the client
+    /// retries when the API server answers 503 or 504, although it may have carried out the request.
     async fn created_before(&self, namespace: &str, name: &str) -> Result<Option<Created<X::Item>>, Error> {
         let Some(object) = self.get(namespace, name).await? else {
             return Ok(None);
@@ -237,7 +238,7 @@ mod tests {
         }
     }
 
-    /// The outcome of a create in a namespace with a new quota, which the API server has computed after so many attempts; and
+    /// The outcome of a create in a namespace with a new quota, which the API server computes after this many attempts, and
     /// the number of attempts made.
     async fn create_under_new_quota(
         computed_after: usize,

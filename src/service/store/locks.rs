@@ -7,7 +7,7 @@ use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
 use crate::runtime::client::CallError;
 
-/// How long a request may wait for those before it that change the same object, or have the same key: all of one account. It is
+/// How long a request may wait for earlier ones that change the same object or have the same key, all of one account. It is
 /// longer than the wait for a permit, because forty changes of one object take seconds on a busy cluster.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
@@ -26,7 +26,7 @@ pub struct KeyedLock {
     _claim: Claim,
 }
 
-/// Holds or waits for a lock. The last one of a key removes it.
+/// A claim to a lock, held or waited for. The last claim to a key removes the lock.
 struct Claim {
     locks: Locks,
     key: Arc<str>,
@@ -68,11 +68,11 @@ impl KeyedLocks {
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut locks = self.locks.lock();
-        // The table's and this one; others are made and dropped under the table's lock.
+        // Only the table and this claim refer to the lock: other claims are made and dropped under the table's lock.
         if Arc::strong_count(&self.lock) <= 2 {
             locks.remove(&self.key);
         }
-        // This one, before another claim counts.
+        // Drop this reference before another claim counts them.
         self.lock = Arc::default();
     }
 }

@@ -60,7 +60,7 @@ impl<X: Index> Store<X> {
         let id = id.ok_or_else(Self::unknown)?;
         match self.index().get(namespace, id) {
             Some(item) => Ok(Found { item, fresh: false }),
-            // In a box, so that the future of the usual case stays small: it is allocated for every request.
+            // Boxed, so that the future of the usual case stays small: it is allocated for every request.
             None => Box::pin(self.fetch(namespace, &id.name(), id)).await,
         }
     }
@@ -89,7 +89,7 @@ impl<X: Index> Store<X> {
         Error::no_such(X::Item::WORD)
     }
 
-    /// Changes an object as `decide` says, and returns the result. `decide` is called again after each conflict. A refusal on
+    /// Changes an object as `decide` says, and returns the result. `decide` is called again after each conflict. A refusal based on
     /// the indexed version is checked against the current one, since the index may lag behind.
     pub async fn modify(
         &self,
@@ -113,7 +113,7 @@ impl<X: Index> Store<X> {
                 continue;
             };
             if tracking::is_ours_alone(found.item.object().meta()) {
-                // From now on the API server tracks no owners of fields, until somebody applies the object.
+                // From now on the API server does not track the owners of fields, until somebody applies the object.
                 patch["metadata"]["managedFields"] = json!([{}]);
             }
             match self.patch(&found.item, &patch).await {
@@ -153,7 +153,7 @@ impl<X: Index> Store<X> {
             match self.delete(&found.item, exactly).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_conflict() => match self.refresh(&found).await {
-                    // Perhaps an earlier try of this call has begun its deletion, which has made another version of it.
+                    // Perhaps an earlier attempt of this call started the deletion, which made another version of the object.
                     Err(gone) if gone.kind == ErrorKind::NotFound => {
                         self.wait_until_gone(&found.item).await;
                         return Ok(());
@@ -173,7 +173,7 @@ pub async fn pause(attempt: u32) {
     tokio::time::sleep(pause).await;
 }
 
-/// `conflict` after too many conflicts.
+/// `conflict`, after too many conflicts.
 pub fn contended(word: &str) -> Error {
     Error::new(
         ErrorKind::Conflict,
@@ -304,7 +304,7 @@ mod tests {
             let id = crate::service::id::InstanceId::of_suffix("abcdefgh01234567");
             assert_eq!(store.remove("demo", id, true, |_| Ok(())).await, Ok(()));
             assert_eq!(*tries.lock(), 2);
-            // Later there is nothing to delete.
+            // After that, there is nothing to delete.
             let again = store.remove("demo", id, true, |_| Ok(())).await;
             assert_eq!(again.unwrap_err().kind, ErrorKind::NotFound);
         }

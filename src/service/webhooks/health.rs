@@ -49,7 +49,7 @@ pub struct Complaint<'a> {
 }
 
 impl<'a> Complaint<'a> {
-    /// The reason for programs that use REST, in CamelCase. That of a failed attempt says more than the health does.
+    /// The reason for programs that use REST, in CamelCase. For a failed attempt it says more than the health does.
     pub fn reason_for_api(&self) -> &'a str {
         match self.reason {
             FAILING => "AttemptFailed",
@@ -69,7 +69,7 @@ impl<'a> Complaint<'a> {
     }
 }
 
-/// The health of a webhook, and the reason if it is not healthy, according to its status. A status of an earlier spec is ignored.
+/// The health of a webhook according to its status, and the reason if it is not healthy. A status of an earlier spec is ignored.
 pub fn health(webhook: &Webhook) -> (Health, Option<Complaint<'_>>) {
     if let Some(disabled) = webhook.disabled() {
         let complaint = Complaint {

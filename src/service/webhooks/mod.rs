@@ -82,7 +82,7 @@ impl Indexed for IndexedWebhook {
 pub struct CreatedWebhook {
     /// The webhook.
     pub item: Arc<IndexedWebhook>,
-    /// Its signing secret; `None` if an earlier request has created it more than a day ago.
+    /// Its signing secret; `None` if an earlier request created it more than a day ago.
     pub secret: Option<String>,
     /// Whether an earlier request with the same key created it.
     pub replayed: bool,
@@ -191,8 +191,8 @@ impl Service {
             .as_ref()
             .is_some_and(|(_, written)| written.is_new_version());
         let decide = |item: &IndexedWebhook| {
-            // Only this request knew the version that it gave the Secret, so it has written the webhook: the client repeats what the API
-            // server answers with 503 or 504, which may have been carried out nevertheless.
+            // Only this request knew the version that it gave the Secret, so it has written the webhook: the client retries when the API
+            // server answers 503 or 504, although it may have carried out the request.
             if let Some((annotation, version)) = &announced
                 && is_unmistakable
                 && item.webhook.annotation_of(annotation) == Some(version.as_str())
@@ -208,7 +208,7 @@ impl Service {
         };
         let changed = self.webhooks.modify(namespace, id, decide).await;
         match (changed, replaced) {
-            // The webhook has changed since it was checked. After an error of any other kind it may have been written.
+            // The webhook has changed since it was checked. After any other kind of error it may have been written.
             (Err(refusal), Some((item, written)))
                 if !matches!(refusal.kind, ErrorKind::Fault | ErrorKind::Unavailable) =>
             {
@@ -218,7 +218,7 @@ impl Service {
         }
     }
 
-    /// Takes back the change of the secret of a request that is refused after all. If that fails, the refusal says so.
+    /// Reverts the change of the secret for a request that is refused after all. If that fails, the refusal says so.
     async fn without_the_secret(&self, item: &IndexedWebhook, written: &Written, refusal: Error) -> Error {
         match self.put_back(&item.webhook, written).await {
             Ok(()) => refusal,
@@ -300,7 +300,7 @@ impl Service {
             (Err(error), request) if error.is_conflict() => {
                 match (self.calls.get(namespace, &name).await?, request) {
                     (Some(delivery), Some(request)) => replayed_test(item, delivery, request),
-                    // Its id is random, so an earlier try of this call has created it.
+                    // Its id is random, so an earlier attempt of this call created it.
                     (Some(delivery), None) => Ok(SentTest {
                         item,
                         delivery,
@@ -392,7 +392,7 @@ mod tests {
 
     const WEBHOOK: &str = "wh-abcdefgh01234567";
 
-    /// Changes the webhook if its version is that of generation 1.
+    /// Changes the webhook on the condition that it has the version of generation 1.
     async fn change_the_first(
         client: kube::Client,
         change: &WebhookChange,
@@ -507,7 +507,7 @@ mod tests {
         assert!(!sent.replayed);
     }
 
-    /// Applies a merge patch, but for the version that it is for.
+    /// Applies a merge patch, ignoring the version that it is for.
     fn merge(object: &mut Value, patch: &Value) {
         for (key, value) in patch.as_object().unwrap() {
             match value {
@@ -520,8 +520,8 @@ mod tests {
         }
     }
 
-    /// Changes the URL and the secret of a webhook, if its version is that of generation 1. The API server carries out the change of the
-    /// Webhook, but answers it with 503. Returns the outcome, and the Webhook and the Secret that are stored.
+    /// Changes the URL and the secret of a webhook, on the condition that it has the version of generation 1. The API server carries
+    /// out the change of the Webhook, but answers 503. Returns the outcome, and the stored Webhook and Secret.
     async fn change_answered_with_503(secret: &str) -> (Result<Arc<IndexedWebhook>, Error>, Value, Value) {
         let mut webhook = webhook(1);
         // An earlier request has announced the present version.

@@ -31,7 +31,7 @@ use crate::{
 
 /// Attempts to write a Secret that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
-/// How long the answer to a repeated create shows the secret, since the Secret was created.
+/// For how long after the creation of the Secret the answer to a repeated create shows the secret.
 const SHOWN_FOR: SignedDuration = SignedDuration::from_hours(24);
 
 /// A random secret in the form of Standard Webhooks.
@@ -45,7 +45,7 @@ pub struct SecretChange<'a> {
     pub webhook: &'a Webhook,
     /// The new signing secret.
     pub secret: &'a str,
-    /// Until when the present secret also signs.
+    /// Until when the current secret also signs.
     pub previous_until: Option<Timestamp>,
     /// Annotations to set.
     pub annotations: Vec<(&'static str, String)>,
@@ -71,7 +71,7 @@ impl SecretChange<'_> {
         ])
     }
 
-    /// Whether the present secret also signs for a while.
+    /// Whether the current secret also signs for a while.
     pub fn overlaps(&self, before: Option<&Secret>) -> bool {
         self.data(before)
             .get(&self.webhook.spec.secret_ref.previous_key())
@@ -109,7 +109,7 @@ impl SecretChange<'_> {
         }
     }
 
-    /// A merge patch that is valid for this version of the Secret only.
+    /// A merge patch that is valid only for this version of the Secret.
     pub fn patch(&self, before: &Secret) -> Value {
         let annotations: Map<String, Value> = self
             .annotations
@@ -134,14 +134,14 @@ fn text(secret: &Secret, key: &str) -> Option<String> {
 pub(super) struct Written {
     /// The Secret.
     pub(super) secret: Secret,
-    /// The Secret before, if there was one.
+    /// The previous version of the Secret, if there was one.
     before: Option<Secret>,
     /// Whether an earlier request with the same key was carried out instead.
     replayed: bool,
 }
 
 impl Written {
-    /// Whether the write has made another version of the Secret: what has the content already stays as it is.
+    /// Whether the write made a new version of the Secret: one that already has the content stays as it is.
     pub(super) fn is_new_version(&self) -> bool {
         let before = self.before.as_ref();
         before.is_none_or(|before| before.metadata.resource_version != self.secret.metadata.resource_version)
@@ -172,7 +172,7 @@ impl Rotated {
 }
 
 impl Service {
-    /// The secret of a webhook that this request has created, or (`replayed`) an earlier one with the same key. Whichever
+    /// The secret of a webhook created by this request or, if `replayed`, by an earlier one with the same key. Whichever
     /// request creates the Secret first decides its content, and all of them answer with that; a day later it is no longer
     /// shown (`None`). If the Secret is missing, no answer has been given yet, so any random secret will do.
     pub(super) async fn secret_of_create(
@@ -253,7 +253,7 @@ impl Service {
         self.write_secret(&change, None).await
     }
 
-    /// Takes back a replacement of the secret, unless the Secret has changed since.
+    /// Reverts a replacement of the secret, unless the Secret has changed since.
     pub(super) async fn put_back(&self, webhook: &Webhook, replaced: &Written) -> Result<(), CallError> {
         let Some(before) = &replaced.before else {
             return self.calls.delete(&replaced.secret, true).await.map(drop);
@@ -319,7 +319,7 @@ impl Service {
         {
             return Err(moved());
         }
-        // Stands in for a missing Secret.
+        // Takes the place of a missing Secret.
         let missing = Secret::default();
         for attempt in 1..=MAX_ATTEMPTS {
             let before: Option<Secret> = self.calls.get(namespace, name).await?;
@@ -399,14 +399,14 @@ pub(super) fn announcement(secret: &Secret) -> (&'static str, String) {
     (SECRET_CHANGED_ANNOTATION, version.unwrap_or_default())
 }
 
-/// What the note of a rotation says was rotated.
+/// Identifies what was rotated, in the note of a rotation.
 fn place_of(reference: &SecretReference) -> String {
     // Neither part can contain a slash.
     format!("{}/{}", reference.name, reference.key)
 }
 
 /// Whether the webhook takes its secret from the Secret that is created with a webhook, which can be created again if it is
-/// missing. To do so for any name would tell whether a Secret of that name exists.
+/// missing. Doing so for any name would tell whether a Secret of that name exists.
 fn names_its_own(webhook: &Webhook) -> bool {
     let name = webhook.name();
     webhook.spec.secret_ref.name == name && ids::webhook_name(&webhook.id()).as_deref() == Some(name)
@@ -429,7 +429,7 @@ fn is_left_over(secret: &Secret) -> bool {
     is_ours && owners.any(|owner| owner.kind == Webhook::kind(&()))
 }
 
-/// The refusal to use a Secret. It is the same whether the Secret exists or not.
+/// The error for a Secret that must not be used. It is the same whether the Secret exists or not.
 fn not_its_own() -> Error {
     Error::new(
         ErrorKind::Conflict,
@@ -437,7 +437,7 @@ fn not_its_own() -> Error {
     )
 }
 
-/// The refusal of a repetition after the webhook has been given another secret.
+/// The error for a repetition after the webhook was given another secret.
 fn moved() -> Error {
     Error::new(
         ErrorKind::Conflict,

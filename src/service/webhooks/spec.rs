@@ -55,7 +55,7 @@ impl NewWebhook {
 pub struct WebhookChange {
     /// The new URL.
     pub url: Option<String>,
-    /// The new event types; they replace all present ones.
+    /// The new event types; they replace all current ones.
     pub events: Option<Vec<EventType>>,
     /// Whether events are recorded and sent; `true` also enables a webhook that was disabled.
     pub active: Option<bool>,
