@@ -22,8 +22,9 @@ pub const SPEC_CHANGED_AT_ANNOTATION: &str = "stellage.dev/spec-changed-at";
 const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Drops the unused metadata that takes the most memory. Of managedFields a single entry is kept, with the time of the last
-/// write of the spec, and with the manager [`API_MANAGER`] if nobody else has written the object. Of an object that was made through
-/// REST and not changed since, which most are, an empty list stays, as the API server never sends one.
+/// write of the spec, and with the manager [`API_MANAGER`] if nobody else has written the object. For an object whose spec has not
+/// changed since it was created, which most are, an empty list stays, which the API server never sends. If others than REST have written
+/// such an object, that is marked by an empty `selfLink`, a field that the API server no longer sends either, because an entry takes 224 bytes.
 pub fn prune(metadata: &mut ObjectMeta) {
     let is_ours = is_ours_alone(metadata);
     if let Some(entries) = metadata.managed_fields.take_if(|entries| !entries.is_empty()) {
@@ -32,8 +33,8 @@ pub fn prune(metadata: &mut ObjectMeta) {
             .filter(writes_spec)
             .filter_map(|entry| entry.time)
             .max_by_key(|time| time.0);
-        let is_unchanged = is_ours && time == metadata.creation_timestamp;
-        metadata.managed_fields = Some(if is_unchanged {
+        metadata.managed_fields = Some(if time == metadata.creation_timestamp {
+            metadata.self_link = (!is_ours).then(String::new);
             Vec::new()
         } else {
             vec![ManagedFieldsEntry {
@@ -82,7 +83,7 @@ pub fn is_tracked(metadata: &ObjectMeta) -> bool {
 pub fn is_ours_alone(metadata: &ObjectMeta) -> bool {
     let entries = match metadata.managed_fields.as_deref() {
         None => return false,
-        Some([]) => return true,
+        Some([]) => return metadata.self_link.is_none(),
         Some(entries) => entries,
     };
     let managers = || {
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_object_that_rest_has_made_and_nobody_has_changed_no_entry_is_kept() {
+    fn of_an_object_that_nobody_has_changed_no_entry_is_kept() {
         let stored = |changed: &str, manager: &str| {
             let mut metadata = metadata(json!([
                 {
@@ -244,7 +245,8 @@ mod tests {
         for (changed, manager, entries) in [
             ("2026-11-01T10:00:00Z", API_MANAGER, 0),
             ("2026-11-01T10:00:05Z", API_MANAGER, 1),
-            ("2026-11-01T10:00:00Z", "kubectl-create", 1),
+            ("2026-11-01T10:00:00Z", "kubectl-create", 0),
+            ("2026-11-01T10:00:05Z", "kubectl-create", 1),
         ] {
             let mut object = stored(changed, manager);
             let [ours, written] = [is_ours_alone(&object.metadata), is_tracked(&object.metadata)];
