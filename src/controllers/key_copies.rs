@@ -26,7 +26,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(30);
 /// Keys on one page of a list.
 const PAGE: u32 = 500;
 
-/// Marks copies immediately, then every [`ROUND`], until shutdown.
+/// Marks copies immediately, then every ten minutes, until shutdown.
 pub async fn run(client: Client, shutdown: CancellationToken) {
     let work = async {
         loop {
