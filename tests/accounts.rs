@@ -296,7 +296,7 @@ async fn the_webhook_quota_holds_for_kubectl_and_a_new_one_is_counted() {
 async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when_the_account_goes() {
     let test = Accounts::new().await;
     test.make_namespace("acc-theirs", None).await;
-    // A deletion that does not say otherwise would leave its deliveries without an owner.
+    // With another propagation policy, the deletion would leave its deliveries without an owner.
     let webhook: Webhook = serde_json::from_value(json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "hook", "finalizers": ["orphan"] },
         "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
@@ -336,7 +336,8 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
         "NamespaceAdopted"
     );
 
-    // As `kubectl delete webhook --cascade=orphan` leaves them, and of a webhook that is there.
+    // Deliveries as `kubectl delete webhook --cascade=orphan` leaves them, and deliveries of an existing
+    // webhook.
     let operator = support::as_operator(plane).await;
     let deliveries: Api<Delivery> = Api::namespaced(operator, "acc-theirs");
     for (name, owner) in [("left", None), ("owned", webhook.owner_ref(&()))] {
@@ -369,7 +370,7 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
 
     test.delete("acc-adopts").await;
     test.wait_until_gone("acc-adopts").await;
-    // Nothing that works is left for the next account.
+    // Nothing that still works is left for the next account.
     assert!(webhooks.get_opt("hook").await.unwrap().is_none());
     let left = deliveries.list(&ListParams::default()).await.unwrap();
     assert!(left.items.is_empty(), "{left:#?}");
@@ -497,7 +498,7 @@ async fn nothing_is_written_while_nothing_changes() {
     // Until Kubernetes counts webhooks, too, the controller keeps polling the account.
     support::wait_until_webhooks_are_counted(&test.inside("acc-quiet")).await;
     let ready = test.wait_until_ready("acc-quiet").await;
-    // A change that triggers a reconcile, but does not concern the controller.
+    // A change that triggers a reconcile but is irrelevant to the controller.
     let annotate = json!({ "metadata": { "annotations": { "example.com/note": "x" } } });
     let annotated = test
         .api
@@ -564,7 +565,7 @@ async fn the_operator_may_touch_secrets_and_create_keys_in_accounts_namespaces_a
     ] {
         assert!(!may(verb, resource, "default"), "{verb} {resource}");
     }
-    // It may write no RoleBinding but its own; the rest of what it must not do is in chart/stolen.rs.
+    // It may write no RoleBinding other than its own; chart/stolen.rs covers the rest of what it must not do.
     let operator = plane.client(Identity::Operator).await.unwrap();
     let binding: RoleBinding = serde_json::from_value(json!({
         "metadata": { "name": "greedy" },

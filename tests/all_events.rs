@@ -16,7 +16,7 @@ use crate::{
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const ACCOUNT: &str = "all-events";
 
-/// Asks for a backup and waits until it has this status.
+/// Requests a backup and waits until it has this status.
 async fn back_up(tenant: &Tenant, instance: &str, status: &str) {
     let path = format!("/v1/instances/{instance}/backups");
     let made = expect(tenant, 201, Method::POST, &path, Some(&json!({})), &[])
@@ -81,7 +81,7 @@ async fn all_eight_event_types_arrive_signed_at_an_example_receiver() {
             .await
             .json()
     };
-    // More than one if samples were missing for a while.
+    // More than one if some samples were missing.
     eventually("an alert", alerts, |list| list["pagination"]["total"] != 0).await;
     expect(&tenant, 202, Method::POST, &format!("{path}/stop"), None, &[]).await;
     wait_for(&tenant, &web, "stopped").await;

@@ -122,7 +122,7 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
         assert_eq!(list["data"], json!([]), "{path}");
     }
 
-    // Another image meanwhile; the backup brings its own back.
+    // Meanwhile another image is installed; the backup brings its own back.
     let rebuild = format!("/v1/instances/{web}/rebuild");
     let image = json!({ "image": "debian-12" });
     expect(&tenant, 202, Method::POST, &rebuild, Some(&image), &[]).await;
@@ -164,7 +164,7 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
     let path = format!("/v1/backups/{id}");
     expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
     expect(&tenant, 404, Method::GET, &path, None, &[]).await;
-    // What was done once is answered again, although the backup is gone.
+    // A repeated request gets the same answer, although the backup is gone.
     for (status, path, body) in [(201, "/v1/instances", &order), (202, rebuild.as_str(), &restore)] {
         let repeated = expect(&tenant, status, Method::POST, path, Some(body), &key).await;
         assert_eq!(repeated.header("idempotency-replayed"), "true");
@@ -194,7 +194,7 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
     let plane = shared().await.plane;
     let manifest =
         include_str!("../examples/backup.yaml").replace("namespace: ada", "namespace: bkp-kubectl");
-    // The backup first: it waits for its instance.
+    // Create the backup first: it waits for its instance.
     kubectl(plane, &["apply", "-f", "-"], Some(&manifest)).unwrap();
     let look = async || tenant.backups().get("before-upgrade").await.unwrap();
     let waits = |backup: &Backup| {
@@ -273,7 +273,7 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
         })
         .await;
     }
-    // What cannot be installed keeps nothing else from being done.
+    // An image that cannot be installed does not block anything else.
     for (action, shown, state) in [
         ("start", "starting", InstanceState::Running),
         ("stop", "stopping", InstanceState::Stopped),
@@ -296,7 +296,7 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
         .await;
 }
 
-/// The reason of a Backup's condition Ready.
+/// The reason of a Backup's Ready condition.
 fn reason(backup: &Backup) -> Option<&str> {
     let status = backup.status.as_ref()?;
     let ready = conditions::find(&status.conditions, conditions::READY)?;
@@ -387,7 +387,7 @@ async fn an_instance_deleted_during_a_backup_fails_it_first_and_keeps_its_comple
     let kept = tenant.backup_of(&web).await;
     tenant.wait_for_backup(id_of(&kept), "completed").await;
     receiver.wait_for(1).await;
-    // The provider does not answer, so this one stays under way.
+    // The provider does not answer, so this backup stays in progress.
     tenant.fault(&web, Some("unreachable")).await;
     let ended = tenant.backup_of(&web).await;
     let path = format!("/v1/instances/{web}");
@@ -450,7 +450,7 @@ async fn requests_that_cannot_be_are_refused_as_decided() {
     let large = tenant.backup_of(&big).await;
     tenant.wait_for_backup(id_of(&large), "completed").await;
 
-    // What a restore refuses, on both ways.
+    // The cases in which a restore is refused, through REST and through kubectl.
     let rebuild = format!("/v1/instances/{small}/rebuild");
     for (body, field) in [
         (json!({ "backup": "bkp_0000000000000000" }), "backup"),
@@ -583,7 +583,7 @@ async fn the_thirty_first_manual_backup_of_an_instance_is_refused() {
     let path = format!("/v1/instances/{web}/backups");
     let refused = expect(&tenant, 403, Method::POST, &path, None, &[]).await;
     assert_eq!(code(&refused), "resource_limit_exceeded");
-    // The same for kubectl, as the object exists.
+    // With kubectl the object exists, but the result is the same.
     let backup: Backup = serde_json::from_value(json!({
         "metadata": { "name": "one-more" }, "spec": { "instance": web },
     }))
@@ -599,7 +599,7 @@ async fn the_thirty_first_manual_backup_of_an_instance_is_refused() {
         failed.status.unwrap().error.unwrap().code,
         "resource_limit_exceeded"
     );
-    // A failed one does not count, and one less makes room.
+    // A failed backup does not count, and one fewer makes room.
     let oldest = tenant
         .all_backups()
         .await
@@ -611,7 +611,7 @@ async fn the_thirty_first_manual_backup_of_an_instance_is_refused() {
     expect(&tenant, 201, Method::POST, &path, None, &[]).await;
 }
 
-/// Has the operator believe that the next backup of an instance is due.
+/// Makes the operator believe that the next backup of an instance is due.
 async fn make_due(operator: &Api<Instance>, name: &str, at: &str) {
     let change = json!({ "status": { "nextBackupAt": at } });
     operator
@@ -643,7 +643,7 @@ async fn the_schedule_makes_one_backup_for_each_due_time_keeps_seven_and_tells_o
     tenant.wait_for_backup(id_of(&manual), "completed").await;
     for day in 1..=9 {
         let at = format!("2026-10-{day:02}T03:00:00Z");
-        // Twice, as after a crash between the two writes: there is one Backup of that time all the same.
+        // Twice, as after a crash between the two writes: there is still only one Backup for that time.
         for _ in 0..2 {
             make_due(&operator, &web, &at).await;
             tenant.wait(&web, "the next time", is_planned).await;

@@ -44,7 +44,7 @@ async fn a_changed_catalogue_is_served_without_a_restart_and_a_bad_one_is_report
         fs::rename(&new, &file).unwrap();
     };
     write(&sample.replace("priceMonthly: 5.00", "priceMonthly: 4.20"));
-    // The shared operator is the leader; this one stands by, and serves the API.
+    // The shared operator is the leader; this one is a standby that serves the API.
     let mut operator = Operator::start(plane, &["run", "--catalogue", file.to_str().unwrap()]).await;
     let tenant = Tenant::on(plane, &operator, "catalogue-file").await;
     let first = async |path: &str| tenant.call(Method::GET, path, None).await.json()["data"][0].clone();

@@ -52,11 +52,11 @@ fn sources(language: &str) -> PathBuf {
         .join(language)
 }
 
-/// Copies the tour into a folder, with the document that the service serves.
+/// Copies the tour into a folder, together with the document that the service serves.
 async fn prepare(folder: &Path, language: &str, tenant: &Tenant) {
     for entry in fs::read_dir(sources(language)).unwrap() {
         let source = entry.unwrap();
-        // Skip folders, which were generated or installed by hand.
+        // Skip folders: they were generated or installed by hand.
         if source.file_type().unwrap().is_file() {
             fs::copy(source.path(), folder.join(source.file_name())).unwrap();
         }

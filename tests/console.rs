@@ -61,7 +61,7 @@ impl Page {
         self
     }
 
-    /// What is between two texts.
+    /// The text between two markers.
     #[track_caller]
     fn between(&self, before: &str, after: &str) -> String {
         let rest = self.shows(before).text.split_once(before).unwrap().1;
@@ -74,7 +74,7 @@ impl Page {
         self.between("name=\"once\" value=\"", "\"")
     }
 
-    /// The path that a redirect leads to.
+    /// The path that a redirect points to.
     #[track_caller]
     pub fn location(&self) -> String {
         self.is(303);
@@ -82,7 +82,7 @@ impl Page {
     }
 }
 
-/// Somebody with a browser that keeps cookies and has no JavaScript.
+/// A user with a browser that keeps cookies and has no JavaScript.
 pub struct Person {
     url: String,
     http: reqwest::Client,
@@ -101,7 +101,7 @@ impl Person {
         }
     }
 
-    /// Somebody who has signed in.
+    /// A user who has signed in.
     pub async fn with_key(url: &str, key: &str) -> Self {
         let person = Self::at(url);
         let signed_in = person.post("/console/sign-in", &[("key", key)]).await;
@@ -178,7 +178,7 @@ impl Person {
             text: String::from_utf8_lossy(&bytes).into_owned(),
             headers,
         };
-        // What every answer has. An invoice to print has a style sheet of its own, and no scripts.
+        // Headers that every answer has. A printable invoice has its own style sheet, and no scripts.
         let policy = page.header("content-security-policy");
         let is_print = path.ends_with("/print") && status.is_success();
         let scripts = if is_print {
@@ -195,7 +195,7 @@ impl Person {
         if !path.starts_with("/console/assets/") || !status.is_success() {
             assert_eq!(page.header("cache-control"), "no-store", "{path}");
         }
-        // No inline script, style or handler.
+        // No inline script, style or event handler.
         for inline in ["<script>", "<style", " style=", " onclick="] {
             assert!(is_print || !page.has(inline), "{path} has {inline}");
         }
@@ -203,7 +203,7 @@ impl Person {
     }
 }
 
-/// Creates an instance through the console; its id.
+/// Creates an instance through the console; returns its id.
 async fn create(person: &Person, name: &str) -> String {
     let form = person.get("/console/instances/new").await;
     let fields = [
@@ -245,16 +245,16 @@ async fn a_session_is_a_sealed_cookie_without_the_key() {
     page.is(200)
         .shows("console-session")
         .shows("There are no instances yet");
-    // The API itself takes no cookies.
+    // The API itself accepts no cookies.
     let session = person.cookies.lock()["__Host-stellage"].clone();
     let request = tenant.http.get(format!("{}/v1/instances", tenant.url));
     let direct = request.header("cookie", format!("__Host-stellage={session}"));
     assert_eq!(direct.send().await.unwrap().status(), StatusCode::UNAUTHORIZED);
-    // The key that seals it is in the operator's namespace.
+    // The key that seals the cookie is in the operator's namespace.
     let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), "stellage-system");
     let secret = secrets.get("stellage-console").await.unwrap();
     assert_eq!(secret.data.unwrap()["sealing-key"].0.len(), 32);
-    // A changed cookie is worth nothing.
+    // A modified cookie is rejected.
     let changed = format!("{}x", &session[..session.len() - 1]);
     person
         .cookies
@@ -262,7 +262,7 @@ async fn a_session_is_a_sealed_cookie_without_the_key() {
         .insert("__Host-stellage".to_owned(), changed);
     let refused = person.get("/console/instances").await;
     assert_eq!(refused.location(), "/console/sign-in?ended=1");
-    // Out.
+    // Signed out.
     let person = Person::with_key(&tenant.url, &tenant.key).await;
     let out = person.submit("/console/sign-out", &[]).await;
     out.is(200).shows("You have signed out");
@@ -285,7 +285,7 @@ async fn attempts_to_sign_in_are_limited_and_the_console_can_be_off() {
     let page = person.post("/console/sign-in", &[("key", &tenant.key)]).await;
     page.is(429).shows("Too many attempts");
     assert!(page.header("retry-after").parse::<u32>().unwrap() <= 300);
-    // A session that there is already goes on, of another replica too.
+    // An existing session continues to work, also on another replica.
     let other = Person::with_key(&shared().await.operator.url, &tenant.key).await;
     *person.cookies.lock() = other.cookies.lock().clone();
     person.get("/console/instances").await.is(200);
@@ -339,7 +339,7 @@ async fn a_session_ends_within_a_second_of_its_key_while_its_page_polls() {
     let plane = shared().await.plane;
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let refresh = [("hx-request", "true")];
-    // The machine may be busy with something else, but not each time.
+    // The machine may be busy once, but not every time.
     let mut quickest = Duration::MAX;
     for _ in 0..5 {
         let before: BTreeSet<_> = names(&keys).await;
@@ -358,7 +358,8 @@ async fn a_session_ends_within_a_second_of_its_key_while_its_page_polls() {
         let revoked = Instant::now();
         let out = eventually("the session to end", poll, |page| page.status != StatusCode::OK).await;
         quickest = quickest.min(revoked.elapsed());
-        // A page that refreshes itself goes to the page for signing in as a whole.
+        // If a page refreshes itself after the session has ended, the whole page is replaced by the sign-in
+        // page.
         out.is(401);
         assert_eq!(out.header("hx-redirect"), "/console/sign-in?ended=1");
         *person.cookies.lock() = cookies;
@@ -390,7 +391,7 @@ async fn over_plain_http_on_loopback_the_cookie_has_another_name_and_from_elsewh
     let page = person.get("/console/instances").await;
     page.is(200)
         .shows(&format!("{}/v1/instances?limit=20", replica.url));
-    // The same cookie is none where HTTPS is needed, and the other way round.
+    // The same cookie is not accepted where HTTPS is required, and vice versa.
     let secure = Person::at(&shared().await.operator.url);
     *secure.cookies.lock() = person.cookies.lock().clone();
     secure.get("/console/instances").await.is(303);
@@ -512,7 +513,7 @@ async fn an_instance_is_created_operated_and_deleted() {
             ],
         )
         .await;
-    // Each wrong field is marked, and what was entered is still there.
+    // Each invalid field is marked, and what was entered is still there.
     wrong
         .is(422)
         .shows("id=\"name-problem\"")
@@ -524,7 +525,7 @@ async fn an_instance_is_created_operated_and_deleted() {
         .shows("value=\"&#34;&#62;&#60;script&#62;alert(1)&#60;/script&#62;\"")
         .shows("value=\"business\" checked")
         .shows("value=\"true\" checked");
-    // A form that is sent twice makes one instance.
+    // A form that is submitted twice creates one instance.
     let once = wrong.once();
     let fields = [
         ("once", once.as_str()),
@@ -550,7 +551,7 @@ async fn an_instance_is_created_operated_and_deleted() {
     page.is(200).shows("Like pulling the plug");
     person.get(&format!("{path}/power/stop")).await.is(404);
     let page = wait_for_status(&person, id, "running").await;
-    // The note is told once; the commands have the real id and not the key.
+    // The note is shown once; the commands have the real id, but not the key.
     page.hides("is being created")
         .shows(&format!("/v1/instances/{id}/stop"))
         .shows("$STELLAGE_API_KEY")
@@ -574,7 +575,7 @@ async fn an_instance_is_created_operated_and_deleted() {
     page.shows("is being shut down");
     let page = wait_for_status(&person, id, "stopped").await;
     page.shows("id=\"power-start\"").hides("id=\"power-stop\"");
-    // What is not allowed any more is refused in the words of the API.
+    // What is no longer allowed is refused with the API's message.
     let page = person
         .post(&format!("{path}/power/stop"), &[("once", &page.once())])
         .await;
@@ -715,7 +716,7 @@ async fn an_instance_is_created_operated_and_deleted() {
     page.shows("The backup is deleted").shows("no backups yet");
 }
 
-/// The fields of the form, as the page has them, that are hidden in it.
+/// The hidden fields of the form, as they are on the page.
 fn opened(page: &Page) -> [(&'static str, String); 2] {
     ["was", "version"].map(|name| {
         let value = page.between(&format!("name=\"{name}\" value=\""), "\"");
@@ -723,7 +724,7 @@ fn opened(page: &Page) -> [(&'static str, String); 2] {
     })
 }
 
-/// Opens a form, and sends it with these values.
+/// Opens a form and submits it with these values.
 async fn change(person: &Person, path: &str, fields: &[(&str, &str)]) -> Page {
     let form = opened(&person.get(path).await);
     let hidden = form.iter().map(|(name, value)| (*name, value.as_str()));
@@ -752,7 +753,7 @@ async fn a_form_that_was_opened_before_somebody_elses_change_overwrites_nothing(
         .shows("value=\"web-2\"")
         .shows("value=\"theirs\"")
         .shows("name=\"deletion_protection\" value=\"true\" checked");
-    // One that does not say which version it is for is treated alike.
+    // A form that does not say which version it is for is treated alike.
     let nameless = [("name", "web-2"), ("tags", ""), ("version", "")];
     for fields in [&nameless[..], &nameless[..2]] {
         let page = person.post(&path, fields).await;
@@ -763,7 +764,7 @@ async fn a_form_that_was_opened_before_somebody_elses_change_overwrites_nothing(
         (&shown["name"], &shown["deletion_protection"], &shown["tags"]),
         (&json!("web-1"), &json!(true), &json!(["theirs"]))
     );
-    // What the page shows by now is saved; a reboot meanwhile is no reason to ask again.
+    // What the page shows by now is saved; a reboot in between is no reason to ask again.
     let form = opened(&page);
     tenant.call(Method::POST, &format!("{api}/reboot"), None).await;
     let mut fields = vec![
@@ -823,7 +824,7 @@ async fn a_page_that_is_open_goes_on_reading_fast_until_all_that_has_happened_sh
             .await
             .shows("hx-trigger=\"every 15s, wake\"");
     }
-    // Something was under way a second ago.
+    // An operation was in progress a second ago.
     let path = format!("/console/instances/{id}?window=24h");
     let at = jiff::Timestamp::now().as_second() - 1;
     let headers = [("hx-request", "true"), ("stellage-busy-at", &at.to_string())];
@@ -836,7 +837,7 @@ async fn a_page_that_is_open_goes_on_reading_fast_until_all_that_has_happened_sh
     let headers = [("hx-request", "true"), ("stellage-busy-at", "1")];
     let page = person.send(Method::GET, &path, &[], &headers).await;
     page.shows("every 15s").hides("hx-headers");
-    // A page that tells what has begun reads fast, whatever the status says yet.
+    // A page that reports a new operation refreshes quickly, whatever the status says at that point.
     let page = person
         .submit(&format!("/console/instances/{id}/power/reboot"), &[])
         .await;
@@ -844,7 +845,7 @@ async fn a_page_that_is_open_goes_on_reading_fast_until_all_that_has_happened_sh
         .shows("every 2s");
 }
 
-/// Creates a webhook through the console; its id and its secret.
+/// Creates a webhook through the console; returns its id and its secret.
 async fn new_webhook(person: &Person, url: &str) -> (String, String) {
     let form = person.get("/console/webhooks/new").await;
     let once = form.once();
@@ -1000,7 +1001,7 @@ async fn an_event_shows_what_each_webhook_got_of_it_and_so_does_the_page_of_its_
     page.shows(">delivered</span>")
         .shows("instance.started")
         .shows(&format!("/v1/webhooks/{to_good}/deliveries?event_id=evt_"));
-    // One that is created later has got nothing of it.
+    // A webhook that was created later has received none of it.
     let (too_late, _) = new_webhook(&person, &good.url("/late")).await;
     let event = page.between("href=\"/console/events/", "\"");
     let page = person.get(&format!("/console/events/{event}")).await;
@@ -1054,7 +1055,8 @@ fn links(page: &Page, path: &str) -> Vec<String> {
         .collect()
 }
 
-/// The status that a command would have. One that changes something is not carried out, because it is for another version.
+/// The status that a command would get. A command that changes something is not carried out, because it is for another
+/// version.
 fn status_of(command: &str) -> &'static str {
     let is_own_version = command.contains("If-Match");
     let request = command.split('\\').next().unwrap();
@@ -1071,9 +1073,9 @@ fn status_of(command: &str) -> &'static str {
     }
 }
 
-/// Carries a command out in a shell; the status of the answer.
+/// Runs a command in a shell; returns the status of the answer.
 async fn carry_out(command: &str, tenant: &Tenant) -> String {
-    // Browsers reach this console over plain HTTP, of which it knows nothing.
+    // Browsers reach this console over plain HTTP, of which the console is unaware.
     let command = command.replacen("https://127.0.0.1", "http://127.0.0.1", 1);
     let other_version = if command.contains("If-Match") {
         ""
@@ -1165,7 +1167,7 @@ async fn every_page_shows_commands_that_do_the_same() {
         page.is(200).hides(&tenant.key);
         open.extend(links(&page, &path));
         let commands = commands(&page);
-        // What is printed is nothing but the invoice.
+        // Only the invoice is printed.
         assert_eq!(commands.is_empty(), path.ends_with("/print"), "{path}");
         for command in commands {
             assert!(command.contains("Bearer $STELLAGE_API_KEY"), "{path}: {command}");
@@ -1195,7 +1197,7 @@ async fn every_page_shows_commands_that_do_the_same() {
             "{page}: {known:#?}"
         );
     }
-    // Nothing was changed by them.
+    // They changed nothing.
     assert_eq!(tenant.all_instances().await.len(), 1);
     let shown = tenant
         .call(Method::GET, &format!("/v1/instances/{instance}"), None)
@@ -1333,7 +1335,7 @@ async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
     let url = made["url"].as_str().unwrap();
     let path = url.strip_prefix("https://cloud.example").unwrap();
     assert!(path.starts_with("/console/link?account=console-link&key=console-"));
-    // To look at it uses nothing up.
+    // Looking at the link does not use it up.
     let (one, two) = (Person::at(&tenant.url), Person::at(&replica.url));
     for person in [&one, &two, &one] {
         let page = person.get(path).await;
@@ -1343,7 +1345,7 @@ async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
     let query = url::Url::parse(url).unwrap();
     let fields: Vec<(String, String)> = query.query_pairs().into_owned().collect();
     let fields: Vec<(&str, &str)> = fields.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-    // A wrong token does not use it up either.
+    // Neither does a wrong token.
     let mut wrong = fields.clone();
     wrong[2].1 = "wrong";
     two.post("/console/link", &wrong)
@@ -1383,7 +1385,7 @@ async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
         *status == StatusCode::SEE_OTHER
     })
     .await;
-    // One that is too old signs nobody in.
+    // A link that is too old signs nobody in.
     let made = make("write");
     let name = made["key"].as_str().unwrap();
     let link = keys.get(name).await.unwrap().metadata.annotations.unwrap()[LINK_ANNOTATION].clone();
@@ -1402,7 +1404,7 @@ async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
         .is(401)
         .shows("is too old: it works once, within 15 minutes");
     assert!(late.cookies.lock().is_empty());
-    // A link may be for looking alone.
+    // A link may be read-only.
     let made = make("read");
     let query = url::Url::parse(made["url"].as_str().unwrap()).unwrap();
     let fields: Vec<(String, String)> = query.query_pairs().into_owned().collect();
@@ -1431,7 +1433,7 @@ async fn pages_that_refresh_themselves_leave_the_limit_of_the_key_alone() {
         (answer.status.as_u16(), answer.header("ratelimit-remaining")),
         (200, "4")
     );
-    // What the console reads is limited as well: to as much as all keys together.
+    // The console's reads are limited as well: to as many as all keys together.
     let mut last = None;
     for _ in 0..60 {
         let page = person
@@ -1445,7 +1447,7 @@ async fn pages_that_refresh_themselves_leave_the_limit_of_the_key_alone() {
     let page = last.expect("a limit");
     page.shows("rate_limit_exceeded").shows("50 requests per hour");
     assert!(!page.header("retry-after").is_empty());
-    // Changes count for the key.
+    // Changes count towards the key's limit.
     let answer = tenant
         .call(Method::POST, "/v1/keys", Some(&json!({ "scope": "read" })))
         .await;

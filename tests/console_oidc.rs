@@ -55,7 +55,7 @@ impl Signing {
         Person::at(&self.replica.url)
     }
 
-    /// Goes to the provider; where that sends the browser back to.
+    /// Goes to the provider; returns where that sends the browser back to.
     async fn go(&self, person: &Person) -> String {
         let away = person.get("/console/sign-in/oidc").await;
         assert!(away.header("set-cookie").contains("; SameSite=Lax; Secure"));
@@ -89,7 +89,7 @@ fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }
 
-/// The names of the account's keys that sign-ins have made.
+/// The names of the account's keys that were created by sign-ins.
 async fn sign_ins(tenant: &Tenant) -> Vec<String> {
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let labelled = ListParams::default().labels("stellage.dev/sign-in=openid-connect");
@@ -128,7 +128,7 @@ async fn the_provider_signs_in_the_account_with_the_verified_address_and_its_key
         *status == StatusCode::OK
     })
     .await;
-    // Its key is shown as others are, and lasts as long as a session.
+    // Its key is listed like any other, and lasts as long as a session.
     let [name] = &sign_ins(&tenant).await[..] else {
         panic!("one key")
     };
@@ -151,7 +151,7 @@ async fn the_provider_signs_in_the_account_with_the_verified_address_and_its_key
     assert_eq!(revoked.status, StatusCode::NO_CONTENT);
     let page = person.get("/console/instances").await;
     assert_eq!(page.location(), "/console/sign-in?ended=1");
-    // So does signing out, for whoever has a copy of the cookie.
+    // So does signing out, even for somebody who has a copy of the cookie.
     let person = signing.sign_in().await;
     let copy = signing.person();
     *copy.cookies.lock() = person.cookies.lock().clone();
@@ -278,7 +278,7 @@ async fn a_token_that_was_not_made_for_this_sign_in_is_refused() {
         forged(Forgery::OtherText),
         forged(Forgery::OtherKey),
     ];
-    // Replicas count attempts for themselves.
+    // Each replica counts attempts separately.
     for behaviours in refused.chunks(8) {
         let signing = Signing::start().await;
         for behaviour in behaviours {
@@ -289,13 +289,13 @@ async fn a_token_that_was_not_made_for_this_sign_in_is_refused() {
             page.shows("is not valid");
             assert!(person.cookies.lock().is_empty());
         }
-        // The same but for what was wrong.
+        // The same sign-in without the fault succeeds.
         signing.provider.behave(good());
         signing.sign_in().await;
         signing.stop().await;
     }
     assert_eq!(sign_ins(&tenant).await.len(), 2);
-    // With several audiences, it says for whom it was issued.
+    // An ID token with several audiences names the client that it was issued for.
     signing
         .provider
         .behave(good().claim("aud", several).claim("azp", CLIENT));
@@ -316,7 +316,7 @@ async fn an_answer_belongs_to_one_browser_and_works_once() {
     let other = signing.person();
     signing.go(&other).await;
     other.get(&back).await.is(400).shows(stale);
-    // A changed answer.
+    // A modified answer.
     let changed = back.replace("state=", "state=x");
     let cookies = person.cookies.lock().clone();
     person.get(&changed).await.is(400).shows(stale);
@@ -332,7 +332,7 @@ async fn an_answer_belongs_to_one_browser_and_works_once() {
         .lock()
         .insert("__Host-stellage-oidc".to_owned(), cookie);
     session.get(&back).await.is(400).shows(stale);
-    // The right one; once.
+    // The right one; it works only once.
     person.get(&back).await.is(200).shows("Signed in");
     person.get(&back).await.is(400).shows(stale);
     person.cookies.lock().extend(cookies);
@@ -345,7 +345,7 @@ async fn an_answer_belongs_to_one_browser_and_works_once() {
 async fn a_provider_that_is_down_or_changes_its_key_is_followed() {
     let mut signing = Signing::start().await;
     let tenant = signing.tenant("oidc-down").await;
-    // Down from the start: the rest of the console works.
+    // The provider is down from the start: the rest of the console works.
     signing.provider.stop();
     let page = signing.person().get("/console/sign-in/oidc").await;
     page.is(503)
@@ -358,7 +358,7 @@ async fn a_provider_that_is_down_or_changes_its_key_is_followed() {
             .contains("nobody can sign in to the console through OpenID Connect")
     );
     Person::with_key(&signing.replica.url, &tenant.key).await;
-    // Up, but with another issuer.
+    // It is up, but with another issuer.
     signing.provider.go_on().await;
     signing.provider.behave(Behaviour {
         other_issuer: Some("https://login.example.com"),
@@ -377,15 +377,15 @@ async fn a_provider_that_is_down_or_changes_its_key_is_followed() {
     signing.sign_in().await;
     signing.sign_in().await;
     assert_eq!(signing.provider.key_reads(), 1);
-    // Its next key is asked for when it is first seen.
+    // The provider's new key is requested when it is first seen.
     signing.provider.change_key();
     signing.sign_in().await;
     assert_eq!(signing.provider.key_reads(), 2);
-    // But not whenever there is one that it does not have.
+    // But not every time that an unknown key is seen.
     signing.provider.change_key();
     signing.come_back(&signing.person()).await.is(401);
     assert_eq!(signing.provider.key_reads(), 2);
-    // Down between going there and coming back.
+    // The provider goes down between the redirect to it and the return.
     let person = signing.person();
     let back = signing.go(&person).await;
     signing.provider.stop();
@@ -408,10 +408,10 @@ async fn sign_ins_never_use_up_the_quota_of_keys() {
         last = Some(signing.sign_in().await);
     }
     assert_eq!(sign_ins(&tenant).await.len(), 10);
-    // The oldest has ended, the newest has not.
+    // The oldest session has ended, the newest has not.
     first.get("/console/instances").await.is(303);
     last.unwrap().get("/console/instances").await.is(200);
-    // Of 50 keys, the account has these and two.
+    // Of its 50 keys, the account has these and two more.
     let quota = async || {
         let account = tenant.call(Method::GET, "/v1/account", None).await.json();
         account["data"]["quotas"]["api_keys"]["used"].clone()
@@ -424,10 +424,10 @@ async fn sign_ins_never_use_up_the_quota_of_keys() {
     .await;
     assert_eq!(refused.json()["error"]["code"], "resource_limit_exceeded");
     assert_eq!(quota().await, 50);
-    // Another takes the place of the oldest.
+    // Another sign-in replaces the oldest.
     signing.sign_in().await;
     assert_eq!(quota().await, 50);
-    // One that has expired makes room before any other.
+    // An expired one makes room before any other.
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let before = sign_ins(&tenant).await;
     let expired = json!({ "spec": { "expiresAt": "2026-01-01T00:00:00Z" } });

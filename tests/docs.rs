@@ -17,7 +17,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The pages for people: those in the root, every one under docs/, and the README of the receivers.
+/// The pages for people: those in the root, all pages under docs/, and the README of the receivers.
 fn pages() -> Vec<String> {
     let mut pages = [
         "CHANGELOG.md",
@@ -238,7 +238,7 @@ fn prose(page: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The targets of the links of a page, as they are written.
+/// The targets of a page's links, as written.
 fn links(page: &str) -> Vec<String> {
     let text = prose(page);
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
@@ -328,7 +328,7 @@ fn modules(folder: &Path, depth: usize) -> Vec<PathBuf> {
     found
 }
 
-/// The head of each folder and file of the source says in its first line what lives there.
+/// Each folder and file of the source says in the first line of its head comment what lives there.
 #[test]
 fn every_module_begins_with_what_lives_there() {
     let mut folders = vec![root().join("src")];

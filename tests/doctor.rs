@@ -21,7 +21,7 @@ use crate::{
     webhooks::SECRET,
 };
 
-/// Whether it exits with 0, and its report.
+/// Returns whether it exits with 0, and its report.
 fn doctor(plane: &ControlPlane, arguments: &[&str]) -> (bool, Value) {
     let (status, report) = doctor_with(&plane.kubeconfig(Identity::Admin), arguments);
     (status == 0, report)
@@ -55,7 +55,8 @@ fn complaints(report: &Value) -> BTreeMap<String, (String, String)> {
     .collect()
 }
 
-/// Runs it until only this is wrong, which may take the operator a moment. Beside it, `also` may be.
+/// Runs it until only this problem is reported, which may take the operator a moment. `also` may be reported
+/// as well.
 async fn finds(plane: &ControlPlane, name: &str, outcome: &str, message: &str, also: &[&str]) {
     let look = async || {
         let (is_well, report) = doctor(plane, &[]);
@@ -152,7 +153,7 @@ async fn break_the_installation(plane: &ControlPlane) {
     finds(plane, "policies", "failed", "missing: operator-status", &[]).await;
     apply(plane, "crds/operator-only.yaml");
     finds_nothing(plane).await;
-    // As for an installation of other names.
+    // As in an installation with other names.
     for other in [":elsewhere:stellage'", ":stellage-system:cloud'"] {
         let get = ["get", "validatingadmissionpolicy", binding, "--output", "json"];
         let policy = kubectl(plane, &get, None).unwrap();
@@ -174,7 +175,7 @@ async fn break_the_installation(plane: &ControlPlane) {
     apply(plane, "deploy/rbac.yaml");
     finds_nothing(plane).await;
 
-    // There is no kubelet that would run it. Its name is that of a release with the value nameOverride.
+    // There is no kubelet to run it. Its name is that of a release with the value nameOverride.
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": "stuck", "namespace": "stellage-system", "labels": { "app.kubernetes.io/name": "cloud", "app.kubernetes.io/part-of": "stellage" } },

@@ -33,7 +33,7 @@ async fn the_tour_runs_as_the_readme_says() {
     let mut shell = Shell::start(&tenant).await;
     let mut ran = Vec::new();
     for step in steps("README.md", "## A short tour") {
-        // The shared cluster takes their place.
+        // The shared cluster is used instead.
         if step.command.starts_with("make run") || step.command == "source .run/env" {
             continue;
         }
@@ -85,7 +85,8 @@ async fn the_example_says_why_an_instance_could_not_be_created() {
     let script = tokio::spawn(async move { script.output().await.unwrap() });
     let instances = async || tenant.all_instances().await;
     let found = eventually("the instance", instances, |found| !found.is_empty()).await;
-    // Its server may have been made by now, so it is made once more. The script looks again after five seconds.
+    // Its server may already have been provisioned, so provision it once more. The script checks again after
+    // five seconds.
     let fault = Patch::Merge(json!({
         "metadata": { "annotations": { FAULT_ANNOTATION: "provisioning" } },
         "spec": { "rebuildRequestedAt": "2026-11-21T10:00:00Z" },
@@ -106,7 +107,7 @@ async fn the_example_says_why_an_instance_could_not_be_created() {
     assert_eq!(last, format!("{} could not be created: {message}", found[0].id()));
 }
 
-/// Whether two JSON values have the same fields. Of lists, the first items count.
+/// Whether two JSON values have the same fields. Lists are compared by their first items.
 fn have_the_same_fields(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
@@ -138,7 +139,7 @@ async fn a_failed_delivery_is_understood_and_sent_again_as_the_page_says() {
     let mut receiver = None;
     let mut ran = Vec::new();
     for Step { command, shown } in steps("docs/receivers.md", "## A failed delivery, step by step") {
-        // The shared cluster takes their place; its retries take a second in all.
+        // The shared cluster is used instead; its retries take a second in total.
         if command.starts_with("make run") || command == "source .run/env" {
             continue;
         }

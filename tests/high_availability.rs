@@ -33,15 +33,17 @@ use crate::{
     webhooks::body,
 };
 
-/// The shortest Lease there is, so that a takeover does not take long.
+/// The shortest possible Lease, so that a takeover does not take long.
 const SHORT_LEASE: &str = "--lease-duration-seconds=4";
-/// One that a busy machine renews in time: no leader is late to notice that it leads no longer.
+/// A Lease that is renewed in time even on a busy machine: no leader notices too late that it no longer
+/// leads.
 const STEADY_LEASE: &str = "--lease-duration-seconds=12";
 /// Its duration.
 const STEADY: Duration = Duration::from_secs(12);
-/// One that a busy machine does not lose.
+/// A Lease that is not lost even on a busy machine.
 const LONG_LEASE: &str = "--lease-duration-seconds=60";
-/// How much longer than the Lease it takes until the next one leads: a second, and what a busy machine needs. Less than the long Lease.
+/// How much longer than the Lease it takes until the next replica leads: a second, plus what a busy machine needs. Less than the
+/// long Lease.
 const FAILOVER_MARGIN: Duration = Duration::from_secs(20);
 
 async fn leads(operator: &Operator, leads: bool) {
@@ -68,8 +70,8 @@ async fn receiver() -> Receiver {
     Receiver::start(|_| Answer::ok()).await
 }
 
-/// Waits until this many events have arrived, each of them perhaps more than once. Fails if there are more in the end: then one
-/// has arrived under two ids.
+/// Waits until this many events have arrived, each of them perhaps more than once. Fails if there are more in the end, because
+/// one of them has then arrived under two ids.
 async fn expect_events(tenant: &Tenant, receiver: &Receiver, count: usize) {
     let ids = async || {
         let received = receiver.received();
@@ -99,7 +101,7 @@ async fn losing_the_lease_ends_leading_not_the_process_and_rest_goes_on() {
     tenant.wait_for_state("before", InstanceState::Running).await;
     leads(&operator, true).await;
 
-    // Somebody else takes the Lease, and gives it up later.
+    // Another holder takes the Lease and gives it up later.
     let leases: Api<Lease> = Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
     let hand_to = async |holder: &str| {
         let lease = json!({ "spec": { "holderIdentity": holder, "leaseDurationSeconds": 600 } });
@@ -110,7 +112,7 @@ async fn losing_the_lease_ends_leading_not_the_process_and_rest_goes_on() {
     };
     hand_to("somebody-else").await;
     leads(&operator, false).await;
-    // What only a leader watches is not late afterwards.
+    // The watches that only a leader runs are up to date afterwards.
     let answered = async |resource: &str| {
         let metric = "stellage_watch_last_response_timestamp_seconds";
         operator.metric(metric, resource).await
@@ -172,7 +174,7 @@ async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_s
 
     network.set(Mode::Open);
     expect_events(&tenant, &receiver, 2).await;
-    // It follows again, and leads once the other one is gone.
+    // It becomes a follower again, and leads once the other one is gone.
     second.stop().await;
     leads(&first, true).await;
     power(&tenant, "Running").await;
@@ -181,11 +183,11 @@ async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_s
     first.stop().await;
 }
 
-/// Those of the replicas, each with the URL of its metrics, that lead.
+/// The replicas among these that lead. Each is given with the URL of its metrics.
 async fn leaders(http: &reqwest::Client, replicas: &[(&'static str, String)]) -> BTreeSet<&'static str> {
     let mut leaders = BTreeSet::new();
     for (name, url) in replicas {
-        // One that is gone says nothing.
+        // A replica that is gone does not answer.
         let Ok(answer) = http.get(url).send().await else {
             continue;
         };
@@ -199,14 +201,14 @@ async fn leaders(http: &reqwest::Client, replicas: &[(&'static str, String)]) ->
     leaders
 }
 
-/// Sees to it that no two replicas lead at the same time, and that who leads holds the Lease.
+/// Checks that no two replicas lead at the same time, and that the leader holds the Lease.
 struct Referee {
     end: CancellationToken,
     looks: JoinHandle<u32>,
 }
 
 impl Referee {
-    /// Looks again and again. Each replica's name is what its identity begins with.
+    /// Checks repeatedly. Each replica's name is the prefix of its identity.
     async fn of(plane: &ControlPlane, replicas: &[(&'static str, &Operator)]) -> Self {
         let leases: Api<Lease> =
             Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
@@ -220,7 +222,7 @@ impl Referee {
         let looks = tokio::spawn(async move {
             let mut looks = 0;
             while !ended.is_cancelled() {
-                // Who leads before and after leads in between, too.
+                // A replica that leads before and after also leads in between.
                 let before = leaders(&http, &replicas).await;
                 let lease = leases.get_opt(LEASE_NAME).await.unwrap();
                 let after = leaders(&http, &replicas).await;
@@ -243,7 +245,7 @@ impl Referee {
         Self { end, looks }
     }
 
-    /// Ends it. Fails the test if it has seen what must not be, or nothing.
+    /// Ends the checks. Fails the test if they found a violation, or observed nothing.
     async fn ends(self) {
         self.end.cancel();
         let looks = self.looks.await.unwrap();
@@ -251,8 +253,8 @@ impl Referee {
     }
 }
 
-/// Waits until a replica leads, which takes no longer than the Lease of the last leader, or no time if that is released, and what a
-/// busy machine needs in addition.
+/// Waits until a replica leads. This may take as long as the last leader's Lease, or no time if that Lease was released, plus
+/// what a busy machine needs.
 async fn follows(operator: &Operator, lease: Duration) {
     let begun = Instant::now();
     leads(operator, true).await;
@@ -281,11 +283,11 @@ async fn at_no_time_do_two_replicas_lead_while_one_is_cut_off_one_is_stopped_and
     eventually("another one to lead", others, |leaders| *leaders > 0.5).await;
     assert!(cut.elapsed() < STEADY + FAILOVER_MARGIN, "{:?}", cut.elapsed());
     leads(&first, false).await;
-    // Without the third it is the second, whose Lease is long.
+    // Without the third replica, the second follows, whose Lease is long.
     third.stop().await;
     follows(&second, STEADY).await;
     network.set(Mode::Open);
-    // Stopped, it hands over at once.
+    // When it is stopped, it hands over immediately.
     second.stop().await;
     follows(&first, Duration::ZERO).await;
     referee.ends().await;
@@ -308,8 +310,8 @@ async fn a_leader_that_is_frozen_in_the_middle_of_an_operation_for_longer_than_i
  {
     let plane = own_plane().await;
     let network = Network::to(&plane).await;
-    // Its Lease outlasts the provisioning, during which it cannot be renewed, and ends before the API server gives up a connection that
-    // answers no ping for 45 seconds.
+    // Its Lease outlasts the provisioning, during which it cannot be renewed, and expires before the API server gives up a
+    // connection that has not answered pings for 45 seconds.
     let mut arguments = vec!["run", "--lease-duration-seconds=20", "--provisioning-seconds=4"];
     let receivers = receiver_arguments(&plane);
     arguments.extend(receivers.iter().map(String::as_str));
@@ -322,11 +324,11 @@ async fn a_leader_that_is_frozen_in_the_middle_of_an_operation_for_longer_than_i
     arguments[1] = LONG_LEASE;
     let mut second = Operator::start(&plane, &arguments).await;
 
-    // It has decided that the server runs, and is frozen before the API server gets to know.
+    // It has decided that the server is running, and is frozen before the API server learns of it.
     tenant.apply("web", |_| {}).await;
     let before = tenant.wait_for_state("web", InstanceState::Provisioning).await;
     network.set(Mode::Held);
-    // Two seconds after the end of the provisioning, for a busy machine.
+    // Two seconds after the end of the provisioning, to allow for a busy machine.
     let sent = Instant::now() + Duration::from_secs(6);
     let in_flight = async || {
         let depth = first.metric("stellage_reconcile_queue_depth", "Instance").await;
@@ -362,7 +364,7 @@ async fn no_request_fails_while_the_replicas_of_the_rest_api_are_replaced_one_af
     let balancer = Balancer::start().await;
     let mut old = Vec::new();
     for _ in 0..2 {
-        // Long enough for the load balancer to notice, also on a busy machine.
+        // Long enough for the load balancer to notice, even on a busy machine.
         let replica = Operator::start(&plane, &["api", "--shutdown-delay-seconds=10"]).await;
         balancer.add(&replica.url, &replica.metrics_url).await;
         old.push(replica);

@@ -28,7 +28,8 @@ const ROOTS: [&str; 5] = [
 ];
 const LIBRARY: &str = "src/lib.rs";
 
-/// The folders of the program from top to bottom. Each uses only lower rows, or its own row without a cycle.
+/// The folders of the program from top to bottom. Each may use only lower rows, or its own row without a
+/// cycle.
 const LAYERS: [&[&str]; 5] = [
     &["serve", "settings"],
     &["facade", "console", "controllers", "cli"],
@@ -45,7 +46,7 @@ const LAYERS: [&[&str]; 5] = [
     &["resources"],
 ];
 
-/// The crates for HTTP, which the service must not use.
+/// The HTTP crates that the service must not use.
 const HTTP: [&str; 9] = [
     "axum",
     "http",
@@ -249,7 +250,7 @@ impl Tree {
         through
     }
 
-    /// As [`Self::walk`], for a path as written in a module.
+    /// Like [`Self::walk`], for a path as written in a module.
     fn walk_from(
         &self,
         from: &[String],

@@ -70,7 +70,7 @@ async fn an_applied_instance_becomes_ready_and_tells_its_story() {
 async fn any_spec_change_in_the_middle_of_an_operation_converges() {
     let tenant = Tenant::new("middle").await;
     tenant.apply("web", |_| {}).await;
-    // While it is still being created: another plan and image, a reboot, off and on again.
+    // While it is still being created: another plan and image, a reboot, power off and on again.
     tenant
         .merge(
             "web",
@@ -287,7 +287,7 @@ async fn an_instance_made_with_kubectl_has_its_finalizer_from_the_start_where_th
         })
         .to_string();
         let dry_run = ["create", "--dry-run=server", "--output=json", "--filename=-"];
-        // The API server learns of a policy some seconds after it was installed.
+        // The API server notices a new policy only some seconds after its installation.
         let create = async || kubectl(&plane, &dry_run, Some(&manifest)).unwrap_or_default();
         let has_it = |created: &String| created.contains("stellage.dev/server");
         let created = eventually("the policy to add it", create, has_it).await;

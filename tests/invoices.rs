@@ -42,14 +42,14 @@ impl Tenant {
         Api::namespaced(self.kube.clone(), &self.namespace)
     }
 
-    /// All invoices, the oldest first.
+    /// All invoices, oldest first.
     pub async fn all_invoices(&self) -> Vec<Invoice> {
         let mut all = self.invoices().list(&ListParams::default()).await.unwrap().items;
         all.sort_by_key(|invoice| invoice.spec.period.from);
         all
     }
 
-    /// Waits until so many invoices are issued, and returns these.
+    /// Waits until this many invoices have been issued, and returns them.
     pub async fn wait_for_invoices(&self, count: usize) -> Vec<Invoice> {
         let issued = async || {
             let mut all = self.all_invoices().await;
@@ -68,7 +68,7 @@ impl Tenant {
         invoice.spec.lines.iter().cloned().chain(of_pages).collect()
     }
 
-    /// Waits until the ledger has an entry of each of these instances.
+    /// Waits until the ledger has an entry for each of these instances.
     pub async fn wait_for_entries(&self, count: usize) {
         let entries = async || {
             let all = self.all_invoices().await;
@@ -79,9 +79,9 @@ impl Tenant {
         eventually("the entries", entries, |entries| *entries == count).await;
     }
 
-    /// Has the invoices closed until now.
+    /// Closes the invoices as of now.
     pub async fn close_now(&self) -> Timestamp {
-        // All that has begun, also in this second.
+        // Include everything that has begun, even in this second.
         let whole = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Ceil);
         let until = Timestamp::now().round(whole).unwrap();
         let accounts: Api<Account> = Api::all(self.kube.clone());
@@ -107,7 +107,7 @@ async fn an_invoice_that_is_closed_early_is_told_signed_and_the_next_one_goes_on
         .await;
     tenant.apply("web", |_| {}).await;
     tenant.apply("db", |db| db.spec.plan = Plan::Business).await;
-    // One that never runs is not billed.
+    // An instance that never runs is not billed.
     tenant
         .apply("off", |off| off.spec.power_state = PowerState::Stopped)
         .await;
@@ -156,7 +156,7 @@ async fn an_invoice_that_is_closed_early_is_told_signed_and_the_next_one_goes_on
     names.sort_unstable();
     assert_eq!(names, ["db", "web"]);
 
-    // Both go on in the next one.
+    // Both continue in the next invoice.
     let all = tenant.all_invoices().await;
     assert_eq!(
         (all.len(), all[1].spec.period.from, all[1].is_issued()),
@@ -270,7 +270,7 @@ async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and
         tenant.wait_for_state(name, InstanceState::Running).await;
     }
     tenant.wait_for_entries(3).await;
-    // The operator sees this one go, and that one not.
+    // The operator sees this one go, but not that one.
     delete_by_force(&tenant, "seen").await;
     let ended = async || {
         let open = tenant.all_invoices().await.remove(0);
@@ -281,7 +281,7 @@ async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and
     operator.die(&plane).await;
     delete_by_force(&tenant, "forced").await;
 
-    // As if all of it had happened two months earlier.
+    // Pretend that all of it happened two months earlier.
     let kube = plane.client(Identity::Operator).await.unwrap();
     let this_month = Period::month_of(Timestamp::now());
     let earlier = Period::before(Period::before(this_month));
@@ -307,7 +307,7 @@ async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and
     moved.spec.period.to = earlier.to;
     for entry in &mut moved.spec.entries {
         entry.since = since;
-        // The one that was seen to go did so at once.
+        // The instance whose deletion was seen was recorded immediately.
         entry.ended = entry.ended.map(|_| since);
     }
     invoices
@@ -351,7 +351,7 @@ async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and
         lines(&issued[1]).await,
         [line("forced", hours, 500), line("web", hours, 500)]
     );
-    // What was deleted by force unseen is billed until the operator noticed it.
+    // An instance deleted by force, unseen, is billed until the operator noticed.
     let open = tenant.all_invoices().await.pop().unwrap();
     assert_eq!(
         (open.spec.period.from, open.is_issued()),
@@ -366,7 +366,7 @@ async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and
     ended.sort_unstable();
     assert_eq!(ended, [("forced".to_owned(), true), ("web".to_owned(), false)]);
 
-    // What an invoice costs the API server, once the events of those before it are settled.
+    // The cost of an invoice for the API server, once the events of earlier invoices are settled.
     let unsettled = async || {
         let all = tenant.all_invoices().await;
         let left = |invoice: &&Invoice| {
@@ -378,7 +378,7 @@ async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and
     let user = Identity::Operator.user();
     let writes = |resource: &str| {
         let requests = plane.requests().unwrap().into_iter();
-        // The spent rate limits are in a ConfigMap, too.
+        // The used-up rate limits are in a ConfigMap, too.
         let is_meant = |name: &str| resource != "configmaps" || name == "stellage-invoice-numbers";
         let of_it = requests.filter(|request| {
             let is_write = request.user == user && request.is_write();
@@ -432,7 +432,7 @@ async fn the_invoices_of_a_deleted_account_are_issued_and_kept_in_the_operators_
     assert!(cluster.plane.check().is_ok());
 }
 
-/// The invoices of an account that is gone.
+/// The invoices of a deleted account.
 async fn kept_of(tenant: &Tenant) -> Vec<Invoice> {
     let kept: Api<Invoice> = Api::namespaced(tenant.kube.clone(), "stellage-system");
     let label = format!("stellage.dev/former-account={}", tenant.namespace);
@@ -757,7 +757,7 @@ async fn an_invoice_of_more_lines_than_fit_into_it_is_issued_once_and_read_in_pa
     let total = open["amount"]["value"].as_str().unwrap();
     assert!(html.text.contains(&format!(">{total} EUR</td>")), "{total}");
 
-    // The numbers go on although their ConfigMap is lost.
+    // The numbering continues although its ConfigMap is lost.
     operator.die(&plane).await;
     let kube = plane.client(Identity::Admin).await.unwrap();
     let numbers: Api<ConfigMap> = Api::namespaced(kube, "stellage-system");
@@ -767,7 +767,7 @@ async fn an_invoice_of_more_lines_than_fit_into_it_is_issued_once_and_read_in_pa
         .unwrap();
     operator = start(&plane).await;
     tenant.url.clone_from(&operator.url);
-    // The others' hours are on the first one.
+    // The other accounts' hours are on the first invoice.
     tenant.apply("later", |_| {}).await;
     let one = |shown: &Value| shown["data"]["lines_count"] == 1;
     eventually("its line", async || lines(&tenant).await, one).await;
@@ -832,10 +832,10 @@ async fn an_invoice_is_closed_once_by_command_and_mistakes_are_told() {
     assert!(error.contains("there is no invoice 2000-000001"), "{error}");
 }
 
-/// Accounts in the test with kills.
+/// Number of accounts in the test with kills.
 const ACCOUNTS: usize = 3;
 
-/// An account with an instance that has run since before the month began.
+/// An account with an instance that has been running since before the month began.
 struct Billed {
     tenant: Tenant,
     receiver: Receiver,
@@ -850,7 +850,7 @@ impl Billed {
         Self { tenant, receiver }
     }
 
-    /// Has an instance as if it had run since then, with another plan from the sixth hour on.
+    /// Makes an instance look as if it had been running since then, with another plan from the sixth hour on.
     async fn run_since(&self, kube: &Client, since: Timestamp) {
         self.tenant
             .apply("web", |web| web.spec.plan = Plan::Business)
@@ -947,8 +947,8 @@ impl Billed {
     }
 }
 
-/// The suite kills little, to be short. For a long run: `STELLAGE_TEST_MONTH_KILLS=200 cargo test --test integration --
-/// however_often_the_operator_is_killed_around_the_end_of_a_month --show-output`.
+/// To keep the suite short, it kills only a few times. For a long run: `STELLAGE_TEST_MONTH_KILLS=200 cargo test --test
+/// integration -- however_often_the_operator_is_killed_around_the_end_of_a_month --show-output`.
 #[tokio::test]
 async fn however_often_the_operator_is_killed_around_the_end_of_a_month_each_hour_backup_and_event_counts_once()
  {

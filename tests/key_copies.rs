@@ -33,7 +33,7 @@ async fn a_copied_digest_stays_dead_after_the_original_is_revoked_and_the_api_ha
     let copies: Api<ApiKey> = Api::namespaced(thief.kube.clone(), &thief.namespace);
     let key = by_hand("old", "copied-0123456789");
     let original = originals.create(&PostParams::default(), &key).await.unwrap();
-    // Times of creation are in whole seconds.
+    // Creation times have a resolution of one second.
     let created = original.metadata.creation_timestamp.unwrap().0;
     let is_over = async || Timestamp::now().as_second() > created.as_second();
     eventually("the second to be over", is_over, |is_over| *is_over).await;

@@ -50,7 +50,7 @@ async fn use_often(operator: &Operator, key: &str) {
     );
 }
 
-/// The writes of the last uses that the API server has taken, by key, and those that it has refused.
+/// The writes of last uses that the API server has accepted, by key, and those that it has refused.
 fn writes(plane: &ControlPlane) -> (BTreeMap<String, usize>, usize) {
     let (mut taken, mut refused) = (BTreeMap::new(), 0);
     for request in plane.requests().unwrap() {
@@ -83,7 +83,7 @@ async fn a_used_key_shows_its_day_everywhere_and_costs_one_write_however_often_a
     let made = objects.get("often").await.unwrap();
 
     let mut days = vec![today()];
-    // The last key that was made is the last that a replica learns of.
+    // A replica learns of the last created key last.
     for one in [&operator, &replica] {
         let known = async || ask(one, &often, Method::GET).await;
         eventually("the keys to be known", known, |status| {
@@ -120,7 +120,7 @@ async fn a_used_key_shows_its_day_everywhere_and_costs_one_write_however_often_a
     let detail = tenant.call(Method::GET, "/v1/keys/often", None).await;
     assert_eq!(detail.json()["data"]["last_used_on"], day);
 
-    // The other ways to see it. Their rows have the name first.
+    // The other places that show it. Their rows begin with the name.
     let row = |table: &str, name: &str| {
         let mut rows = table.lines().filter(|line| line.starts_with(&format!("{name} ")));
         rows.next().unwrap_or_else(|| panic!("{table}")).to_owned()
@@ -147,7 +147,7 @@ async fn a_used_key_shows_its_day_everywhere_and_costs_one_write_however_often_a
     let page = person.get("/console/keys").await;
     page.shows(&cell(day)).shows(&cell("never"));
 
-    // Also after a restart. Each replica gets to the last key after what it had to do before.
+    // Also after a restart. Each replica reaches the last key after everything that it had to do before.
     use_often(&operator, &often).await;
     replica.stop().await;
     replica = Operator::start(&plane, &["api"]).await;
@@ -170,7 +170,7 @@ async fn a_used_key_shows_its_day_everywhere_and_costs_one_write_however_often_a
     if today() == days[0] {
         let names = ["often", "refused", "console", "last-1", "last-2"];
         assert!(names.iter().all(|name| taken[*name] == 1), "{taken:?}");
-        // The two keys of the account that the test asks with.
+        // The account's two keys that the test itself uses.
         assert_eq!(taken.len(), names.len() + 2, "{taken:?}");
         assert!(conflicts <= taken.len(), "{conflicts} conflicts");
     }

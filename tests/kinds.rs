@@ -251,7 +251,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
     let client = plane.client(Identity::Admin).await.unwrap();
     // Only the operator writes statuses, Deliveries and scheduled Backups.
     let operator = support::as_operator(plane).await;
-    // No Account has this namespace, so the operator ignores the objects, except for one condition.
+    // No Account owns this namespace, so the operator ignores the objects, except for one condition.
     support::kubectl(plane, &["create", "namespace", "kinds-round-trip"], None).unwrap();
     let key = json!({
         "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "whole" },
@@ -862,10 +862,10 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
     let last_applied = "kubectl.kubernetes.io/last-applied-configuration";
     let owner = |n| json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": format!("u{n}") });
     let owners = (0..9).map(owner).collect::<Vec<_>>();
-    // Of a kind that is not there, so that the garbage collector leaves what it owns alone.
+    // The owner's kind does not exist, so the garbage collector leaves the dependents alone.
     let long_owner = |length: usize| json!([{ "apiVersion": "example.com/v1", "kind": "X", "name": "x".repeat(length), "uid": "u" }]);
     let finalizers: Vec<_> = (0..9).map(|n| format!("example.com/f{n}")).collect();
-    // The API server keeps the names of fields that do not exist.
+    // The API server keeps the names of unknown fields.
     let tracked = |field: &str| json!([{ "manager": "m", "operation": "Update", "apiVersion": "stellage.dev/v1", "fieldsType": "FieldsV1", "fieldsV1": { "f:metadata": { "f:labels": { format!("f:{field}"): {} } } } }]);
     let too_large = [
         (
@@ -919,14 +919,14 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
             let refused = api.create(&post, &object).await.unwrap_err().to_string();
             assert!(refused.contains(words), "{kind}: {refused}");
         }
-        // What fits, to the last byte.
+        // Fits to the last byte.
         manifest["metadata"] = json!({
             "name": "full", "labels": { "n": "x" },
             "annotations": { "n": of_bytes(8188), "o": "", last_applied: of_bytes(16384) },
         });
         let object: DynamicObject = serde_json::from_value(manifest.clone()).unwrap();
         api.create(&post, &object).await.unwrap();
-        // The API server looks at this in a create only.
+        // The API server checks this only on create.
         let named = json!({ "metadata": { "generateName": "x".repeat(254) } });
         let refused = api
             .patch("full", &PatchParams::default(), &Patch::Merge(&named))
@@ -937,7 +937,7 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
             "{kind}: {refused}"
         );
     }
-    // What the operator writes, and others may change the metadata of.
+    // Objects that the operator writes, but whose metadata others may change.
     let page = json!({
         "apiVersion": "stellage.dev/v1", "kind": "EventLog", "metadata": {},
         "spec": {
@@ -971,7 +971,7 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
         }
     }
 
-    // Such as it was stored before there were bounds.
+    // As stored before there were bounds.
     let instances = dynamic(client.clone(), "Instance", Some(namespace));
     let mut manifest = whole_instance();
     manifest["metadata"] = json!({

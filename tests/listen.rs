@@ -63,7 +63,7 @@ fn entry(id: &str, event_type: &str, name: &str) -> Value {
     })
 }
 
-/// Writes the status as the controller does: the outbox contains these `instance.started` events.
+/// Writes the status as the controller does, with these `instance.started` events in the outbox.
 async fn record(instances: &Api<Instance>, name: &str, ids: &[&str]) {
     let outbox: Vec<_> = ids.iter().map(|id| entry(id, "instance.started", name)).collect();
     record_entries(instances, name, &outbox).await;
@@ -126,7 +126,7 @@ impl Listen {
         outcomes.collect()
     }
 
-    /// Sends Ctrl-C; fails unless it exits with success and without another event.
+    /// Sends Ctrl-C. Fails unless it exits successfully and without another event.
     fn interrupt(mut self) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-INT", &pid]).status().unwrap();

@@ -13,7 +13,7 @@ use crate::{
     support::{PATIENCE, STELLAGE, plane_permit},
 };
 
-/// A local run in a folder of its own. Killed when dropped; what it has started ends with it.
+/// A local run in its own folder. Killed when dropped, together with everything that it has started.
 struct Run {
     checkout: tempfile::TempDir,
     child: Child,

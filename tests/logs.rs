@@ -17,7 +17,7 @@ use crate::{
 
 const ID: &str = "trace-me-4711";
 
-/// An operator that logs each request, beside the shared one, which is the leader.
+/// An operator that logs each request. It runs next to the shared one, which is the leader.
 async fn talkative(arguments: &[&str]) -> Operator {
     let plane = shared().await.plane;
     let environment = [("RUST_LOG".to_owned(), "info,stellage::facade=debug".to_owned())];
@@ -30,7 +30,7 @@ async fn talkative(arguments: &[&str]) -> Operator {
     .await
 }
 
-/// Has a request logged under [`ID`]; returns its line.
+/// Sends a request that is logged under [`ID`]; returns its log line.
 async fn logged(operator: &Operator, account: &str) -> String {
     let tenant = Tenant::on(shared().await.plane, operator, account).await;
     let headers = [("X-Request-Id", ID)];
@@ -115,11 +115,11 @@ async fn no_secret_that_tests_have_used_and_no_body_of_an_event_is_in_the_logs()
 async fn no_operator_that_tests_have_shared_asked_the_api_server_for_what_it_has_no_right_to() {
     let cluster = shared_at_last().await;
     let requests = cluster.plane.requests().unwrap();
-    // A test asks for more in the operator's name, and is refused.
+    // A test requests more in the operator's name, and is refused.
     let is_of_a_test =
         |request: &Request| request.namespace == "acc-rights" && request.resource == "rolebindings";
-    // In the namespace of an account it has these rights only from when the authorizer knows the RoleBinding that it has just made,
-    // which the first success shows, and until the RoleBinding or the namespace goes.
+    // In an account's namespace it has these rights only from the time that the authorizer knows the new RoleBinding, as shown by
+    // the first success, until the RoleBinding or the namespace is deleted.
     let needs_binding = |request: &Request| {
         let resource = (&*request.resource, &*request.verb);
         request.namespace != "stellage-system" && matches!(resource, ("secrets", _) | ("apikeys", "create"))

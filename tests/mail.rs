@@ -453,7 +453,7 @@ async fn who_watches_the_folder_never_reads_half_a_mail() {
     let watcher = std::thread::spawn(move || {
         let mut whole = 0;
         loop {
-            // It looks once more when all have been sent.
+            // It checks once more when all have been sent.
             let is_last = stopped.try_recv().is_ok();
             for entry in std::fs::read_dir(&path).unwrap() {
                 let file = entry.unwrap().path();

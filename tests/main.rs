@@ -10,8 +10,8 @@
     reason = "tests fail by panicking, in functions that tests share too; and tell a story from its beginning to its end"
 )]
 
-// Tests begin in the order of their names. Those that start control planes of their own take longest and wait for each other,
-// so their modules have names that come first.
+// Tests start in the order of their names. Tests that start their own control planes take longest and wait for each other, so
+// their modules have names that sort first.
 #[path = "browser/mod.rs"]
 mod a_browser;
 #[path = "chart/mod.rs"]
@@ -66,6 +66,6 @@ mod mail;
 mod receivers;
 mod support;
 mod tenants;
-// Last, when the other tests have logged the most.
+// Last, because by then the other tests have logged the most.
 #[path = "logs.rs"]
 mod z_logs;

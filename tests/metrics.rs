@@ -91,7 +91,7 @@ fn write_catalogue(path: &Path, more: &str) {
     std::fs::rename(&new, path).unwrap();
 }
 
-/// Makes everything happen that is counted.
+/// Causes everything that is counted.
 async fn make_everything_happen(plane: &OwnPlane, operator: &Operator) {
     let tenant = Tenant::on(plane, operator, "metrics").await;
     let good = Receiver::start(|_| Answer::ok()).await;
@@ -106,7 +106,7 @@ async fn make_everything_happen(plane: &OwnPlane, operator: &Operator) {
         .apply("web", |instance| instance.spec.monitoring_enabled = true)
         .await;
     tenant.wait_for_state("web", InstanceState::Running).await;
-    // An e-mail tells of it.
+    // An e-mail reports it.
     tenant
         .wait_for_webhook("bad", "it to be disabled", |webhook| {
             webhook
@@ -131,7 +131,7 @@ async fn the_table_has_the_metrics_of_a_running_operator_with_their_types_and_la
         "run",
         "--provisioning-seconds=0",
         "--instance-metrics",
-        // Nobody is there, so sending traces fails.
+        // Nothing is listening, so sending traces fails.
         "--otlp-endpoint=http://127.0.0.1:9",
         catalogue.as_str(),
     ];
@@ -158,7 +158,7 @@ async fn the_table_has_the_metrics_of_a_running_operator_with_their_types_and_la
     .await;
     check_conventions(&page(&operator).await).await;
 
-    // Each process alone has its own and those of both.
+    // A process on its own has its own metrics and those of both.
     for command in ["api", "controller"] {
         let mut alone = Operator::start(&plane, &[command]).await;
         let table = described(&[command, "both"]);
@@ -173,7 +173,7 @@ async fn the_table_has_the_metrics_of_a_running_operator_with_their_types_and_la
     operator.stop().await;
 }
 
-/// Lets promtool look at a page, in the older text format, which is all that its lints read.
+/// Checks a page with promtool, in the older text format, the only one that its lints read.
 async fn check_conventions(page: &str) {
     let mut lines: Vec<String> = Vec::new();
     for line in page.lines() {

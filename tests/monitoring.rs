@@ -28,7 +28,8 @@ use crate::{
     webhooks::{SECRET, body, types},
 };
 
-/// Seconds between two samples. Four missing ones in a row would end an alert, so a busy machine may pause for ten seconds.
+/// Seconds between two samples. An alert would end after four missing samples in a row, so a busy machine may pause for ten
+/// seconds.
 const INTERVAL: u64 = 3;
 
 /// A catalogue in which CPU usage above 90 % for as long as an interval fires.
@@ -51,7 +52,7 @@ async fn start(plane: &OwnPlane, command: &str) -> Operator {
     Operator::start(plane, &arguments).await
 }
 
-/// Waits until so many more samples have been taken.
+/// Waits until this many more samples have been taken.
 async fn samples(operator: &Operator, more: f64) {
     let taken = async || operator.metric("stellage_usage_samples_total", "ok").await;
     let before = taken().await;
@@ -83,7 +84,7 @@ impl Tenant {
         expect(self, 200, Method::GET, path, None, &[]).await.json()
     }
 
-    /// The alerts in REST, once they are so many with this status.
+    /// The alerts in REST, once there are this many with this status.
     async fn alerts(&self, status: &str, count: usize) -> Vec<Value> {
         let path = format!("/v1/alerts?status={status}");
         let look = async || self.get(&path).await["data"].as_array().unwrap().clone();
@@ -177,7 +178,7 @@ async fn an_alert_is_sent_once_also_across_a_restart_and_anew_after_it_has_ended
         "{note}"
     );
 
-    // It goes on firing, which costs no write. Nor does it after a restart, whose first samples say the same again.
+    // It keeps firing, which costs no write, not even after a restart, whose first samples say the same again.
     let version = tenant.settled("web").await;
     let version_of_other = other.settled("web").await;
     samples(&operator, 6.0).await;
@@ -217,7 +218,7 @@ async fn an_alert_is_sent_once_also_across_a_restart_and_anew_after_it_has_ended
         .collect();
     assert_eq!(ids.len(), 2);
 
-    // A stop ends an alert, silently; so does monitoring that is switched off.
+    // A stop ends an alert silently; so does switching monitoring off.
     let stop = format!("/v1/instances/{id}/stop");
     expect(&tenant, 202, Method::POST, &stop, None, &[]).await;
     tenant.alerts("ended", 2).await;
@@ -316,7 +317,7 @@ async fn replicas_of_the_api_ask_the_leader_which_answers_nobody_else() {
     )
     .await;
 
-    // The leader's port answers only those who have the key, and says nothing else.
+    // The leader's port answers only callers who have the key, and reveals nothing else.
     let address = leader(&tenant).await;
     let uid = tenant.instances().get("web").await.unwrap().uid().unwrap();
     let query = format!("http://{address}/usage/replicas/web/{uid}");
@@ -370,7 +371,7 @@ async fn a_series_needs_monitoring_and_a_known_window() {
     let on = json!({ "monitoring_enabled": true });
     let instance = format!("/v1/instances/{id}");
     expect(&tenant, 200, Method::PATCH, &instance, Some(&on), &[]).await;
-    // Nothing has been sampled yet, perhaps.
+    // Perhaps nothing has been sampled yet.
     let series = tenant.get(&path).await["data"].clone();
     assert_eq!(series["series"]["network_in"].as_array().unwrap().len(), 60);
     for window in ["2h", "", "1H"] {

@@ -27,7 +27,7 @@ fn folder(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Whether a program is installed that `make test` does not require. If not, the output says what was not tested.
+/// Whether a program is installed that `make test` does not require. If not, reports what was not tested.
 pub fn there_is(program: &str) -> bool {
     let there = Command::new(program)
         .arg("--version")

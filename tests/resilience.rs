@@ -37,7 +37,7 @@ fn settled(instance: &Instance) -> bool {
 async fn a_controller_that_is_killed_again_and_again_loses_no_transition_and_makes_no_second_server() {
     const INSTANCES: usize = 50;
     const ROUNDS: usize = 4;
-    /// Instances that are created in each round, and deleted in the next.
+    /// Number of instances that are created in each round and deleted in the next.
     const PASSING: usize = 5;
     let plane = own_plane().await;
     let arguments = ["run", "--provisioning-seconds", "2"];
@@ -203,8 +203,8 @@ async fn two_hundred_hanging_instances_of_one_account_hold_up_no_other_account()
         |timed_out| *timed_out == HANGING as usize,
     )
     .await;
-    // From now on they have only the slots of those that have failed, even if all are due again, and the account's other
-    // instances have theirs.
+    // From now on they have only the slots for instances that have failed, even if all are due again, and the account's
+    // other instances have theirs.
     let calls = async || {
         operator
             .metric("stellage_provider_calls_total", "ProviderTimeout")
@@ -225,7 +225,7 @@ async fn two_hundred_hanging_instances_of_one_account_hold_up_no_other_account()
     operator.stop().await;
 }
 
-/// What a busy machine may need for a create, a stop and a start that wait for nothing.
+/// How long a busy machine may take for a create, a stop and a start that wait for nothing.
 const PROMPT: Duration = Duration::from_secs(120);
 
 /// Creates an instance, stops it and starts it.
@@ -381,7 +381,7 @@ async fn a_process_that_is_started_before_the_crds_says_what_it_waits_for_and_se
         },
     )
     .await;
-    // It has asked for them by now, and does not give up.
+    // It has requested them by now, and does not give up.
     let errors = async || {
         let (_, page) = ask("/metrics").await?;
         let has_failed = |kind: &&str| {

@@ -86,7 +86,7 @@ async fn a_key_made_by_hand_from_its_own_digest_works_and_is_listed_as_outdated(
         .filter(|key| key["outdated"] == true);
     assert_eq!(outdated.count(), 1);
 
-    // What would break the list, or the terminal, is refused.
+    // Anything that would break the list or the terminal is refused.
     for (field, value, why) in [
         ("expiresAt", "2027-02-30T00:00:00Z", "a day that exists"),
         ("expiresAt", "2027-02-29T00:00:00Z", "a day that exists"),
@@ -232,7 +232,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     let line: Vec<&str> = line.split(' ').collect();
     let refused = stellage(plane, &line).unwrap_err();
     assert!(refused.contains("made for a former account"), "{refused}");
-    // A key made now works, the old one does not.
+    // A key created now works; the old one does not.
     let own = support::new_key(plane, "left-next", "write");
     eventually(
         "the new key to work",
@@ -263,7 +263,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         .unwrap();
 }
 
-/// A Delivery for this webhook, as a former account has left it: `finished`, or `pending`.
+/// A Delivery for this webhook, `finished` or `pending`, as a former account has left it.
 fn left_delivery(webhook: &str, what: &str, owner: Option<OwnerReference>) -> Delivery {
     let is_finished = what == "finished";
     let mut labels = json!({ "stellage.dev/webhook": webhook });
@@ -326,7 +326,7 @@ async fn what_was_owed_to_a_former_account_is_neither_sent_nor_shown_to_the_next
         !printed.contains("dlv-pending") && !printed.contains("dlv-finished"),
         "{printed}"
     );
-    // Such a delivery would be in no bound; a finished one goes later.
+    // Such a delivery would count towards no bound; a finished one is deleted later.
     let pending = async || deliveries.get_opt("dlv-pending000000000").await.unwrap();
     eventually("what is still owed to go", pending, Option::is_none).await;
 }
@@ -592,7 +592,7 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
     };
     let whole = named("hook", "hook", "stellage.dev/v1", "hook");
     deliveries.create(&tried, &whole).await.unwrap();
-    // One of an earlier version can be changed as ever.
+    // An object of an earlier version can still be changed.
     let operator = support::as_operator(support::shared().await.plane).await;
     let operators: Api<Delivery> = Api::namespaced(operator, &tenant.namespace);
     let owner = tenant.webhooks().get("hook").await.unwrap().owner_ref(&());
@@ -704,7 +704,7 @@ async fn a_tenant_writes_little_into_the_metadata_of_a_delivery_and_the_operator
             "fieldsV1": { "f:metadata": { "f:labels": { field: {} } } },
         }] })
     };
-    // What the facade has seen takes none of a tenant's room.
+    // Requests recorded by the facade take up none of a tenant's room.
     patch(&operators, annotated("stellage.dev/idempotency-keys", 2000))
         .await
         .unwrap();
@@ -721,7 +721,7 @@ async fn a_tenant_writes_little_into_the_metadata_of_a_delivery_and_the_operator
         let refused = patch(&theirs, over).await.unwrap_err();
         assert!(refused.contains(why), "{refused}");
     }
-    // The operator's own writes are not bounded, and what they leave may shrink.
+    // The operator's own writes are not bounded, and what they leave behind may shrink.
     patch(&operators, annotated("stellage.dev/error", 2000))
         .await
         .unwrap();
@@ -840,7 +840,7 @@ async fn no_tenant_deletes_an_instance_without_its_server() {
         "{refused}"
     );
     is_back("after that").await;
-    // Also while its spec is refused, and from those who are exempt otherwise.
+    // Also while its spec is refused, and for users who are otherwise exempt.
     let refused_image =
         Patch::Merge(json!({ "metadata": { "finalizers": null }, "spec": { "image": "debian-99" } }));
     theirs
@@ -878,14 +878,14 @@ async fn no_tenant_deletes_an_instance_without_its_server() {
         refused.contains("removed by the operator once the server is gone"),
         "{refused}"
     );
-    // Who may do so in the whole cluster can, in case a provider is gone for good.
+    // A user who may do so in the whole cluster can, in case a provider is gone for good.
     patch(&tenant.instances(), json!({ "finalizers": null }))
         .await
         .unwrap();
 }
 
-/// Makes a namespace that has the label, but no Account, with an Instance and a Backup that have begun and have no finalizer. Returns
-/// their kinds and names.
+/// Creates a namespace with the label but without an Account, containing an Instance and a Backup that have begun and have no
+/// finalizer. Returns their kinds and names.
 fn abandon(plane: &ControlPlane, namespace: &str) -> [(&'static str, &'static str); 2] {
     let create =
         |object: Value| support::kubectl(plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
@@ -922,7 +922,7 @@ fn abandon(plane: &ControlPlane, namespace: &str) -> [(&'static str, &'static st
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_lost_its_finalizer_is_deleted_by_nobody_but_administrators_in_person() {
-    // No operator runs that would put it back.
+    // No operator is running that would restore it.
     let plane = support::own_plane().await;
     let objects = abandon(&plane, "abandoned");
     let kubectl = |line: &str| support::kubectl(&plane, &line.split(' ').collect::<Vec<_>>(), None);
@@ -938,7 +938,7 @@ async fn what_has_lost_its_finalizer_is_deleted_by_nobody_but_administrators_in_
             ))
         };
         for who in ["--as=eve", &operator] {
-            // The policies take a moment to be in effect.
+            // The policies take a moment to take effect.
             let refused = async || delete(who).err();
             let refused = eventually("a refusal", refused, Option::is_some).await.unwrap();
             assert!(
@@ -988,7 +988,7 @@ async fn a_create_while_a_deletion_frees_the_quota_waits_and_is_told_to_try_agai
         (full.status.as_u16(), full.json()["error"]["code"].as_str()),
         (403, Some("resource_limit_exceeded"))
     );
-    // Something delays the deletion, as a server that takes its time would.
+    // Something delays the deletion, like a server that takes its time.
     let hold = json!({ "metadata": { "finalizers": ["stellage.dev/server", "example.com/held"] } });
     tenant
         .instances()

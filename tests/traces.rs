@@ -38,7 +38,7 @@ fn traceparent(number: u8) -> String {
     format!("00-{}-{CALLER}-01", trace(number))
 }
 
-/// An operator that sends its traces to a receiver, soon.
+/// An operator that promptly sends its traces to a receiver.
 async fn traced(plane: &ControlPlane, arguments: &[&str], collector: &Receiver) -> Operator {
     let ca = plane.folder().join("receivers.pem");
     std::fs::write(&ca, Receiver::ca_pem()).unwrap();
@@ -90,7 +90,7 @@ fn joined(all: &[Span], number: u8) -> BTreeMap<&str, Vec<&Span>> {
     by_name
 }
 
-/// Whether the parents of all these spans are among those.
+/// Whether the parents of all these spans are among the second list of spans.
 fn are_within(spans: &[&Span], parents: &[&Span]) -> bool {
     spans
         .iter()
@@ -145,12 +145,12 @@ async fn a_rest_call_its_reconciles_provider_calls_and_deliveries_are_one_trace(
     let taken_up = |instance: &Instance| instance.status.clone().unwrap().traceparent;
     assert_eq!(taken_up(&running).as_deref(), annotation(&running));
 
-    // The annotation stays, but a later change does not belong to it.
+    // The annotation stays, but a later change is not attributed to it.
     tenant
         .merge(id, &json!({ "spec": { "powerState": "Stopped" } }))
         .await;
     assert_eq!(told(&receiver.wait_for(4).await[3]), ("instance.stopped", ""));
-    // Another request has a trace of its own.
+    // Another request has its own trace.
     tenant.wait_for_state(id, InstanceState::Stopped).await;
     let path = format!("/v1/instances/{id}/start");
     call(202, &path, json!({}), &[("traceparent", &traceparent(2))]).await;
@@ -158,7 +158,7 @@ async fn a_rest_call_its_reconciles_provider_calls_and_deliveries_are_one_trace(
         told(&receiver.wait_for(5).await[4]),
         ("instance.started", &*trace(2))
     );
-    // With kubectl anybody may begin one; what is none is ignored.
+    // With kubectl, anybody may start a trace; an invalid value is ignored.
     tenant.wait_for_state(id, InstanceState::Running).await;
     let own = traceparent(3);
     let change =
@@ -204,11 +204,11 @@ async fn a_rest_call_its_reconciles_provider_calls_and_deliveries_are_one_trace(
         .await
         .unwrap();
     assert_eq!((annotation(&untraced), taken_up(&untraced)), (None, None));
-    // What is no traceparent begins a trace.
+    // An invalid traceparent starts a new trace.
     let headers = [("traceparent", "00-1-1-01")];
     expect(&tenant, 200, Method::GET, "/v1/instances", None, &headers).await;
 
-    // At the end everything is sent.
+    // At shutdown everything is sent.
     api.stop().await;
     controller.stop().await;
     let all = spans(&collector);
@@ -292,7 +292,7 @@ async fn a_rest_call_its_reconciles_provider_calls_and_deliveries_are_one_trace(
         );
     }
 
-    // Nothing that is secret leaves with them, and the log tells the trace.
+    // No secrets are sent with them, and the log names the trace.
     for request in collector.received() {
         assert_eq!(request.header("x-token"), TOKEN);
         let text = String::from_utf8_lossy(&request.body).into_owned();

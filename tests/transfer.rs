@@ -34,7 +34,8 @@ use crate::{
 
 const FAULT: &str = "simulator.stellage.dev/fault";
 
-/// What REST shows of an account. Usage and ETags apart, which are of a moment and of an object.
+/// What REST shows of an account, except for usage, which changes every moment, and ETags, which belong to an
+/// object.
 async fn shown(tenant: &Tenant) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     let mut paths: Vec<String> = [
@@ -67,7 +68,7 @@ async fn shown(tenant: &Tenant) -> BTreeMap<String, Value> {
     all
 }
 
-/// Without what changes by itself from one moment to the next.
+/// Leaves out what changes by itself from one moment to the next.
 fn lasting(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -107,7 +108,7 @@ async fn set_fault(tenant: &Tenant, name: &str, fault: Option<&str>) {
         .unwrap();
 }
 
-/// Who has written which fields of an instance, its status apart.
+/// Who has written which fields of an instance, except for its status.
 async fn written_by(tenant: &Tenant) -> Value {
     let web = tenant.instances().get("web").await.unwrap();
     let mut fields = web.metadata.managed_fields.unwrap();
@@ -142,7 +143,7 @@ async fn held(tenant: &Tenant, webhook: &str, count: usize, phase: DeliveryPhase
     of_phase.map(|delivery| delivery.spec.event_id).collect()
 }
 
-/// An installation that was exported: its account, what REST showed last, and what its receiver has got.
+/// An exported installation: its account, what REST showed last, and what its receiver has got.
 struct Exported {
     tenant: Tenant,
     shown: BTreeMap<String, Value>,
@@ -152,7 +153,7 @@ struct Exported {
     managers: Value,
 }
 
-/// Makes some of everything, stops the operator, and exports it.
+/// Creates some of everything, stops the operator, and exports the installation.
 async fn export(file: &Path, receiver: &Receiver) -> Exported {
     let plane = own_plane().await;
     let mut operator = start(&plane).await;
@@ -223,7 +224,7 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
         keys.all(|key| key["last_used_on"].is_string())
     };
     eventually("the last uses of the keys", keys, are_recorded).await;
-    // Until nothing is written any more.
+    // Wait until nothing is written any more.
     let look = async || {
         let before = shown(&tenant).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -310,7 +311,7 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
 
     let plane = own_plane().await;
     let kube = plane.client(Identity::Admin).await.unwrap();
-    // Into CRDs of an older version.
+    // Import into CRDs of an older version.
     install_older_crds(&plane);
     let refused = import(&plane, &file).unwrap_err();
     assert!(
@@ -318,13 +319,13 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
         "{refused}"
     );
     install(&plane);
-    // A file that was cut off.
+    // A truncated file.
     let cut = folder.path().join("cut");
     let bytes = std::fs::read(&file).unwrap();
     std::fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
     let refused = import(&plane, &cut).unwrap_err();
     assert!(refused.contains("cut off"), "{refused}");
-    // One of a newer program.
+    // A file of a newer program.
     let newer = folder.path().join("newer");
     let own = format!(r#""version":"{}""#, env!("CARGO_PKG_VERSION"));
     let text = String::from_utf8(bytes).unwrap();
@@ -350,7 +351,7 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     kubectl(&plane, &["delete", "account", "other"], None).unwrap();
     stellage(&plane, &["import", "--dry-run", file.to_str().unwrap()]).unwrap();
     assert_eq!(holder(&plane), "");
-    // One that is interrupted: something stands in its way.
+    // An interrupted import: something stands in its way.
     let way = json!({ "apiVersion": "v1", "kind": "List", "items": [
         { "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "moved", "labels": { "stellage.dev/account": "moved" } } },
         { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "healthy", "namespace": "moved" }, "stringData": { "secret": "another" } },
@@ -399,7 +400,7 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
         (secret.data, secret.metadata.labels)
     );
 
-    // What was interrupted goes on.
+    // The interrupted import continues.
     set_fault(&tenant, "stuck", None).await;
     tenant.wait_for_state("stuck", InstanceState::Running).await;
     set_fault(&tenant, "leaving", None).await;
@@ -446,7 +447,7 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
         others("/failing")
     );
 
-    // What was held and what was pending goes out under the ids that it had.
+    // What was held and what was pending is sent under its original ids.
     is_well.store(true, Ordering::Relaxed);
     let gone: Webhook = tenant.webhooks().get("gone").await.unwrap();
     let active = json!({ "active": true });
@@ -530,7 +531,7 @@ fn owner(object: &Value) -> Value {
     })
 }
 
-/// As many annotations as an object may have; an import adds one.
+/// Adds the maximum number of annotations; an import adds one more.
 fn annotated(mut object: Value) -> Value {
     object["metadata"]["annotations"] = (0..32).map(|i| (format!("example.com/{i}"), json!(""))).collect();
     object
@@ -591,7 +592,7 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
     ] {
         assert!(said.lines().any(|it| it == line), "{line} in {said}");
     }
-    // A namespace, an account, two instances and a Secret; beside them, what the chart creates empty.
+    // A namespace, an account, two instances and a Secret; in addition, what the chart creates empty.
     let of_rights = ["configmap", "secret"].map(|kind| {
         let list = ["get", kind, "--namespace", "stellage-system", "--output", "name"];
         kubectl(&plane, &list, None).unwrap().lines().count()

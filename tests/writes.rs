@@ -67,12 +67,13 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
             writes.entry(request.name).or_default().push(what);
         }
     }
-    // Refused writes count, too. The name of a create is in its body, so the log may or may not have it.
+    // Refused writes count, too. The name of a created object is in the body, so it may be missing from the
+    // log.
     let unnamed = writes.remove("").unwrap_or_default().len();
     let total: usize = writes.values().map(Vec::len).sum::<usize>() + unnamed;
     let most = writes.values().max_by_key(|all| all.len()).unwrap();
-    // A busy API server may refuse a write, or be late with its answer. It is then repeated, which may be refused because the first one
-    // was made.
+    // A busy API server may refuse a write or answer too late. The write is then repeated, and the repetition may be refused
+    // because the first one succeeded.
     let is_forgiven = |write: &&String| {
         let code: Option<u16> = write.rsplit(' ').next().and_then(|code| code.parse().ok());
         matches!(code, Some(409 | 429 | 500..))
@@ -113,7 +114,7 @@ async fn what_the_provider_does_at_once_takes_one_write_and_one_event_and_the_po
     kubectl(&plane, &["apply", "-f", "-"], Some(FINALIZER_POLICY.1)).unwrap();
     let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds", "0"]).await;
     let tenant = Tenant::with(&plane, &operator, "prompt", |_| {}).await;
-    // A policy takes some time to be in force.
+    // A policy takes some time to take effect.
     let mut number = 0;
     let finalizers = async || {
         number += 1;

@@ -32,7 +32,7 @@ impl Account {
         Self::create_as(cluster, product, ACCOUNT).await
     }
 
-    /// As [`Self::create`], under another name.
+    /// Like [`Self::create`], under another name.
     pub async fn create_as(cluster: &Cluster, product: &Product, name: &str) -> Result<Self> {
         let object = json!({
             "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name },
@@ -65,7 +65,7 @@ impl Account {
         })
     }
 
-    /// A key that another build of `stellage` makes, so that it knows its digest.
+    /// Creates a key with another build of `stellage`, which can then recognise its digest.
     pub fn key_of(cluster: &Cluster, program: &Path) -> Result<String> {
         new_key(cluster, program, ACCOUNT)
     }

@@ -33,11 +33,11 @@ use crate::{
     wire::Target,
 };
 
-/// Connections of the client.
+/// Number of connections of the client.
 const CLIENT: usize = 4;
-/// Addresses of the loopback that the attack uses.
+/// Number of loopback addresses that the attack uses.
 const ADDRESSES: u8 = 40;
-/// Pause before a closed connection is renewed, and for how long one that reads nothing is held.
+/// Pause before a closed connection is reopened, and how long a connection that reads nothing is held.
 const RENEW_AFTER: Duration = Duration::from_secs(1);
 const HELD: Duration = Duration::from_secs(30);
 /// How long opening all connections may take.
@@ -54,7 +54,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         .into());
     }
     let cluster = Cluster::start().await?;
-    // Fewer than come, at every size.
+    // Fewer than the attack opens, at every size.
     let most = wanted * 8192 / 10_000;
     let mut product = Product::run_with(&cluster, &[format!("--max-connections={most}")]).await?;
     let account = Account::create(&cluster, &product).await?;
@@ -99,14 +99,14 @@ async fn turn(name: &str, target: &Target, sizes: &Sizes) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Hostile connections, each renewed when it ends.
+/// Hostile connections, each reopened when it ends.
 struct Attack {
     tasks: JoinSet<()>,
     opened: Arc<AtomicU64>,
 }
 
 impl Attack {
-    /// Returns once as many have been opened as are held at a time.
+    /// Starts the attack. Returns once as many connections have been opened as are held at a time.
     async fn start(address: SocketAddr, connections: usize) -> Result<Self> {
         let opened = Arc::<AtomicU64>::default();
         let mut tasks = JoinSet::new();
@@ -114,7 +114,7 @@ impl Attack {
             let opened = opened.clone();
             tasks.spawn(async move {
                 loop {
-                    // Refused connections are part of it.
+                    // Refused connections are part of the attack.
                     let _ = hold(number, address, &opened).await;
                     sleep(RENEW_AFTER).await;
                 }
@@ -130,7 +130,7 @@ impl Attack {
         Ok(Self { tasks, opened })
     }
 
-    /// Ends it. Returns the number of connections that were opened.
+    /// Ends the attack. Returns the number of connections that were opened.
     async fn stop(mut self) -> u64 {
         self.tasks.shutdown().await;
         self.opened.load(Ordering::Relaxed)

@@ -1,5 +1,5 @@
-//! How soon a process serves and leads with many instances, how soon another leader follows one that is killed, the memory of the
-//! facade and of the controllers apart, and how many requests fail while the replicas of the facade are replaced.
+//! How soon a process is ready and leads with many instances, how soon another leader takes over from one that is killed, the
+//! memory of the facade and of the controllers separately, and how many requests fail while the facade's replicas are replaced.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::{
     table::{Aim, Table},
 };
 
-/// The Lease of the chart.
+/// The Lease duration set by the chart.
 const LEASE: [&str; 2] = ["--lease-duration-seconds", "4"];
 /// Seconds from the start of a process until it is ready.
 const READY: Aim = Aim::AtMost(1.0);
@@ -25,7 +25,7 @@ const READY: Aim = Aim::AtMost(1.0);
 const FAILOVER: Aim = Aim::AtMost(5.0);
 /// REST requests that fail in a rolling restart.
 const FAILED: Aim = Aim::AtMost(0.0);
-/// What the chart gives load balancers to notice that a replica ends.
+/// How long the chart lets load balancers take to notice that a replica is ending.
 const LEAVING: [&str; 2] = ["--shutdown-delay-seconds", "5"];
 /// Timeout until a process leads.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Start-up and memory of `stellage run` with very many completed backups of instances that are gone, compared with the same cluster
+//! Start-up and memory of `stellage run` with very many completed backups of deleted instances, compared with the same cluster
 //! without them.
 
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ use crate::{
 
 const FIRST: &str = "first";
 const PATIENCE: Duration = Duration::from_mins(1);
-/// The largest that may be set.
+/// The highest limits that can be set.
 const LIMITS: [&str; 2] = ["--backups-per-instance=10000", "--backups-per-account=1000000"];
 
 struct Measured {
     ready: Duration,
-    /// Processor time until there is nothing left to do, in seconds.
+    /// CPU time until nothing is left to do, in seconds.
     used: f64,
     mib: f64,
 }
@@ -46,7 +46,7 @@ impl Measured {
     }
 }
 
-/// Measures both.
+/// Measures with and without backups.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let count = sizes.backups;
     let cluster = Cluster::start().await?;
@@ -95,7 +95,7 @@ fn collection(account: &Account) -> String {
     format!("/apis/stellage.dev/v1/namespaces/{}/backups", account.namespace)
 }
 
-/// A backup that the program has completed, and whose event is settled.
+/// A backup that the program has completed and whose event is settled.
 async fn completed(
     cluster: &Cluster,
     product: &Product,
@@ -120,10 +120,10 @@ async fn completed(
         .await
 }
 
-/// Stores backups as if they had been completed long ago, each of another instance.
+/// Stores backups as if they had been completed long ago, each of a different instance.
 async fn fill(cluster: &Cluster, account: &Account, template: &Value, count: u64) -> Result<()> {
     say(&format!("  filling up to {count} backups"));
-    // The operator itself replaces whole statuses.
+    // The operator itself replaces whole statuses instead of patching them.
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": "bench-backups" },
         "rules": [{ "apiGroups": ["stellage.dev"], "resources": ["backups/status"], "verbs": ["patch"] }],

@@ -1,8 +1,8 @@
-//! The client that (d) is compared with: the cheapest possible one.
+//! The cheapest possible client, with which (d) is compared.
 //!
-//! It creates the same manifests, over as many connections as (d); its other writes are merge patches of one number in the
-//! status, over as many connections as the operator has concurrent writes at most. Its namespace has a native quota, as those of
-//! accounts have. It reads nothing and decides nothing, has the machine to itself, runs in a process of its own, and uses the
+//! It creates the same manifests, over as many connections as (d). Its other writes are merge patches of one number in the
+//! status, over as many connections as the operator's maximum of concurrent writes. Like an account's, its namespace has a
+//! native quota. It reads nothing and decides nothing, has the machine to itself, runs in its own process, and uses the
 //! operator's identity.
 
 use std::{
@@ -30,11 +30,11 @@ use crate::{
     writes::Writes,
 };
 
-/// The kind of its job.
+/// The kind of the bare client's job.
 pub const KIND: &str = "bare";
 /// Connections that create instances, here and in (d).
 pub const CREATORS: usize = 32;
-/// Connections that patch them: the default of `--write-concurrency`.
+/// Number of connections that patch them: the default of `--write-concurrency`.
 const WRITERS: usize = 16;
 /// What its quota counts.
 const COUNTED: &str = "count/instances.stellage.dev";
@@ -55,7 +55,7 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
         let namespace = json!({ "metadata": { "name": NOBODYS } }).to_string();
         let body = Some(("application/json", namespace.as_str()));
         cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
-        // An account has one, too.
+        // An account has a quota, too.
         let quota = json!({
             "metadata": { "name": "instances" }, "spec": { "hard": { COUNTED: "1000000" } },
         });
@@ -92,8 +92,8 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
     Ok(took)
 }
 
-/// Waits until the quota counts, since creates are refused before. Kubernetes looks again at one that it could not count only once
-/// that is changed.
+/// Waits until the quota counts, since creates are refused before. If Kubernetes could not count a quota, it checks that quota
+/// again only once the quota is changed.
 async fn counted(cluster: &Cluster, quota: &str) -> Result<()> {
     for limit in 1_000_001_u32.. {
         for _ in 0..20 {
@@ -110,7 +110,7 @@ async fn counted(cluster: &Cluster, quota: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the client's process does.
+/// The job of the client's process.
 #[derive(Serialize, Deserialize)]
 pub struct Job {
     server: Server,
@@ -120,7 +120,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Runs in this process, which was started for it. Returns how long it took.
+    /// Runs in this process, which was started for it. Returns how long the writes took.
     pub async fn run_here(self) -> Result<Duration> {
         let target = Target::of(self.server).await?;
         let begun = Instant::now();
@@ -155,7 +155,7 @@ async fn write(target: &Target, prefix: &str, count: u64, patches: u64) -> Resul
     Ok(())
 }
 
-/// Creates instances until their numbers are used up, and sends each number on.
+/// Creates instances until the numbers are used up, and passes each number on.
 async fn create(
     target: Target,
     numbers: impl Iterator<Item = u64>,

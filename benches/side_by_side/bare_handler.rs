@@ -22,7 +22,7 @@ use crate::{
     wire::{Answer, Target},
 };
 
-/// The variable with the path of the answers. If it is set, this program runs as the bare server.
+/// The environment variable with the path of the answers. If it is set, this program runs as the bare server.
 const ANSWERS: &str = "STELLAGE_BENCH_BARE_ANSWERS";
 /// Headers that the server adds by itself.
 const OWN_HEADERS: [&str; 3] = ["content-length", "date", "transfer-encoding"];
@@ -86,7 +86,7 @@ impl BareHandler {
         }
     }
 
-    /// Its address. Requests carry the key, too, so that they are the same as those to the facade.
+    /// Its address. Requests carry the key, too, so that they are identical to those sent to the facade.
     pub fn target(&self, key: &str) -> Result<Target> {
         Target::plain(&self.url, key)
     }

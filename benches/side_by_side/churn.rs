@@ -1,5 +1,5 @@
-//! Real transitions: repeatedly stops and starts instances, by patches of their spec as `kubectl` sends them, from a process of
-//! its own. The next transition of an instance begins when a watch has shown the end of the last one.
+//! Real transitions: repeatedly stops and starts instances, from a separate process, with patches of their spec like those that
+//! `kubectl` sends. An instance's next transition begins when a watch has shown the end of the last one.
 
 use std::{
     collections::HashMap,
@@ -39,30 +39,30 @@ use crate::{
     writes::Writes,
 };
 
-/// The kind of its job.
+/// The kind of this client's job.
 pub const KIND: &str = "churn";
-/// Timeout of a transition, and of everything else waited for.
+/// Timeout of a transition, and of every other wait.
 const PATIENCE: Duration = Duration::from_mins(5);
 /// Longer than any measurement.
 const WATCH_SECONDS: u32 = 290;
 const PACE: Duration = Duration::from_millis(5);
-/// How long instances are stopped and started before the Events are counted again, and the most Events for each transition
-/// that count as none.
+/// How long instances are stopped and started before the Events are counted again, and how many Events per transition
+/// count as none.
 const SLICE: Duration = Duration::from_secs(2);
 const HARDLY_ANY: f64 = 0.02;
-/// Slices after which Events must have become few.
+/// Number of slices after which Events must have become few.
 const SLICES: usize = 60;
 
 /// The rate of transitions.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub enum Pace {
-    /// As fast as possible with this many at a time.
+    /// As fast as possible, with this many at a time.
     AtATime(usize),
     /// This many per second, if possible.
     Rate(f64),
 }
 
-/// What the client's process does.
+/// The job of the client's process.
 #[derive(Serialize, Deserialize)]
 #[expect(
     clippy::unsafe_derive_deserialize,
@@ -92,7 +92,7 @@ pub struct Churned {
 pub struct Churn {
     kubeconfig: PathBuf,
     namespace: String,
-    /// What their names begin with.
+    /// The prefix of their names.
     prefix: String,
 }
 
@@ -135,7 +135,8 @@ impl Churn {
         })
     }
 
-    /// Has the API server track no longer who wrote which field of the instances, as REST does with those that it made.
+    /// Makes the API server stop tracking which client wrote which field of the instances, as REST does for the
+    /// instances that it creates.
     pub async fn untrack(&self) -> Result<()> {
         let api = instances(&self.kubeconfig, &self.namespace).await?;
         let patch = Patch::Merge(json!({ "metadata": { "managedFields": [{}] } }));
@@ -148,9 +149,9 @@ impl Churn {
         Ok(())
     }
 
-    /// Stops and starts the instances until the operator writes hardly any Kubernetes Events for them, because it writes only so
-    /// many for each in five minutes, and a turn without them cannot be compared with one with them. To be done for each new
-    /// process.
+    /// Stops and starts the instances until the operator writes hardly any Kubernetes Events for them. It writes only a limited
+    /// number for each instance in five minutes, and a turn without Events cannot be compared with one with them. Call this for
+    /// each new process.
     pub async fn drain(&self, cluster: &Cluster, at_a_time: usize, sizes: &Sizes) -> Result<()> {
         for _ in 0..SLICES {
             let before = Writes::count(&cluster.admin).await?;
@@ -163,7 +164,7 @@ impl Churn {
         Err("the operator does not cease to write Kubernetes Events".into())
     }
 
-    /// Stops and starts the instances for a time.
+    /// Stops and starts the instances for this long.
     pub async fn run(&self, pace: Pace, extent: Duration) -> Result<Churned> {
         let job = Job {
             kubeconfig: self.kubeconfig.clone(),
@@ -247,7 +248,7 @@ fn runs(instance: &Instance) -> Option<bool> {
     }
 }
 
-/// Sends on the changes that a watch shows. Ends only with an error.
+/// Passes on the changes that a watch shows. Ends only with an error.
 async fn show(
     api: &Api<Instance>,
     params: &WatchParams,
@@ -255,14 +256,14 @@ async fn show(
     states: &HashMap<String, watch::Sender<bool>>,
 ) -> crate::Error {
     loop {
-        // The API server ends all watches of a kind when it takes in the kind's definition anew.
+        // The API server ends all watches of a kind when it reloads the kind's definition.
         if let Err(error) = show_one(api, params, &mut version, states).await {
             return error;
         }
     }
 }
 
-/// The changes since `version`, until the watch ends.
+/// Passes on the changes since `version`, until the watch ends.
 async fn show_one(
     api: &Api<Instance>,
     params: &WatchParams,
@@ -307,7 +308,7 @@ async fn give(permits: &Semaphore, pace: Pace) {
     }
 }
 
-/// Stops and starts one instance until the end.
+/// Repeatedly stops and starts one instance.
 async fn turn_over(
     target: Target,
     path: String,
@@ -323,7 +324,7 @@ async fn turn_over(
             Ok(permit) if Instant::now() < end => permit?,
             _ => return Ok(latencies),
         };
-        // Those of a rate are used up; others are held until the transition has ended.
+        // A permit of a fixed rate is used up; otherwise it is held until the transition has ended.
         let held = match pace {
             Pace::Rate(_) => {
                 permit.forget();

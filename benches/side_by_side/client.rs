@@ -1,5 +1,5 @@
-//! Clients in processes of their own, so that their work does not count as anybody else's: the bench executes itself again,
-//! with a job as JSON on its standard input, and reads what came of it from its standard output.
+//! Clients in separate processes, so that their work does not count towards any other process: the bench executes itself
+//! again, passes the job as JSON on standard input, and reads the result from standard output.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ use tokio::{io::AsyncWriteExt as _, process::Command};
 
 use crate::Result;
 
-/// The variable with the kind of the job. If it is set, this program runs as a client.
+/// The environment variable with the kind of the job. If it is set, this program runs as a client.
 const KIND: &str = "STELLAGE_BENCH_CLIENT";
 
 /// The kind of job, if this process should run as a client.
@@ -20,7 +20,7 @@ pub fn wanted() -> Option<String> {
     env::var(KIND).ok()
 }
 
-/// Runs a client and returns its result; an error with its standard error if it fails.
+/// Runs a client and returns its result. If it fails, the error contains its standard error.
 pub async fn run<T: DeserializeOwned>(kind: &str, job: &impl Serialize) -> Result<T> {
     let mut child = Command::new(env::current_exe()?)
         .env(KIND, kind)

@@ -21,7 +21,7 @@ pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL_EVERY: Duration = Duration::from_millis(200);
 
-/// The API server, and the identities that talk to it.
+/// The API server, and the identities that send requests to it.
 pub struct Cluster {
     /// etcd, kube-apiserver, kube-controller-manager.
     pub plane: ControlPlane,
@@ -32,13 +32,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it, without an audit log, and installs the CRDs, the admission policies and the operator's rights.
+    /// Starts the API server without an audit log, and installs the CRDs, the admission policies and the
+    /// operator's rights.
     pub async fn start() -> Result<Self> {
         Self::start_with(&[]).await
     }
 
-    /// As [`Self::start`], with the policy that gives instances of accounts their finalizer. Until the API server knows the schema
-    /// of Instances it refuses to create those: see [`Self::until_created`].
+    /// Like [`Self::start`], with the policy that gives the instances of accounts their finalizer. The API server refuses to
+    /// create instances until it knows their schema: see [`Self::until_created`].
     pub async fn start_with_finalizer_policy() -> Result<Self> {
         Self::start_with(&["--with-finalizer-policy"]).await
     }
@@ -66,7 +67,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Waits until an instance could be created in a namespace.
+    /// Waits until an instance can be created in a namespace.
     pub async fn until_created(&self, namespace: &str) -> Result<()> {
         let path = format!("{}?dryRun=All", objects::collection(namespace));
         let body = objects::manifest("try");
@@ -99,7 +100,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The process of one server: `etcd`, `kube-apiserver` or `kube-controller-manager`.
+    /// The process id of one server: `etcd`, `kube-apiserver` or `kube-controller-manager`.
     pub fn pid(&self, name: &str) -> Result<u32> {
         let mut servers = self.plane.pids().into_iter();
         let found = servers.find(|(server, _)| *server == name);
@@ -123,7 +124,7 @@ impl Cluster {
     }
 }
 
-/// Runs a command and returns its stdout; an error with its stderr if it fails.
+/// Runs a command and returns its stdout. If it fails, the error contains its stderr.
 pub fn run(command: &mut Command, input: &str) -> Result<String> {
     let mut child = command
         .stdin(Stdio::piped())

@@ -1,5 +1,6 @@
-//! The console's list: a page of 20 out of 10,000 instances, as a browser that has signed in asks for it; beside the same list as JSON,
-//! which the page is made of. And what a browser loads at its first visit: the page and its files, compressed.
+//! The console's list: a page of 20 out of 10,000 instances, as requested by a browser that has signed in, compared with the same
+//! list as JSON, from which the page is rendered. Also what a browser loads on its first visit: the page and its files,
+//! compressed.
 
 use crate::{
     Result,
@@ -20,14 +21,14 @@ use crate::{
 const FIRST: &str = "first";
 const PAGE: &str = "/console/instances";
 const JSON: &str = "/v1/instances?limit=20";
-/// What the paths of a page's files begin with.
+/// The prefix of the paths of a page's files.
 const FILES: &str = "/console/assets/";
-/// Milliseconds of processor time that the page may take.
+/// Maximum CPU time for the page, in milliseconds.
 const AIM_COST: Aim = Aim::AtMost(2.0);
-/// Kilobytes that the first visit may load.
+/// Maximum size of the first visit, in kilobytes.
 const AIM_WEIGHT: Aim = Aim::AtMost(40.0);
 
-/// Somebody who has signed in.
+/// A browser that has signed in.
 struct Visitor {
     target: Target,
     cookie: String,
@@ -72,7 +73,7 @@ impl Visitor {
         Ok(connection.answer().body)
     }
 
-    /// Bytes of the page and its files, compressed.
+    /// Size of the page and its files in bytes, compressed.
     async fn weight(&self) -> Result<usize> {
         let page = String::from_utf8(self.load(PAGE, "identity").await?)?;
         let mut weight = self.load(PAGE, "gzip").await?.len();
@@ -84,7 +85,7 @@ impl Visitor {
     }
 }
 
-/// Milliseconds of the server's processor time for a request.
+/// Milliseconds of the server's CPU time per request.
 async fn cost(product: &Product, target: &Target, request: String, sizes: &Sizes) -> Result<f64> {
     let extent = Extent::For {
         warm_up: sizes.warm_up,

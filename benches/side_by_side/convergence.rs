@@ -1,11 +1,11 @@
-//! (d): the time from the first of 5,000 instances applied to the last one running, with servers that are ready at once,
-//! compared with the time that a bare client takes for the fewest writes there can be: a create and a status for each. With
+//! (d): the time from applying the first of 5,000 instances until the last one runs, with servers that are ready immediately.
+//! Compared with the time that a bare client takes for the minimum of writes: a create and a status for each instance. With
 //! `--baseline`, another build of `stellage` does the same.
 //!
-//! The API server gives the instances their finalizer, by the admission policy that is there for that, and counts them for a
-//! native quota, those of the bare client, too. The writes of Instances and
-//! their status are counted from the API server's metrics. Kubernetes Events are written in the background; nothing waits for
-//! them, but they use the same machine. All take turns, and none runs during those of the others.
+//! The API server adds the instances' finalizer, by means of the admission policy for that, and counts them for a native
+//! quota, including those of the bare client. The writes of Instances and of their status are counted from the API server's
+//! metrics. Kubernetes Events are written in the background; nothing waits for them, but they use the same machine. All sides
+//! take turns, and none runs during the turn of another.
 
 use std::{
     path::Path,
@@ -34,7 +34,7 @@ use crate::{
 /// Timeout for all instances.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 
-/// A little longer than a settled event waits in its outbox for another write.
+/// A little longer than a settled event stays in its outbox, waiting for another write.
 const OUTBOX_LINGERS: Duration = Duration::from_secs(12);
 
 /// Writes of an instance by the bare client, in addition to its create.
@@ -46,7 +46,7 @@ pub struct Converged {
     writes: Writes,
 }
 
-/// Measures this build beside the bare client, and beside the baseline if there is one.
+/// Measures this build against the bare client, and against the baseline if there is one.
 pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
     let cluster = Cluster::start_with_finalizer_policy().await?;
     let mut product = Product::run(&cluster).await?;
@@ -75,7 +75,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     Ok(())
 }
 
-/// A new process of a build brings instances to run.
+/// Starts a new process of a build, which brings instances to run.
 async fn turn(
     cluster: &Cluster,
     account: &Account,
@@ -85,7 +85,7 @@ async fn turn(
 ) -> Result<Converged> {
     let account = Account {
         namespace: account.namespace.clone(),
-        // Each build knows its own form of keys.
+        // Each build has its own format of keys.
         key: Account::key_of(cluster, program)?,
     };
     let mut product = Product::run_of(cluster, program, &[]).await?;
@@ -97,7 +97,8 @@ async fn turn(
     Ok(converged)
 }
 
-/// Waits until outboxes have been cleared, which the process of the next turn would otherwise do within its own time.
+/// Waits until the outboxes have been cleared. Otherwise the next turn's process would have to do that within its own
+/// time.
 async fn until_quiet(cluster: &Cluster) -> Result<()> {
     let begun = Instant::now();
     let mut last = None;
@@ -111,7 +112,7 @@ async fn until_quiet(cluster: &Cluster) -> Result<()> {
     Err("instances are written for ever".into())
 }
 
-/// The first of the converged instances with this prefix, once nothing is left to be done for it.
+/// The first of the converged instances with this prefix, once nothing is left to do for it.
 pub async fn settled_instance(
     cluster: &Cluster,
     product: &Product,
@@ -154,7 +155,7 @@ pub async fn converge(
         ..Client::repeating(&cluster.operator, CREATORS, create, Extent::Count(count))
     };
     let applied = apply.run().await?.took;
-    // Ask the facade, whose index answers at almost no cost.
+    // Ask the facade, whose index can answer at almost no cost.
     product
         .until(PATIENCE, "all instances running", async || {
             // The watch may not have shown the key yet.
@@ -199,7 +200,7 @@ async fn confirm(cluster: &Cluster, account: &Account, wanted: u64) -> Result<()
     Err(format!("{running} instances are running, not {wanted}").into())
 }
 
-/// The lines of (d).
+/// Reports the lines of (d).
 fn report(table: &mut Table, sizes: &Sizes, bare: &[Duration], own: &[Converged], before: &[Converged]) {
     let count = sizes.converging;
     let seconds =

@@ -1,8 +1,8 @@
 //! (c): creates through REST (`stellage api`, without a controller), compared with posting the same objects directly to the
 //! API server with the same identity.
 //!
-//! The two take turns. During the API server's turns, no `stellage` runs, so that nothing watches the objects. Each of the
-//! facade's turns uses a new process, warmed up.
+//! The two take turns. During the API server's turns, no `stellage` runs, so nothing watches the objects. Each of the
+//! facade's turns uses a new process, which is warmed up first.
 
 use serde_json::{Value, json};
 
@@ -88,8 +88,8 @@ async fn turn(name: &str, target: &Target, request: String, first: u64, sizes: &
     Ok(measured)
 }
 
-/// A request to the API server that creates the same object as a create through REST: a stored one is read, and posted under
-/// names of the same form.
+/// A request to the API server that creates the same object as a create through REST: a stored object is read and posted
+/// under names of the same form.
 async fn same_object(cluster: &Cluster, account: &Account, facade: &Target) -> Result<String> {
     let body = objects::rest_body();
     let created: Value = facade

@@ -1,4 +1,5 @@
-//! Fills an account with instances that look as if they had been running for long, which takes two writes each.
+//! Fills an account with instances that look as if they had been running for a long time, which takes two
+//! writes each.
 
 use std::sync::Arc;
 
@@ -23,7 +24,8 @@ fn name() -> String {
     format!("i-{NUMBER}")
 }
 
-/// Creates so many instances, in turns in these namespaces. `template` is one that the program has brought to run.
+/// Creates this many instances, alternating between these namespaces. `template` is one that the program has
+/// brought to run.
 pub async fn instances_of(
     cluster: &Cluster,
     namespaces: Vec<String>,
@@ -79,8 +81,8 @@ pub async fn instances_of(
     Ok(())
 }
 
-/// Creates the instances from number `first` up to, but not including, `end`. `template` is one that the program has brought to
-/// run.
+/// Creates the instances with the numbers from `first` up to, but not including, `end`. `template` is one that the program has
+/// brought to run.
 pub async fn instances(
     cluster: &Cluster,
     account: &Account,

@@ -1,8 +1,8 @@
-//! The time until instances run, and the memory of who brings them to run, compared with KWOK, which simulates resources by
-//! stages: the same creates of the same kind, with stages for the same states.
+//! The time until instances run, and the memory of the process that brings them to run, compared with KWOK, which simulates
+//! resources in stages: the same creates of the same kind, with stages for the same states.
 //!
-//! Each turn has a cluster of its own, and a first instance that shows that the program is ready. KWOK plays the stages of
-//! kinds that are not its own one after the other; that is not a setting.
+//! Each turn has its own cluster, and a first instance that shows that the program is ready. KWOK plays the stages of kinds
+//! other than its own one after the other, which cannot be configured.
 
 use std::{
     env, fs,
@@ -45,7 +45,7 @@ struct Turn {
     resident: f64,
 }
 
-/// Measures both, if KWOK is wanted at these sizes.
+/// Measures both, if the sizes include KWOK.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let Some(count) = sizes.kwok else {
         say("  not with --quick");
@@ -98,7 +98,8 @@ async fn kwoks(program: &Path, count: u64, sizes: &Sizes) -> Result<Turn> {
     let namespace = json!({ "metadata": { "name": NAMESPACE } }).to_string();
     let body = Some(("application/json", namespace.as_str()));
     cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
-    // It watches nodes and pods, too. Only the operator may write statuses, so it is given the operator's identity and more.
+    // KWOK also watches nodes and pods. Only the operator may write statuses, so KWOK gets the operator's identity and
+    // additional rights.
     let body = json!({
         "metadata": { "name": "kwok" },
         "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin" },
@@ -124,7 +125,7 @@ async fn kwoks(program: &Path, count: u64, sizes: &Sizes) -> Result<Turn> {
         .arg("--config")
         .arg(&stages)
         .args(["--manage-all-nodes=false", "--manage-single-node=none"])
-        // Its own settings are in the home folder.
+        // KWOK reads its own settings from the home folder.
         .env("HOME", folder);
     let log = folder.join("kwok.log");
     let mut daemon = Daemon::spawn("kwok", command, cluster.plane.group(), &log)?;
@@ -184,7 +185,7 @@ async fn converge(cluster: &Cluster, namespace: &str, prefix: &str, count: u64) 
     }
 }
 
-/// The program, which is built once from its pinned Go module.
+/// Finds KWOK, or builds it once from its pinned Go module.
 fn find_or_build() -> Result<PathBuf> {
     let digest = Sha256::digest([GO_MOD, GO_SUM, env::consts::ARCH].join("\n"));
     let folder = cache_folder()?.join(format!("kwok-{}", hex::encode(&digest[..6])));
@@ -197,7 +198,7 @@ fn find_or_build() -> Result<PathBuf> {
     let modules = tempfile::tempdir()?;
     fs::write(modules.path().join("go.mod"), GO_MOD)?;
     fs::write(modules.path().join("go.sum"), GO_SUM)?;
-    // The name is taken once it is complete.
+    // The final name is given only to the complete program.
     let partial = folder.join(format!(".kwok-{}", std::process::id()));
     let mut build = Command::new("go");
     build

@@ -1,4 +1,4 @@
-//! Latencies, which cross from a client's process to the bench as JSON.
+//! Latencies, which a client's process sends to the bench as JSON.
 
 use std::time::Duration;
 
@@ -18,22 +18,22 @@ impl Latencies {
         Ok(Self(Histogram::new(3)?))
     }
 
-    /// Adds one.
+    /// Adds a latency.
     pub fn record(&mut self, latency: Duration) -> Result<()> {
         Ok(self.0.record(u64::try_from(latency.as_micros())?)?)
     }
 
-    /// Adds those of another.
+    /// Adds the latencies of another histogram.
     pub fn add(&mut self, other: &Self) -> Result<()> {
         Ok(self.0.add(&other.0)?)
     }
 
-    /// How many there are.
+    /// The number of latencies.
     pub fn len(&self) -> u64 {
         self.0.len()
     }
 
-    /// A quantile in milliseconds; not a number, which meets no aim, if there are none.
+    /// A quantile in milliseconds. NaN, which meets no aim, if there are no latencies.
     pub fn millis(&self, quantile: f64) -> f64 {
         if self.0.is_empty() {
             return f64::NAN;

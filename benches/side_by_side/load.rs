@@ -1,9 +1,9 @@
 //! The load generator: a closed loop over a fixed number of keep-alive connections, each of which sends its next request when
-//! the last one is answered. It uses two threads, one per core, each with a single-threaded runtime, so that it costs little
-//! compared with the server on the same machine, and the same for every server.
+//! the last one has been answered. It uses two threads, one per core, each with a single-threaded runtime, so that it costs
+//! little compared with the server on the same machine, and the same for every server.
 //!
-//! What is measured is asked by a [`Client`], which is such a load in a process of its own. A [`Load`] runs in this process, and
-//! prepares what will be measured.
+//! A [`Client`] generates the measured load in a separate process. A [`Load`] runs in this process and prepares what will be
+//! measured.
 
 use std::{
     sync::{
@@ -24,10 +24,10 @@ use crate::{
 
 /// The kind of a [`Client`]'s job.
 pub const KIND: &str = "load";
-/// What a request has in place of its number, which is written with as many digits.
+/// The placeholder for a request's number, which is written with the same number of digits.
 pub const NUMBER: &str = "################";
 
-/// Connections, and so concurrent requests, in all measurements of (a), (b) and (c).
+/// Number of connections, and so of concurrent requests, in all measurements of (a), (b) and (c).
 pub const CONNECTIONS: usize = 16;
 
 const THREADS: usize = 2;
@@ -35,7 +35,7 @@ const THREADS: usize = 2;
 /// Writes the n-th request of a load into an empty buffer.
 pub type Requests = dyn Fn(u64, &mut Vec<u8>) + Send + Sync;
 
-/// Requests that differ in nothing but their number, from `first` on, in place of each [`NUMBER`].
+/// Requests that differ only in their number, which replaces each [`NUMBER`] and starts at `first`.
 pub fn numbered(request: String, first: u64) -> Arc<Requests> {
     let width = NUMBER.len();
     if !request.contains(NUMBER) {
@@ -74,7 +74,8 @@ pub struct Load {
     pub status: u16,
     /// Duration or number of requests.
     pub extent: Extent,
-    /// Requests a second at most, if they are not sent as fast as they are answered.
+    /// Maximum number of requests per second. Without it, each connection sends its next request as soon as
+    /// the last is answered.
     pub pace: Option<f64>,
 }
 
@@ -85,7 +86,7 @@ pub struct Client {
     pub server: Server,
     /// Number of connections.
     pub connections: usize,
-    /// A request, with [`NUMBER`] in place of its number if that matters.
+    /// A request, with [`NUMBER`] as a placeholder for its number if that matters.
     pub request: String,
     /// The number of the first request.
     pub first: u64,
@@ -93,12 +94,12 @@ pub struct Client {
     pub status: u16,
     /// Duration or number of requests.
     pub extent: Extent,
-    /// Requests a second at most.
+    /// Maximum number of requests per second.
     pub pace: Option<f64>,
 }
 
 impl Client {
-    /// Sends one request again and again for a time, and expects to be answered with 200.
+    /// Sends one request repeatedly for a time, and expects 200 each time.
     pub fn repeating(target: &Target, connections: usize, request: String, extent: Extent) -> Self {
         Self {
             server: target.server(),
@@ -111,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Starts the process, and returns what it has measured.
+    /// Starts the process and returns its measurement.
     pub async fn run(&self) -> Result<Measured> {
         client::run(KIND, self).await
     }

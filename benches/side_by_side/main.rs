@@ -3,8 +3,8 @@
 //!
 //! Absolute numbers say more about the machine than about the program. So each number is a ratio of two that were measured
 //! within seconds of each other, in turns (A-B-A-B-A-B), with the same load generator on the same cores, and is shown as the
-//! median of the rounds with the least and the greatest. What takes only one turn is shown as one number. Clients run in
-//! processes of their own:
+//! median of the rounds with the minimum and maximum. A measurement with only one turn is shown as one number. Clients run
+//! in separate processes:
 //!
 //! - the processor time of a transition with webhooks (`webhooks::transitions`), which hardly depends on the machine's load,
 //!   also compared with another build;
@@ -93,7 +93,8 @@ use table::Table;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
 
-/// Parts at the same time with `--quick`: much of a part is waiting for an API server to start.
+/// Number of parts that run concurrently with `--quick`: much of a part is waiting for an API server to
+/// start.
 const QUICK_AT_ONCE: usize = 6;
 /// Timeout of the whole run.
 const LONGEST: Duration = Duration::from_mins(150);
@@ -164,10 +165,10 @@ impl Part {
         ("month-end", Self::MonthEnd),
         ("backups", Self::Backups),
     ];
-    /// Selects all parts whose names begin with it.
+    /// Selects all parts whose names begin with this.
     const WEBHOOKS: &str = "webhooks";
 
-    /// Whether it can compare this build with another one.
+    /// Whether the part can compare this build with another one.
     fn has_baseline(self) -> bool {
         matches!(
             self,
@@ -175,7 +176,7 @@ impl Part {
         )
     }
 
-    /// Whether it needs a fresh cluster or minutes of setup, and so is measured once.
+    /// Whether the part needs a fresh cluster or minutes of setup, and is therefore measured only once.
     fn is_single(self) -> bool {
         matches!(
             self,
@@ -212,11 +213,11 @@ impl Part {
 struct Wanted {
     sizes: Sizes,
     quick: bool,
-    /// Whether the documentation's table is replaced.
+    /// Whether to replace the table in the documentation.
     readme: bool,
     /// Another build of `stellage` to compare with.
     baseline: Option<PathBuf>,
-    /// In their order; all of them if none is named.
+    /// The selected parts, in order of measurement; all parts if none is named.
     parts: Vec<(&'static str, Part)>,
 }
 
@@ -225,7 +226,7 @@ impl Wanted {
         let (mut quick, mut readme, mut baseline, mut named) = (false, false, None, Vec::new());
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                // `cargo bench` adds it.
+                // Added by `cargo bench`.
                 "--bench" => {}
                 "--quick" => quick = true,
                 "--readme" => readme = true,
@@ -276,7 +277,8 @@ impl Wanted {
         if self.quick { LONGEST_QUICK } else { LONGEST }
     }
 
-    /// Measures each part and prints its table, so that an error in one loses nothing of those before it.
+    /// Measures each part and prints its table immediately, so that an error in one part loses no earlier
+    /// results.
     async fn measure(&self) -> Result<()> {
         let measure = async |(name, part): &(&'static str, Part)| {
             say(&format!("== {name}"));

@@ -1,7 +1,7 @@
-//! (e): memory and CPU time of `stellage run` in one account. With ten thousand instances there are two processes: one that has
-//! brought them to run, in two halves, and a new one that finds them running, because an allocator does not return all memory.
-//! With a hundred thousand, most are stored as if they had been running for long. Each process is measured before and after a
-//! client has read all lists and all details through REST, since the facade keeps what it has serialised.
+//! (e): memory and CPU time of `stellage run` in one account. With ten thousand instances two processes are measured, because
+//! an allocator does not return all memory: one that has brought the instances to run, in two halves, and a new one that finds
+//! them running. With a hundred thousand, most are stored as if they had been running for a long time. Each process is measured
+//! before and after a client has read all lists and all details through REST, since the facade keeps what it has serialised.
 
 use std::{sync::Arc, time::Instant};
 
@@ -21,12 +21,12 @@ use crate::{
     table::{Aim, Table},
 };
 
-/// Bytes of a megabyte in those of a mebibyte.
+/// Megabytes per mebibyte.
 const MEGABYTES_OF_MEBIBYTE: f64 = 1.048_576;
-/// Instances on a page of the walk: the most there may be.
+/// Page size of the walk: the maximum.
 const PAGE: usize = 100;
 const FIRST: &str = "first";
-/// Megabytes that the process may have with [`Sizes::large`] and with [`Sizes::most`] instances.
+/// Maximum memory of the process in megabytes, with [`Sizes::large`] and with [`Sizes::most`] instances.
 const AIMS: [Aim; 2] = [Aim::AtMost(64.0), Aim::AtMost(400.0)];
 
 async fn megabytes(product: &Product, sizes: &Sizes) -> Result<f64> {
@@ -42,7 +42,7 @@ async fn idle(product: &Product, sizes: &Sizes) -> Result<f64> {
     Ok(used / begun.elapsed().as_secs_f64())
 }
 
-/// The memory of a process before and after the walk.
+/// Memory of a process before and after the walk.
 struct Resident([f64; 2]);
 
 impl Resident {

@@ -1,4 +1,4 @@
-//! What it costs to sample ten thousand monitored instances: CPU time, memory and writes, compared with the same process before
+//! The cost of sampling ten thousand monitored instances: CPU time, memory and writes, compared with the same process before
 //! anything was monitored. Nothing crosses a threshold.
 
 use std::{
@@ -24,7 +24,7 @@ use crate::{
 };
 
 const FIRST: &str = "first";
-/// Timeout for all instances to be sampled, beside the interval.
+/// Timeout for all instances to be sampled, in addition to the interval.
 const PATIENCE: Duration = Duration::from_mins(5);
 const CORE: Unit = Unit(" % of a core", 2);
 
@@ -35,7 +35,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// Over two intervals of samples.
+    /// Measures over two sampling intervals.
     async fn of(cluster: &Cluster, product: &Product, sizes: &Sizes) -> Result<Self> {
         tokio::time::sleep(sizes.settling).await;
         let time = sizes.sampling * 2;
@@ -53,7 +53,7 @@ impl Measured {
     }
 }
 
-/// Measures both.
+/// Measures with and without monitoring.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let count = sizes.large;
     let cluster = Cluster::start().await?;

@@ -1,6 +1,6 @@
-//! The end of a month in many accounts at once: the time until all invoices are issued, and until nothing is left to do about them,
-//! and what the API server writes for that. The clock cannot be set here, so all accounts are told to close at the same moment, which
-//! takes the same steps.
+//! The end of a month in many accounts at once: the time until all invoices are issued, the time until nothing is left to do
+//! about them, and the writes of the API server. The clock cannot be set here, so all accounts are told to close at the same
+//! moment, which takes the same steps.
 
 use std::{
     sync::Arc,
@@ -30,7 +30,7 @@ const INVOICES: &str = "/apis/stellage.dev/v1/invoices";
 const SETTLED: &str = "stellage.dev/settled";
 const PATIENCE: Duration = Duration::from_mins(10);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Writes of an account's invoices and their pages.
+/// Maximum number of writes of an account's invoices and their pages.
 const MOST_WRITES: f64 = 3.0;
 
 fn namespace(account: u64) -> String {
@@ -51,7 +51,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     fill::instances_of(&cluster, namespaces, &template, instances).await?;
 
     let mut product = Product::run(&cluster).await?;
-    // That of the template is in the ledger, too.
+    // The template's instance is in the ledger, too.
     let metered = usize::try_from(instances)? + 1;
     until(&product, "all instances to be in the ledger", async || {
         let open = items(&cluster, INVOICES).await?;

@@ -80,7 +80,7 @@ pub fn webhook(name: &str, url: &str) -> String {
     manifest.to_string()
 }
 
-/// Name of the Secret of all webhooks.
+/// Name of the Secret that all webhooks use.
 pub const SECRET: &str = "signing";
 
 /// The manifest of that Secret.
@@ -96,7 +96,7 @@ pub fn secret() -> String {
 /// The signing secret.
 pub const SIGNING_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// Changes what the n-th of many shall do.
+/// The patch that changes the power state of an instance.
 pub fn power(running: bool) -> String {
     let wanted = if running { "Running" } else { "Stopped" };
     json!({ "spec": { "powerState": wanted } }).to_string()

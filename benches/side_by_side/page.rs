@@ -1,4 +1,4 @@
-//! The tables in the documentation, one for each part, which nobody writes by hand.
+//! Generates the tables in the documentation, one for each part.
 
 use std::{collections::HashMap, path::Path, process::Command, thread};
 
@@ -7,12 +7,12 @@ use crate::{Result, cluster::run, say, table::Table};
 /// The page, relative to the checkout.
 const PAGE: &str = "docs/benchmarks.md";
 const BEGIN: &str = "<!-- bench:begin -->\n";
-/// What the name of a part follows.
+/// The Markdown that precedes the name of a part.
 const HEADING: &str = "### ";
 const END: &str = "<!-- bench:end -->\n";
 
-/// Replaces the table of a part on the page by this one, with the commit, the day and the machine. `parts` are the names of all, in
-/// their order; `how` is how it was measured.
+/// Replaces a part's table on the page with this one, and adds the commit, the day and the machine. `parts` are the names of all
+/// parts in order; `how` says how the part was measured.
 pub fn update(parts: &[&str], part: &str, table: &Table, how: &str) -> Result<()> {
     let text = format!(
         "\nCommit {}, {}, {}; {how}.\n\n{}\n",
@@ -54,7 +54,7 @@ fn replaced(page: &str, parts: &[&str], part: &str, text: &str) -> Result<String
     Ok(format!("{before}{BEGIN}\n{sections}{END}{after}"))
 }
 
-/// The commit's short hash, `-dirty` if the checkout has other contents.
+/// The commit's short hash, with `-dirty` if the checkout has uncommitted changes.
 fn commit() -> Result<String> {
     let git = |arguments: &[&str]| {
         run(

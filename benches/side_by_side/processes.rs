@@ -48,7 +48,7 @@ pub fn this_thread() -> Result<u32> {
     Ok(stat.split(' ').next().ok_or("no id")?.parse()?)
 }
 
-/// The machine's load averages, to be shown with the results, because a busy machine makes them worse.
+/// The machine's load averages. They are shown with the results, because a busy machine makes those worse.
 pub fn load_average() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")

@@ -19,7 +19,7 @@ use crate::{
     wire::Target,
 };
 
-/// Timeout until it serves; it lists everything first.
+/// Timeout until the program is ready; it lists everything first.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Timeout for its shutdown.
 const GRACE: Duration = Duration::from_secs(30);
@@ -29,9 +29,9 @@ const POLL_EVERY: Duration = Duration::from_millis(20);
 /// A running `stellage`.
 pub struct Product {
     daemon: Daemon,
-    /// Of the REST API, if it has one.
+    /// URL of the REST API, if it has one.
     pub url: String,
-    /// Of its metrics.
+    /// URL of its metrics.
     pub metrics_url: String,
     /// Its process id.
     pub pid: u32,
@@ -58,7 +58,7 @@ impl Product {
         Self::api_of(cluster, STELLAGE.as_ref()).await
     }
 
-    /// As [`Self::api`], with more arguments.
+    /// Like [`Self::api`], with more arguments.
     pub async fn api_with(cluster: &Cluster, arguments: &[&str]) -> Result<Self> {
         Self::start(cluster, STELLAGE.as_ref(), "api", &owned(arguments)).await
     }
@@ -68,7 +68,7 @@ impl Product {
         Self::start(cluster, program, "api", &[]).await
     }
 
-    /// Starts `stellage controller`, the controllers without facade, with more arguments.
+    /// Starts `stellage controller`, the controllers without the facade, with more arguments.
     pub async fn controller(cluster: &Cluster, arguments: &[&str]) -> Result<Self> {
         Self::start(cluster, STELLAGE.as_ref(), CONTROLLER, &owned(arguments)).await
     }
@@ -91,7 +91,7 @@ impl Product {
             .args(["--provisioning-seconds", "0", "--ready-file"])
             .arg(&ready_file)
             .args(arguments)
-            // One account has all instances and deliveries.
+            // A single account has all instances and deliveries.
             .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "1000000")
             .env("STELLAGE_USAGE_LISTEN", "127.0.0.1:0")
             .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Operator))
@@ -119,12 +119,12 @@ impl Product {
         Ok(product)
     }
 
-    /// The facade, with an account's key.
+    /// The facade as a target, with an account's key.
     pub fn facade(&self, key: &str) -> Result<Target> {
         Target::plain(&self.url, key)
     }
 
-    /// The page of its metrics.
+    /// Its metrics page.
     pub async fn metrics(&self) -> Result<String> {
         let target = Target::plain(&self.metrics_url, "")?;
         let page = target.call("GET", "/metrics", None).await?.body;
@@ -139,7 +139,7 @@ impl Product {
         Ok(resident)
     }
 
-    /// Waits until `look` finds something; an error after `patience`, with the end of the log.
+    /// Waits until `look` finds something. After `patience`, returns an error with the end of the log.
     pub async fn until<T>(
         &self,
         patience: Duration,
@@ -164,7 +164,7 @@ impl Product {
         self.daemon.kill();
     }
 
-    /// Stops it with SIGTERM; an error unless it exits with success.
+    /// Stops it with SIGTERM. Fails unless it exits successfully.
     pub async fn stop(&mut self) -> Result<()> {
         match self.daemon.stop(GRACE).await {
             Some(status) if status.success() => Ok(()),

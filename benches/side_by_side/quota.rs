@@ -1,8 +1,8 @@
-//! What a native `ResourceQuota` costs a create through REST: the API server writes the quota's status, too, one create after
-//! the other.
+//! The cost of a native `ResourceQuota` for a create through REST: the API server also writes the quota's status, one create
+//! after the other.
 //!
-//! Creates in an account with its quota and in one whose quota was deleted take turns, on one `stellage api`; no controller
-//! runs, which would put the quota back. Writes are those of etcd.
+//! Creates in an account with its quota and in one whose quota was deleted take turns, on one `stellage api`. No controller
+//! runs, since it would restore the quota. The writes counted are those of etcd.
 
 use std::time::Duration;
 
@@ -27,12 +27,12 @@ use crate::{
 const PATH: &str = "/v1/instances";
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// What creates in one account cost.
+/// The cost of creates in one account.
 struct Turn {
     rate: f64,
-    /// Milliseconds of processor time of API server and etcd for each create.
+    /// CPU time of the API server and etcd per create, in milliseconds.
     processor: f64,
-    /// Writes of etcd for each create.
+    /// etcd writes per create.
     writes: f64,
 }
 
@@ -43,7 +43,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let limited = Account::create(&cluster, &product).await?;
     let unlimited = Account::create_as(&cluster, &product, "bench-without-quota").await?;
     let quotas = |account: &Account| format!("/api/v1/namespaces/{}/resourcequotas", account.namespace);
-    // Kubernetes begins to count a new kind half a minute after its definition was created.
+    // Kubernetes begins to count a new kind half a minute after its CRD has been created.
     product
         .until(PATIENCE, "instances to be counted", async || {
             let list: Value = cluster.admin.call("GET", &quotas(&limited), None).await?.json()?;

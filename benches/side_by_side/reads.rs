@@ -1,14 +1,14 @@
-//! (a) and (b): a page of 20 out of 10,000 instances, and the detail of one, read through the facade, with authentication
-//! and rate limit; compared with the API server's answer to the same question (`LIST` with limit=20, `GET`), and with an axum
-//! handler that sends the same bytes. Then a later page, filters, and metrics, which the API server is not asked for if it has no
-//! such question; page and detail while a tenth of the instances change, beside none changing; and page and detail out of few
-//! and of many instances. The CPU time of the controllers, who know the metrics, counts as the facade's.
+//! (a) and (b): a page of 20 out of 10,000 instances, and the detail of one, read through the facade, with authentication and
+//! rate limit; compared with the API server's answer to the same request (`LIST` with limit=20, `GET`), and with an axum handler
+//! that sends the same bytes. Then a later page, filters and metrics; where the API server has no equivalent request, it is left
+//! out. Then page and detail while a tenth of the instances change, compared with none changing; and page and detail out of few
+//! and of many instances. The CPU time of the controllers, which hold the metrics, counts as the facade's.
 //!
-//! With `--baseline`, another build of `stellage`, such as that of an earlier commit, is measured, too.
+//! With `--baseline`, another build of `stellage`, for example of an earlier commit, is measured as well.
 //!
-//! They take turns under the same load. The API server is asked as an administrator, for whom it checks the least. Requests
-//! per second include the load generator's own work on the same machine, which is the same for all except for TLS. So the CPU
-//! time per request of each server is shown, too.
+//! The sides take turns under the same load. The API server is called as an administrator, for whom it performs the fewest
+//! checks. Requests per second include the load generator's own work on the same machine, which is the same for all sides except
+//! for TLS. Therefore the CPU time of each server per request is shown as well.
 
 use std::{path::Path, time::Duration};
 
@@ -32,13 +32,13 @@ use crate::{
     wire::Target,
 };
 
-/// Instances on a page.
+/// Number of instances on a page.
 const PAGE: u64 = 20;
-/// Seconds in which a tenth of the instances change.
+/// Time in which a tenth of the instances change, in seconds.
 const CHANGE_SECONDS: f64 = 5.0;
 /// Timeout until the usage of an instance is known.
 const SAMPLED: Duration = Duration::from_secs(60);
-/// Connections that change them.
+/// Number of connections that change them.
 const CHANGERS: usize = 4;
 /// Prefix of the instances that the program brings to run.
 const CONVERGED: &str = "read";
@@ -102,19 +102,19 @@ fn extent(sizes: &Sizes) -> Extent {
     }
 }
 
-/// A question to the facade.
+/// A request to the facade.
 struct Question {
     label: &'static str,
     path: String,
-    /// Path of the API server's same question, if it has one.
+    /// Path of the equivalent request to the API server, if there is one.
     raw: Option<String>,
-    /// The ratios to be reached to the API server and to the bare handler, if any.
+    /// The aims for the ratios to the API server and to the bare handler, if any.
     aims: [Option<Aim>; 2],
-    /// Path in the API server of the instance whose usage is asked for, if it is.
+    /// Path in the API server of the instance whose usage is requested, if any.
     usage_of: Option<String>,
 }
 
-/// Measures everything, with few, with many, and with the most instances.
+/// Measures everything, with few, with many, and with the maximum number of instances.
 pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut product = Product::run(&cluster).await?;
@@ -139,7 +139,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     rig.cluster.stop().await
 }
 
-/// What is measured, and on what.
+/// What is measured, and with what.
 struct Rig<'a> {
     cluster: Cluster,
     account: Account,
@@ -147,9 +147,9 @@ struct Rig<'a> {
     /// Another build of `stellage`.
     baseline: Option<&'a Path>,
     sizes: &'a Sizes,
-    /// Number of instances besides those that the program has brought to run.
+    /// Number of instances in addition to those that the program has brought to run.
     filled: u64,
-    /// The controllers, while usage is asked for: it is known to the one that leads.
+    /// The controllers, which run while usage is requested: only the leader knows it.
     leader: Option<Product>,
 }
 
@@ -333,7 +333,7 @@ impl Rig<'_> {
         Ok(())
     }
 
-    /// Measures the facade while a tenth of the instances change every few seconds, and while none does, in turns.
+    /// Measures the facade, in turns, while a tenth of the instances change every few seconds and while none do.
     async fn while_changing(
         &self,
         table: &mut Table,
@@ -381,12 +381,12 @@ impl Rig<'_> {
     }
 }
 
-/// A word that tells the questions apart.
+/// A word that distinguishes the questions.
 fn tag(label: &str) -> &str {
     label.split(' ').nth(1).unwrap_or(label)
 }
 
-/// An error unless it is an answer about this many instances.
+/// Fails unless it is an answer about this many instances.
 fn check(answer: &Value, count: u64) -> Result<()> {
     let (total, items) = (&answer["pagination"]["total"], answer["data"].as_array());
     let is_page = items.is_some_and(|items| !items.is_empty()) && *total == count;
@@ -396,7 +396,7 @@ fn check(answer: &Value, count: u64) -> Result<()> {
     Err(format!("not the answer that was to be measured: {answer}").into())
 }
 
-/// The lines of the first side beside each of the others.
+/// Reports the first side compared with each of the others.
 fn report(table: &mut Table, label: &str, sides: &[Side]) {
     let [facade, others @ ..] = sides else { return };
     for (n, other) in others.iter().enumerate() {

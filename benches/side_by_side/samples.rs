@@ -1,6 +1,6 @@
-//! What was measured, round by round, and how it is shown: the median, with the least and the greatest.
+//! The measured values, round by round, and how they are shown: the median, with the minimum and maximum.
 
-/// A quantity's unit, and how many decimals are shown.
+/// A unit, and the number of decimals shown.
 #[derive(Clone, Copy)]
 pub struct Unit(pub &'static str, pub usize);
 
@@ -10,23 +10,23 @@ pub const PER_SECOND: Unit = Unit("/s", 0);
 pub const MILLIS: Unit = Unit(" ms", 2);
 /// Microseconds.
 pub const MICROS: Unit = Unit(" µs", 0);
-/// Milliseconds of processor time of one core.
+/// Milliseconds of CPU time on one core.
 pub const CORE_MILLIS: Unit = Unit(" core-ms", 2);
 /// Seconds.
 pub const SECONDS: Unit = Unit(" s", 1);
-/// Megabytes, of a million bytes.
+/// Megabytes, of a million bytes each.
 pub const MEGABYTES: Unit = Unit(" MB", 1);
 /// Mebibytes.
 pub const MEBIBYTES: Unit = Unit(" MiB", 1);
-/// A number without a unit, such as writes for each event.
+/// A number without a unit, for example writes per event.
 pub const EACH: Unit = Unit("", 2);
 
-/// One value for each round, in their order.
+/// One value per round, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(Vec<f64>);
 
 impl Samples {
-    /// The median, not a number if there is none.
+    /// The median; NaN if there are no values.
     pub fn median(&self) -> f64 {
         let mut values = self.0.clone();
         values.sort_by(f64::total_cmp);
@@ -38,7 +38,7 @@ impl Samples {
         }
     }
 
-    /// The ratios to what was measured beside it, round by round.
+    /// The ratios to the other samples, round by round.
     pub fn over(&self, beside: &Self) -> Self {
         self.0
             .iter()
@@ -47,7 +47,7 @@ impl Samples {
             .collect()
     }
 
-    /// The differences from what was measured beside it, round by round.
+    /// The differences from the other samples, round by round.
     pub fn minus(&self, beside: &Self) -> Self {
         self.0
             .iter()
@@ -56,7 +56,7 @@ impl Samples {
             .collect()
     }
 
-    /// The median with the least and the greatest in parentheses, if there is more than one value.
+    /// The median, followed by the minimum and maximum in parentheses if there is more than one value.
     pub fn shown(&self, Unit(unit, decimals): Unit) -> String {
         let number = |value: f64| format!("{value:.decimals$}");
         let median = format!("{}{unit}", number(self.median()));
@@ -68,9 +68,9 @@ impl Samples {
         format!("{median} ({}–{})", number(least), number(greatest))
     }
 
-    /// As [`Self::shown`], for ratios.
+    /// Like [`Self::shown`], for ratios.
     pub fn shown_as_ratio(&self) -> String {
-        // Nothing beside nothing.
+        // Nothing was measured on either side.
         if self.median().is_nan() {
             return String::new();
         }

@@ -1,9 +1,10 @@
 //! Start-up, memory and the lock of the webhook controller's state with many webhooks and instances in many accounts, compared
 //! with a tenth of them.
 //!
-//! The instances are stored as if they had been running for long, and the program is started anew. One of them is told to stop
-//! before that, so that the first event shows when the new process begins to deliver. Then others are stopped and started at a
-//! steady rate. The lock's histogram has buckets of powers of two, so a time is the upper end of its bucket.
+//! The instances are stored as if they had been running for a long time, and the program is restarted. Before that, one of
+//! them is told to stop, so that the first event shows when the new process begins to deliver. Then others are stopped and
+//! started at a steady rate. The lock's histogram has buckets of powers of two, so each time shown is the upper bound of its
+//! bucket.
 
 use std::{
     collections::BTreeMap,
@@ -33,13 +34,13 @@ use crate::{
 
 const RECEIVERS: usize = 8;
 const CONNECTIONS: usize = 16;
-/// Instances stopped or started each second while the lock is measured.
+/// Number of instances stopped or started per second while the lock is measured.
 const RATE: u32 = 50;
-/// Objects created between two lines of progress.
+/// Number of objects created between two lines of progress.
 const STEP: u64 = 10_000;
-/// Timeout of the program's start, and of everything else waited for.
+/// Timeout of the program's start, and of every other wait.
 const PATIENCE: Duration = Duration::from_mins(10);
-/// The lock's histogram.
+/// The histogram of the lock's hold times.
 const HOLDS: &str = "stellage_webhook_lock_hold_seconds_bucket";
 
 struct Measured {
@@ -309,7 +310,7 @@ impl Stage {
 
     /// Changes the power state of the n-th instance of an account.
     async fn power(&self, account: u64, accounts: u64, n: u64, running: bool) -> Result<()> {
-        // The instances are spread over the accounts of one fill.
+        // The instances created by one fill are spread over its accounts.
         let tenth = self.scale.accounts / 10;
         let (first, of_fill) = if account < tenth {
             (0, tenth)
@@ -332,7 +333,7 @@ impl Stage {
 
     async fn measure(&self, accounts: u64, sizes: &Sizes) -> Result<Measured> {
         say(&format!("  stellage run with {accounts} accounts"));
-        // One that no other measurement has stopped.
+        // An instance that no other measurement has stopped.
         self.power(accounts - 1, accounts, 0, false).await?;
         let (before, begun) = (self.receivers.count(), Instant::now());
         let start = async {
@@ -352,7 +353,7 @@ impl Stage {
         say(&format!(
             "  ready after {ready:.1?}, first event after {first_event:.1?}"
         ));
-        // Until the program has nothing left to do from its start.
+        // Wait until the program has finished everything that its start caused.
         let resident = product.settled_mib(sizes).await?;
         let at_start = holds(&product).await?;
         let (received, until) = (self.receivers.count(), Instant::now() + sizes.webhooks_measured);
@@ -381,7 +382,7 @@ impl Stage {
     }
 }
 
-/// The cumulative counts of the lock's histogram, by the upper end of their bucket in nanoseconds.
+/// The cumulative counts of the lock's histogram, by the upper bound of each bucket in nanoseconds.
 type Holds = BTreeMap<u64, u64>;
 
 async fn holds(product: &Product) -> Result<Holds> {
@@ -404,7 +405,7 @@ fn difference(after: &Holds, before: &Holds) -> Holds {
     after.iter().map(since).collect()
 }
 
-/// The upper end, in seconds, of the bucket in which a quantile lies.
+/// The upper bound, in seconds, of the bucket that contains a quantile.
 fn quantile(holds: &Holds, quantile: f64) -> f64 {
     let total = holds.values().next_back().copied().unwrap_or(0);
     let wanted = as_f64(total) * quantile;

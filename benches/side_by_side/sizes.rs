@@ -4,29 +4,29 @@ use std::time::Duration;
 
 /// Sizes and durations of the measurements.
 pub struct Sizes {
-    /// Instances of the first reads.
+    /// Number of instances in the first reads.
     pub few: u64,
-    /// Instances in (a), (b) and (e), an even number.
+    /// Number of instances in (a), (b) and (e); must be even.
     pub large: u64,
-    /// Instances of the last reads, and of the last measurement of memory, if they are made.
+    /// Number of instances in the last reads and the last memory measurement, if those are made.
     pub most: Option<u64>,
-    /// Instances of a turn of (d).
+    /// Number of instances in a turn of (d).
     pub converging: u64,
-    /// Instances brought to run beside KWOK, if that is measured.
+    /// Number of instances brought to run in the comparison with KWOK, if that is made.
     pub kwok: Option<u64>,
-    /// Whether Kubernetes Events are used up before transitions are measured, and outboxes cleared after them.
+    /// Whether to use up Kubernetes Events before measuring transitions, and to clear outboxes afterwards.
     pub drained: bool,
-    /// Turns of each side.
+    /// Number of turns for each side.
     pub rounds: usize,
-    /// Creates of each turn with and without a quota.
+    /// Number of creates in each turn, with and without a quota.
     pub creates: u64,
     /// Warm-up of each turn.
     pub warm_up: Duration,
     /// Measured time of each turn.
     pub measured: Duration,
-    /// How long transitions are made in each turn.
+    /// Duration of the transitions in each turn.
     pub transitions: Duration,
-    /// Numbers of webhooks beside which transitions are made.
+    /// The numbers of webhooks with which transitions are measured.
     pub transition_webhooks: &'static [usize],
     /// How long a process is idle before its memory is read.
     pub settling: Duration,
@@ -34,36 +34,36 @@ pub struct Sizes {
     pub idle: Duration,
     /// Measured time of each turn with webhooks.
     pub webhooks_measured: Duration,
-    /// Numbers of webhooks.
+    /// The numbers of webhooks to measure with.
     pub webhooks: &'static [usize],
-    /// Finished deliveries whose memory is measured.
+    /// Number of finished deliveries whose memory is measured.
     pub finished: u64,
-    /// Pending deliveries whose memory is measured.
+    /// Number of pending deliveries whose memory is measured.
     pub pending: u64,
-    /// Hostile connections to the facade.
+    /// Number of hostile connections to the facade.
     pub hostile_connections: usize,
     /// How long healthy receivers are measured in each turn, without and with hostile ones.
     pub hostile: Duration,
-    /// Fewest receipts of such a turn, so that its p99 means something.
+    /// Minimum number of receipts in such a turn, so that its p99 is meaningful.
     pub receipts: u64,
-    /// What is in the cluster when many webhooks and instances are measured.
+    /// What the cluster contains when many webhooks and instances are measured.
     pub scale: Scale,
     /// Time between two samples of a monitored instance.
     pub sampling: Duration,
-    /// Accounts whose invoices are closed at once, and their instances in all.
+    /// Number of accounts whose invoices are closed at once, and the total number of their instances.
     pub month_end: (u64, u64),
-    /// Completed backups whose memory is measured.
+    /// Number of completed backups whose memory is measured.
     pub backups: u64,
 }
 
-/// What is in the cluster.
+/// What the cluster contains.
 #[derive(Clone, Copy)]
 pub struct Scale {
-    /// Accounts, each with as many webhooks and instances as the others.
+    /// Number of accounts, which all have the same numbers of webhooks and instances.
     pub accounts: u64,
-    /// Webhooks of an account.
+    /// Webhooks per account.
     pub webhooks: u64,
-    /// Instances of an account.
+    /// Instances per account.
     pub instances: u64,
 }
 

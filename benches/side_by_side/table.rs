@@ -1,5 +1,5 @@
-//! The table of results: each measurement, its comparison, its target, and whether it was met. Each number is the median of the
-//! rounds, with the least and the greatest in parentheses.
+//! The table of results: each measurement, its comparison, its target, and whether the target was met. Each number is the
+//! median of the rounds, with the minimum and maximum in parentheses.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ pub struct Table {
 const HEADINGS: [&str; 6] = ["", "measured", "beside", "ratio", "aim", ""];
 
 impl Table {
-    /// Adds what was measured beside something else in the same rounds. The aim is that of the ratio.
+    /// Adds two quantities measured in the same rounds. The aim applies to their ratio.
     pub fn compare(
         &mut self,
         what: &str,
@@ -59,13 +59,13 @@ impl Table {
         );
     }
 
-    /// Adds a ratio of two things that are shown in words. The aim is that of the ratio.
+    /// Adds a ratio of two quantities that are given as text. The aim applies to the ratio.
     pub fn ratio(&mut self, what: &str, measured: &str, beside: &str, ratio: &Samples, aim: Option<Aim>) {
         let numbers = [measured.to_owned(), beside.to_owned(), ratio.shown_as_ratio()];
         self.push(what, numbers, ratio.median(), aim);
     }
 
-    /// Adds what was measured beside nothing.
+    /// Adds a quantity that is not compared with another.
     pub fn value(&mut self, what: &str, measured: &Samples, unit: Unit, aim: Option<Aim>) {
         let numbers = [measured.shown(unit), String::new(), String::new()];
         self.push(what, numbers, measured.median(), aim);
@@ -91,7 +91,7 @@ impl Table {
     pub fn markdown(&self) -> String {
         let line = |cells: &[String; 6]| {
             let [what, numbers @ ..] = cells;
-            // What belongs to the line above is indented.
+            // A row that belongs to the row above is indented.
             let belongs = what.starts_with(' ');
             let what = what.trim().replace('|', "\\|");
             let what = if belongs { format!("… {what}") } else { what };

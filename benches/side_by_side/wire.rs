@@ -1,5 +1,5 @@
 //! A minimal HTTP/1.1 client: one connection, one request at a time, bytes in, bytes out. The facade and the API server are
-//! measured with the same code, so that the client costs the same for both, except for TLS, which the API server requires.
+//! measured with the same code, so the client costs the same for both, except for TLS, which the API server requires.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -17,10 +17,10 @@ use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerNam
 
 use crate::Result;
 
-/// Timeout of a request, far longer than any takes, so that a hanging server ends the run.
+/// Timeout of a request. It is far longer than any request takes, and ends the run if a server hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where a server is, and as whom it is asked: what a client in another process needs to know.
+/// The address of a server and the credentials for it, as passed to a client in another process.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Server {
     /// A server on plain HTTP: `http://127.0.0.1:8080`.
@@ -135,7 +135,7 @@ impl Target {
         })
     }
 
-    /// Sends one request on its own connection, outside of measurements. An error unless it succeeds.
+    /// Sends one request on its own connection, outside of measurements. Fails unless the request succeeds.
     pub async fn call(&self, method: &str, path: &str, body: Option<(&str, &str)>) -> Result<Answer> {
         let mut connection = self.connect().await?;
         let status = connection

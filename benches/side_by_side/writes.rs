@@ -4,7 +4,7 @@ use std::ops::Sub;
 
 use crate::{Result, wire::Target};
 
-/// Numbers of writes since the API server's start.
+/// Numbers of writes since the API server started.
 #[derive(Clone, Copy, Default)]
 pub struct Writes {
     /// Successful writes of Instances and their status.

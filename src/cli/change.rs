@@ -13,7 +13,7 @@ use super::{
     objects::{self, Named},
 };
 
-/// Attempts at a change while others keep changing the same object.
+/// Maximum number of attempts at a change while others keep changing the same object.
 const MAX_ATTEMPTS: u32 = 10;
 
 /// Changes the object with this name or id, and returns the result. `decide` returns a merge patch that includes the
@@ -35,7 +35,7 @@ pub(super) async fn change<K: Named>(
         let doing = format!("{verb} {} {name} in namespace {namespace}", K::WORD);
         let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
         match cluster.call(&doing, api.patch(&name, &params, &patch)).await {
-            // A conflict: the operator, for one, writes the status often.
+            // A conflict: the operator, for example, often writes the status.
             Err(failure) if failure.is(409) => {}
             changed => return Ok(changed?),
         }

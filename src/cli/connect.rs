@@ -15,7 +15,7 @@ pub(super) struct Cluster {
     pub(super) client: Client,
     /// The namespace of the kubeconfig's context, or of the pod that this runs in.
     pub(super) namespace: String,
-    /// The time of the API server, as its last answer told it.
+    /// The API server's time, according to its last answer.
     pub(super) time: ServerTime,
     url: String,
 }
@@ -26,7 +26,8 @@ impl Cluster {
         Self::connect(|_| {}).await
     }
 
-    /// As [`current`](Self::current), in the name of another user, with all rights. Needs the right to impersonate.
+    /// Like [`current`](Self::current), but impersonates another user, with all rights. Requires the right to
+    /// impersonate.
     pub(super) async fn current_as(user: &str) -> Result<Self, CliError> {
         Self::connect(|config| {
             config.auth_info.impersonate = Some(user.to_owned());

@@ -80,10 +80,10 @@ async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {
     let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
     let uid = origin::uid(&account.metadata);
     let now = Timestamp::now();
-    // Whole seconds, as the API shows times.
+    // Whole seconds, like all times in the API.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let expires_at = now.saturating_add(KEY_LASTS).unwrap_or(now);
-    // Nobody learns the key: the link gives a session, and no requests to the API.
+    // Nobody learns the key: the link gives a session, but no access to the API.
     let (_, mut spec) = new_key(uid, args.scope, Some(expires_at));
     spec.last_characters = None;
     let (token, made) = new_link(uid, now);

@@ -3,10 +3,10 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
-/// What is different in two schemas.
+/// The differences between two schemas.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
-    /// Fields of this program that the cluster does not know: it would drop them.
+    /// Fields of this program that the cluster does not know and would drop.
     pub(super) lacks: Vec<String>,
     /// Fields that this program does not know.
     pub(super) unknown: Vec<String>,
@@ -61,7 +61,7 @@ fn compare(ours: &Value, theirs: &Value, path: &str, differences: &mut Differenc
     }
 }
 
-/// Whether two values are the same, but for how numbers are written.
+/// Whether two values are equal, ignoring how numbers are written.
 fn is_same(ours: &Value, theirs: &Value) -> bool {
     match (ours, theirs) {
         (Value::Number(ours), Value::Number(theirs)) => ours.as_f64() == theirs.as_f64(),

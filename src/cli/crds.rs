@@ -69,7 +69,7 @@ pub fn render_crd(crd: &CustomResourceDefinition) -> Result<String, CliError> {
 }
 
 fn yaml(crd: &CustomResourceDefinition) -> Result<String, CliError> {
-    // Block scalars would fold regular expressions and rules over several lines.
+    // Block scalars would fold regular expressions and rules across several lines.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let mut text = serde_saphyr::to_string_with_options(&value(crd)?, options)
         .map_err(|error| CliError::Render(error.to_string()))?;

@@ -246,7 +246,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
 async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
     let (keys, accounts) = if let Some(name) = &args.account {
         let account = account::get(cluster, name).await?;
-        // An account that does not own its namespace has no keys; those in it belong to another account.
+        // An account that does not own its namespace has no keys; any keys there belong to another account.
         let keys = match account.owned_namespace() {
             Some(namespace) => list_in(cluster, Api::namespaced(cluster.client.clone(), namespace)).await?,
             None => Vec::new(),

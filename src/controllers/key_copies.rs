@@ -26,7 +26,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(30);
 /// Keys on one page of a list.
 const PAGE: u32 = 500;
 
-/// Marks copies, at once and then again and again, until shutdown.
+/// Marks copies immediately, then every ten minutes, until shutdown.
 pub async fn run(client: Client, shutdown: CancellationToken) {
     let work = async {
         loop {
@@ -46,7 +46,7 @@ pub async fn run(client: Client, shutdown: CancellationToken) {
     }
 }
 
-/// Marks all copies that are there now.
+/// Marks every copy that exists now.
 pub async fn mark(client: &Client) -> Result<(), CallError> {
     let api: Api<DeserializeGuard<ApiKey>> = Api::all(client.clone());
     let mut keys = Vec::new();
@@ -79,14 +79,14 @@ pub async fn mark(client: &Client) -> Result<(), CallError> {
                 );
             }
             Err(error) if error.is_not_found() => {}
-            // The others are marked nevertheless.
+            // Carry on with the other keys.
             Err(error) => marked = Err(error),
         }
     }
     marked
 }
 
-/// Those of which another namespace has an older key with the same digest.
+/// The keys whose digest an older key in another namespace already has.
 fn copies(keys: &[ApiKey]) -> Vec<&ApiKey> {
     fn age(key: &ApiKey) -> (Timestamp, &str) {
         let created = origin::created_at(&key.metadata);

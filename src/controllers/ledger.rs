@@ -12,7 +12,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::resources::{Instance, origin};
 
-/// The state that the Invoice controller shares with others. Cheap to clone.
+/// The state that the Invoice controller shares with the Instance and Account controllers. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Ledger {
     shared: Arc<Shared>,
@@ -20,23 +20,24 @@ pub struct Ledger {
 
 #[derive(Default)]
 struct Shared {
-    /// UIDs of instances that are being deleted, and whose end is stored.
+    /// UIDs of instances that are being deleted and whose end has been stored.
     ended: Mutex<HashSet<String>>,
-    /// Deleted Accounts in which there is nothing any more, by UID.
+    /// Deleted Accounts whose namespace is empty, by UID.
     closing: Mutex<HashMap<String, Closing>>,
-    /// Namespaces to look at; `None` while another replica is the leader.
+    /// Queue of namespaces to reconcile; `None` while another replica is the leader.
     requests: Mutex<Option<mpsc::UnboundedSender<String>>>,
 }
 
 struct Closing {
-    /// When there was nothing left.
+    /// When the namespace became empty.
     since: Instant,
-    /// Whether its invoices are all issued and kept.
+    /// Whether all its invoices have been issued and kept.
     is_closed: bool,
 }
 
 impl Ledger {
-    /// Whether nothing has to be recorded any more of an instance that is being deleted. Asks for it if there is.
+    /// Whether nothing is left to record about an instance that is being deleted. If something is, requests a
+    /// reconcile of its namespace.
     pub fn has_end_of(&self, instance: &Instance) -> bool {
         let is_metered = instance
             .status
@@ -50,8 +51,8 @@ impl Ledger {
         false
     }
 
-    /// Whether the invoices of a deleted Account are all issued and kept. Asks for it if they are not. Only for an Account in which
-    /// there is nothing any more.
+    /// Whether all invoices of a deleted Account have been issued and kept. If not, requests a reconcile of its namespace. Call
+    /// it only for an Account whose namespace is empty.
     pub fn is_closed(&self, account_uid: &str, namespace: &str) -> bool {
         let begun = || Closing {
             since: Instant::now(),
@@ -65,38 +66,38 @@ impl Ledger {
         closing.is_closed
     }
 
-    /// Tells that there is something in a deleted Account, perhaps again.
+    /// Notes that a deleted Account's namespace is not empty, or no longer.
     pub fn reopen(&self, account_uid: &str) {
         self.shared.closing.lock().remove(account_uid);
     }
 
-    /// For how long a deleted Account has been waiting to be closed; `None` if there is something in it.
+    /// How long a deleted Account has been waiting to be closed; `None` if its namespace is not empty.
     pub(super) fn closing_for(&self, account_uid: &str) -> Option<Duration> {
         let closing = self.shared.closing.lock();
         closing.get(account_uid).map(|closing| closing.since.elapsed())
     }
 
-    /// Has the account with this namespace looked at.
+    /// Requests a reconcile of the account with this namespace.
     pub(super) fn request(&self, namespace: &str) {
         if let Some(requests) = &*self.shared.requests.lock() {
-            // Sending fails only at the shutdown.
+            // Sending fails only during shutdown.
             let _ = requests.send(namespace.to_owned());
         }
     }
 
-    /// Begins to take requests: the namespaces to look at.
+    /// Starts accepting requests. The receiver yields the namespaces to reconcile.
     pub(super) fn open(&self) -> mpsc::UnboundedReceiver<String> {
         let (sender, receiver) = mpsc::unbounded_channel();
         *self.shared.requests.lock() = Some(sender);
         receiver
     }
 
-    /// Whether this replica keeps the ledger.
+    /// Whether this replica, as the leader, keeps the ledger.
     pub(super) fn is_open(&self) -> bool {
         self.shared.requests.lock().is_some()
     }
 
-    /// Takes over that the ends of these instances are stored.
+    /// Notes that the ends of these instances have been stored.
     pub(super) fn ended<'a>(&self, uids: impl Iterator<Item = &'a str>) {
         let mut ended = self.shared.ended.lock();
         for uid in uids {
@@ -106,12 +107,12 @@ impl Ledger {
         }
     }
 
-    /// Forgets an instance that is gone. Returns whether its end was stored.
+    /// Forgets an instance that no longer exists. Returns whether its end had been stored.
     pub(super) fn gone(&self, uid: &str) -> bool {
         self.shared.ended.lock().remove(uid)
     }
 
-    /// Takes over that all invoices of a deleted Account are issued and kept.
+    /// Notes that all invoices of a deleted Account have been issued and kept.
     pub(super) fn closed(&self, account_uid: &str) {
         if let Some(closing) = self.shared.closing.lock().get_mut(account_uid) {
             closing.is_closed = true;

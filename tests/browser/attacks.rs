@@ -11,7 +11,7 @@ use crate::support::{
     shared,
 };
 
-/// A site of somebody else that has a page; its port.
+/// A page on somebody else's site; returns its port.
 async fn other_site(page: String) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -64,7 +64,7 @@ async fn other_sites_and_other_accounts_get_nothing() {
         browser.press("Win").await;
         browser.shows("comes from another site").await;
     }
-    // Nothing of this has ended the session or the instance.
+    // None of this has ended the session or affected the instance.
     browser.open(&format!("/console/instances/{id}")).await;
     browser.becomes("running").await;
 

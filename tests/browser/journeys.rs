@@ -23,8 +23,8 @@ use crate::support::{
     shared, stellage,
 };
 
-/// A control plane and an operator with alerts within seconds, and webhooks that are disabled after a minute of failures, in which a
-/// busy machine can do what is done before that.
+/// A control plane and an operator whose alerts fire within seconds, and whose webhooks are disabled after a minute of failures,
+/// which is enough for a busy machine to do everything that comes before.
 pub(super) async fn own_operator() -> (OwnPlane, Operator) {
     let plane = own_plane().await;
     let file = plane.folder().join("catalogue.yaml");
@@ -70,7 +70,7 @@ impl Browser {
         self.waits_for_badge(&what, ".title .badge", status).await;
     }
 
-    /// Waits until a badge says this. Only without scripts, the page has to be loaded anew for that.
+    /// Waits until a badge says this. Without scripts, the page must be reloaded for that.
     async fn waits_for_badge(&self, what: &str, css: &str, status: &str) {
         let script = format!("return document.querySelector('{css}')?.innerText ?? document.body.innerText");
         let look = async || {
@@ -82,7 +82,7 @@ impl Browser {
         eventually(what, look, |badge| badge == status).await;
     }
 
-    /// Loads the page anew until it has an element.
+    /// Reloads the page until it has an element.
     async fn reloads_until(&self, css: &str) {
         let look = async || {
             self.driver.refresh().await;
@@ -172,7 +172,7 @@ impl Browser {
         self.shows("is being reinstalled from ubuntu-22.04").await;
         self.becomes("running").await;
         if self.way != Way::WithoutScripts {
-            // The notice about what was under way is gone, and nothing has moved into its place.
+            // The notice about the operation in progress is gone, and nothing has moved into its place.
             self.find("#note.over").await;
         }
 
@@ -206,7 +206,8 @@ impl Browser {
         self.check("no backups").await;
     }
 
-    /// Makes a webhook and has it fail; its page. `works` is whether the receiver takes what it gets.
+    /// Creates a webhook and makes it fail; returns its page. `works` says whether the receiver accepts what
+    /// it gets.
     async fn use_webhooks(&self, receiver: &Receiver, works: &AtomicBool) -> String {
         self.open("/console/webhooks").await;
         self.check("no webhooks").await;
@@ -261,7 +262,7 @@ impl Browser {
         webhook
     }
 
-    /// What to do about a receiver that has failed until its webhook was disabled.
+    /// The steps after a receiver has failed until its webhook was disabled.
     async fn repair_a_webhook(&self, webhook: &str, receiver: &Receiver, works: &AtomicBool) {
         self.open(webhook).await;
         self.reloads_until(".alert.bad a").await;
@@ -420,7 +421,8 @@ fn operations() -> BTreeSet<String> {
         .collect()
 }
 
-/// Everything that the API does, from the first page after signing in until signing out; the id of an instance that is busy.
+/// Does everything that the API can do, from the first page after signing in to signing out; returns the id of a busy
+/// instance.
 async fn do_everything(browser: &Browser, tenant: &Tenant) -> String {
     let works = Arc::new(AtomicBool::new(true));
     let answers = works.clone();
@@ -481,7 +483,7 @@ async fn everything_that_the_api_does_is_done_in_the_console_and_all_that_pages_
     browser.open("/console/instances").await;
     let busy = do_everything(&browser, &tenant).await;
 
-    // Nobody else has asked this operator, but for the plans.
+    // Nobody else has called this operator, except for the plans.
     let metrics = reqwest::get(format!("{}/metrics", operator.metrics_url))
         .await
         .unwrap();
@@ -515,7 +517,7 @@ async fn everything_is_done_without_javascript() {
     assert_eq!(browser.script("return typeof htmx").await, "undefined");
     browser.press("Sign in").await;
     browser.arrives("/console/instances").await;
-    // It works once.
+    // It works only once.
     browser.open(&link).await;
     browser.press("Sign in").await;
     browser.shows("has been used already").await;
@@ -561,7 +563,7 @@ async fn everything_is_done_with_the_keyboard_alone() {
     browser.type_text(&tenant.key).await;
     browser.key(Key::Enter).await;
     browser.arrives("/console/instances").await;
-    // Past the navigation at once.
+    // Skips the navigation directly.
     browser
         .tab_to("the link past the navigation", By::Css(".skip"))
         .await;
@@ -619,7 +621,7 @@ async fn times_are_in_the_zone_of_the_reader_with_the_utc_in_their_title() {
     browser.quit().await;
 }
 
-/// Notes by how much the page jumps.
+/// Records how far the page jumps.
 const WATCH_SHIFTS: &str = "window.shifts = []; new PerformanceObserver((list) => { for (const e of list.getEntries()) window.shifts.push(e.value); })\
      .observe({ type: 'layout-shift', buffered: false }); document.addEventListener('htmx:after:swap', () => { window.swaps = (window.swaps ?? 0) + 1; });";
 
@@ -694,7 +696,7 @@ async fn a_page_that_refreshes_itself_does_not_jump_and_ends_with_its_key() {
 /// Counts refreshes, and requests for them that were not held back.
 const COUNT_REFRESHES: &str = "window.swaps = 0; window.asked = 0; document.addEventListener('htmx:after:swap', () => { window.swaps += 1; });\
      document.addEventListener('htmx:before:request', (e) => { if (!e.defaultPrevented) window.asked += 1; });";
-/// Has an open page refresh itself now.
+/// Makes an open page refresh itself now.
 const WAKE: &str = "document.getElementById('refresh').dispatchEvent(new Event('wake'))";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -712,7 +714,7 @@ async fn an_open_page_notices_what_others_do_and_reads_nothing_while_it_is_not_s
     browser.script(COUNT_REFRESHES).await;
     let stop = format!("/v1/instances/{id}/stop");
     tenant.call(reqwest::Method::POST, &stop, None).await;
-    // Neither was the page loaded anew, nor has anybody used it.
+    // The page was not reloaded, and nobody has used it.
     browser.becomes("stopped").await;
     browser.find("#power-start").await;
     browser.shows("instance.stopped").await;
@@ -741,7 +743,7 @@ async fn an_open_page_notices_what_others_do_and_reads_nothing_while_it_is_not_s
     browser.press("To the instances").await;
     browser.arrives("/console/instances").await;
 
-    // What somebody has chosen meanwhile stays.
+    // A choice made in the meantime is kept.
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let body = json!({ "url": receiver.url("/"), "events": ["instance.created", "instance.deleted"] });
     let made = tenant

@@ -33,14 +33,15 @@ use self::webdriver::{By, Element, Key, Refused, Session};
 use crate::support::{eventually, say_not_run};
 
 const AXE: &str = include_str!("axe-4.14.1.min.js");
-/// Runs axe with all its rules, those about good practice too. A page may still be moving, so it looks at the end of what moves.
+/// Runs axe with all its rules, including those about good practice. A page may still be animating, so it checks the end state
+/// of animations.
 const RUN_AXE: &str = r#"
 const done = arguments[arguments.length - 1];
 axe.run(document, { resultTypes: ["violations"] }).then(
   (found) => done(found.violations.map((v) => `${v.id}: ${v.help}\n` + v.nodes.map((n) => `  ${n.html}\n  ${n.failureSummary}`).join("\n"))),
   (error) => done([`axe failed: ${error}`]));
 "#;
-/// Elements that stick out of the window to the right, if the page can be scrolled sideways.
+/// Elements that overflow the window on the right, if the page can be scrolled sideways.
 const TOO_WIDE: &str = r#"
 const width = document.documentElement.clientWidth;
 if (document.documentElement.scrollWidth <= width) return [];
@@ -48,10 +49,10 @@ return [...document.querySelectorAll("body *")].filter((e) => e.getBoundingClien
   .map((e) => `${e.tagName}.${e.className} ends at ${e.getBoundingClientRect().right} of ${width}: ${e.outerHTML.slice(0, 200)}`).slice(0, 5);
 "#;
 
-/// The sizes and the schemes that every page is checked in.
+/// The window sizes and colour schemes in which every page is checked.
 const VIEWS: [View; 2] = [View::WIDE, View::NARROW];
 
-/// How a page is looked at.
+/// How a page is viewed.
 #[derive(Clone, Copy, Debug)]
 struct View {
     width: u32,
@@ -82,18 +83,18 @@ fn found(names: &[&str]) -> Option<PathBuf> {
     all.find(|file| file.is_file())
 }
 
-/// How somebody uses the console.
+/// How a person uses the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// With a mouse. Pages are checked.
+    /// With a mouse. Pages are checked in this way.
     Mouse,
-    /// With the keyboard alone.
+    /// With the keyboard only.
     Keyboard,
     /// With a mouse, but without JavaScript.
     WithoutScripts,
 }
 
-/// A window of a Chromium of its own. Ends when dropped.
+/// A window of its own Chromium. Ends when dropped.
 struct Browser {
     driver: Session,
     origin: String,
@@ -105,10 +106,10 @@ struct Browser {
 }
 
 impl Browser {
-    /// Opens a browser for the console at this URL, in the process group of a control plane; `None`, with a line that says so, if there
-    /// is none on this machine.
+    /// Opens a browser for the console at this URL, in the process group of a control plane. Returns `None`, and reports it, if
+    /// this machine has no browser.
     async fn start(plane: &ControlPlane, url: &str) -> Option<Self> {
-        // Each takes most of a core while pages load.
+        // Each browser takes most of a core while pages load.
         static BROWSERS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
         let programs = [
             &[
@@ -172,7 +173,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// Goes on in another way.
+    /// Continues with another input method.
     async fn using(mut self, way: Way) -> Self {
         let off = json!({ "value": way == Way::WithoutScripts });
         self.devtools("Emulation.setScriptExecutionDisabled", off).await;
@@ -203,7 +204,7 @@ impl Browser {
         self.driver.goto(&format!("{}{path}", self.origin)).await;
     }
 
-    /// Path and query of the page.
+    /// The path and query of the page.
     async fn path(&self) -> String {
         let url = Url::parse(&self.driver.current_url().await).unwrap();
         let query = url.query().map(|query| format!("?{query}"));
@@ -214,7 +215,7 @@ impl Browser {
         self.driver.execute(script).await
     }
 
-    /// What can be read on the page.
+    /// The visible text of the page.
     async fn text(&self) -> String {
         let text = self
             .script("return document.body ? document.body.innerText : ''")
@@ -232,7 +233,7 @@ impl Browser {
         eventually(path, async || self.path().await, |at| at == path).await;
     }
 
-    /// Waits until something works: an element may not be there yet, or have just been replaced.
+    /// Retries until it succeeds: an element may not exist yet, or may just have been replaced.
     async fn patiently<T>(&self, what: &str, attempt: impl AsyncFn() -> Result<T, Refused>) -> T {
         let done = eventually(
             what,
@@ -261,7 +262,7 @@ impl Browser {
         self.activate(text, By::XPath(&path)).await;
     }
 
-    /// Clicks an element, or presses the key for it once it has the focus.
+    /// Clicks an element, or focuses it and presses the key for it.
     async fn activate(&self, what: &str, by: By<'_>) {
         let click = async || {
             self.patiently(what, async || self.driver.find(by).await?.click().await)
@@ -287,13 +288,13 @@ impl Browser {
         if is_box {
             return;
         }
-        // A page that is loaded anew before it has been left takes back what was pressed on it.
+        // A page that is reloaded before the browser has left it undoes what was pressed on it.
         let has_left = "return document.readyState === 'complete' && !window.stays";
         eventually(what, async || self.script(has_left).await, |left| *left == true).await;
     }
 
-    /// Presses Tab until an element has the focus; each one that gets it on the way shows that it has. Of the buttons of a choice, Tab comes
-    /// to one, and the arrows to the others.
+    /// Presses Tab until an element has the focus, and checks that each element on the way shows its focus. Among the buttons of
+    /// a choice, Tab reaches one, and the arrow keys reach the others.
     async fn tab_to(&self, what: &str, by: By<'_>) {
         let script = format!(
             "const t = {}, e = document.activeElement, s = getComputedStyle(e); \
@@ -318,7 +319,7 @@ impl Browser {
         panic!("Tab does not come to {what}, but to {passed:#?}");
     }
 
-    /// Enters a text into the field with this name, in place of what is there.
+    /// Replaces the text in the field with this name.
     async fn fill(&self, name: &str, text: &str) {
         let css = format!("main [name={name}]");
         let field = self.find(&css).await;
@@ -371,7 +372,8 @@ impl Browser {
         (got[0].as_u64().unwrap(), text(1), text(2))
     }
 
-    /// Errors and warnings of the browser since the last time, but for pages that answered with 4xx as they should.
+    /// The browser's errors and warnings since the last call, except for pages that were expected to answer with
+    /// 4xx.
     async fn complaints(&self) -> Vec<String> {
         let log = self.driver.log().await;
         log.into_iter()
@@ -419,7 +421,7 @@ impl Browser {
     }
 }
 
-/// What an attempt has brought; not worth printing.
+/// The result of an attempt; not worth printing.
 struct Done<T>(T);
 
 impl<T> std::fmt::Debug for Done<T> {
@@ -428,7 +430,7 @@ impl<T> std::fmt::Debug for Done<T> {
     }
 }
 
-/// Where the pictures of the documentation are.
+/// Folder of the documentation's pictures.
 fn images() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/images")
 }

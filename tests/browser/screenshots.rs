@@ -17,7 +17,7 @@ use crate::support::{
 const MAX_PICTURE: usize = 60_000;
 
 impl Browser {
-    /// Takes a picture of a page in light and in dark.
+    /// Takes a picture of a page in light and in dark mode.
     async fn picture(&self, name: &str, path: &str) {
         for scheme in ["light", "dark"] {
             let view = View {
@@ -30,7 +30,7 @@ impl Browser {
                 .await;
             self.open(path).await;
             self.find("main h1").await;
-            // WebP takes less than half of what PNG takes.
+            // WebP takes less than half the space of PNG.
             let format = json!({ "format": "webp", "quality": 80 });
             let taken = self.driver.devtools("Page.captureScreenshot", format).await;
             let picture = STANDARD.decode(taken["data"].as_str().unwrap()).unwrap();

@@ -17,15 +17,15 @@ use crate::support::{
     remember_secret, shared,
 };
 
-/// A place for a console at `localhost`, which is another site than the provider's 127.0.0.1. The operator has to know its port before it
-/// has one itself.
+/// An address for a console at `localhost`, which is a different site from the provider's 127.0.0.1. The operator must know its
+/// port before it has one itself.
 async fn place() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://localhost:{}", listener.local_addr().unwrap().port());
     (listener, url)
 }
 
-/// A console there, which forwards what comes to it.
+/// A console at that address, which forwards incoming requests.
 async fn console(
     (listener, url): (TcpListener, String),
     issuer: &str,
@@ -96,7 +96,7 @@ async fn a_browser_that_comes_back_from_the_provider_of_another_site_is_signed_i
 async fn provider_from_package(url: &str, secret: &str) -> (Child, String) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oidc-provider");
     let packages = Packages::of(&sources, "oidc-provider").await;
-    // It looks for its packages beside itself.
+    // It looks for its packages next to itself.
     let program = packages.folder.join("provider.mjs");
     std::fs::copy(sources.join("provider.mjs"), &program).unwrap();
     let mut provider = Command::new("node")

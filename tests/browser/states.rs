@@ -15,7 +15,7 @@ use crate::support::{
     receivers::{Answer, Receiver},
 };
 
-/// What is on no page that can be checked: texts, and why.
+/// Texts that are on no page that can be checked, and the reasons.
 const NOT_CHECKED: [(&str, &str); 2] = [
     (
         "To the console",
@@ -27,7 +27,7 @@ const NOT_CHECKED: [(&str, &str); 2] = [
     ),
 ];
 
-/// The texts of three words or more in a template, between tags and what is filled in.
+/// The texts of three words or more in a template, between tags and placeholders.
 fn texts(template: &str) -> Vec<String> {
     let mut text = template.to_owned();
     for (open, close) in [("{#", "#}"), ("{%", "%}"), ("{{", "}}"), ("<", ">")] {
@@ -74,7 +74,8 @@ fn texts_are_what_stands_between_tags_and_what_is_filled_in() {
 }
 
 impl Browser {
-    /// Fails if a template has a text that was on no page that was checked: a page, or a state of one, has been forgotten.
+    /// Fails if a template has a text that was on none of the checked pages: a page, or a state of one, has been
+    /// forgotten.
     pub(super) fn has_checked_everything(&self) {
         let checked = self.checked.lock();
         let mut missing = Vec::new();
@@ -95,7 +96,7 @@ impl Browser {
         self.check(path).await;
     }
 
-    /// States that no journey comes to. Ends the operator.
+    /// Checks states that no journey reaches. Ends the operator.
     pub(super) async fn see_the_rest(
         &mut self,
         plane: &ControlPlane,
@@ -137,14 +138,14 @@ impl Browser {
         let new = tenant.apply("unseen", |_| {}).await;
         self.open_and_check(&format!("/console/instances/{}", new.id()))
             .await;
-        // Without a page that asks again.
+        // Open a page that does not refresh itself.
         self.driver.goto("about:blank").await;
         replica.stop().await;
 
         let mut replica = Operator::start(plane, &["api", "--delivery-log=failures"]).await;
         self.origin.clone_from(&replica.url);
         self.open_and_check("/console/events").await;
-        // Without a page that asks again.
+        // Open a page that does not refresh itself.
         self.driver.goto("about:blank").await;
         replica.stop().await;
     }
@@ -204,7 +205,7 @@ impl Browser {
         self.open_and_check("/console/backups?status=failed").await;
         fresh.apply("old", |_| {}).await;
         fresh.wait_for_state("old", InstanceState::Running).await;
-        // Nobody else may make a daily one.
+        // Nobody else may create a daily backup.
         let operator = plane.client(Identity::Operator).await.unwrap();
         let backups: Api<Backup> = Api::namespaced(operator, &fresh.namespace);
         let daily: Backup = serde_json::from_value(json!({

@@ -35,7 +35,7 @@ fn text<'a>(value: &'a Value, name: &str) -> &'a str {
         .unwrap_or_else(|| panic!("there is no {name}: {value}"))
 }
 
-/// The panels of the dashboard, and of each its expressions.
+/// The panels of the dashboard, each with its expressions.
 fn panels() -> BTreeMap<String, Vec<String>> {
     let dashboard: Value = serde_json::from_str(&read(&chart().join("files/dashboard.json"))).unwrap();
     let panels = dashboard["panels"].as_array().unwrap().iter();
@@ -52,7 +52,8 @@ fn words(expression: &str) -> impl Iterator<Item = &str> {
     expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
 }
 
-/// Fails the test if a metric is not in the table of docs/metrics.md, or is used in another way than its type allows.
+/// Fails the test if a metric is not in the table of docs/metrics.md, or is used in a way that its type does not
+/// allow.
 fn assert_exists(what: &str, expression: &str) {
     let table = described_metrics();
     let metrics: Vec<&str> = words(expression)
@@ -94,7 +95,7 @@ fn labels(expression: &str) -> BTreeSet<&str> {
 #[tokio::test]
 async fn alerts_and_dashboard_use_metrics_and_labels_that_exist() {
     let table = described_metrics();
-    // The last two are those of targets.
+    // The last two are labels of targets.
     let known: BTreeSet<&str> = table
         .values()
         .flat_map(|metric| metric.labels.iter().map(String::as_str))
@@ -128,7 +129,7 @@ fn the_dashboard_shows_every_metric_but_those_of_single_instances() {
         .flat_map(|expression| words(expression))
         .map(|word| word.strip_suffix("_bucket").unwrap_or(word))
         .collect();
-    // What happens rarely has an alert instead.
+    // Rare events have an alert instead.
     let rare = [
         "stellage_invalid_objects_total",
         "stellage_catalogue_reloads_total",

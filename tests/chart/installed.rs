@@ -33,10 +33,10 @@ use crate::{
 };
 
 const NAMESPACE: &str = "stellage-system";
-/// Where the containers find their files.
+/// Where the containers expect their files.
 const MOUNTS: &str = "/etc/stellage/";
 
-/// The values of the test: receivers on loopback, mails into a folder, everything within seconds.
+/// The values of the test: receivers on loopback, mails written to a folder, everything within seconds.
 fn values() -> Value {
     json!({
         "catalogue": { "regions": ["fr-par-1", "de-fra-1"] },
@@ -54,7 +54,7 @@ struct Container {
     service_account: String,
 }
 
-/// Writes a volume's files as kubelet does: they are links into a folder whose link is replaced as a whole.
+/// Writes a volume's files as the kubelet does: as links into a folder whose own link is replaced as a whole.
 fn mount(folder: &Path, files: &BTreeMap<String, Vec<u8>>) {
     fs::create_dir_all(folder).unwrap();
     let version = format!("..{}", fs::read_dir(folder).unwrap().count());
@@ -203,7 +203,7 @@ async fn wait_for_status(tenant: &Tenant, path: &str, status: &str) {
     eventually(&format!("{path} to be {status}"), get, |now| now == status).await;
 }
 
-/// Everything that an account holder does, through REST.
+/// Does everything that an account holder does through REST.
 async fn tour(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) {
     let events = [
         "instance.created",
@@ -245,7 +245,7 @@ async fn tour(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) {
     .await;
     let event = format!("/v1/events/{}", logged[0]["id"].as_str().unwrap());
     call(tenant, Method::GET, &event, Value::Null).await;
-    // As with kubectl, which leaves it to the controller to read the log.
+    // As with kubectl, which leaves reading the log to the controller.
     let path = format!("{hook}/deliveries?status=delivered");
     let of_events = async || {
         let all = call(tenant, Method::GET, &path, Value::Null).await;
@@ -294,7 +294,8 @@ async fn tour(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) {
     call(tenant, Method::DELETE, &hook, Value::Null).await;
 }
 
-/// A webhook whose receiver is down: deliveries are written, retried and given up, and the account holder is told.
+/// A webhook whose receiver is down: deliveries are written, retried and given up, and the account holder is
+/// notified.
 async fn misfortune(tenant: &Tenant, mails: &Path) {
     let down = Receiver::start(|_| Answer::status(500)).await;
     let hook = json!({ "url": down.url("/"), "events": ["instance.created"] });
@@ -311,7 +312,7 @@ async fn misfortune(tenant: &Tenant, mails: &Path) {
     eventually("the e-mail", told, |count| *count > 0).await;
 }
 
-/// An account in a namespace that was there before, with a webhook and its Secret; then the Account is deleted.
+/// An account in a namespace that existed before, with a webhook and its Secret; then the Account is deleted.
 async fn adopted(cluster: &Cluster<'_>, api: &Operator, receiver: &Receiver) {
     let namespace =
         json!({ "metadata": { "name": "adopted", "labels": { "stellage.dev/account": "adopted" } } });
@@ -352,14 +353,14 @@ async fn delete(cluster: &Cluster<'_>, account: &str) {
     eventually("the Account to be gone", found, Option::is_none).await;
 }
 
-/// What an account holder does with kubectl and a browser, the operator's side of a month's end, and a rate limit.
+/// What an account holder does with kubectl and a browser, the operator's part of a month's end, and a rate limit.
 async fn business(cluster: &Cluster<'_>, api: &Operator) {
     let tenant = &Tenant::on(cluster.plane, api, "business").await;
     let mine = tenant
         .apply("by-kubectl", |instance| instance.spec.monitoring_enabled = true)
         .await;
     tenant.wait_for_state("by-kubectl", InstanceState::Running).await;
-    // Nobody is at the address that the leader's pod would have, so nothing is known.
+    // Nothing listens at the address that the leader's pod would have, so usage is unknown.
     let metrics = format!("/v1/instances/{}/metrics?window=1h", mine.id());
     call(tenant, Method::GET, &metrics, Value::Null).await;
 
@@ -390,7 +391,7 @@ async fn business(cluster: &Cluster<'_>, api: &Operator) {
         limits.and_then(|limits| limits.data).unwrap_or_default()
     };
     let before = eventually("what is spent to be stored", limits, |limits| !limits.is_empty()).await;
-    // A twelfth of the allowance is worth a write.
+    // Using a twelfth of the allowance is enough for a write.
     call(&limited, Method::GET, "/v1/instances", Value::Null).await;
     call(&limited, Method::GET, "/v1/instances", Value::Null).await;
     eventually("what is spent to be stored again", limits, |limits| {
@@ -505,7 +506,7 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
     ),
 ];
 
-/// Verbs that the test uses or not, by chance, and why they are needed.
+/// Verbs that the test may or may not use, and why they are needed.
 const SOMETIMES: &[(&str, &str, &str, &str)] = &[(
     "stellage-controller",
     "webhooks",
@@ -513,7 +514,7 @@ const SOMETIMES: &[(&str, &str, &str, &str)] = &[(
     "after a conflict, and when the watch lags behind",
 )];
 
-/// What the roles that are bound to a service account allow, as (`resource`, verb).
+/// What the roles bound to a service account allow, as (`resource`, verb).
 fn granted(rendered: &[Value], service_account: &str, in_accounts: &str) -> BTreeSet<(String, String)> {
     let bound: BTreeSet<&str> = rendered
         .iter()
@@ -574,7 +575,7 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
     let helm = Helm::on(&plane).await;
     let chart = chart();
     let release = ["stellage", chart.to_str().unwrap(), "--namespace", NAMESPACE];
-    // Time enough to ask a pod that ends, also on a busy machine.
+    // Enough time to query a pod that is ending, even on a busy machine.
     let mut with_delay = values();
     with_delay["api"]["settings"]["shutdownDelaySeconds"] = json!(15);
     helm.with(&[&["install"], &release[..]].concat(), &with_delay)
@@ -670,7 +671,7 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
     api.stop().await;
     controller.stop().await;
 
-    // What users have made outlives an uninstall, and is there after the next install.
+    // What users have created survives an uninstall, and is there after the next install.
     let rendered = helm.template(NAMESPACE, &values()).unwrap();
     helm.run(&["uninstall", "stellage", "--namespace", NAMESPACE])
         .unwrap();
@@ -723,7 +724,7 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
     }
     assert_eq!(counts().await, (true, 1));
 
-    // Nothing was forbidden, and nothing is allowed that nobody needs.
+    // Nothing was forbidden, and nothing is allowed that is not needed.
     let requests = cluster.requests();
     let forbidden: Vec<_> = requests.iter().filter(|request| request.code == 403).collect();
     assert!(forbidden.is_empty(), "{forbidden:#?}");
@@ -754,7 +755,7 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
         assert!(granted.len() > 15, "{granted:?}");
         for (resource, verb) in granted {
             let uses = |verb: &str| used.contains(&(resource.clone(), verb.to_owned()));
-            // Before Kubernetes 1.34 a watch does not begin with what is there.
+            // Before Kubernetes 1.34, a watch does not start with the existing objects.
             let is_used = uses(&verb) || verb == "list" && uses("watch");
             let this = (service_account, resource.as_str(), verb.as_str());
             let is_among = |known: &[(&str, &str, &str, &str)]| {

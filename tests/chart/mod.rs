@@ -40,7 +40,7 @@ struct Helm {
 }
 
 impl Helm {
-    /// For what needs no cluster.
+    /// For tests that need no cluster.
     async fn alone() -> Self {
         static PROGRAM: OnceCell<PathBuf> = OnceCell::const_new();
         let find = async || {

@@ -131,7 +131,7 @@ async fn without_its_roles_the_chart_has_everything_else() {
         let is_role = |object: &&String| {
             let kind = object.split(' ').next().unwrap();
             let kind = kind.trim_start_matches("Cluster").trim_end_matches("Binding");
-            // Those of tenants have a value of their own.
+            // The tenants' ones have their own value.
             kind == "Role"
                 && ![
                     "ClusterRole stellage-view",
@@ -393,7 +393,7 @@ async fn the_network_policies_let_pods_call_what_the_values_name_and_nothing_of_
             vec![json!({ "ports": [{ "protocol": "TCP", "port": 443 }] })],
             vec![],
         ),
-        // What `extraEnv` says counts as well, as far as it is known.
+        // Values in `extraEnv` count as well, as far as they are known.
         (
             login_by_env(json!({ "value": "https://login.example.com:8443/realms/cloud" })),
             vec![json!({ "ports": [{ "protocol": "TCP", "port": 8443 }] })],

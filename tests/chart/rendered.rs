@@ -58,7 +58,7 @@ pub(super) fn everything() -> Value {
     })
 }
 
-/// Names that YAML takes for something else unless they are quoted.
+/// Names that YAML misinterprets unless they are quoted.
 fn misleading_names() -> Value {
     json!({
         "nameOverride": "7", "fullnameOverride": "true", "serviceAccounts": { "api": "1e3", "controller": "8" },
@@ -91,7 +91,8 @@ fn sets() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Kinds of others that the chart can make. Their own schemas are megabytes, so only their metadata is checked.
+/// Kinds of other projects that the chart can create. Their schemas have megabytes, so only their metadata is
+/// checked.
 fn foreign_kinds() -> String {
     let kinds = [
         ("monitoring.coreos.com", "ServiceMonitor", "servicemonitors"),
@@ -118,7 +119,7 @@ fn foreign_kinds() -> String {
     crds.join("\n---\n")
 }
 
-/// What the API server says to these objects, without storing any.
+/// The API server's answer to these objects, without storing any.
 fn dry_run(plane: &ControlPlane, text: &str) {
     let arguments = [
         "apply",
@@ -195,14 +196,14 @@ async fn the_api_server_takes_every_object_for_every_set_of_values_and_pods_are_
         for deployment in deployments {
             let mut pod = deployment["spec"]["template"].clone();
             pod["metadata"]["name"] = json!("tried");
-            // Nobody makes service accounts' tokens, or priorities, in a dry run.
+            // Nothing creates the service accounts' tokens, or the priority classes, in a dry run.
             pod["spec"]["priorityClassName"] = Value::Null;
             let pod: Pod = serde_json::from_value(pod).unwrap();
             pods.create(&parameters, &pod)
                 .await
                 .unwrap_or_else(|error| panic!("{set}: {error}"));
         }
-        // Whatever belongs to a namespace belongs to that of the release.
+        // Every namespaced object belongs to the namespace of the release.
         for object in &all {
             let namespace = &object["metadata"]["namespace"];
             assert!(namespace.is_null() || namespace == NAMESPACE, "{set}: {object}");
@@ -253,7 +254,7 @@ async fn pods_and_service_accounts_have_the_label_that_the_doctor_looks_for_what
     }
 }
 
-/// The names and values of variables in an object that are no texts.
+/// The names and values of variables in an object that are not strings.
 fn no_texts(object: &Value, found: &mut Vec<String>) {
     const TEXTS: &[&str] = &[
         "ingressClassName",
@@ -401,7 +402,7 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
         let refused = helm.template("stellage-system", &wrong).unwrap_err();
         assert!(refused.contains(place), "{wrong}: {refused}");
     }
-    // What would be refused with another value beside it.
+    // Values that would be refused in combination with another one.
     let from_secret = json!({ "name": "STELLAGE_OIDC_CLIENT_ID", "valueFrom": { "secretKeyRef": { "name": "login", "key": "id" } } });
     for right in [
         json!({ "api": { "autoscaling": { "minReplicas": 7 } } }),
@@ -497,7 +498,7 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
         assert_eq!(api(variable).as_deref(), of_api, "{variable}");
         assert_eq!(controller(variable).as_deref(), of_controller, "{variable}");
     }
-    // The provider's port is open to the REST API alone.
+    // Only the REST API may reach the provider's port.
     let provider = json!({
         "ports": [{ "protocol": "TCP", "port": 8443 }], "to": [{ "ipBlock": { "cidr": "10.3.0.0/16" } }],
     });
@@ -509,12 +510,12 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
         rules.contains(peer)
     };
     assert!(may_call("stellage-api", &provider) && !may_call("stellage-controller", &provider));
-    // That of the receiver of traces to both.
+    // Both may reach the port of the trace receiver.
     let collector = json!({
         "ports": [{ "protocol": "TCP", "port": 4318 }], "to": [{ "ipBlock": { "cidr": "10.4.0.0/16" } }],
     });
     assert!(may_call("stellage-api", &collector) && may_call("stellage-controller", &collector));
-    // The grace of 20 s, the delay of 5 s, and some more.
+    // The grace of 20 s, the delay of 5 s, and a margin.
     assert_eq!((time_of_api, time_of_controller), (json!(35), json!(30)));
 }
 
@@ -523,7 +524,7 @@ async fn the_notes_warn_of_missing_mail_and_of_an_uninstall_that_deletes_the_crd
     let plane = support::shared().await.plane;
     let helm = Helm::on(plane).await;
     let chart = chart();
-    // A dry run against the cluster of the other tests, which is left alone.
+    // A dry run against the cluster of the other tests, which is not changed.
     let arguments = [
         "install",
         "notes",

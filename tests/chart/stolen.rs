@@ -17,7 +17,7 @@ use crate::support::{self, bare_plane, kubectl};
 
 const NAMESPACE: &str = "stellage-system";
 
-/// Whoever has one of the tokens.
+/// An attacker who has one of the tokens.
 struct Thief<'a> {
     plane: &'a ControlPlane,
     kubeconfig: std::path::PathBuf,
@@ -64,7 +64,7 @@ impl<'a> Thief<'a> {
         }
     }
 
-    /// The Secret `password` of the namespace `owned`, which is no webhook's.
+    /// The Secret `password` in the namespace `owned`, which belongs to no webhook.
     fn may_not_touch_the_secret_of_somebody_else(&self) {
         for line in [
             "-n owned patch secret password -p {\"data\":{\"a\":null}}",
@@ -212,7 +212,8 @@ fn of_event_log(owner: &Value) -> Value {
     delivery
 }
 
-/// A control plane with the chart, and namespaces: `owned` was made for an account, `adopted` was not, `foreign` belongs to none.
+/// A control plane with the chart, and namespaces: `owned` was created for an account, `adopted` was not, `foreign` belongs to
+/// none.
 async fn installed() -> support::OwnPlane {
     let plane = bare_plane(ControlPlane::options()).await;
     let helm = Helm::on(&plane).await;
@@ -266,7 +267,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     let thief = Thief::of(&plane, "stellage-controller");
     let own = ["stellage-controller"];
 
-    // Policies take a moment to be in effect.
+    // Policies take a moment to take effect.
     let probe = async || {
         thief
             .apply(&namespace("probe", json!({}), json!({})))
@@ -277,7 +278,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     })
     .await;
 
-    // What it is for.
+    // What the token is meant for.
     thief.may_apply(&binding("owned", "stellage-operator", "stellage-account", &own));
     thief.may_apply(&binding(
         "adopted",
@@ -292,11 +293,11 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     let mark = json!({ "stellage.dev/made-for-account": "u" });
     let labels = json!({ "stellage.dev/account": "grace", "app.kubernetes.io/managed-by": "stellage" });
     thief.may_apply(&namespace("grace", labels, mark.clone()));
-    // Its label was removed, and is put back.
+    // Its label was removed, and is restored.
     thief.may("label namespace owned stellage.dev/account-");
     thief.may("label namespace owned stellage.dev/account=ada app.kubernetes.io/managed-by=stellage");
 
-    // A role where it would find the tokens of others.
+    // A role in a namespace where the attacker would find the tokens of others.
     for elsewhere in ["kube-system", "kube-public", NAMESPACE, "default", "foreign"] {
         let forbidden = binding(elsewhere, "stellage-operator", "stellage-account", &own);
         thief.may_not_apply(
@@ -357,7 +358,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     ] {
         thief.may_not_apply(&forbidden, why);
     }
-    // A namespace that it would make its own, so that the above is allowed there.
+    // A namespace that the attacker would claim, so that the above is allowed there.
     for line in [
         "label namespace foreign stellage.dev/account=ada",
         "annotate namespace foreign stellage.dev/made-for-account=u",
@@ -397,7 +398,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     for line in ["delete namespace foreign", "delete namespace adopted"] {
         thief.may_not(line, "the operator deletes only namespaces that it has created");
     }
-    // What it may patch, but not in every respect.
+    // What it may patch, but only in some respects.
     let account = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "ada" },
         "spec": { "email": "ada@example.com", "namespace": "owned" },
@@ -433,7 +434,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
         refused.contains("cannot patch resource \"apikeys/status\""),
         "{refused}"
     );
-    // Secrets of webhooks, and no others; ConfigMaps of its own.
+    // Webhook Secrets, and no others; its own ConfigMaps.
     thief.may("-n owned patch secret signing -p {\"data\":{\"a\":null}}");
     thief.may_not_touch_the_secret_of_somebody_else();
     thief.may("-n owned delete secret signing");
@@ -454,7 +455,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     ] {
         thief.may_not(line, "cannot");
     }
-    // An adopted namespace is given back, one that was made for an account is deleted.
+    // An adopted namespace is given back; one that was created for an account is deleted.
     thief.may("-n adopted delete rolebinding stellage-operator-api");
     thief.may("label namespace adopted stellage.dev/account-");
     thief.may("delete namespace owned --wait=false");
@@ -527,7 +528,7 @@ async fn with_the_facades_token_no_other_status_than_a_keys_and_no_account_role_
     ] {
         thief.may_not(line, what);
     }
-    // Keys only where the account controller lets it, and quotas nowhere.
+    // Keys only where the account controller allows it, and quotas nowhere.
     let create = |object: &Value| thief.kubectl("create --validate=false -f -", Some(&object.to_string()));
     let refused = create(&key("foreign", "write")).unwrap_err();
     assert!(
@@ -535,7 +536,8 @@ async fn with_the_facades_token_no_other_status_than_a_keys_and_no_account_role_
         "{refused}"
     );
     create(&key("owned", "write")).unwrap();
-    // The day of a key's last use, which is never set back, and nothing else of the key that way.
+    // The day of a key's last use, which is never set back; nothing else of the key can be changed in this
+    // way.
     let keys: Api<ApiKey> = Api::namespaced(client_of(&thief.kubeconfig).await, "owned");
     let made = keys.get("mine").await.unwrap();
     let params = PatchParams::default();
@@ -560,7 +562,7 @@ async fn with_the_facades_token_no_delivery_is_forged_or_settled_and_only_secret
     let thief = Thief::of(&plane, "stellage-api");
     let_the_facade_in(&plane);
     let owner = owner(&plane);
-    // Policies take a moment to be in effect.
+    // Policies take a moment to take effect.
     let mut forged = test_event(&owner);
     forged["spec"]["body"] = json!("{}");
     let mut token = secret_of(&owner);
@@ -577,7 +579,8 @@ async fn with_the_facades_token_no_delivery_is_forged_or_settled_and_only_secret
         support::eventually(policy, refused, |said| said.contains(policy)).await;
     }
 
-    // Deliveries: what makes the controllers send something of their own, and nothing that it has written.
+    // Deliveries: only what makes the controllers send something of their own, and nothing that the attacker
+    // has written.
     thief.may_create(&test_event(&owner));
     thief.may_create(&of_event_log(&owner));
     for (field, value) in [
@@ -653,10 +656,10 @@ async fn with_the_facades_token_no_delivery_is_forged_or_settled_and_only_secret
         thief.may_not_create(&forbidden, "creates only Secrets of the type Opaque");
     }
     thief.may_not_touch_the_secret_of_somebody_else();
-    // What no policy can keep it from: docs/operations.md warns of it.
+    // What no policy can prevent: docs/operations.md warns about it.
     thief.may("-n owned get secret password");
 
-    // Of the ConfigMaps in the operator's namespace, which it creates once, only its own.
+    // Of the ConfigMaps in the operator's namespace, only its own, which it creates once.
     for name in [
         "stellage-prices",
         "stellage-invoice-numbers",

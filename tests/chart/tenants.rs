@@ -18,7 +18,7 @@ async fn view_reads_edit_writes_and_admin_makes_keys_but_nobody_writes_a_status_
         let found: Value = serde_json::from_str(&found).unwrap();
         let label = format!("rbac.authorization.k8s.io/aggregate-to-{role}");
         assert_eq!(found["metadata"]["labels"][label.as_str()], "true");
-        // Kubernetes adds them up, in a controller that does not run here: edit has what view has, and admin what both have.
+        // Kubernetes aggregates them in a controller that does not run here: edit includes view, and admin includes both.
         for user in &ROLES[number..] {
             let binding = format!("{user}-has-{role}");
             let (role, user) = (format!("--clusterrole={name}"), format!("--user={user}"));
@@ -145,7 +145,7 @@ async fn forbidden_urls_and_names_that_are_ids_are_refused_to_tenants_at_once() 
         webhook(url).unwrap_or_else(|said| panic!("{url}: {said}"));
     }
 
-    // What the administrator allows to the operator.
+    // What the administrator allows the operator.
     let settings = json!({
         "receiverAllow": ["127.0.0.0/8", "10.1.0.0/16", "10.3.0.7"],
         "receiverAllowName": ["svc.cluster.local", "*.Hooks.Internal."],

@@ -179,7 +179,7 @@ async fn a_request_to_send_again_what_its_page_does_not_have_is_deleted() {
     };
     let derived = |event_id: &str| ids::delivery_name(hook.metadata.uid.as_deref().unwrap(), event_id);
     for (event_id, page) in [
-        // Delivered to another webhook alone.
+        // Delivered only to another webhook.
         (of_other.id.as_str(), page.as_str()),
         ("evt_unknown", &page),
         (&of_other.id, "evlog-9999999999999-abcdefgh"),

@@ -126,7 +126,7 @@ async fn every_command_has_help_with_an_example() {
     for expected in ["instance", "backup", "account", "key", "crds", "listen", "events"] {
         assert!(all.contains(&expected), "{all:?}");
     }
-    // Those that serve have settings, which docs/settings.md describes.
+    // The serving commands have settings, which docs/settings.md describes.
     for group in all
         .iter()
         .filter(|name| !["run", "api", "controller"].contains(name))

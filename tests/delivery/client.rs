@@ -183,7 +183,8 @@ async fn the_answer_is_kept_undecoded_and_up_to_four_kilobytes() {
     assert_eq!(receiver.count(), 4);
 }
 
-/// A receiver that closes each connection after a request, after or before the answer. It counts requests.
+/// A receiver that closes each connection after one request, either after or before the answer. It counts
+/// requests.
 async fn closing(
     tls: Arc<ServerConfig>,
     answers: &'static [&'static str],

@@ -26,7 +26,7 @@ async fn every_hostile_receiver_gets_one_request_an_end_and_little_memory() {
         assert_eq!(outcome.is_success(), outcome.status == Some(200), "{kind:?}");
         assert!(outcome.response.len() <= 4096, "{kind:?}");
         assert!(outcome.duration <= took, "{kind:?}");
-        // The body is read for the log alone, until its deadline, which does not count.
+        // The body is read only for the log, until its deadline, which does not count.
         assert!(
             kind != Hostile::SlowBody || outcome.duration + short().response_timeout <= took,
             "{outcome:?} took {took:?}"

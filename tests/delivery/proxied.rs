@@ -7,7 +7,7 @@ use stellage::delivery::{ClientSettings, ProxyUrl, TargetRules};
 use super::Sender;
 use crate::support::receivers::{Answer, ConnectProxy, Proxying, Receiver};
 
-/// A sender that goes through a proxy, with user and password if any.
+/// A sender that uses a proxy, with user and password if there are any.
 fn through(proxy: &ConnectProxy, credentials: &str) -> Sender {
     let url = format!("http://{credentials}{}", proxy.address());
     with_settings(&url, ClientSettings::default())

@@ -76,7 +76,7 @@ async fn a_key_is_created_works_at_once_is_listed_without_its_secret_and_revoked
     let other = with_key(&tenant, &key);
     let listed = expect(&other, 200, Method::GET, PATH, None, &[]).await;
     assert!(!listed.text.contains(secret));
-    // Asking for the list is the first use of the key, which is recorded some time later.
+    // Requesting the list is the first use of the key, which is recorded some time later.
     let without = |key: &Value, field: &str| {
         let mut key = key.clone();
         key.as_object_mut().unwrap().remove(field).unwrap();

@@ -22,7 +22,7 @@ use tokio::{
 use super::contract::{code, expect};
 use crate::support::{Operator, PATIENCE, Tenant, eventually, receivers::Authority, shared, stellage};
 
-/// What takes longer was held up by the machine, or by an attack.
+/// An answer that takes longer was held up by the machine or by an attack.
 const SLOW: Duration = Duration::from_secs(5);
 
 /// Sends a text to the facade; returns the head and the body of the answer.
@@ -51,7 +51,7 @@ async fn a_request_that_cannot_be_read_is_answered_in_the_format_of_all_errors()
         ("GET /v1/plans HTTP/9.9\r\n\r\n", "400 bad request", "bad_request"),
         ("what is this\r\n\r\n", "400 bad request", "bad_request"),
         (&large, "431 request header fields too large", "headers_too_large"),
-        // Its end never comes.
+        // Its end never arrives.
         (
             "GET /v1/plans HTTP/1.1\r\nhost: a\r\n",
             "408 request timeout",
@@ -77,7 +77,7 @@ async fn clients_and_probes_are_answered_while_another_address_makes_more_connec
     )
     .await;
     let address = operator.url.strip_prefix("http://").unwrap().to_owned();
-    // Each probe has a connection of its own, as the kubelet's do.
+    // Each probe has its own connection, like the kubelet's.
     let probe = Client::builder()
         .pool_max_idle_per_host(0)
         .timeout(Duration::from_secs(60))
@@ -142,7 +142,7 @@ async fn probes_are_answered_while_one_address_holds_many_connections_to_their_p
         for _ in 0..300 {
             hostile.push(TcpStream::connect(&address).await.unwrap());
         }
-        // The oldest give way, long before the deadline for a first request.
+        // The oldest connections are closed to make room, long before the deadline for a first request.
         let closed = timeout(SLOW, hostile[0].read(&mut [0])).await;
         give_way |= matches!(closed, Ok(Ok(0) | Err(_)));
     }

@@ -69,7 +69,8 @@ pub async fn call(
     answer
 }
 
-/// As [`call`], but also fails unless the answer has this status. While a busy cluster is late, what changes nothing is repeated.
+/// Like [`call`], but also fails unless the answer has this status. While a busy cluster lags behind, requests that change
+/// nothing are repeated.
 pub async fn expect(
     tenant: &Tenant,
     status: u16,
@@ -121,7 +122,7 @@ pub fn check(method: &Method, path: &str, answer: &Answer) {
                 .all(|(expected, found)| expected.starts_with('{') || expected == found)
     };
     let paths = document["paths"].as_object().unwrap();
-    // `…/deliveries/retry` is no delivery.
+    // `…/deliveries/retry` is not a delivery.
     let exact = paths
         .iter()
         .filter(|(template, _)| matches(template))

@@ -400,7 +400,7 @@ async fn recover_sends_again_what_was_given_up_since_a_time() {
     let none = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
     assert_eq!(none["data"]["recovered"], 0);
 
-    // What is recovered while nothing can be sent waits, and the answer says for what.
+    // Deliveries recovered while nothing can be sent wait, and the answer says what for.
     let off = json!({ "active": false });
     expect(&tenant, 200, Method::PATCH, &url_of(&hook), Some(&off), &[]).await;
     let entry = Entry {

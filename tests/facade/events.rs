@@ -43,13 +43,14 @@ fn instance(number: usize) -> String {
     format!("i-{number:0>16}")
 }
 
-/// Half an hour ago, so that the log still has it.
+/// Half an hour ago, so that it is still in the log.
 pub fn start() -> Timestamp {
     let start = Timestamp::now().checked_sub(30.minutes()).unwrap();
     Timestamp::from_second(start.as_second()).unwrap()
 }
 
-/// Event `number`, a tenth of a second after the one before it. Its body is not as a JSON library writes it.
+/// Event `number`, a tenth of a second after the previous one. Its body is not formatted as by a JSON
+/// library.
 pub fn event(start: Timestamp, number: usize, delivered_to: &[&Webhook]) -> LoggedEvent {
     let tenths = i64::try_from(number).unwrap();
     let created_at = start
@@ -98,7 +99,7 @@ pub async fn account_uid(tenant: &Tenant) -> String {
 }
 
 async fn pages_of(tenant: &Tenant) -> Api<EventLog> {
-    // Nobody else may write them.
+    // Nobody else may write pages.
     let operator = crate::support::as_operator(shared().await.plane).await;
     Api::namespaced(operator, &tenant.namespace)
 }
@@ -116,7 +117,7 @@ pub async fn write_page(tenant: &Tenant, account: &str, events: Vec<LoggedEvent>
     created.metadata.name.unwrap()
 }
 
-/// The page of event `number`: eight on each, except that neighbours have an event of each other.
+/// The page of event `number`: eight events per page, except that neighbouring pages swap an event.
 fn page_of(number: usize) -> usize {
     match number % 8 {
         1 => (number / 8).saturating_sub(1),
@@ -125,7 +126,8 @@ fn page_of(number: usize) -> usize {
     }
 }
 
-/// Writes these events on pages that overlap in time, and returns them newest first, and the names of the pages.
+/// Writes these events on pages that overlap in time. Returns the events newest first, and the names of the
+/// pages.
 async fn write_overlapping(
     tenant: &Tenant,
     account: &str,
@@ -156,7 +158,7 @@ async fn the_events_are_listed_filtered_and_paged_exactly_over_pages_that_overla
     let start = start();
     let events: Vec<_> = (0..60).map(|number| event(start, number, &[])).collect();
     let (events, _) = write_overlapping(&tenant, &account, events).await;
-    // What a former account of the namespace has left is nobody's.
+    // What a former account of the namespace has left belongs to nobody.
     let former = event(start, 1000, &[]);
     write_page(&tenant, "of-a-former-account", vec![former.clone()]).await;
     let get = async |query: &str| {
@@ -244,7 +246,7 @@ async fn the_events_are_listed_filtered_and_paged_exactly_over_pages_that_overla
         let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
         assert_eq!(shown.text, format!("{{\"data\":{}}}", event.body));
     }
-    // Nothing of another account's log is shown, nor of a former one's.
+    // Nothing is shown of another account's log, or of a former account's.
     let other = Tenant::new("evt-other").await;
     let none = expect(&other, 200, Method::GET, "/v1/events", None, &[]).await;
     assert_eq!(none.json()["pagination"]["total"], 0);
@@ -302,7 +304,7 @@ async fn deliveries_in_the_log_and_objects_are_one_list() {
     let object = webhooks(&tenant).get(&name_of(&hook)).await.unwrap();
     let other_object = webhooks(&tenant).get(&name_of(&other)).await.unwrap();
     let start = start();
-    // Of each five events: one for both, one for nobody, one for the other webhook; and two Deliveries.
+    // Of every five events: one for both, one for nobody, one for the other webhook; and two Deliveries.
     let (mut events, mut expected) = (Vec::new(), Vec::new());
     for number in 0..60 {
         let delivered: &[&Webhook] = match number % 5 {
@@ -381,7 +383,7 @@ async fn deliveries_in_the_log_and_objects_are_one_list() {
         assert_eq!(list(none).await["pagination"]["total"], 0, "{none}");
     }
 
-    // Number 59 was delivered at once, and is in the log only.
+    // Number 59 was delivered immediately, and is only in the log.
     let newest = &list("limit=1").await["data"][0];
     let (id, event) = (expected[0].0.as_str(), &events[0]);
     assert_eq!(
@@ -398,7 +400,7 @@ async fn deliveries_in_the_log_and_objects_are_one_list() {
     let shown = expect(&tenant, 200, Method::GET, &format!("{path}/{id}"), None, &[]).await;
     assert_eq!(shown.json()["data"]["request"]["body"], event.body.as_str());
     assert_eq!(shown.json()["data"]["attempts"], newest["attempts"]);
-    // It does not belong to the other webhook, and that webhook's deliveries not to this one.
+    // It does not belong to the other webhook, nor do that webhook's deliveries belong to this one.
     let uid = other_object.metadata.uid.as_deref().unwrap();
     let of_other = ids::delivery_id(&ids::delivery_name(uid, &event.id));
     expect(
@@ -457,7 +459,7 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
     expect(&tenant, 412, Method::POST, &redeliver, None, &stale).await;
     let shown = expect(&tenant, 200, Method::GET, &format!("{path}/{id}"), None, &[]).await;
     let headers = [("If-Match", shown.header("etag")), ("Idempotency-Key", "again")];
-    // Eight requests at once: one creates the Delivery, the others find it.
+    // Eight concurrent requests: one creates the Delivery, the others find it.
     let requests = (0..8).map(|_| expect(&tenant, 202, Method::POST, &redeliver, None, &headers));
     let answers = futures::future::join_all(requests).await;
     let first: Vec<_> = answers
@@ -495,7 +497,7 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
     let read = expect(&tenant, 200, Method::GET, &format!("{path}/{id}"), None, &[]).await;
     assert_eq!(read.header("etag"), shown.header("etag"), "the same delivery");
 
-    // Once the page has expired, the Delivery alone is left of those on it.
+    // Once the page has expired, only the Delivery is left of its events.
     let page = &pages[page_of(6)];
     let left = (0..12).filter(|number| page_of(*number) != page_of(6)).count() + 1;
     let log = pages_of(&tenant).await;

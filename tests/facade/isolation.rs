@@ -134,7 +134,7 @@ async fn look(tenant: &Tenant) -> Vec<String> {
     for object in hooks.list(&everything).await.unwrap() {
         seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
     }
-    // Those of the instance's own events appear in their own time; requests create test events only.
+    // Those of the instance's own events appear at their own time; requests create only test events.
     let tests = deliveries.list(&everything).await.unwrap().items.into_iter();
     for object in tests.filter(|delivery| delivery.spec.test) {
         seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
@@ -226,7 +226,7 @@ async fn every_operation_of_the_document_succeeds_as_it_says_with_the_body_that_
             success,
         } = endpoint;
         let path = ids.fill(&path);
-        // What the operation takes for granted.
+        // The preconditions of the operation.
         if path.starts_with(&format!("{instance}/")) && method == Method::POST {
             let (wanted, action) = if path.ends_with("/start") {
                 ("stopped", "stop")

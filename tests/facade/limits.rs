@@ -5,7 +5,7 @@ use reqwest::{Method, StatusCode};
 use super::contract::code;
 use crate::support::{Answer, Operator, Tenant, eventually, new_key, shared};
 
-/// A request that costs nothing but an allowance, once the key is known.
+/// A request that uses up only an allowance, once the key is known.
 async fn spend(tenant: &Tenant) -> Answer {
     eventually(
         "the key to be known",

@@ -16,12 +16,13 @@ use crate::support::{Operator, Tenant, shared};
 
 /// Deliveries in the log, each with as much text as a Delivery keeps of its receiver.
 const DELIVERIES: usize = 1300;
-/// Lists at the same time.
+/// Number of concurrent lists.
 const LISTS: usize = 50;
-/// How many of them run at a time, and how long the others wait for that.
+/// How many of them may run at a time, and how long the others wait for their turn.
 const AT_A_TIME: u32 = 2;
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// What they may add to the facade's memory, in KiB. They added 120 MiB when each kept all deliveries.
+/// By how much they may increase the facade's memory, in KiB. It grew by 120 MiB when each list kept all
+/// deliveries.
 const GROWTH_KB: u64 = 48 * 1024;
 
 /// Writes exhausted Deliveries into the log of a webhook.
@@ -100,14 +101,14 @@ async fn fifty_lists_of_a_long_log_at_once_take_little_memory() {
             assert_ne!(answer.header("retry-after"), "");
         }
         if lists.len() >= 2 {
-            // Up to now, as many as may have run at a time.
+            // Until now, as many as may have run at a time.
             grown = api.memory_kb("VmHWM").saturating_sub(before);
         }
     }
     println!(
         "{LISTS} lists at once of {DELIVERIES} deliveries, {listed} of them answered, took {grown} KiB; one alone took {alone:.1?}"
     );
-    // If each takes twice as long as one alone, and the machine may be as busy again.
+    // Allow each list twice the time of one alone, and as much again for a busy machine.
     let least = AT_A_TIME * u32::try_from(LONGEST_WAIT.as_millis() / (4 * alone.as_millis()).max(1)).unwrap();
     let least = least.clamp(AT_A_TIME, u32::try_from(LISTS).unwrap() / 2);
     assert!(listed >= least, "{listed} of at least {least}");

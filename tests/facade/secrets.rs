@@ -184,7 +184,7 @@ async fn a_change_with_a_secret_changes_the_secret_before_anything_else_and_can_
     let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&change), &headers).await;
     assert_eq!(changed.json()["data"]["active"], false);
     assert_eq!(stored(&tenant, &name, "secret").await.as_deref(), Some("new"));
-    // One write told the controller of both.
+    // A single write told the controller about both.
     let version = secrets(&tenant)
         .get(&name)
         .await

@@ -29,7 +29,7 @@ async fn change(tenant: &Tenant, id: &str, body: Value) -> Value {
     answer.json()["data"].clone()
 }
 
-/// Applies on the server's side, as Flux and Argo CD do.
+/// Applies on the server side, like Flux and Argo CD.
 async fn apply(tenant: &Tenant, name: &str, tags: &[&str], force: bool) -> Instance {
     let manifest = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": name },
@@ -115,7 +115,7 @@ async fn a_webhook_that_only_rest_has_written_is_tracked_no_more_once_it_changes
 async fn who_applies_an_instance_still_owns_its_fields_after_changes_through_rest() {
     let tenant = Tenant::new("rest-applied").await;
     let flux = ("flux".to_owned(), "Apply".to_owned());
-    // One that is applied from the beginning, and one that REST has made and nobody changed before.
+    // One that has been applied from the beginning, and one that REST created and nobody has changed.
     let made = create(&tenant, "web").await;
     wait_for(&tenant, &made, "running").await;
     apply(&tenant, &made, &["a"], true).await;
@@ -127,12 +127,12 @@ async fn who_applies_an_instance_still_owns_its_fields_after_changes_through_res
         expect(&tenant, 202, Method::POST, &path, None, &[]).await;
         wait_for(&tenant, &id, "stopped").await;
         assert!(managers(&tenant, name).await.contains(&flux), "{name}");
-        // No conflict with anybody, and what is no longer in the manifest goes.
+        // There is no conflict with anybody, and fields that are no longer in the manifest are removed.
         let after = apply(&tenant, name, &[], false).await;
         assert_eq!(after.spec.tags, Vec::<String>::new());
         assert!(after.spec.backup_enabled, "what REST has set stays");
     }
-    // One that is not tracked any more, until somebody applies it.
+    // One that is no longer tracked, until somebody applies it.
     let untracked = create(&tenant, "web").await;
     wait_for(&tenant, &untracked, "running").await;
     change(&tenant, &untracked, json!({ "name": "web-2" })).await;

@@ -586,7 +586,7 @@ async fn a_create_whose_client_hangs_up_leaves_a_whole_webhook_or_nothing() {
         body.len()
     );
     let address = tenant.url.strip_prefix("http://").unwrap();
-    // How long one takes that is answered, unless the machine is busy.
+    // How long an answered request takes, unless the machine is busy.
     let begun = Instant::now();
     create(&tenant).await;
     let usual = begun.elapsed().min(Duration::from_millis(150));
@@ -608,7 +608,8 @@ async fn a_create_whose_client_hangs_up_leaves_a_whole_webhook_or_nothing() {
         }
         (all.len(), whole)
     };
-    // Requests that the facade had read when their clients hung up run on, usually all of them; wait for those that still do.
+    // Requests that the facade had read when their clients hung up continue, usually all of them; wait for those that are
+    // still running.
     let all_done = async {
         while made().await.0 <= CREATES {
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -52,8 +52,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Timeout for everything that tests wait for. It is generous, because tests run in parallel on a busy machine, and it only
-/// matters for failing tests.
+/// Timeout for everything that tests wait for. It is generous, because tests run in parallel on a busy machine, and it
+/// matters only when a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The binary under test.
@@ -61,12 +61,12 @@ pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
 
 static SECRETS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// Remembers a secret, so that no operator may have it in its log.
+/// Remembers a secret that must not appear in any operator's log.
 pub fn remember_secret(secret: &str) {
     SECRETS.lock().insert(secret.to_owned());
 }
 
-/// Remembers the secrets in an answer of the REST API: new keys, and secrets of webhooks.
+/// Remembers the secrets in an answer of the REST API: new keys and webhook secrets.
 fn remember_secrets_in(answer: &str) {
     if !answer.contains("\"secret\"") && !answer.contains("\"key\"") {
         return;
@@ -79,7 +79,7 @@ fn remember_secrets_in(answer: &str) {
     }
 }
 
-/// What a log must not have: the secrets that tests have used so far, everything that looks like one, and bodies of events.
+/// What must not appear in a log: the secrets that tests have used so far, anything that looks like one, and event bodies.
 pub fn secrets_in(log: &str) -> Vec<String> {
     let used = SECRETS.lock().clone();
     let shapes = ["whsec_", "stl_", r#"{"id":"evt_"#, r#"{\"id\":\"evt_"#].map(ToOwned::to_owned);
@@ -87,14 +87,14 @@ pub fn secrets_in(log: &str) -> Vec<String> {
     found.filter(|secret| log.contains(secret.as_str())).collect()
 }
 
-/// Says that something was not tested, and why.
+/// Reports that something was not tested, and why.
 pub fn say_not_run(what: &str) {
     use std::io::Write as _;
-    // Not with `eprintln!`, which the test harness shows only of tests that fail.
+    // Not `eprintln!`: the test harness shows its output only for failing tests.
     let _ = writeln!(std::io::stderr(), "\nNOT RUN: {what}");
 }
 
-/// Waits until `condition` is true of the result of `look`; fails with `what` after [`PATIENCE`].
+/// Polls `look` until `condition` holds for its result; fails with `what` after [`PATIENCE`].
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> T, condition: impl Fn(&T) -> bool) -> T
 where
     T: std::fmt::Debug,
@@ -113,7 +113,7 @@ where
     }
 }
 
-/// Duration of an operator's Lease in tests: one that was not released expires before [`PATIENCE`] ends.
+/// Duration of an operator's Lease in tests. If it is not released, it expires before [`PATIENCE`] ends.
 pub const LEASE_SECONDS: i32 = 90;
 /// The default duration of a Lease, for tests in which a leader loses it.
 pub const USUAL_LEASE: &str = "--lease-duration-seconds=15";
@@ -127,20 +127,21 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Starts `stellage <arguments>` as the operator's service account and waits until it serves.
+    /// Starts `stellage <arguments>` as the operator's service account and waits until it is ready.
     ///
-    /// Its Lease lasts longer than the default unless the arguments say otherwise, so that it is not lost when the machine is
-    /// busy for ten seconds. So a test that kills it and starts another one must do so with [`die`](Self::die).
+    /// Unless the arguments say otherwise, its Lease lasts longer than the default, so that it does not expire if the machine
+    /// is busy for ten seconds. A test that kills the operator and starts another one must therefore use [`die`](Self::die).
     pub async fn start(plane: &ControlPlane, arguments: &[&str]) -> Self {
         Self::start_with(plane, arguments, &plane.kubeconfig(Identity::Operator)).await
     }
 
-    /// As [`Self::start`], with another kubeconfig.
+    /// Like [`Self::start`], with another kubeconfig.
     pub async fn start_with(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Self {
         Self::serving(spawn_operator(plane, arguments, kubeconfig)).await
     }
 
-    /// Starts `stellage <arguments>` with exactly this environment, but on free ports, and waits until it serves.
+    /// Starts `stellage <arguments>` with exactly this environment, except for the ports, which are free ones,
+    /// and waits until it is ready.
     pub async fn start_in(
         plane: &ControlPlane,
         arguments: &[&str],
@@ -150,7 +151,7 @@ impl Operator {
         Self::serving(spawn(plane, arguments, environment, kubeconfig)).await
     }
 
-    /// Waits until a process serves.
+    /// Waits until a process is ready.
     pub async fn serving(spawned: Spawned) -> Self {
         let Spawned {
             mut daemon,
@@ -182,13 +183,13 @@ impl Operator {
         }
     }
 
-    /// The process.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.daemon.lock().pid()
     }
 
-    /// Sends SIGKILL, then releases its Lease; otherwise the next leader would wait until it expires. Fails the test if it has
-    /// ended by itself before, or a part of it panicked.
+    /// Sends SIGKILL, then releases its Lease, since the next leader would otherwise wait until it expires. Fails the test if
+    /// the operator had already ended by itself, or if a task of it panicked.
     pub async fn die(&mut self, plane: &ControlPlane) {
         self.assert_well();
         self.daemon.get_mut().kill();
@@ -196,7 +197,8 @@ impl Operator {
         self.assert_no_secret();
         let leases: Api<Lease> =
             Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
-        // The annotation makes this a change in any case, so that a late write of the dead process is refused.
+        // The annotation guarantees that this changes the object, so that a late write of the dead process is
+        // refused.
         let free = json!({
             "metadata": { "annotations": { "test/killed": self.pid().to_string() } },
             "spec": { "holderIdentity": "" },
@@ -217,12 +219,13 @@ impl Operator {
         self.daemon.lock().resume();
     }
 
-    /// How it has ended by itself, if it has.
+    /// The exit status, if it has ended by itself.
     pub fn ended(&self) -> Option<ExitStatus> {
         self.daemon.lock().exited()
     }
 
-    /// Sends SIGTERM. Fails the test if it has ended by itself before, does not exit with 0 in time, or a part of it panicked.
+    /// Sends SIGTERM. Fails the test if the operator had already ended by itself, does not exit with 0 in time, or if a task
+    /// of it panicked.
     pub async fn stop(&mut self) {
         self.assert_well();
         let status = self.daemon.get_mut().stop(Duration::from_secs(120)).await;
@@ -236,7 +239,7 @@ impl Operator {
         self.assert_no_secret();
     }
 
-    /// Fails the test if it has ended by itself, or a part of it panicked.
+    /// Fails the test if the operator has ended by itself, or if a task of it panicked.
     fn assert_well(&self) {
         let ended = self.ended();
         assert!(
@@ -248,12 +251,13 @@ impl Operator {
         self.assert_no_panic();
     }
 
-    /// What it has logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Once it has ended. Not whenever a test ends, since the log of the operator that all tests share is long.
+    /// Checked once the operator has ended, not at the end of every test: the log of the shared operator is
+    /// long.
     fn assert_no_secret(&self) {
         assert_eq!(
             secrets_in(&self.log()),
@@ -263,7 +267,7 @@ impl Operator {
         );
     }
 
-    /// A panic in a background task does not end the process, so it shows in the log alone.
+    /// A panic in a background task does not end the process, so it shows up only in the log.
     fn assert_no_panic(&self) {
         let log = self.log();
         let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();
@@ -287,7 +291,7 @@ impl Operator {
         value.unwrap().split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// Has `VmHWM` begin again with the memory of now.
+    /// Resets `VmHWM` to the current memory.
     pub fn forget_peak_of_memory(&self) {
         std::fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").unwrap();
     }
@@ -325,11 +329,12 @@ impl Drop for Operator {
 pub struct Spawned {
     daemon: Daemon,
     log: PathBuf,
-    /// The file that it writes once it serves.
+    /// The file that it writes once it is ready.
     ready_file: PathBuf,
 }
 
-/// Starts `stellage <arguments>` with the settings that most tests need. [`Operator::serving`] waits for it.
+/// Starts `stellage <arguments>` with the settings that most tests need. Use [`Operator::serving`] to wait
+/// for it.
 pub fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Spawned {
     let environment = [
         (
@@ -337,14 +342,14 @@ pub fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Pat
             LEASE_SECONDS.to_string().as_str(),
         ),
         ("STELLAGE_SIMULATOR_FAULTS", "true"),
-        // Some tests create thousands.
+        // Some tests create thousands of instances.
         ("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000"),
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()));
     spawn(plane, arguments, &environment, kubeconfig)
 }
 
-/// Starts `stellage <arguments>` on free ports, but for that of its metrics, if the arguments have one.
+/// Starts `stellage <arguments>` on free ports, except for the metrics port if the arguments set one.
 fn spawn(
     plane: &ControlPlane,
     arguments: &[&str],
@@ -388,7 +393,7 @@ pub struct Supervised {
 }
 
 impl Supervised {
-    /// Takes over an operator that was started with these arguments. Its URLs become invalid.
+    /// Takes over an operator that was started with these arguments. The URLs of `operator` become invalid.
     pub fn new(plane: &Arc<OwnPlane>, mut operator: Operator, arguments: &[&str]) -> Self {
         let stop = CancellationToken::new();
         let (stopped, plane) = (stop.clone(), plane.clone());
@@ -411,7 +416,7 @@ impl Supervised {
         Self { stop, task }
     }
 
-    /// Stops it, as [`Operator::stop`] does. Returns the number of restarts.
+    /// Stops it as [`Operator::stop`] does. Returns the number of restarts.
     pub async fn stop(self) -> usize {
         self.stop.cancel();
         let (mut operator, restarts) = self.task.await.unwrap();
@@ -422,7 +427,8 @@ impl Supervised {
 
 /// Installs CRDs, admission policy and RBAC, as `make run` does.
 pub fn install(plane: &ControlPlane) {
-    // Every reqwest client needs a default provider, even without TLS. The call fails if there is one already.
+    // Every reqwest client needs a default crypto provider, even without TLS. The call fails if there already
+    // is one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let crds = Command::new(STELLAGE)
         .args(["crds", "--with-policies"])
@@ -450,7 +456,7 @@ pub fn install(plane: &ControlPlane) {
     .unwrap();
 }
 
-/// Installs the operator's namespace and RBAC alone.
+/// Installs only the operator's namespace and RBAC.
 pub fn install_rights(plane: &ControlPlane) {
     let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
     kubectl(
@@ -461,7 +467,8 @@ pub fn install_rights(plane: &ControlPlane) {
     .unwrap();
 }
 
-/// Waits until Kubernetes counts webhooks against an account's quota, which takes half a minute after the CRDs were created.
+/// Waits until Kubernetes counts webhooks against an account's quota, which takes half a minute after the CRDs have been
+/// created.
 pub async fn wait_until_webhooks_are_counted(quotas: &Api<ResourceQuota>) {
     let used = async || {
         let quota = quotas.get_opt("stellage").await.unwrap();
@@ -474,8 +481,8 @@ pub async fn wait_until_webhooks_are_counted(quotas: &Api<ResourceQuota>) {
     .await;
 }
 
-/// The operator with an administrator's rights: for tests that write what the policies let only the operator write, although it has
-/// no use for it itself.
+/// A client that impersonates the operator with an administrator's rights, for tests that write what the admission policies let
+/// only the operator write, although the operator itself has no use for it.
 pub async fn as_operator(plane: &ControlPlane) -> Client {
     let mut config = plane.config(Identity::Admin).await.unwrap();
     config.auth_info.impersonate = Some(Identity::Operator.user().to_owned());
@@ -524,7 +531,7 @@ pub fn run(command: &mut Command, input: Option<&str>) -> Result<String, String>
     }
 }
 
-/// promtool, which is built once if it is not there.
+/// Path of promtool, which is built once if it does not exist.
 pub async fn promtool() -> PathBuf {
     static PROGRAM: OnceCell<PathBuf> = OnceCell::const_new();
     let find = async || {
@@ -534,7 +541,7 @@ pub async fn promtool() -> PathBuf {
     PROGRAM.get_or_init(find).await.clone()
 }
 
-/// The shared control plane with one operator, whose provisioning takes half a second.
+/// The shared control plane with one operator, which takes half a second to provision.
 pub struct Cluster {
     pub plane: &'static ControlPlane,
     pub operator: Operator,
@@ -552,19 +559,19 @@ pub fn receiver_arguments(plane: &ControlPlane) -> Vec<String> {
     ]
 }
 
-/// The folder with that operator's mails.
+/// The folder with the mails of an operator started with [`receiver_arguments`].
 pub fn mail_folder(plane: &ControlPlane) -> std::path::PathBuf {
     plane.folder().join("mail")
 }
 
 static SHARED: OnceCell<Cluster> = OnceCell::const_new();
 
-/// How many tests use the shared cluster at a time: more would only slow each other down.
+/// Permits of the tests that use the shared cluster concurrently: more would only slow each other down.
 static SHARERS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MAX_SHARERS as usize));
 const MAX_SHARERS: u32 = 3;
 
 thread_local! {
-    /// Every test has a thread of its own, and ends with it.
+    /// The permit of the current test: every test has a thread of its own, which ends with it.
     static SHARES: RefCell<Option<SemaphorePermit<'static>>> = const { RefCell::new(None) };
 }
 
@@ -588,21 +595,21 @@ pub async fn shared() -> &'static Cluster {
         .await
 }
 
-/// As [`shared`], when no other test uses it any more.
+/// Like [`shared`], but waits until no other test is using it any more.
 pub async fn shared_at_last() -> &'static Cluster {
     SHARES.set(None);
     SHARES.set(Some(SHARERS.acquire_many(MAX_SHARERS).await.unwrap()));
     shared().await
 }
 
-/// A control plane of one test. Only so many run at a time: more of them than cores slow each other down until something
-/// runs into a timeout.
+/// A control plane of one test. Only a limited number runs at a time: more of them than cores slow each other down until
+/// something times out.
 pub struct OwnPlane {
     plane: ControlPlane,
     _permit: SemaphorePermit<'static>,
 }
 
-/// Fails the test if a server has ended that the test has not killed, or if one has panicked.
+/// Fails the test if a server has ended that the test did not kill, or if one has panicked.
 impl Drop for OwnPlane {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -626,16 +633,17 @@ pub async fn own_plane() -> OwnPlane {
     plane_with(ControlPlane::options().audit_log()).await
 }
 
-/// As [`own_plane`], with other options.
+/// Like [`own_plane`], with other options.
 pub async fn plane_with(options: control_plane::Options) -> OwnPlane {
     let plane = bare_plane(options).await;
     install(&plane);
     plane
 }
 
-/// As [`plane_with`], without anything installed.
+/// Like [`plane_with`], with nothing installed.
 pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
-    // Every reqwest client needs a default provider, even without TLS. The call fails if there is one already.
+    // Every reqwest client needs a default crypto provider, even without TLS. The call fails if there already
+    // is one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let permit = plane_permit().await;
     let plane = options.start().await.unwrap();
@@ -645,7 +653,8 @@ pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
     }
 }
 
-/// Waits until another control plane may be started: one more than there are cores, since their tests mostly wait, beside the shared one.
+/// Waits until another control plane may be started. One more than there are cores may run, besides the shared one, since their
+/// tests mostly wait.
 pub async fn plane_permit() -> SemaphorePermit<'static> {
     static PLANES: LazyLock<Semaphore> = LazyLock::new(|| {
         let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
@@ -684,7 +693,8 @@ impl Answer {
     }
 }
 
-/// Fails the test if anything that tests share has ended or panicked. Nothing stops it at the end, so each test looks after it.
+/// Fails the test if anything shared by tests has ended or panicked. Nothing stops the shared cluster at the end, so each test
+/// checks it.
 impl Drop for Tenant {
     fn drop(&mut self) {
         if let Some(shared) = SHARED.get()
@@ -703,12 +713,12 @@ impl Tenant {
         Self::on(cluster.plane, &cluster.operator, name).await
     }
 
-    /// A new account anywhere, with a `write` key.
+    /// A new account on any control plane, with a `write` key.
     pub async fn on(plane: &ControlPlane, operator: &Operator, name: &str) -> Self {
         Self::with(plane, operator, name, |_| {}).await
     }
 
-    /// A new account with its spec changed by `change`.
+    /// A new account whose spec is changed by `change`.
     pub async fn with(
         plane: &ControlPlane,
         operator: &Operator,
@@ -740,8 +750,8 @@ impl Tenant {
             url: operator.url.clone(),
             http: reqwest::Client::new(),
         };
-        // The facade gets keys from its watch in the order of their creation. So once it knows a key that was created later,
-        // it knows this one, without a request that counts against its rate limit.
+        // The facade's watch delivers keys in the order of their creation. So once the facade knows a key that was created
+        // later, it also knows this one, and no request has counted against this one's rate limit.
         let answer = async || tenant.call(Method::GET, "/v1/plans", None).await.status;
         eventually("the key to be known", answer, |status| *status == StatusCode::OK).await;
         tenant.key = key;
@@ -752,12 +762,12 @@ impl Tenant {
         Api::namespaced(self.kube.clone(), &self.namespace)
     }
 
-    /// All instances, as the API server has them.
+    /// All instances, as stored in the API server.
     pub async fn all_instances(&self) -> Vec<Instance> {
         self.instances().list(&ListParams::default()).await.unwrap().items
     }
 
-    /// Waits until no instance has an event in its outbox any more.
+    /// Waits until no instance has events in its outbox.
     pub async fn wait_for_clear_outboxes(&self) {
         let left = async || {
             let all = self.all_instances().await;
@@ -767,7 +777,8 @@ impl Tenant {
         eventually("the outboxes to be cleared", left, |left| *left == 0).await;
     }
 
-    /// Waits until Kubernetes counts webhooks against the quota, which takes half a minute after the CRDs were created.
+    /// Waits until Kubernetes counts webhooks against the quota, which takes half a minute after the CRDs have been
+    /// created.
     pub async fn wait_until_webhooks_are_counted(&self) {
         let quotas = Api::namespaced(self.kube.clone(), &self.namespace);
         wait_until_webhooks_are_counted(&quotas).await;
@@ -796,7 +807,7 @@ impl Tenant {
             .unwrap()
     }
 
-    /// Waits until an Instance fulfils a condition.
+    /// Waits until an Instance satisfies a condition.
     pub async fn wait(&self, name: &str, what: &str, condition: impl Condition<Instance>) -> Instance {
         let found = timeout(PATIENCE, await_condition(self.instances(), name, condition)).await;
         match found {
@@ -818,12 +829,12 @@ impl Tenant {
         .await
     }
 
-    /// A request with the account's key.
+    /// Sends a request with the account's key.
     pub async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Answer {
         self.call_with(method, path, body, &[]).await
     }
 
-    /// A request with the account's key and more headers.
+    /// Sends a request with the account's key and additional headers.
     pub async fn call_with(
         &self,
         method: Method,
@@ -853,12 +864,12 @@ impl Tenant {
     }
 }
 
-/// Creates an account, again if a busy API server fails.
+/// Creates an account, retrying if a busy API server fails.
 async fn create_account(accounts: &Api<Account>, account: &Account) {
     for attempt in 0..5 {
         match accounts.create(&PostParams::default(), account).await {
             Ok(_) => return,
-            // It was created although the answer was late.
+            // The earlier attempt created it, although its answer came too late.
             Err(kube::Error::Api(status)) if status.code == 409 && attempt > 0 => return,
             Err(kube::Error::Api(status)) if status.code < 500 && status.code != 429 => panic!("{status:?}"),
             Err(error) => println!("creating an account: {error}"),
@@ -868,14 +879,14 @@ async fn create_account(accounts: &Api<Account>, account: &Account) {
     panic!("cannot create the account {:?}", account.metadata.name);
 }
 
-/// A new key through the command that operators use.
+/// Creates a key with the command that administrators use.
 pub fn new_key(plane: &ControlPlane, account: &str, scope: &str) -> String {
     let name = format!("key-{}", &ids::random_suffix()[..8]);
     let of_account = ["--account", account];
     let create = ["key", "create", "--scope", scope, "--name", &name];
     let create = [&create[..], &of_account, &["--output", "json"]].concat();
     let printed = stellage(plane, &create).or_else(|error| {
-        // On a busy machine, it may have been created although the answer was late.
+        // On a busy machine, it may have been created although the answer came too late.
         println!("creating a key: {error}");
         let revoke = ["key", "revoke", &name];
         let _ = stellage(plane, &[&revoke[..], &of_account].concat());

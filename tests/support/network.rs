@@ -10,25 +10,25 @@ use tokio::{
     time::sleep,
 };
 
-/// What a network between an operator and the API server does.
+/// The behaviour of a network between an operator and the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// It works.
     Open,
-    /// It works, but whatever the operator sends arrives that much later.
+    /// It works, but whatever the operator sends is delayed by this much.
     Slow(Duration),
-    /// It works, but whatever the operator sends arrives when the mode changes.
+    /// It works, but whatever the operator sends arrives only when the mode changes.
     Held,
     /// Connections break, and new ones fail.
     Cut,
-    /// Nothing arrives any more on the connections there are, which nobody is told. New ones work.
+    /// Existing connections go silent without either side noticing. New ones work.
     OldOnesSilent,
 }
 
 /// A network between an operator and the API server.
 pub struct Network {
     mode: watch::Sender<Mode>,
-    /// For the operator.
+    /// The kubeconfig for an operator behind this network.
     pub kubeconfig: PathBuf,
 }
 
@@ -78,7 +78,7 @@ async fn forward(mut client: TcpStream, mut server: TcpStream, mut mode: watch::
                     let now = *mode.borrow();
                     match now {
                         Mode::Slow(delay) => sleep(delay).await,
-                        // A mode that was set meanwhile is for what follows.
+                        // A mode that was set meanwhile applies to what follows.
                         Mode::Held => drop(mode.clone().wait_for(|mode| *mode != Mode::Held).await),
                         Mode::Open | Mode::Cut | Mode::OldOnesSilent => {}
                     }
@@ -94,6 +94,6 @@ async fn forward(mut client: TcpStream, mut server: TcpStream, mut mode: watch::
             return;
         }
     }
-    // Until the test ends, or the network is cut.
+    // Hold until the test ends or the network is cut.
     let _ = mode.wait_for(|mode| *mode == Mode::Cut).await;
 }

@@ -12,10 +12,10 @@ use tokio::process::Command;
 
 use super::say_not_run;
 
-/// Timeout of an installation, perhaps on a busy machine.
+/// Timeout of an installation on a machine that may be busy.
 const INSTALLS: Duration = Duration::from_mins(15);
 
-/// Whether Node.js is installed, which `make test` does not require. If not, the output says that `what` was not tested.
+/// Whether Node.js is installed, which `make test` does not require. If not, reports that `what` was not tested.
 pub async fn there_is_node(what: &str) -> bool {
     let version = async |program: &str| {
         let output = Command::new(program).arg("--version").output().await.ok()?;
@@ -35,14 +35,14 @@ pub async fn there_is_node(what: &str) -> bool {
     there
 }
 
-/// A folder with packages. It is locked, because those who use it may also write into it.
+/// A folder with packages. It is locked, because its users may also write into it.
 pub struct Packages {
     pub folder: PathBuf,
     _lock: File,
 }
 
 impl Packages {
-    /// What the `package.json` and the `package-lock.json` in a folder pin.
+    /// The packages pinned by the `package.json` and `package-lock.json` in a folder.
     pub async fn of(sources: &Path, name: &str) -> Self {
         let pins = ["package.json", "package-lock.json"].map(|pin| sources.join(pin));
         let digest = Sha256::digest(pins.each_ref().map(|pin| fs::read(pin).unwrap()).concat());

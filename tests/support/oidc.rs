@@ -35,29 +35,30 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use super::remember_secret;
 
-/// The client that the provider knows. Both have characters that have to be encoded.
+/// The client that the provider knows. Id and secret contain characters that must be encoded.
 pub const CLIENT: &str = "cloud console/1";
 const SECRET: &str = "client:secret+of the console%";
 
-/// Where the client's console is, unless a test says otherwise.
+/// The URL of the client's console, unless a test says otherwise.
 pub const CONSOLE: &str = "https://cloud.example.com";
 
-/// What the provider does. By default it signs in a person without an e-mail address, as the standard says.
+/// The provider's behaviour. By default it signs in a person without an e-mail address, as the standard
+/// allows.
 #[derive(Clone, Debug, Default)]
 pub struct Behaviour {
-    /// Claims of the ID token, over those that it should have. `null` takes one away.
+    /// Claims that override those of the ID token. `null` removes one.
     pub claims: BTreeMap<&'static str, Value>,
-    /// Claims at the UserInfo endpoint; it has one if there are any.
+    /// Claims at the UserInfo endpoint, which exists only if this is set.
     pub user_info: Option<Value>,
-    /// Changes the ID token once it has been signed.
+    /// How to forge the ID token after it has been signed.
     pub forged: Option<Forgery>,
-    /// Whether people have to press a link to go back.
+    /// Whether people must click a link to return.
     pub asks: bool,
     /// The error that it sends people back with.
     pub error: Option<&'static str>,
-    /// Whether the client's secret goes into the body.
+    /// Whether the client's secret belongs in the body.
     pub wants_post: bool,
-    /// The issuer that its description names.
+    /// The issuer named in its discovery document, if it is another one.
     pub other_issuer: Option<&'static str>,
 }
 
@@ -70,7 +71,7 @@ pub enum Forgery {
     PublicKeyAsSecret,
     /// The signature of another text.
     OtherText,
-    /// By a key that the provider does not list, under the name of one that it does.
+    /// A signature by a key that the provider does not list, with the id of one that it does.
     OtherKey,
 }
 
@@ -82,13 +83,13 @@ struct Code {
 
 struct Inner {
     issuer: String,
-    /// Where the client's console is.
+    /// The URL of the client's console.
     console: Mutex<String>,
     behaviour: Mutex<Behaviour>,
     key: Mutex<(String, EcdsaKeyPair)>,
     codes: Mutex<HashMap<String, Code>>,
     numbers: AtomicU64,
-    /// Requests for its keys.
+    /// Number of requests for its keys.
     key_reads: AtomicUsize,
 }
 
@@ -120,7 +121,7 @@ impl OidcProvider {
         Self { inner, folder, task }
     }
 
-    /// No longer answers.
+    /// Stops answering.
     pub fn stop(&self) {
         self.task.abort();
     }
@@ -146,12 +147,12 @@ impl OidcProvider {
         self.folder.path().join("secret")
     }
 
-    /// Changes where the client's console is.
+    /// Sets the URL of the client's console.
     pub fn serve_console_at(&self, url: &str) {
         url.clone_into(&mut self.inner.console.lock());
     }
 
-    /// Changes what it does.
+    /// Sets the provider's behaviour.
     pub fn behave(&self, behaviour: Behaviour) {
         *self.inner.behaviour.lock() = behaviour;
     }
@@ -161,18 +162,18 @@ impl OidcProvider {
         self.behave(Behaviour::with_email(email));
     }
 
-    /// Signs with another key from now on, and forgets the last one.
+    /// Signs with a new key from now on, and forgets the previous one.
     pub fn change_key(&self) {
         let number = self.inner.numbers.fetch_add(1, Ordering::Relaxed);
         *self.inner.key.lock() = (format!("key-{number}"), new_key());
     }
 
-    /// How often somebody has asked for its keys.
+    /// How often its keys have been requested.
     pub fn key_reads(&self) -> usize {
         self.inner.key_reads.load(Ordering::Relaxed)
     }
 
-    /// What a browser that is sent to `url` is sent back to, as path and query.
+    /// Follows `url` like a browser. Returns the path and query that the browser is sent back to.
     pub async fn authorize(&self, url: &str) -> String {
         let http = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
@@ -214,7 +215,7 @@ fn serve(listener: TcpListener, inner: Arc<Inner>) -> JoinHandle<()> {
         .route("/realms/cloud/token", post(token))
         .route("/realms/cloud/userinfo", get(user_info))
         .route("/realms/cloud/keys", get(keys))
-        // So that nobody is connected once it has stopped.
+        // Close connections, so that no client stays connected once it has stopped.
         .layer(axum::middleware::map_response(async |mut answer: Response| {
             let close = reqwest::header::HeaderValue::from_static("close");
             answer.headers_mut().insert("connection", close);
@@ -314,7 +315,7 @@ async fn authorize(State(inner): State<Arc<Inner>>, request: Request) -> Respons
     Redirect::to(back.as_str()).into_response()
 }
 
-/// Whether the client has said who it is, in the way that the provider wants.
+/// Whether the client has authenticated in the way that the provider wants.
 fn is_client(headers: &HeaderMap, form: &HashMap<String, String>, wants_post: bool) -> bool {
     let basic = headers.get("authorization").map(|value| {
         let text = value.to_str().unwrap().strip_prefix("Basic ").unwrap();
@@ -416,7 +417,7 @@ async fn keys(State(inner): State<Arc<Inner>>) -> Response {
     let key = inner.key.lock();
     let point = key.1.public_key().as_ref();
     json_answer(&json!({ "keys": [
-        // One that nobody here can read.
+        // A key of a type that nobody here can read.
         { "kty": "future", "kid": "other", "use": "sig" },
         {
             "kty": "EC", "crv": "P-256", "kid": key.0, "use": "sig", "alg": "ES256",

@@ -15,7 +15,7 @@ pub struct Span {
     pub service: String,
     pub trace: String,
     pub id: String,
-    /// Empty without a parent.
+    /// Empty if there is no parent.
     pub parent: String,
     pub name: String,
     pub kind: v1::span::SpanKind,

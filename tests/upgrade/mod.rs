@@ -30,7 +30,7 @@ fn recorded(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Puts the CRDs of the older version in place of those of this one.
+/// Replaces this version's CRDs with those of the older one.
 pub fn install_older_crds(plane: &ControlPlane) {
     let crds = recorded("crds.yaml");
     let apply = ["apply", "--server-side", "--force-conflicts", "-f"];
@@ -45,7 +45,7 @@ pub fn install_older_crds(plane: &ControlPlane) {
     kubectl(plane, &established, None).unwrap();
 }
 
-/// The plural of a kind, as etcd's keys and kubectl have it.
+/// The plural of a kind, as used in etcd's keys and by kubectl.
 fn plural(object: &Value) -> String {
     format!("{}s", object["kind"].as_str().unwrap().to_lowercase()).replace("deliverys", "deliveries")
 }
@@ -54,7 +54,7 @@ fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap()
 }
 
-/// Writes an object past the API server.
+/// Writes an object directly to etcd, bypassing the API server.
 async fn put(plane: &ControlPlane, object: &Value) {
     let namespace = object["metadata"]["namespace"]
         .as_str()
@@ -140,7 +140,7 @@ fn lacks(now: &Value, before: &Value, path: &str, found: &mut BTreeSet<String>) 
     }
 }
 
-/// The fields of this version's kinds that those of the older one lack, as `Kind path`; a kind that is new as `Kind`.
+/// The fields of this version's kinds that those of the older one lack, as `Kind path`; a new kind as `Kind`.
 fn new_fields() -> BTreeSet<String> {
     let before = schemas(&fs::read_to_string(recorded("crds.yaml")).unwrap());
     let mut new = BTreeSet::new();
@@ -245,7 +245,7 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
             .unwrap_or_else(|| panic!("{} has another id", name(instance)));
         assert_eq!(shown["ip_address"], instance["status"]["ipAddress"], "{shown}");
     }
-    // What was owed is sent, as it was written.
+    // Undelivered events are sent as they were written.
     let owed: BTreeMap<&str, &str> = of("Delivery")
         .map(|delivery| &delivery["spec"])
         .map(|spec| (spec["eventId"].as_str().unwrap(), spec["body"].as_str().unwrap()))
@@ -268,7 +268,7 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
     for (id, body) in &owed {
         assert_eq!(sent[*id], body.as_bytes(), "{id}");
     }
-    // What was interrupted is finished.
+    // Interrupted operations are finished.
     let midway = async || get(&plane, "instances", "midway")["status"]["state"].clone();
     eventually("the interrupted instance to run", midway, |state| {
         state == "running"
@@ -316,7 +316,8 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
     assert!(operator.metric("stellage_invalid_objects_total", "").await < 0.5);
     operator.stop().await;
 
-    // The way back: under the older schema every object is still valid, which each update checks, and loses what only this one has.
+    // The way back: under the older schema, every object is still valid, as each update verifies, and loses only the fields that
+    // are new in this version.
     let kinds = "accounts,apikeys,backups,instances,webhooks";
     let stored = || {
         let list = ["get", kinds, "--all-namespaces", "-o", "json"];
@@ -325,7 +326,8 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
     };
     let newest = stored();
     install_older_crds(&plane);
-    // What is read is pruned from when on the API server knows the older schema; what is stored only when it is written.
+    // Objects are pruned on read as soon as the API server knows the older schema; stored objects are pruned only when
+    // they are written.
     eventually("new fields to be pruned", metering, Value::is_null).await;
     let annotate = ["annotate", kinds, "--all-namespaces", "--all", "older=yes"];
     kubectl(&plane, &annotate, None).unwrap();
@@ -345,7 +347,8 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
         assert!(may_be_lost.iter().any(is_new), "{field}");
     }
     of("Webhook").for_each(untouched);
-    // A rollback replaces the CRDs before the pods. Until then this version does not write again and again what is pruned.
+    // A rollback replaces the CRDs before the pods. Until the pods follow, this version must not keep writing what is
+    // pruned.
     operator = Operator::start(&plane, &arguments).await;
     let written_meanwhile = async || -> Vec<Value> {
         let before = stored();

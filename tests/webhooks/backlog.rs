@@ -24,21 +24,22 @@ use crate::support::{
     receivers::{Answer, Receiver},
 };
 
-/// As many webhooks as an account may have.
+/// The maximum number of webhooks of an account.
 const WEBHOOKS: usize = 20;
-/// Changes of each instance.
+/// Number of changes of each instance.
 const ROUNDS: usize = 8;
 /// How long an event of another account may take, however busy the machine is.
 const PROMPT: Duration = Duration::from_secs(120);
-/// How often the other account is measured before the attack; from then on, at least as often.
+/// How many times the other account is measured before the attack, and at least as many times during it.
 const MEASUREMENTS: usize = 5;
-/// Medians of the other account during the attack may be this many times those before, and this much more.
+/// The factor, and the additional amount, by which the other account's medians during the attack may exceed
+/// those before it.
 const SLOWER: u32 = 10;
 const SLOWER_BY: Duration = Duration::from_secs(5);
-/// What the attack may add to etcd beside the Deliveries: instances and Kubernetes Events.
+/// What the attack may add to etcd besides the Deliveries: instances and Kubernetes Events.
 const OTHER_BYTES: u64 = 1024 * 1024;
 
-/// What the operator's resident memory may grow by, in kB: for each Delivery, and for the attack itself.
+/// How much the operator's resident memory may grow, in kB: per Delivery, and for the attack itself.
 const DELIVERY_KB: usize = 16;
 const ATTACK_KB: usize = 5 * 1024;
 
@@ -60,7 +61,7 @@ impl Scale {
     }
 }
 
-/// The bytes that etcd uses for the present versions of all objects.
+/// The bytes that etcd uses for the current versions of all objects.
 async fn etcd_bytes(plane: &ControlPlane) -> u64 {
     compact(plane).await;
     defragment(plane).await;
@@ -79,7 +80,7 @@ async fn etcd_bytes(plane: &ControlPlane) -> u64 {
 struct Waits {
     /// For the answer to a create through REST.
     creates: Vec<Duration>,
-    /// From there to the receipt of the event.
+    /// From the answer to the receipt of the event.
     events: Vec<Duration>,
 }
 
@@ -212,7 +213,7 @@ async fn an_account_whose_receivers_fail_is_owed_a_bounded_number_and_harms_nobo
     let ((), (most, attacked)) = tokio::join!(attack, observe);
     let took = begun.elapsed();
     let events = events(&bad).await;
-    // Everything that is to be dropped is dropped in the end, and counted.
+    // Everything that must be dropped is dropped in the end, and counted.
     let dropped = async || {
         let all = bad.webhooks().list(&ListParams::default()).await.unwrap().items;
         let statuses = all.into_iter().filter_map(|webhook| webhook.status);

@@ -14,12 +14,12 @@ use crate::support::{
     plane_with,
 };
 
-/// Changes that have to be done between two misfortunes.
+/// Number of changes that must be completed between two failures.
 const CHANGES: usize = 40;
 /// Longer than a leader whose Lease lasts for 15 s tries to renew it.
 const CUT_FOR: Duration = Duration::from_secs(12);
 
-/// Has the API server refuse all that the operator asks for, with 429.
+/// Makes the API server refuse all the operator's requests with 429.
 const NO_SEATS: &str = r#"
 apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: PriorityLevelConfiguration
@@ -39,7 +39,7 @@ spec:
       resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], namespaces: ["*"], clusterScope: true}]
 "#;
 
-/// Removes all former versions from etcd, so that a watch cannot go on where it was.
+/// Removes all old versions from etcd, so that a watch cannot resume.
 async fn compact(etcd: &str) {
     let http = reqwest::Client::new();
     let post = async |path: &str, body: Value| -> Value {

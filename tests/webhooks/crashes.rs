@@ -25,15 +25,15 @@ use crate::support::{
 };
 
 const INSTANCES: usize = 30;
-/// The pause between two changes of an instance, on average. An API server that cannot keep up would delay what the operator
-/// writes down, and kills would lead to more repetitions.
+/// The average pause between two changes of an instance. An API server that cannot keep up would delay the operator's
+/// records, and kills would lead to more repetitions.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A kill may lead to the repetition of what was sent in this time before it (decisions, section 5): successes are logged
-/// within two seconds; where they are not, the outbox is cleared after ten.
+/// A kill may cause the repetition of what was sent in this period before it (decisions, section 5): successes are logged
+/// within two seconds; where they are not logged, the outbox is cleared after ten.
 const LOGGED_WITHIN: Duration = Duration::from_secs(2);
 const CLEARED_WITHIN: Duration = Duration::from_secs(12);
-/// Without the API server nothing is logged, and an operator that cannot renew its Lease stops leading after 10 seconds. The next leader
-/// repeats what was not logged before.
+/// Without the API server, nothing is logged, and an operator that cannot renew its Lease stops leading after 10 seconds. The
+/// next leader repeats whatever has not been logged.
 const OUTAGE: Duration = Duration::from_secs(17);
 
 /// A number from the environment, for longer runs than those of the suite.
@@ -214,7 +214,8 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
             mortal.kill().await;
         }
     }
-    // Kill it once more when nothing changes any more: the next one has only the state that the dead one left.
+    // Kill it once more when nothing changes any more: the next one has only the state that the dead one left
+    // behind.
     let done = workload.stop().await;
     mortal.kill().await;
     println!(

@@ -43,7 +43,7 @@ async fn inhabited(name: &str, receiver: &Receiver, silent: &HostileReceiver) ->
     tenant
 }
 
-/// Whether an account says that these instances hold its deletion back.
+/// Whether an account says that these instances block its deletion.
 fn is_held_back_by(instances: &str) -> impl Fn(&Account) -> bool {
     move |account| {
         let conditions = account.status.as_ref().map(|status| status.conditions.as_slice());
@@ -150,7 +150,7 @@ async fn an_account_whose_instances_are_deleted_gets_their_last_events_and_goes_
     eventually(
         "all last events to arrive",
         async || deleted(&receiver.received()),
-        // Not how many requests, since one event may arrive twice.
+        // Do not count requests, since an event may arrive twice.
         |events| events.len() == INSTANCES,
     )
     .await;

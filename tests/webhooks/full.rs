@@ -24,7 +24,7 @@ use crate::support::{
     receivers::{Answer, Receiver},
 };
 
-/// etcd's quota, small so that it is soon full.
+/// etcd's quota, small so that it fills up quickly.
 const QUOTA_BYTES: usize = 24 * 1024 * 1024;
 const INSTANCES: usize = 10;
 const IS_FULL: &str = "database space exceeded";
@@ -57,7 +57,7 @@ async fn etcd(plane: &ControlPlane, path: &str, body: &Value) -> Value {
     answer.error_for_status().unwrap().json().await.unwrap()
 }
 
-/// Removes old versions of objects from etcd. Returns its status before.
+/// Removes old versions of objects from etcd. Returns etcd's status before that.
 pub(super) async fn compact(plane: &ControlPlane) -> Value {
     let status = etcd(plane, "/v3/maintenance/status", &json!({})).await;
     let revision = &status["header"]["revision"];
@@ -70,7 +70,7 @@ pub(super) async fn compact(plane: &ControlPlane) -> Value {
     status
 }
 
-/// Leaves no gaps in etcd's file.
+/// Defragments etcd's file.
 pub(super) async fn defragment(plane: &ControlPlane) {
     etcd(plane, "/v3/maintenance/defragment", &json!({})).await;
 }
@@ -112,7 +112,7 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     let tenant = Tenant::on(&plane, &operator, "full").await;
     let operator = Supervised::new(&plane, operator, &arguments);
     let maps: Api<ConfigMap> = Api::default_namespaced(plane.client(Identity::Admin).await.unwrap());
-    // Answers only when etcd is full, first with errors.
+    // Answers only once etcd is full, at first with errors.
     let (is_full, is_over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (full, over) = (is_full.clone(), is_over.clone());
     let receiver = Receiver::start(move |_| {
@@ -140,7 +140,7 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     let mut attempt = 0_u32;
     let refusal = async || {
         attempt += 1;
-        // One that changes nothing would not be written.
+        // A change without effect would not be written.
         let patch = json!({ "metadata": { "annotations": { "test/attempt": attempt.to_string() } } });
         let params = PatchParams::default();
         let patched = tenant

@@ -83,7 +83,7 @@ async fn a_webhook_acknowledged_just_before_the_operation_gets_its_event_though_
         .await
         .unwrap();
 
-    // Events from just before may come in addition; one too many is harmless.
+    // Events from just before may arrive as well; one too many is harmless.
     let wanted = [
         ("created", &created, "web", "instance.created"),
         ("created", &created, "web", "instance.started"),

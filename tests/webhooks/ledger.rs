@@ -45,13 +45,14 @@ fn patient() -> watcher::ExponentialBackoff {
 /// What a workload has done.
 #[derive(Clone, Default)]
 pub struct Done {
-    /// Number of changes of each instance that is still there.
+    /// Number of changes of each instance that still exists.
     pub changes: HashMap<String, usize>,
-    /// Names and UIDs of the instances that were created, and deleted again once they were running.
+    /// Names and UIDs of the instances that were created, and deleted once they were running.
     pub passed: Vec<(String, String)>,
 }
 
-/// Stops and starts instances repeatedly with random pauses, and creates and deletes others, through all failures.
+/// Repeatedly stops and starts instances with random pauses, and creates and deletes others, regardless of
+/// failures.
 pub struct Workload {
     done: Arc<Mutex<Done>>,
     count: Arc<AtomicUsize>,
@@ -220,7 +221,7 @@ impl Passing {
         loop {
             match self.api.create(&PostParams::default(), &instance).await {
                 Ok(created) => return created.uid().unwrap(),
-                // An earlier try has succeeded, but its answer was lost.
+                // An earlier attempt succeeded, but its answer was lost.
                 Err(error) if is_code(&error, 409) => {
                     if let Ok(found) = self.api.get(name).await {
                         return found.uid().unwrap();
@@ -251,9 +252,9 @@ fn is_code(error: &kube::Error, code: u16) -> bool {
 #[derive(Clone)]
 pub struct Logged {
     seen: Arc<Mutex<HashMap<(String, String), Instant>>>,
-    /// Events on more than one page, each with the names of two of them.
+    /// Events that are on more than one page, each with the names of two of the pages.
     twice: Arc<Mutex<Vec<String>>>,
-    /// Whether deliveries that succeed at once are logged, too.
+    /// Whether deliveries that succeed immediately are logged, too.
     is_complete: bool,
 }
 
@@ -407,7 +408,7 @@ pub async fn expected(tenant: &Tenant, done: &Done) -> Expected {
     all
 }
 
-/// A kill, and when what was killed was back.
+/// A kill, and when the killed process was back.
 #[derive(Clone, Copy, Debug)]
 pub struct Kill {
     /// Just before it.
@@ -423,23 +424,23 @@ pub struct Kill {
 struct Repetition {
     /// Requests in the time before the kill that may be repeated.
     sent: usize,
-    /// Requests between this kill and the next one that follow one for the same event that was answered with success.
+    /// Requests between this kill and the next that repeat an event already answered with success.
     repeated: usize,
-    /// How long before the kill the earliest of those had been sent last.
+    /// How long before the kill the earliest repeated event had last been sent.
     oldest: Duration,
 }
 
-/// The kills of a test, and how much they may cost.
+/// The kills of a test, and how much each may cost.
 #[derive(Clone, Debug)]
 pub struct Kills {
     pub all: Vec<Kill>,
-    /// A kill may lead to the repetition of what was sent in this time before it. Only time in which something is sent and can be
-    /// logged counts, not that in which nothing runs, or the next process has not begun to send. None if no process is killed, so
-    /// that it goes on sending what it cannot log.
+    /// A kill may cause the repetition of what was sent in this period before it. Only time in which something is sent and can be
+    /// logged counts, not time in which nothing is running or the next process has not started sending yet. `None` if no process
+    /// is killed, so that it keeps sending what it cannot log.
     pub repeatable: Option<Duration>,
 }
 
-/// When the time that may be repeated after the last of these kills begins. `arrivals` are sorted.
+/// The start of the period that may be repeated after the last of these kills. `arrivals` must be sorted.
 fn repeatable_since(kills: &[Kill], repeatable: Duration, arrivals: &[Instant]) -> Instant {
     let (last, earlier) = kills.split_last().unwrap();
     let (mut end, mut left) = (last.at, repeatable);
@@ -460,7 +461,7 @@ pub struct Balance {
     events: usize,
     requests: usize,
     repetitions: Vec<Repetition>,
-    /// Requests that follow one for the same event that was answered with success.
+    /// Requests that repeat an event already answered with success.
     duplicates: usize,
     /// Events that first arrived before an earlier one of the same instance.
     early: usize,
@@ -484,9 +485,9 @@ impl std::fmt::Display for Balance {
     }
 }
 
-/// Waits until all expected events are accepted and logged, and checks that no others arrived, and none after it was logged as
-/// delivered, and that each kill led to no more repeated requests than it may. Events out of order are counted and printed with
-/// their details, but do not fail the test.
+/// Waits until all expected events are accepted and logged. Checks that no others arrived, that none arrived after it was
+/// logged as delivered, and that no kill led to more repeated requests than allowed. Events out of order are counted and
+/// printed with their details, but do not fail the test.
 pub async fn balance(
     tenant: &Tenant,
     book: &Book,
@@ -511,7 +512,7 @@ pub async fn balance(
 }
 
 impl Book {
-    /// Pairs of events of an instance of which the later one arrived first: each with its id, number and time of arrival.
+    /// Pairs of events of one instance where the later one arrived first, each with its id, number and time of arrival.
     fn early(&self, expected: &Expected) -> Vec<(String, i64, Arrivals)> {
         let pages = self.0.lock();
         let mut all: Vec<_> = pages
@@ -580,7 +581,7 @@ impl Book {
 }
 
 impl Page {
-    /// The requests for this event that follow one that was answered with success: the times of both.
+    /// The requests that repeat this event after one was answered with success: the times of both.
     fn repeated(&self) -> impl Iterator<Item = (Instant, Instant)> {
         let pairs = self.arrivals.windows(2).filter(|pair| pair[0].1);
         pairs.map(|pair| (pair[0].0, pair[1].0))

@@ -101,8 +101,8 @@ async fn what_befalls_several_webhooks_is_one_mail_and_limits_and_backlogs_outla
     assert!(conditions::is_true(&after.conditions, BACKLOG));
     assert_eq!(after.backlog, told.backlog);
 
-    // A webhook that gets a second 410 within the hour is not told of, and neither is what happens after the second mail of
-    // the day: the mails of another account, which come later, find the server without them.
+    // A second 410 within the hour is not reported, and neither is anything after the second mail of the day: another
+    // account's mails, which come later, reach the server when it still has none of these.
     let enable = serde_json::json!({ "enableRequestedAt": "2026-11-21T10:00:00Z" });
     merged.change_webhook("one", enable).await;
     let is_enabled = |webhook: &Webhook| webhook.is_active();

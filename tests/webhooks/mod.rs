@@ -99,7 +99,7 @@ impl Tenant {
             .unwrap()
     }
 
-    /// Waits until a webhook fulfils a condition.
+    /// Waits until a webhook satisfies a condition.
     pub async fn wait_for_webhook(&self, name: &str, what: &str, is: impl Fn(&Webhook) -> bool) -> Webhook {
         let look = async || self.webhooks().get(name).await.unwrap();
         eventually(what, look, is).await
@@ -128,7 +128,7 @@ impl Tenant {
         all
     }
 
-    /// Waits until a webhook's deliveries fulfil a condition.
+    /// Waits until a webhook's deliveries satisfy a condition.
     pub async fn wait_for_deliveries(
         &self,
         webhook: &str,

@@ -31,7 +31,8 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
     arguments.extend(receivers.iter().map(String::as_str));
     let mut first = Operator::start(&plane, &arguments).await;
     let tenant = Tenant::on(&plane, &first, "halted").await;
-    // The second one waits as long as the Lease of the first says. Its own lasts longer, so that it keeps it on a busy machine.
+    // The second one waits for as long as the first one's Lease says. Its own Lease lasts longer, so that it keeps it on a busy
+    // machine.
     arguments.retain(|argument| *argument != USUAL_LEASE);
     let mut second = Operator::start(&plane, &arguments).await;
     let is_up = Arc::new(AtomicBool::new(false));
@@ -79,7 +80,7 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
         |leader| *leader < 0.5,
     )
     .await;
-    // It leads again after the second one, and knows what that has delivered.
+    // It leads again after the second one, and knows what that one has delivered.
     second.stop().await;
     eventually(
         "the first one to lead again",

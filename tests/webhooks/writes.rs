@@ -15,7 +15,7 @@ use crate::support::{
 const INSTANCES: usize = 10;
 const ROUNDS: usize = 5;
 
-/// Whether a busy API server has refused a request, or has made a former one that it was late to answer.
+/// Whether a busy API server refused a request, or carried out an earlier one that it was late to answer.
 fn is_forgiven(request: &Request) -> bool {
     matches!(request.code, 409 | 429 | 500..)
 }
@@ -127,7 +127,7 @@ async fn a_healthy_webhook_costs_no_writes_with_failures_and_one_a_second_with_a
     );
     assert!(count(&failures, "deliveries") <= 2 * late);
     assert_eq!(count(&failures, "eventlogs"), 0, "nothing is logged");
-    // Each transition takes one write; clearing the outbox takes one more, for the last event alone.
+    // Each transition takes one write; clearing the outbox takes one more, only for the last event.
     let most = events + INSTANCES * 2 + late + slack;
     let instances = count(&failures, "instances");
     println!(
@@ -139,7 +139,8 @@ async fn a_healthy_webhook_costs_no_writes_with_failures_and_one_a_second_with_a
         "{instances} writes for {events} events; at most {most}"
     );
     assert!(count(&failures, "webhooks") <= 2 + usize::try_from(PATIENCE.as_secs() / 10).unwrap());
-    // The webhooks of the account are looked up after an event, unless the watch is ahead; those of the cluster never are.
+    // After an event, the webhooks of the account are looked up unless the watch is ahead; those of the whole cluster
+    // never are.
     let user = Identity::Operator.user();
     let requests = plane.requests().unwrap().into_iter().skip(before);
     let lists: Vec<_> = requests
@@ -162,7 +163,7 @@ async fn a_healthy_webhook_costs_no_writes_with_failures_and_one_a_second_with_a
     let (deliveries, pages) = (count(&all, "deliveries"), count(&all, "eventlogs"));
     println!("all: {events} events, {deliveries} writes of deliveries, {pages} of event logs");
     assert!(deliveries <= 2 * (self::late(&tenant).await - late), "{all:?}");
-    // A page is begun no sooner than a second after the one before it.
+    // A page is started no sooner than a second after the previous one.
     let most = usize::try_from(begun.elapsed().as_secs()).unwrap() + 2;
     assert!(pages <= most, "{pages} pages in {:?}", begun.elapsed());
     let logged: u32 = tenant.pages().await.iter().map(|page| page.spec.count).sum();

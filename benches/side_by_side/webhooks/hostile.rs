@@ -1,9 +1,9 @@
 //! (d): healthy receivers, in turns without and with fifty hostile ones in the same account that get the same events.
 //!
-//! The rate is low, because every event is a failed delivery for each hostile receiver, and those are recorded. The age of an
-//! event includes its recording by the API server, next to those writes, and the floods of the hostile receivers use the same
-//! cores. So the durations of the transitions themselves, as a watch shows them, are shown, too, and (`alone`) the latency of
-//! the same client's posts without an API server.
+//! The rate is low, because every event is a failed delivery for each hostile receiver, and failed deliveries are recorded.
+//! The age of an event includes the time until the API server has recorded it, alongside those writes, and the floods of the
+//! hostile receivers use the same cores. Therefore the durations of the transitions themselves, as shown by a watch, are
+//! reported as well, and (`alone`) the latency of the same client's posts without an API server.
 
 use std::{
     sync::Arc,
@@ -90,7 +90,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         beside.push(counted(&stage, &receivers, &churn, sizes).await?);
         if round + 1 < sizes.rounds {
             stage.activate_all(&names, false).await?;
-            // What hangs with a hostile receiver ends at its deadline.
+            // Attempts that hang on a hostile receiver end at their deadline.
             tokio::time::sleep(LATE).await;
         }
     }
@@ -147,7 +147,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     Ok(())
 }
 
-/// As [`watch`], for long enough; an error if the receipts are too few for a p99.
+/// Like [`watch`], for long enough. Fails if there are too few receipts for a p99.
 async fn counted(stage: &Stage, receivers: &Receivers, churn: &Churn, sizes: &Sizes) -> Result<Seen> {
     let seen = watch(stage, receivers, churn, sizes.hostile).await?;
     if seen.receipts < sizes.receipts {
@@ -156,11 +156,11 @@ async fn counted(stage: &Stage, receivers: &Receivers, churn: &Churn, sizes: &Si
     Ok(seen)
 }
 
-/// The p99 of posts to healthy receivers by the client alone, in milliseconds, with one post always in flight to each hostile
-/// one.
+/// The p99, in milliseconds, of posts to healthy receivers by the client alone, with one post to each hostile receiver always
+/// in flight.
 async fn alone(receivers: &Receivers, hostile: &[HostileReceiver], extent: Duration) -> Result<f64> {
     let sender = Arc::new(Sender::new()?);
-    // They end with this value.
+    // They end when this is dropped.
     let mut bad = JoinSet::new();
     for receiver in hostile {
         let (sender, url) = (Arc::clone(&sender), receiver.url());

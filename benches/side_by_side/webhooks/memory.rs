@@ -64,7 +64,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
 }
 
 async fn create(stage: &Stage, count: u64, prefix: &'static str, finished: bool) -> Result<()> {
-    // Nobody else may write them.
+    // Nobody else may write Deliveries.
     let operator = stage.cluster.operator.clone();
     let path = objects::deliveries(&stage.account.namespace);
     let target = operator.clone();
@@ -90,7 +90,8 @@ async fn create(stage: &Stage, count: u64, prefix: &'static str, finished: bool)
     Ok(())
 }
 
-/// A Delivery as the program writes it: one that succeeded at once, or one that waits an hour for its last retry.
+/// A Delivery as the program writes it: either one that succeeded immediately, or one that waits an hour for its
+/// last retry.
 fn delivery(prefix: &str, n: u64, finished: bool) -> Value {
     let webhook = format!("hook-{:03}", n % WEBHOOKS as u64);
     let now = Timestamp::now();

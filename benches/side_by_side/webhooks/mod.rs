@@ -70,7 +70,7 @@ impl Part {
     }
 }
 
-/// A cluster with an account and the signing secret, and a program that sends to loopback.
+/// A cluster with an account and the signing secret, and a program that may send to loopback.
 struct Stage {
     cluster: Cluster,
     account: Account,
@@ -93,12 +93,12 @@ impl Stage {
         })
     }
 
-    /// Replaces the process by a new one.
+    /// Replaces the process with a new one.
     async fn restart(&mut self, arguments: &[&str]) -> Result<()> {
         self.restart_as(Path::new(STELLAGE), arguments).await
     }
 
-    /// Replaces the process by one of a build of `stellage`.
+    /// Replaces the process with one of another build of `stellage`.
     async fn restart_as(&mut self, program: &Path, arguments: &[&str]) -> Result<()> {
         self.product.stop().await?;
         self.product = run(&self.cluster, program, arguments).await?;
@@ -122,13 +122,13 @@ impl Stage {
         self.until_seen(&names, Some("Active")).await
     }
 
-    /// Switches the webhooks of [`Self::webhooks`] on or off, and waits until the program knows.
+    /// Switches the webhooks of [`Self::webhooks`] on or off, and waits until the program has noticed.
     async fn activate(&self, first: usize, end: usize, active: bool) -> Result<()> {
         let names: Vec<String> = (first..end).map(hook).collect();
         self.activate_all(&names, active).await
     }
 
-    /// Switches webhooks on or off, and waits until the program knows.
+    /// Switches webhooks on or off, and waits until the program has noticed.
     async fn activate_all(&self, names: &[String], active: bool) -> Result<()> {
         let body = json!({ "spec": { "active": active } }).to_string();
         for name in names {
@@ -136,11 +136,12 @@ impl Stage {
             let body = Some(("application/merge-patch+json", body.as_str()));
             self.cluster.admin.call("PATCH", &path, body).await?;
         }
-        // Hostile ones may have been disabled meanwhile.
+        // The webhooks of hostile receivers may have been disabled meanwhile.
         self.until_seen(names, None).await
     }
 
-    /// Waits until the conditions of webhooks say that the program has seen their present spec, and give this reason.
+    /// Waits until the conditions of the webhooks show that the program has seen their current spec, with this reason
+    /// if it is given.
     async fn until_seen(&self, names: &[String], reason: Option<&str>) -> Result<()> {
         let path = objects::webhooks(&self.account.namespace);
         self.product

@@ -1,8 +1,9 @@
 //! (a) and (b): stops and starts instances as fast as possible, with 0, 1, 5 and 50 webhooks in the account and both settings
-//! of the delivery log; then at half of that rate, for the events' age at the receiver. All of them take turns in each round.
+//! of the delivery log; then at half that rate, for the age of the events at the receiver. All combinations take turns in
+//! each round.
 //!
 //! A rate is the number of transitions in the measured time, divided by the time until the last of their deliveries has
-//! arrived. The log is written within a second or two of that; `transitions` counts all of its cost.
+//! arrived. The log is written within a second or two after that; `transitions` includes its full cost.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ use crate::{
     writes::Writes,
 };
 
-/// Instances, and so the maximum of concurrent transitions.
+/// Number of instances, and so the maximum number of concurrent transitions.
 const INSTANCES: u64 = 32;
 const AT_A_TIME: usize = 32;
 const FULL: Pace = Pace::AtATime(AT_A_TIME);
@@ -35,7 +36,7 @@ const PATIENCE: Duration = Duration::from_mins(5);
 const LINGER: Duration = Duration::from_secs(60);
 /// Clearing begins ten seconds after an event at the earliest.
 const BEFORE_CLEARING: Duration = Duration::from_secs(8);
-/// Which deliveries that succeed at once are recorded.
+/// Which of the deliveries that succeed immediately are recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Log {
     Failures,
@@ -58,17 +59,17 @@ impl Log {
     }
 }
 
-/// The results with some number of webhooks.
+/// The results with a given number of webhooks.
 struct Rated {
     webhooks: usize,
     /// Transitions per second.
     rate: f64,
     events: u64,
     writes: Writes,
-    /// CPU time per event of all processes together, in milliseconds. Unlike the rate, it does not depend on other load on the
+    /// CPU time of all processes together per event, in milliseconds. Unlike the rate, it does not depend on other load on the
     /// machine.
     cost: f64,
-    /// Ages at half of the rate, in milliseconds.
+    /// Ages at half the rate, in milliseconds.
     p50: f64,
     p99: f64,
     /// Writes for the last event of each instance.
@@ -89,7 +90,7 @@ impl Rated {
     }
 }
 
-/// Measures both settings.
+/// Measures both settings of the delivery log.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     say("webhooks (a), (b) events from real transitions");
     let most = sizes.webhooks.iter().copied().max().unwrap_or(1);
@@ -97,7 +98,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let mut stage = Stage::start(&[]).await?;
     let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, "churn", INSTANCES).await?;
     stage.webhooks(&receivers, 0, most).await?;
-    // For each setting and each number of webhooks, what the rounds have measured.
+    // The measurements of all rounds, for each setting and each number of webhooks.
     let mut logs = [Log::Failures, Log::All]
         .map(|log| (log, sizes.webhooks.iter().map(|_| Vec::new()).collect::<Vec<_>>()));
     for round in 0..sizes.rounds {
@@ -152,7 +153,7 @@ async fn rated(
     let churned = churn.run(FULL, extent).await?;
     let (events, ended) = (churned.events, Instant::now());
     until_arrived(stage, receivers, arrived, events, webhooks).await?;
-    // The client's start is not part of it.
+    // The client's start does not count.
     let took = churned.took + ended.elapsed();
     let elapsed = begun.elapsed();
     let used_after = used()?;
@@ -196,7 +197,7 @@ async fn rated(
     })
 }
 
-/// Waits until every webhook has so many events more than had `arrived`.
+/// Waits until every webhook has this many events more than had `arrived`.
 async fn until_arrived(
     stage: &Stage,
     receivers: &Receivers,
@@ -213,7 +214,8 @@ async fn until_arrived(
         .await
 }
 
-/// Writes for the last event of each instance: from when all events have arrived until the outboxes are empty.
+/// Counts the writes for the last event of each instance: from the arrival of all events until the outboxes
+/// are empty.
 async fn last_events(stage: &Stage, receivers: &Receivers, churn: &Churn, sizes: &Sizes) -> Result<f64> {
     let begun = Instant::now();
     let arrived = receivers.count();

@@ -1,6 +1,6 @@
 //! Receivers that cost as little as possible: all on one thread of this process, each with a port and a certificate, with
 //! keep-alive, and HTTP/2 or HTTP/1.1 as negotiated. They answer 200, count, and compute the event's age in milliseconds from
-//! the `created_at` in its body, which the same clock has written. They read nothing else of the body.
+//! the `created_at` in its body, which was written by the same clock. They read nothing else in the body.
 
 use std::{
     convert::Infallible,
@@ -62,7 +62,7 @@ impl Receivers {
             .spawn(move || {
                 let result = serve(count, alpn, &shared, &tell);
                 if let Err(error) = result {
-                    // The closed channel tells the caller, who waits for the addresses.
+                    // The closed channel informs the caller, who is waiting for the addresses.
                     eprintln!("the receivers have ended: {error}");
                 }
             })?;
@@ -89,12 +89,12 @@ impl Receivers {
         self.seen.connections.load(Ordering::Relaxed)
     }
 
-    /// Seconds of CPU time of their thread.
+    /// CPU time of their thread, in seconds.
     pub fn processor_time(&self) -> Result<f64> {
         processes::processor_time_of_thread(self.thread)
     }
 
-    /// The ages of events at their arrival since the last call, in milliseconds.
+    /// The ages of the events that have arrived since the last call, on arrival, in milliseconds.
     pub fn take_ages(&self) -> Result<Histogram<u64>> {
         Ok(std::mem::replace(&mut *self.seen.ages.lock(), Histogram::new(3)?))
     }

@@ -1,16 +1,17 @@
-//! What a transition costs: instances of one account are stopped and started again by patches of their spec from a client's
-//! process, a fixed number at a time for a fixed time, with every event logged, beside no webhook and beside some.
+//! The cost of a transition: instances of one account are stopped and started again by patches of their spec from a client's
+//! process, a fixed number at a time for a fixed duration, with every event logged, without webhooks and with some.
 //!
-//! The processor time of a transition hardly depends on the machine's load, unlike their rate. It counts each server's whole
-//! process, from the first patch until every event has arrived and no outbox has any left, so that nothing is owed: its log,
-//! counters and the clearing of outboxes are part of it, and so is what the servers do while idle for that long.
+//! The CPU time of a transition hardly depends on the machine's load, unlike the rate of transitions. It is the CPU time of each
+//! server's whole process, from the first patch until every event has arrived and all outboxes are empty. So it includes the log,
+//! the counters and the clearing of outboxes, and also what the servers do when idle for that long.
 //!
-//! A process has one turn at first, without webhooks, in which it writes Kubernetes Events of every transition. Before the
-//! others, instances are stopped and started until it writes hardly any, because it writes only so many for each instance.
+//! A process first has one turn without webhooks, in which it writes Kubernetes Events for every transition. Before the other
+//! turns, instances are stopped and started until it writes hardly any, because it writes only a limited number for each
+//! instance.
 //!
-//! Instances that REST made are not tracked (`managedFields` are emptied) from their first change on; those that kubectl made are. So
-//! there are both. With `--baseline`, another build of `stellage` does the same on the same cluster, in turns, with instances that
-//! are tracked: older builds always track fields.
+//! Instances created through REST are not tracked (their `managedFields` are emptied) from their first change on; those created
+//! with kubectl are. So both kinds are measured. With `--baseline`, another build of `stellage` does the same on the same
+//! cluster, in turns, with instances that are tracked: older builds always track fields.
 
 use std::{
     path::Path,
@@ -37,17 +38,18 @@ use crate::{
     writes::Writes,
 };
 
-/// Instances of each kind. So many that none has used up its Kubernetes Events at the end of the first turn.
+/// Number of instances of each kind: enough that none has used up its Kubernetes Events by the end of the
+/// first turn.
 const INSTANCES: u64 = 64;
-/// Transitions at a time.
+/// Number of concurrent transitions.
 const AT_A_TIME: usize = 32;
 const BASELINE: &str = "baseline";
 const ARGUMENTS: &[&str] = &["--delivery-log=all"];
-/// The servers whose processor time is shown, besides that of `stellage`.
+/// The servers whose CPU time is shown, in addition to that of `stellage`.
 const SERVERS: [&str; 3] = ["kube-apiserver", "etcd", "kube-controller-manager"];
 /// Timeout for all events to arrive.
 const PATIENCE: Duration = Duration::from_mins(3);
-/// Events stay in an outbox for ten seconds, so that it is not worth looking before.
+/// Events stay in an outbox for ten seconds, so checking earlier is pointless.
 const BEFORE_CLEARING: Duration = Duration::from_secs(9);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -61,29 +63,29 @@ fn aim(webhooks: usize) -> Option<Aim> {
     }
 }
 
-/// One of the builds that are compared, with instances of one kind.
+/// One of the builds compared, with instances of one kind.
 struct Side<'a> {
     name: &'static str,
     program: &'a Path,
     churn: &'a Churn,
     /// The turns with Kubernetes Events.
     with_events: Vec<Turn>,
-    /// For each number of webhooks, what each round has measured.
+    /// The turns of all rounds, for each number of webhooks.
     turns: Vec<Vec<Turn>>,
 }
 
 struct Turn {
     /// Transitions per second.
     rate: f64,
-    /// Milliseconds of processor time of each of [`SERVERS`] for a transition.
+    /// CPU time of each of [`SERVERS`] per transition, in milliseconds.
     servers: [f64; SERVERS.len()],
-    /// The same of `stellage`.
+    /// CPU time of `stellage` per transition, in milliseconds.
     own: f64,
-    /// Writes of Instances for a transition.
+    /// Writes of Instances per transition.
     writes: f64,
-    /// Kubernetes Events for a transition, created or counted up.
+    /// Kubernetes Events per transition, either created or counted up.
     events: f64,
-    /// Values that etcd writes for a transition.
+    /// Values that etcd writes per transition.
     stored: f64,
 }
 
@@ -144,7 +146,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     Ok(())
 }
 
-/// One turn of a build with Kubernetes Events, and one without them with each number of webhooks.
+/// Runs one turn of a build with Kubernetes Events, then one without them for each number of webhooks.
 async fn round(side: &mut Side<'_>, stage: &mut Stage, receivers: &Receivers, sizes: &Sizes) -> Result<()> {
     let numbers = sizes.transition_webhooks;
     let most = numbers.iter().copied().max().unwrap_or(0);
@@ -183,7 +185,7 @@ fn tell(name: &str, what: &str, turn: &Turn) {
     ));
 }
 
-/// Waits until no outbox has any events: all of them are logged, and delivered.
+/// Waits until all outboxes are empty: all events have been logged and delivered.
 async fn until_cleared(stage: &Stage, sizes: &Sizes) -> Result<()> {
     if !sizes.drained {
         return Ok(());
@@ -236,7 +238,7 @@ async fn turn(
         .await?;
     let later = changed.elapsed();
     until_cleared(stage, sizes).await?;
-    // At least once is what is promised, so more than once is only reported.
+    // Delivery is promised at least once, so duplicates are only reported.
     let surplus = receivers.count() - received - owed;
     say(&format!(
         "    {} transitions, all events arrived {later:.1?} later, {surplus} of them again",
@@ -255,7 +257,7 @@ async fn turn(
     })
 }
 
-/// Reports the turns of the first side, and beside them those of each other.
+/// Reports the turns of the first side, compared with those of each other side.
 fn report(table: &mut Table, sides: &[(&str, &[Turn])], what: &str, aim: Option<Aim>) {
     let [(name, own), others @ ..] = sides else {
         return;

@@ -20,10 +20,10 @@ use crate::{
 
 /// Pages per list call, without their contents.
 const PAGE: u32 = 500;
-/// Pages that are read at the same time.
+/// Number of pages read concurrently.
 const READS_AT_ONCE: usize = 4;
 
-/// The deliveries to a webhook in the log, of all events or those of one type.
+/// The deliveries to a webhook in the log, of all events or of one type.
 pub(super) async fn list(
     cluster: &Cluster,
     namespace: &str,
@@ -45,8 +45,8 @@ pub(super) async fn list(
     Ok(deliveries)
 }
 
-/// Has a delivery in the log sent again: creates the Delivery that names its page. The operator takes what to send from there, since
-/// nobody else may write that.
+/// Requests that a delivery in the log be sent again, by creating a Delivery that names its page. The operator reads what to send
+/// from that page, because nobody else may write it.
 pub(super) async fn send_again(
     cluster: &Cluster,
     logged: Delivery,
@@ -61,7 +61,7 @@ pub(super) async fn send_again(
         .await
 }
 
-/// The delivery of this name in the log, and its webhook.
+/// The delivery with this name in the log, and its webhook.
 pub(super) async fn find(
     cluster: &Cluster,
     namespace: &str,

@@ -150,7 +150,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
         .is_none_or(|status| status == DeliveryPhase::Delivered)
     {
         let mut logged = logged::list(cluster, namespace, &webhook, args.event_type).await?;
-        // One that was sent again is a Delivery, whatever its status is now.
+        // A delivery that was sent again exists as a Delivery, whatever its status is now.
         logged.retain(|delivery| !stored.contains(&delivery.name_any()));
         deliveries.extend(logged);
     }
@@ -221,7 +221,7 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
     let delivery = match change(cluster, namespace, &args.name, "send", decide).await {
         Err(unknown @ CliError::NoObject { .. }) => match in_log(cluster, namespace, &args.name).await? {
             Some((delivery, webhook)) => match logged::send_again(cluster, delivery, &webhook).await {
-                // Another request was faster.
+                // Another request got there first.
                 Err(failure) if failure.is(409) => {
                     change(cluster, namespace, &args.name, "send", decide).await?
                 }

@@ -23,12 +23,12 @@ use crate::{
     resources::Instance,
 };
 
-/// Last lines of the log of each pod.
+/// Number of log lines taken from each pod, counted from the end.
 const LOG_LINES: i64 = 5000;
-/// Events of each list, at most.
+/// Maximum number of Events in each list.
 const EVENTS: u32 = 2000;
 
-/// Fields of `metadata` that are taken over.
+/// Fields of `metadata` that are included.
 const METADATA: &[&str] = &[
     "name",
     "namespace",
@@ -39,7 +39,7 @@ const METADATA: &[&str] = &[
     "deletionTimestamp",
     "finalizers",
 ];
-/// Fields of `spec` that are taken over: what the operator acts on.
+/// Fields of `spec` that are included: those that the operator acts on.
 const SPEC: &[&str] = &[
     "plan",
     "region",
@@ -62,7 +62,7 @@ const SPEC: &[&str] = &[
     "webhookQuota",
     "rateLimitPerHour",
 ];
-/// Fields of `status` that are taken over.
+/// Fields of `status` that are included.
 const STATUS: &[&str] = &[
     "id",
     "namespace",
@@ -86,7 +86,7 @@ const STATUS: &[&str] = &[
     "conditions",
 ];
 
-/// Writes the archive. What cannot be read is noted in it.
+/// Writes the archive. Anything that cannot be read is noted in it.
 pub(super) async fn write(
     cluster: &Cluster,
     namespace: &str,
@@ -138,10 +138,10 @@ pub(super) async fn write(
     pack(path, &files).map_err(failed)
 }
 
-/// What is left out of texts, and what stands for it.
+/// Patterns of private text, and their replacements.
 static PRIVATE: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     let rules = [
-        // The user and what follows the host of a URL.
+        // The user part of a URL, and everything after the host.
         (
             r#"(https?://)(?:[^ \t\r\n"'<>\\/@]*@)?([^ \t\r\n"'<>\\/?\#@]*)[/?\#][^ \t\r\n"'<>\\]*"#,
             "$1$2/…",
@@ -155,7 +155,7 @@ static PRIVATE: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         .collect()
 });
 
-/// A text without what is private in it.
+/// Removes private data from a text.
 fn without_private(text: &str) -> String {
     let mut text = Cow::Borrowed(text);
     for (pattern, instead) in PRIVATE.iter() {
@@ -181,7 +181,7 @@ fn value(object: &impl Serialize) -> Value {
     serde_json::to_value(object).unwrap_or_default()
 }
 
-/// What was read, or why it could not be.
+/// What was read, or the reason why it could not be read.
 fn read<T>(read: &Read<T>, show: impl Fn(&T) -> Vec<Value>) -> Value {
     match read {
         Ok(found) => json!(show(found)),
@@ -189,7 +189,7 @@ fn read<T>(read: &Read<T>, show: impl Fn(&T) -> Vec<Value>) -> Value {
     }
 }
 
-/// The fields of these names.
+/// The fields with these names.
 fn kept(value: &Value, names: &[&str]) -> Value {
     let fields = value.as_object().into_iter().flatten();
     let fields = fields.filter(|(name, _)| names.contains(&name.as_str()));
@@ -209,7 +209,7 @@ fn objects<K: Serialize>(found: &Read<Objects<K>>) -> Value {
                 "status": kept(&object["status"], STATUS),
             })
         });
-        // Not the error, which may quote a value.
+        // Leave out the error, which may quote a value.
         let unreadable = objects.unreadable.iter().map(
             |object| json!({ "metadata": kept(&value(&object.metadata), METADATA), "unreadable": true }),
         );
@@ -218,7 +218,7 @@ fn objects<K: Serialize>(found: &Read<Objects<K>>) -> Value {
     read(found, show)
 }
 
-/// The Events about objects of Stellage, and those in the operator's namespace, where its pods and its Lease are.
+/// The Events about Stellage's objects, and those in the operator's namespace, where its pods and its Lease are.
 async fn events(cluster: &Cluster, namespace: &str) -> Value {
     let client = &cluster.client;
     let of_ours = format!("regarding.apiVersion={}", Instance::api_version(&()));
@@ -243,7 +243,7 @@ async fn events(cluster: &Cluster, namespace: &str) -> Value {
     shown.into()
 }
 
-/// The container that is the operator's: others may have been injected, whose logs are not for a bug report.
+/// The operator's own container. The logs of injected containers do not belong in a bug report.
 fn container(pod: &Pod) -> Option<String> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let mut names = containers.map(|container| container.name.as_str());
@@ -254,7 +254,7 @@ fn container(pod: &Pod) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The logs of the operator's pods, and why those are not there that are not.
+/// The logs of the operator's pods, and the reasons for any that are missing.
 async fn logs(cluster: &Cluster, namespace: &str, snapshot: &Snapshot) -> Vec<(String, String)> {
     let pods = Api::<Pod>::namespaced(cluster.client.clone(), namespace);
     let tail = |pod: &Pod, previous| LogParams {
@@ -272,7 +272,7 @@ async fn logs(cluster: &Cluster, namespace: &str, snapshot: &Snapshot) -> Vec<(S
                 .await
             {
                 Ok(log) => files.push((format!("logs/{name}{suffix}.log"), log)),
-                // There is no earlier one of a container that was never restarted.
+                // A container that was never restarted has no previous log.
                 Err(_) if previous => {}
                 Err(failure) => {
                     files.push((format!("logs/{name}.error"), CliError::from(failure).to_string()));

@@ -34,16 +34,16 @@ use crate::{
     },
 };
 
-/// The oldest version of Kubernetes that is supported, as the chart's `kubeVersion`.
+/// The oldest supported minor version of Kubernetes 1, as in the chart's `kubeVersion`.
 const OLDEST_MINOR: u32 = 33;
-/// Beyond this, times of this machine in messages mislead.
+/// Clock skew beyond which this machine's times in messages are misleading.
 const SKEW_TO_WARN: SignedDuration = SignedDuration::from_secs(5);
-/// Beyond this, signatures of deliveries are refused by receivers, and certificates may seem invalid.
+/// Clock skew beyond which receivers refuse the signatures of deliveries, and certificates may seem invalid.
 const SKEW_TO_FAIL: SignedDuration = SignedDuration::from_mins(1);
-/// How many objects a message names.
+/// Maximum number of objects named in a message.
 const NAMED: usize = 3;
 
-/// All checks, in the order in which things depend on each other.
+/// All checks, ordered so that each comes after those that it depends on.
 pub(super) fn all(snapshot: &Snapshot) -> Vec<Check> {
     vec![
         kubernetes(&snapshot.version),
@@ -142,7 +142,7 @@ fn clock((here, server): (Timestamp, Option<Timestamp>)) -> Check {
         return unread(name, "the API server's answers have no time");
     };
     let skew = here.duration_since(server).abs();
-    // The answers have whole seconds.
+    // The API server's answers have whole seconds.
     let message = format!("this machine and the API server differ by {} s", skew.as_secs());
     let fix = "Synchronise the clocks of this machine and of all nodes (chrony, systemd-timesyncd): signatures of deliveries have times, and receivers refuse those that are wrong by minutes.";
     match skew {
@@ -233,7 +233,7 @@ fn is_established(crd: &CustomResourceDefinition) -> bool {
     conditions.any(|condition| condition.type_ == "Established" && condition.status == "True")
 }
 
-/// An object in the files of policies.
+/// An object in the policy files.
 #[derive(Deserialize)]
 struct Document {
     kind: String,
@@ -246,14 +246,15 @@ struct DocumentMetadata {
     name: String,
 }
 
-/// An admission policy of this program. Its expressions are not compared, because they have the names of the operator's service
-/// accounts.
+/// An admission policy of this program. Its expressions are not compared, because they contain the names of the operator's
+/// service accounts.
 #[derive(Debug)]
 struct Policy {
     name: String,
     /// The messages of its rules.
     messages: Vec<String>,
-    /// Whether it names the user of the controllers, and that of the REST API. One process for both is as the controllers.
+    /// Whether it names the user of the controllers, and the user of the REST API. A single process for both counts as the
+    /// controllers.
     names: (bool, bool),
 }
 
@@ -364,7 +365,7 @@ fn policies(
     ok(name, format!("{} are in force", wanted.len()))
 }
 
-/// The names of the service accounts that are these users.
+/// The names of the service accounts behind these users.
 fn service_accounts(users: &[String]) -> String {
     let names = users.iter().filter_map(|user| user.rsplit(':').next());
     names.collect::<Vec<_>>().join(" and ")
@@ -395,7 +396,8 @@ fn rights(users: &Read<Vec<String>>, missing: &Read<Vec<Right>>) -> Check {
     )
 }
 
-/// The pods that run, or are about to. Others stay for a while: evicted ones until somebody deletes them.
+/// The pods that are running or about to. Ended ones remain for a while: evicted pods until somebody deletes
+/// them.
 fn current(pods: &[Pod]) -> Vec<&Pod> {
     let has_ended = |pod: &Pod| {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -550,7 +552,7 @@ fn mail(accounts: &Read<Objects<Account>>, webhooks: &Read<Objects<Webhook>>) ->
     if accounts.is_empty() {
         return ok(name, "nobody to tell yet");
     }
-    // Only a status can say that there is no mail server.
+    // Only an Account's status can show that there is no mail server.
     if accounts.iter().all(|account| account.status.is_none()) {
         return unknown(
             name,
@@ -624,7 +626,7 @@ fn webhooks(read: &Read<Objects<Webhook>>) -> Check {
     )
 }
 
-/// A number that the operator's pods set with a flag or its variable.
+/// A number that the operator's pods set by flag or environment variable.
 fn setting(pods: &[&Pod], flag: &str) -> Option<u32> {
     let variable = format!("STELLAGE_{}", flag.to_uppercase().replace('-', "_"));
     let flag = format!("--{flag}");
@@ -822,7 +824,7 @@ mod tests {
         let variables = |pending: &str| {
             json!([{ "name": "stellage", "env": [
             { "name": "STELLAGE_PENDING_DELIVERIES_IN_ALL", "value": "7" },
-            // The last one counts.
+            // The last value wins.
             { "name": "STELLAGE_PENDING_DELIVERIES_IN_ALL", "value": pending },
         ] }])
         };
@@ -1005,7 +1007,7 @@ mod tests {
         }
     }
 
-    /// The objects of a kind in the files of policies, in which `namespace` is the operator's.
+    /// The objects of a kind in the policy files, with `namespace` as the operator's.
     fn of_files<K: serde::de::DeserializeOwned>(kind: &str, namespace: &str) -> Vec<K> {
         let documents = POLICIES.iter().flat_map(|(_, text)| text.split("\n---\n"));
         let documents =

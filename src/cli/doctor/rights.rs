@@ -5,12 +5,12 @@ use std::fmt;
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Deserialize;
 
-/// The roles of an installation without Helm, in which one service account has all rights.
+/// The roles of an installation without Helm, where one service account has all rights.
 const ROLES: &str = include_str!("../../../deploy/rbac.yaml");
-/// The ClusterRole of the operator in the whole cluster. Others are for tenants.
+/// The operator's ClusterRole for the whole cluster. The other ClusterRoles are for tenants.
 const CLUSTER_ROLE: &str = "stellage";
-/// The ClusterRole that the operator has in each account's namespace. Where the REST API and the controllers have a service account
-/// each, stellage-account-api has a part of these rights.
+/// The ClusterRole that the operator has in each account's namespace. If the REST API and the controllers have separate service
+/// accounts, stellage-account-api has some of these rights.
 const ACCOUNT_ROLE: &str = "stellage-account";
 
 /// One verb on one resource.
@@ -20,9 +20,9 @@ pub(super) struct Right {
     pub(super) group: String,
     pub(super) resource: String,
     pub(super) subresource: Option<String>,
-    /// The one object.
+    /// The object, if the right is limited to one.
     pub(super) name: Option<String>,
-    /// The one namespace.
+    /// The namespace, if the right is limited to one.
     pub(super) namespace: Option<String>,
 }
 
@@ -59,7 +59,8 @@ struct Metadata {
     name: String,
 }
 
-/// All rights of the operator, whose namespace is `namespace`; and those in the namespace of an account, if there is one.
+/// All rights that the operator needs in the cluster and in its own `namespace`, and, if `of_account` is given, in that
+/// account's namespace.
 pub(super) fn needed(namespace: &str, of_account: Option<&str>) -> Result<Vec<Right>, String> {
     let mut rights = Vec::new();
     for document in ROLES.split("\n---\n") {
@@ -132,7 +133,7 @@ mod tests {
         ] {
             assert!(rights.iter().any(|it| it == right), "{right} in {rights:#?}");
         }
-        // Secrets of accounts are nobody's business elsewhere.
+        // The operator must not read Secrets outside the accounts' namespaces.
         assert!(!rights.iter().any(|right| right == "get secrets"), "{rights:#?}");
         let (of_ada, others): (Vec<String>, _) =
             rights.into_iter().partition(|right| right.ends_with(" in ada"));

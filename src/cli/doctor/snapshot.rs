@@ -33,33 +33,33 @@ use crate::{
 
 /// Label of everything that the chart or deploy/rbac.yaml creates, whatever its name.
 pub(super) const OURS: &str = "app.kubernetes.io/part-of=stellage";
-/// Reviews of rights at the same time.
+/// Number of concurrent access reviews.
 const REVIEWS: usize = 16;
 
-/// What was read, or why it could not be.
+/// What was read, or the reason why it could not be read.
 pub(super) type Read<T> = Result<T, String>;
 
 /// Objects of a kind.
 #[derive(Debug)]
 pub(super) struct Objects<K> {
     pub(super) all: Vec<K>,
-    /// Those that do not match their schema.
+    /// Objects that do not match their schema.
     pub(super) unreadable: Vec<InvalidObject>,
 }
 
-/// What was read of a cluster.
+/// What was read from a cluster.
 #[derive(Debug)]
 pub(super) struct Snapshot {
-    /// The time of this machine and that of the API server, at the same moment.
+    /// The times of this machine and of the API server at the same moment.
     pub(super) clocks: (Timestamp, Option<Timestamp>),
     pub(super) version: Info,
-    /// Those of this program's group.
+    /// The CRDs in this program's API group.
     pub(super) crds: Read<Vec<CustomResourceDefinition>>,
     pub(super) policies: Read<Vec<ValidatingAdmissionPolicy>>,
     pub(super) bindings: Read<Vec<ValidatingAdmissionPolicyBinding>>,
-    /// The users that the operator's service accounts are.
+    /// The users that the operator's service accounts authenticate as.
     pub(super) users: Read<Vec<String>>,
-    /// The rights that none of them has.
+    /// The needed rights that none of these users has.
     pub(super) rights: Read<Vec<Right>>,
     pub(super) lease: Read<Option<Lease>>,
     pub(super) pods: Read<Vec<Pod>>,
@@ -69,7 +69,7 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the cluster. An error if the API server does not answer at all.
+    /// Reads the cluster. Fails only if the API server does not answer at all.
     pub(super) async fn take(
         cluster: &Cluster,
         namespace: &str,
@@ -136,7 +136,8 @@ where
     Ok(Objects { all, unreadable })
 }
 
-/// The users that the operator's service accounts are: those of these names, or those with its label.
+/// The users that the operator's service accounts authenticate as: those with the given names, or else those
+/// with its label.
 async fn users(cluster: &Cluster, namespace: &str, names: &[String]) -> Read<Vec<String>> {
     let mut names = names.to_vec();
     if names.is_empty() {
@@ -153,14 +154,14 @@ async fn users(cluster: &Cluster, namespace: &str, names: &[String]) -> Read<Vec
     Ok(users.collect())
 }
 
-/// The namespace of an account, if the account is ready: in others the operator may not have its rights yet.
+/// The namespace of an account that is ready; in other namespaces the operator may not have its rights yet.
 fn ready_namespace(account: &Account) -> Option<&str> {
     let status = account.status.as_ref()?;
     let is_ready = conditions::is_true(&status.conditions, READY);
     status.namespace.as_deref().filter(|_| is_ready)
 }
 
-/// The rights that none of the operator's users has, of those that are needed.
+/// The needed rights that none of the operator's users has.
 async fn missing_rights(
     cluster: &Cluster,
     namespace: &str,

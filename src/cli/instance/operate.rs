@@ -34,11 +34,11 @@ use crate::{
 pub(super) enum Operation {
     /// Start, stop, poweroff or reboot.
     Power(Action),
-    /// A change of the plan, now or with the next reboot.
+    /// A change of plan, now or with the next reboot.
     Resize {
         /// The plan.
         plan: Plan,
-        /// Whether a running server is not rebooted.
+        /// Whether to leave a running server running until its next reboot.
         on_reboot: bool,
     },
     /// A reinstallation.
@@ -49,7 +49,7 @@ pub(super) enum Operation {
 pub(super) struct Ended {
     /// The instance after the operation.
     pub(super) instance: Instance,
-    /// The result in words.
+    /// The result as a message.
     pub(super) message: String,
 }
 
@@ -124,7 +124,7 @@ impl Operation {
         }
     }
 
-    /// The message for an operation that is done.
+    /// The message for a completed operation.
     fn done(&self, instance: &Instance) -> String {
         match self {
             Self::Resize { plan, .. } => settled(instance, *plan),
@@ -150,7 +150,7 @@ fn not_restorable(instance: &Instance, error: &Error) -> CliError {
     }
 }
 
-/// The message for a plan change that is done, or waits for a reboot.
+/// The message for a plan change that is complete, or waiting for a reboot.
 fn settled(instance: &Instance, plan: Plan) -> String {
     let name = instance.name_any();
     let in_effect = instance.status.as_ref().and_then(|status| status.plan);
@@ -183,7 +183,7 @@ pub(super) async fn operate(
     Ok(Ended { instance, message })
 }
 
-/// How far the operator has come with the instance's spec.
+/// How far the operator has got with the instance's spec.
 fn progress(instance: &Instance) -> Progress {
     if instance.is_deleting() {
         return Progress::Failed("is being deleted".to_owned());

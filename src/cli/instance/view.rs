@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// The state as in REST, which reflects a new request at once. `None` if the instance is not managed, because its namespace
-/// belongs to no account.
+/// The state as shown by REST, which reflects a new request immediately. `None` if the instance is not managed, because its
+/// namespace belongs to no account.
 pub(super) fn state(instance: &Instance) -> Option<InstanceState> {
     let is_orphan = instance
         .status

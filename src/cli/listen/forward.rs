@@ -26,13 +26,13 @@ const MAX_IN_FLIGHT: usize = 16;
 /// Maximum number of queued events.
 const MAX_WAITING: usize = 1_000;
 
-/// Sends events to one URL: those of one instance one after the other, in order, and those of different instances concurrently.
+/// Sends events to one URL: one at a time and in order for each instance, concurrently for different instances.
 pub(super) struct Forwarder {
     http: Client,
     url: Url,
     keys: SigningKeys,
     waiting: VecDeque<Recorded>,
-    /// UIDs of the objects of the events in flight.
+    /// UIDs of the objects whose events are in flight.
     in_flight_objects: HashSet<String>,
     sending: FuturesUnordered<BoxFuture<'static, (String, String)>>,
 }
@@ -56,7 +56,7 @@ impl Forwarder {
             .no_proxy()
             .redirect(redirect::Policy::none())
             .timeout(TIMEOUT)
-            // No keep-alive: a receiver under development restarts often.
+            // No keep-alive: receivers under development are often restarted.
             .pool_max_idle_per_host(0)
             .build()
             .map_err(|error| CliError::HttpClient(innermost(&error)))?;
@@ -80,7 +80,7 @@ impl Forwarder {
         room
     }
 
-    /// The outcome of the next event that was sent, in words. Never returns while nothing is being sent.
+    /// The outcome of the next event that was sent, as a message. Never returns while nothing is being sent.
     pub(super) async fn next(&mut self) -> String {
         let Some((object, outcome)) = self.sending.next().await else {
             return std::future::pending().await;

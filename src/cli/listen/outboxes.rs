@@ -31,8 +31,8 @@ pub(super) struct Recorded {
     pub(super) entry: OutboxEntry,
 }
 
-/// The events in the outboxes as last seen. A watch shows the versions of an object in order, so an event that was not in the
-/// last version is new. Memory use is bounded by the size of the outboxes.
+/// The outboxes as last seen. A watch shows the versions of an object in order, so an event that was not in the previous
+/// version is new. Memory use is bounded by the size of the outboxes.
 #[derive(Debug, Default)]
 pub(super) struct Outboxes {
     seen: HashMap<String, HashSet<String>>,
@@ -56,7 +56,7 @@ impl Outboxes {
                 if !self.started {
                     return Vec::new();
                 }
-                // Remember them at once: the list may fail and start again.
+                // Remember them immediately: the list may fail and start again.
                 let new = self.unseen(&outbox);
                 remember(&mut self.seen, &outbox);
                 new
@@ -106,14 +106,14 @@ fn remember(outboxes: &mut HashMap<String, HashSet<String>>, outbox: &OutboxVers
     }
 }
 
-/// What a change of the objects of a kind brings.
+/// What a change to objects of a kind brings.
 #[derive(Debug)]
 pub(super) struct News {
     /// The new events.
     pub(super) recorded: Vec<Recorded>,
-    /// Whether a list begins, which does not prove yet that the API server works.
+    /// Whether a list is starting, which does not prove yet that the API server works.
     pub(super) is_beginning: bool,
-    /// Whether the first list of the kind is complete now, and was not before.
+    /// Whether the first list of the kind has just been completed.
     pub(super) has_started: bool,
 }
 

@@ -80,7 +80,7 @@ pub(in crate::cli) async fn run(args: ExportArgs) -> Result<(), CliError> {
         path: &args.output,
     };
     export.all().await?;
-    // Before the last line, without which the file cannot be imported.
+    // Check before writing the last line, without which the file cannot be imported.
     let after = Leadership::read(&cluster, namespace).await?;
     if !args.while_running && after.version() != before.version() {
         return Err(CliError::Transfer(

@@ -12,7 +12,7 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// The version of the format.
+/// Version of the file format.
 const FORMAT: u32 = 1;
 
 /// The first line.
@@ -21,11 +21,11 @@ const FORMAT: u32 = 1;
 pub(super) struct Header {
     /// The version of the format.
     stellage_export: u32,
-    /// Tells this export from others.
+    /// Identifies this export.
     pub(super) id: String,
     /// The program's version.
     pub(super) version: String,
-    /// When it was begun.
+    /// When the export began.
     pub(super) exported_at: Timestamp,
     /// The operator's namespace.
     pub(super) operator_namespace: String,
@@ -50,7 +50,7 @@ pub(super) type Counts = BTreeMap<String, u64>;
 #[derive(Debug, Deserialize, Serialize)]
 struct End {
     counts: Counts,
-    /// SHA-256 of all lines before, in hexadecimal digits.
+    /// SHA-256 of all lines before this one, in hexadecimal.
     sha256: String,
 }
 
@@ -126,8 +126,8 @@ fn parse_header(line: &[u8]) -> Result<Header, String> {
     Ok(header)
 }
 
-/// Refuses the file of a newer program: it may have fields that this one does not know, and would lose. What an older one has written
-/// any newer one reads (docs/upgrading.md).
+/// Refuses the file of a newer program: it may have fields that this one does not know and would lose. Any newer program can read
+/// the file of an older one (docs/upgrading.md).
 fn check_version(writer: &str, own: &str) -> Result<(), String> {
     let version = |text: &str| Version::parse(text).map_err(|error| format!("the version {text}: {error}"));
     if version(writer)?.cmp_precedence(&version(own)?).is_gt() {
@@ -138,7 +138,7 @@ fn check_version(writer: &str, own: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads the whole file once, to see that it is complete and undamaged.
+/// Reads the whole file once, to make sure that it is complete and undamaged.
 pub(super) fn check(file: &mut impl BufRead) -> Result<(Header, Counts), String> {
     let (mut digest, mut header, mut last) = (Sha256::new(), None, Vec::new());
     let mut lines: u64 = 0;

@@ -252,7 +252,7 @@ impl Import<'_> {
             read.map_err(|error| refused(path, error.to_string()))?;
             let object = file::object(&line).map_err(|reason| refused(path, reason))?;
             let next = object.as_ref().map(kind_of).unwrap_or_default().to_owned();
-            // Owners are there before what they own.
+            // Owners are created before the objects that they own.
             if next != kind || batch.len() == AT_ONCE {
                 done += batch.len() as u64;
                 self.batch(std::mem::take(&mut batch)).await?;
@@ -373,7 +373,7 @@ impl Import<'_> {
         );
         let annotations = new.metadata.annotations.get_or_insert_default();
         annotations.insert(ORIGIN_ANNOTATION.to_owned(), origin.clone());
-        // It names a version of a Secret of the other cluster.
+        // It refers to a version of a Secret in the other cluster.
         annotations.remove(SECRET_CHANGED_ANNOTATION);
         let status = if kind.has_status {
             take_status(&mut new.data)
@@ -418,7 +418,7 @@ impl Import<'_> {
                 .managed_fields
                 .as_ref()
                 .filter(|fields| !fields.is_empty());
-            // A list with an empty entry is how the API server is told to track nothing.
+            // A list with one empty entry tells the API server not to track fields.
             let fields = tracked.map_or_else(|| json!([{}]), |fields| json!(fields));
             let patch = Patch::Merge(json!({ "metadata": { "managedFields": fields } }));
             let params = PatchParams::default();
@@ -475,7 +475,7 @@ impl Import<'_> {
                     place(&new)
                 )));
             }
-            // The operator's own come empty with its rights.
+            // The operator's own ones are created empty, together with its rights.
             let patch = Patch::Merge(json!({ "data": new.data["data"] }));
             let params = PatchParams::default();
             let write = api.patch(&name, &params, &patch);
@@ -506,7 +506,7 @@ impl Import<'_> {
                 .kinds
                 .iter()
                 .find(|kind| kind.resource.kind == kind_of(object));
-            // The operator itself may not delete namespaces that it has not made.
+            // The operator itself may not delete namespaces that it has not created.
             let (who, resource) = match own {
                 Some(kind) => (self.operator, Some(kind.resource.clone())),
                 None => (self.cluster, kinds::foreign(kind_of(object))),

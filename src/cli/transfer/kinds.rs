@@ -13,8 +13,8 @@ use crate::resources::{
     Account, ApiKey, Backup, Delivery, EventLog, Instance, Invoice, InvoicePage, Webhook,
 };
 
-/// Secrets and ConfigMaps in the operator's namespace that all replicas share: the keys that seal sessions and usage, the numbers
-/// of invoices, former prices, and what is spent of the rate limits.
+/// Secrets and ConfigMaps in the operator's namespace that all replicas share: the keys that seal sessions and usage, the invoice
+/// numbers, former prices, and the used-up part of the rate limits.
 pub(super) const SHARED_SECRETS: [&str; 2] = ["stellage-console", "stellage-usage-key"];
 pub(super) const SHARED_MAPS: [&str; 3] = [
     "stellage-invoice-numbers",
@@ -22,18 +22,18 @@ pub(super) const SHARED_MAPS: [&str; 3] = [
     "stellage-rate-limits",
 ];
 
-/// A kind of this program's group.
+/// A kind in this program's API group.
 pub(super) struct Kind {
     pub(super) resource: ApiResource,
-    /// Whether its status is written on its own.
+    /// Whether it has a status that is written separately.
     pub(super) has_status: bool,
     /// Whether people write its objects, so that it matters who wrote which field, and when.
     pub(super) is_tracked: bool,
-    /// Objects on a page of a list: their bodies may be long.
+    /// Objects per page of a list: small for kinds whose objects may be large.
     pub(super) page: u32,
 }
 
-/// The kinds of this program's group.
+/// The kinds in this program's API group.
 pub(super) fn own() -> [Kind; 9] {
     [
         written::<Account>(true),
@@ -65,7 +65,7 @@ fn record<K: Resource<DynamicType = ()>>() -> Kind {
     }
 }
 
-/// Kubernetes' own kinds that are in a file.
+/// Kubernetes' own kinds that a file contains.
 pub(super) fn foreign(kind: &str) -> Option<ApiResource> {
     match kind {
         "Namespace" => Some(ApiResource::erase::<Namespace>(&())),
@@ -75,7 +75,7 @@ pub(super) fn foreign(kind: &str) -> Option<ApiResource> {
     }
 }
 
-/// The API of one object's kind.
+/// The API for the kind of an object.
 pub(super) fn api(client: &Client, resource: &ApiResource, namespace: Option<&str>) -> Api<DynamicObject> {
     match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),

@@ -45,10 +45,10 @@ const UNTIL_CLOSED: Duration = Duration::from_millis(500);
 const QUOTA_POLL: Duration = Duration::from_millis(500);
 /// Objects on one page of a list.
 const PAGE: u32 = 500;
-/// Deletions at the same time.
+/// Maximum number of concurrent deletions.
 const CONCURRENCY: usize = 8;
 
-/// Runs an API call and adds what it was for to its error.
+/// Runs an API call and adds its purpose to any error.
 trait Doing<T> {
     async fn doing(self, what: &'static str) -> Result<T, AccountError>;
 }
@@ -131,7 +131,8 @@ enum Start {
 enum Quota {
     Counts,
     DoesNotCountYet,
-    /// It counts at most instances. Nothing else is limited yet, because Kubernetes cannot count a new kind at once.
+    /// It counts at most instances. No other limit is set yet, because Kubernetes cannot count a new kind
+    /// immediately.
     InPart,
 }
 
@@ -192,7 +193,7 @@ impl Work<'_> {
         let was_owned = account.owned_namespace().is_some();
         let now = self.shared.deps.clock.now();
         let mut status = decide::status(&account, &outcome, now);
-        // What was left before the Account got its namespace, until it is gone.
+        // Report what was there before the Account got its namespace, until it is gone.
         let is_news = !was_owned && start != Start::Create;
         if is_news || conditions::is_true(&status.conditions, LEFTOVERS) {
             let found = self.leftovers(&account, &status).await?;
@@ -246,7 +247,8 @@ impl Work<'_> {
         Ok(decide::leftovers(&[keys, webhooks, deliveries], secrets))
     }
 
-    /// The objects of a kind in the namespace that meet a condition, or some of them if there are very many.
+    /// The objects of a kind in the namespace that satisfy a predicate, or only some of them if there are
+    /// very many.
     async fn found<K>(
         &self,
         words: (&'static str, &'static str),
@@ -277,8 +279,8 @@ impl Work<'_> {
         }
     }
 
-    /// The webhooks in the namespace that belong to another Account than this one, and the names of the Secrets that this one's
-    /// webhooks use.
+    /// The webhooks in the namespace that belong to another Account, and the names of the Secrets that this Account's webhooks
+    /// use.
     async fn left_webhooks(&self, account: &str) -> Result<(Contents, HashSet<String>), AccountError> {
         let api = self.inside::<DeserializeGuard<Webhook>>();
         let mut page = ListParams::default().limit(PAGE);
@@ -306,7 +308,8 @@ impl Work<'_> {
         let wanted = children::namespace(account);
         match start {
             Start::Created | Start::Adopted => {}
-            // A plain create: an apply would take over a namespace that somebody else has just created.
+            // A plain create: server-side apply would take over a namespace that somebody else has just
+            // created.
             Start::Create => {
                 let parameters = PostParams {
                     field_manager: Some(CONTROLLER.to_owned()),
@@ -353,7 +356,7 @@ impl Work<'_> {
         if let Some(is) = &is
             && is.role_ref != wanted.role_ref
         {
-            // The role of a binding is immutable.
+            // The roleRef of a RoleBinding is immutable.
             self.delete(
                 &bindings,
                 grant.binding,
@@ -395,7 +398,7 @@ impl Work<'_> {
                     is
                 }
             }
-            // Scopes are immutable, and an apply would keep limits that others have set.
+            // Scopes are immutable, and server-side apply would keep limits that others have set.
             Some(is) if children::has_more(&is) => self.recreate_quota(quotas, &wanted).await?,
             _ => {
                 let applied = self
@@ -416,7 +419,7 @@ impl Work<'_> {
         })
     }
 
-    /// Whether Kubernetes can count all kinds, which is known once it has done so, for this quota or for a probe.
+    /// Whether Kubernetes can count all kinds. It can once it has done so for this quota or for a probe.
     async fn all_count(&self, quota: Option<&ResourceQuota>) -> Result<bool, AccountError> {
         let known = &self.shared.all_count;
         if known.load(Ordering::Relaxed) {
@@ -509,16 +512,16 @@ impl Work<'_> {
         view: Option<&NamespaceView>,
     ) -> Result<Option<Duration>, AccountError> {
         if !account.finalizers().iter().any(|f| f == FINALIZER) {
-            // Another controller's finalizer holds it.
+            // Another controller's finalizer still holds the Account.
             return Ok(None);
         }
         let removal = decide::removal(account, &self.shared.deps.namespace, view);
         if let (Removal::Empty { created_by_operator }, Some(namespace)) = (removal, namespace) {
-            // Register before listing, so that a deletion right after the list is noticed.
+            // Register before listing, so that a deletion right after the list is not missed.
             self.shared.draining.lock().insert(self.namespace.clone());
             let contents = [
                 self.contents::<Instance>(("instance", "instances"), "").await?,
-                // There is nothing to lose with a failed one.
+                // A failed backup holds no data to lose.
                 self.contents::<Backup>(("backup", "backups"), "status.phase!=Failed")
                     .await?,
             ];
@@ -578,7 +581,7 @@ impl Work<'_> {
         Ok(Contents {
             words,
             count: list.items.len() as u64 + u64::try_from(more).unwrap_or(0),
-            // With a selector the API server does not count what remains.
+            // With a selector, the API server does not return the number of remaining items.
             has_more: more == 0 && list.metadata.continue_.is_some_and(|token| !token.is_empty()),
             names: list
                 .items
@@ -588,8 +591,9 @@ impl Work<'_> {
         })
     }
 
-    /// Deletes the ApiKeys, and then the namespace, or our objects in it if it was adopted: also the webhooks, with their
-    /// deliveries, the event log, and the signing Secrets, so that the next account to adopt it finds nothing.
+    /// Deletes the ApiKeys, then the namespace. If the namespace was adopted, deletes the operator's objects in it
+    /// instead, including the webhooks, their deliveries, the event log and the signing Secrets, so that the next account
+    /// to adopt it finds nothing.
     async fn clear(&self, namespace: &Namespace, created_by_operator: bool) -> Result<(), AccountError> {
         let all = ListParams::default();
         self.delete_all::<ApiKey>(&all, "list the ApiKeys", "delete an ApiKey")
@@ -608,7 +612,7 @@ impl Work<'_> {
         }
         self.delete_all::<Webhook>(&all, "list the Webhooks", "delete a Webhook")
             .await?;
-        // Without their owner, if one was deleted with `--cascade=orphan`, Kubernetes deletes none.
+        // If their owner was deleted with `--cascade=orphan`, Kubernetes does not delete them.
         self.delete_all::<Delivery>(&all, "list the Deliveries", "delete a Delivery")
             .await?;
         self.delete_all::<EventLog>(&all, "list the EventLogs", "delete an EventLog")
@@ -617,9 +621,9 @@ impl Work<'_> {
             .await?;
         let bindings = self.inside::<RoleBinding>();
         let binding = bindings.get_opt(children::OPERATOR.binding);
-        // Without it this has been done by an earlier try, and Secrets can no longer be listed.
+        // If it is gone, an earlier attempt has already done this, and Secrets can no longer be listed.
         if binding.doing("read the RoleBinding").await?.is_some() {
-            // Receivers would take what the next account signs with these for events of this one.
+            // Receivers would accept events that the next account signs with these Secrets as this account's.
             let signing = ListParams::default().labels(&format!("{WEBHOOK_SECRET_LABEL}=true"));
             self.delete_all::<Secret>(&signing, "list the signing Secrets", "delete a signing Secret")
                 .await?;
@@ -627,7 +631,7 @@ impl Work<'_> {
         let quotas = self.inside::<ResourceQuota>();
         self.delete(&quotas, children::QUOTA_NAME, "delete the ResourceQuota")
             .await?;
-        // The facade's first: without the other one, what comes before counts as done.
+        // The facade's first: if the operator's binding is gone, the steps before count as done.
         for grant in [children::API, children::OPERATOR] {
             self.delete(&bindings, grant.binding, "delete the RoleBinding")
                 .await?;
@@ -676,18 +680,18 @@ impl Work<'_> {
     where
         K: Clone + Debug + DeserializeOwned,
     {
-        // Said explicitly, or the finalizer `orphan` of an object would take the owner away from what belongs to it.
+        // Set the policy explicitly: an object's `orphan` finalizer would otherwise orphan its dependents.
         gone_is_fine(api.delete(name, &DeleteParams::background()).doing(doing).await)
     }
 
-    /// Writes the status if it differs, guarded by the resourceVersion that it was decided on. Returns whether reason or
-    /// message of the Ready condition has changed.
+    /// Writes the status if it differs, guarded by the resourceVersion that the decision was based on. Returns whether
+    /// the reason or message of the Ready condition has changed.
     async fn write_status(&self, account: &Account, outcome: &Outcome) -> Result<bool, AccountError> {
         let status = decide::status(account, outcome, self.shared.deps.clock.now());
         self.put_status(account, status).await
     }
 
-    /// As [`write_status`](Self::write_status), for this status.
+    /// Like [`write_status`](Self::write_status), for a status that has already been decided.
     async fn put_status(&self, account: &Account, status: AccountStatus) -> Result<bool, AccountError> {
         if account.status.as_ref() == Some(&status) {
             return Ok(false);

@@ -28,17 +28,17 @@ pub(super) const MADE_FOR_ANNOTATION: &str = "stellage.dev/made-for-account";
 pub(super) const QUOTA_NAME: &str = "stellage";
 /// Name of the probe quota, which exists until Kubernetes can count all kinds.
 const PROBE_NAME: &str = "stellage-probe";
-/// What a service account of the operator may do in an account's namespace beyond its rights in the whole cluster. The admission
-/// policy `operator-rolebindings.stellage.dev` lets the operator grant nothing else.
+/// What a service account of the operator may do in an account's namespace, in addition to its cluster-wide rights. The
+/// admission policy `operator-rolebindings.stellage.dev` lets the operator grant nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grant {
     /// Name of the RoleBinding.
     pub(super) binding: &'static str,
-    /// The ClusterRole that it grants: access to Secrets, in this namespace only.
+    /// The ClusterRole that the binding grants: access to Secrets, in this namespace only.
     cluster_role: &'static str,
 }
 
-/// The rights of the controllers, or of the whole operator if it has one service account.
+/// The rights of the controllers, or of the whole operator if it runs with one service account.
 pub(super) const OPERATOR: Grant = Grant {
     binding: "stellage-operator",
     cluster_role: "stellage-account",
@@ -49,18 +49,18 @@ pub(super) const API: Grant = Grant {
     cluster_role: "stellage-account-api",
 };
 
-/// What every account is limited to, unless its spec says otherwise.
+/// The limits of every account, unless its spec overrides them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DefaultQuotas {
     /// Instances.
     pub instances: u32,
-    /// API keys. No spec says otherwise.
+    /// API keys. The spec cannot override this.
     pub api_keys: u32,
-    /// Manual backups. No spec says otherwise.
+    /// Manual backups. The spec cannot override this.
     pub backups: u32,
     /// Deliveries that are pending or held.
     pub unfinished_deliveries: u32,
-    /// Finished Deliveries that are kept for each webhook.
+    /// Finished Deliveries kept for each webhook.
     pub finished_deliveries: u32,
 }
 
@@ -78,22 +78,23 @@ pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> Limits {
     ])
 }
 
-/// Backups that an account may have: manual ones, and of each instance the scheduled ones that are kept, completed and failed, and
-/// two that are being made or deleted. Those of deleted instances take the place of manual ones.
+/// How many Backups an account may have: its manual ones and, for each instance, the scheduled ones that retention keeps,
+/// completed and failed, plus two that are being made or deleted. Scheduled backups of deleted instances count against the manual
+/// limit.
 fn backups(account: &Account, defaults: DefaultQuotas) -> i64 {
     let kept = i64::try_from(2 * retention::KEPT + 2).unwrap_or(i64::MAX);
     i64::from(defaults.backups) + i64::from(account.instance_quota(defaults.instances)) * kept
 }
 
-/// Deliveries that an account may have: what it may be owed, and what is kept, of which there is a fifth more until the next
-/// round of deletions. So finished ones never leave too little room for those that are owed.
+/// How many Deliveries an account may have: its unfinished ones, plus the finished ones that retention keeps, which may
+/// exceed their limit by a fifth until the next round of deletions. So finished Deliveries never crowd out unfinished ones.
 fn deliveries(account: &Account, defaults: DefaultQuotas) -> i64 {
     let kept = i64::from(account.webhook_quota()) * i64::from(defaults.finished_deliveries);
     i64::from(defaults.unfinished_deliveries) + kept * 6 / 5
 }
 
-/// The limits while Kubernetes cannot count new kinds, and would refuse to create any object of a limited one: none but that of
-/// instances, if the Account itself sets it.
+/// The limits while Kubernetes cannot count new kinds yet. It would refuse to create any object of a limited kind, so nothing
+/// is limited except instances, and those only if the Account itself sets a limit.
 pub(super) fn at_first(account: &Account, mut limits: Limits) -> Limits {
     limits.retain(|what, _| *what == INSTANCES && account.spec.instance_quota.is_some());
     limits
@@ -114,8 +115,8 @@ fn metadata(account: &Account, name: &str) -> ObjectMeta {
     }
 }
 
-/// The namespace to create for an Account. Label and annotation are part of the same request, so that it is never without
-/// them.
+/// The namespace to create for an Account. The label and annotation are part of the create request, so the namespace
+/// never exists without them.
 pub(super) fn namespace(account: &Account) -> Namespace {
     let uid = origin::uid(&account.metadata).to_owned();
     Namespace {
@@ -219,7 +220,7 @@ pub(super) fn limits_to(quota: &ResourceQuota, limits: &Limits) -> bool {
         && spec.scope_selector.is_none()
 }
 
-/// Whether the quota has anything besides the limits of an account.
+/// Whether the quota contains anything besides the limits of an account.
 pub(super) fn has_more(quota: &ResourceQuota) -> bool {
     quota.spec.as_ref().is_some_and(|spec| {
         spec.scopes.is_some()
@@ -337,7 +338,7 @@ pub(super) mod tests {
         let both = Limits::from([(INSTANCES, 3), (WEBHOOKS, 1000)]);
         let wanted = quota(&ada, &both);
         assert!(quota_matches(&wanted, &wanted, &both));
-        // As Kubernetes writes it.
+        // As Kubernetes normalizes it.
         let mut stored = wanted.clone();
         let hard = stored.spec.as_mut().unwrap().hard.as_mut().unwrap();
         hard.insert(WEBHOOKS.to_owned(), Quantity("1k".to_owned()));

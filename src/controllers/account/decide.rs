@@ -43,7 +43,7 @@ impl NamespaceView {
 pub(super) struct Refusal {
     pub(super) reason: &'static str,
     pub(super) message: String,
-    /// Whether it resolves by itself; otherwise somebody must change something.
+    /// Whether the problem resolves by itself. If not, somebody must change something.
     pub(super) is_temporary: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) enum Claim {
     Create,
     /// The operator created it for this Account, but its label was removed: restore the label.
     Relabel,
-    /// It belongs to this Account; adopted, or else created by the operator.
+    /// It belongs to this Account: either it was adopted, or the operator created it.
     Own { adopted: bool },
 }
 
@@ -65,14 +65,14 @@ pub(super) enum Claim {
 pub(super) enum Removal {
     /// It owns no namespace: remove the finalizer.
     Release,
-    /// It owns its namespace: clean up once that is empty.
+    /// It owns its namespace: clean up once the namespace is empty.
     Empty { created_by_operator: bool },
 }
 
 /// Decides about an Account that is not being deleted. `claimants` are all Accounts that claim the namespace, oldest first.
 ///
-/// The label on the namespace decides who owns it, as long as that Account exists: the label is written together with the
-/// namespace, or by an administrator. If there is no namespace yet, the oldest claimant gets it.
+/// The label on the namespace decides who owns it, as long as that Account exists: the label is written either together
+/// with the namespace or by an administrator. If there is no namespace yet, the oldest claimant gets it.
 pub(super) fn claim(
     account: &Account,
     operator_namespace: &str,
@@ -178,10 +178,11 @@ pub(super) fn removal(
     }
 }
 
-/// Objects of one kind that block the deletion of an Account, or that were in its namespace before it.
+/// Objects of one kind that block the deletion of an Account, or that were in its namespace before the
+/// Account owned it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Contents {
-    /// Singular and plural of the kind, in words.
+    /// Singular and plural name of the kind, as used in messages.
     pub(super) words: (&'static str, &'static str),
     /// How many there are.
     pub(super) count: u64,
@@ -205,20 +206,20 @@ impl Contents {
     }
 }
 
-/// Most names that a message lists.
+/// Maximum number of names in a message.
 const MAX_NAMES: usize = 5;
-/// Most objects that are counted for a message.
+/// Maximum number of objects counted for a message.
 const MAX_COUNTED: u64 = 500;
 
-/// What blocks a deletion, such as `3 instances: a, b, c; delete them first`; `None` if nothing does.
+/// What blocks a deletion, for example `3 instances: a, b, c; delete them first`; `None` if nothing does.
 pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
     let total: u64 = contents.iter().map(|contents| contents.count).sum();
     let them = if total == 1 { "it" } else { "them" };
     Some(format!("{}; delete {them} first", enumerated(contents)?))
 }
 
-/// The message about what was in the namespace before the Account had it; `None` if there is nothing. `dead` does not work for
-/// this Account, while its webhooks can use the `secrets`.
+/// The message about what was in the namespace before the Account owned it; `None` if there was nothing. The objects in `dead`
+/// do not work for this Account. The `secrets` can be used by its webhooks.
 pub(super) fn leftovers(dead: &[Contents], secrets: Contents) -> Option<String> {
     let dead = enumerated(dead).map(|what| {
         format!(
@@ -234,7 +235,7 @@ pub(super) fn leftovers(dead: &[Contents], secrets: Contents) -> Option<String> 
     (!messages.is_empty()).then(|| messages.join("; "))
 }
 
-/// Such as `3 instances: a, b, c; 1 webhook: d`; `None` without any.
+/// For example `3 instances: a, b, c; 1 webhook: d`; `None` if all are empty.
 fn enumerated(contents: &[Contents]) -> Option<String> {
     let parts: Vec<String> = contents
         .iter()
@@ -278,7 +279,7 @@ struct Summary {
     reason: &'static str,
     message: String,
     next: Next,
-    /// Whether the namespace was adopted, if the Account owns it; else `None`.
+    /// Whether the namespace was adopted; `None` if the Account does not own it.
     owned: Option<bool>,
 }
 
@@ -398,7 +399,7 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
         id: Some(ids::account_id(origin::uid(&account.metadata))),
         namespace: owned.is_some().then(|| wanted.to_owned()),
         owner_since: owner_since(account, owned.is_some(), reason == NAMESPACE_TAKEN, now),
-        // The webhook controller's.
+        // Owned by the webhook controller.
         notified_at: account
             .status
             .as_ref()
@@ -409,8 +410,8 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
     }
 }
 
-/// `status.ownerSince`: set for an Account that gets its namespace only now, and kept should it lose the namespace for a while,
-/// unless another Account has had it since: the keys from that time are that one's.
+/// Computes `status.ownerSince`. It is set when an Account first gets its namespace, and kept if the Account loses the
+/// namespace for a while, unless another Account has owned it meanwhile: the keys from that time belong to the other Account.
 fn owner_since(account: &Account, is_owner: bool, is_taken: bool, now: Timestamp) -> Option<Timestamp> {
     let status = account.status.as_ref()?;
     if is_taken {
@@ -418,7 +419,7 @@ fn owner_since(account: &Account, is_owner: bool, is_taken: bool, now: Timestamp
     }
     let was_owner = account.owned_namespace().is_some();
     status.owner_since.or_else(|| match (was_owner, is_owner) {
-        // In whole seconds, as creation times are.
+        // Whole seconds, like creation timestamps.
         (false, true) => Timestamp::from_second(now.as_second()).ok(),
         (true, false) => Some(account.owner_since()),
         _ => None,
@@ -445,7 +446,7 @@ pub(super) fn set_leftovers(
     conditions::set(&mut status.conditions, desired, generation, now);
 }
 
-/// Sets or removes the condition that nobody can tell the account holder anything.
+/// Sets or removes the condition that the account holder cannot be notified of anything.
 pub(super) fn set_mail(status: &mut AccountStatus, has_mail: bool, generation: Option<i64>, now: Timestamp) {
     if has_mail {
         conditions::remove(&mut status.conditions, MAIL_UNAVAILABLE);
@@ -536,7 +537,7 @@ pub(super) mod tests {
         second.status = Some(status(&second, &Outcome::Ready { adopted: true }, at(9)));
         assert_eq!(second.owner_since(), at(8));
 
-        // The second has it for a while. What it makes in that time stays dead.
+        // The second Account owns it for a while. What it creates in that time stays dead.
         first.status = Some(status(&first, &refused(&first, NAMESPACE_TAKEN), at(10)));
         first.status = Some(status(&first, &refused(&first, "NamespaceNotOwned"), at(11)));
         first.status = Some(status(&first, &Outcome::Ready { adopted: true }, at(12)));

@@ -22,7 +22,8 @@ pub struct AccountDirectory {
 
 #[derive(Debug, Default)]
 struct Index {
-    /// Almost always one Account. There are two until the end of an old claim has been seen; then the older wins.
+    /// Almost always one Account. There are two while the end of an old claim has not been seen yet; then the
+    /// older one wins.
     by_namespace: HashMap<String, BTreeMap<Claimant, Arc<Account>>>,
     by_account: HashMap<String, (String, Claimant)>,
 }
@@ -33,7 +34,7 @@ impl AccountDirectory {
         self.index.read().owner(namespace).cloned()
     }
 
-    /// The holder of the Account that owns `namespace`, as events show them.
+    /// The holder of the Account that owns `namespace`, as shown in events.
     pub fn holder_of(&self, namespace: &str) -> Option<User> {
         let account = self.account_of(namespace)?;
         Some(User {
@@ -42,15 +43,15 @@ impl AccountDirectory {
         })
     }
 
-    /// The listener for the watch of Accounts. It must receive every change. It calls `owner_changed`, which must not block,
-    /// with every namespace that has got its first owner, another one, or none, after updating the directory.
+    /// The listener for the watch of Accounts. It must receive every change. After updating the directory, it calls
+    /// `owner_changed` with every namespace that has gained, changed or lost its owner. The callback must not block.
     pub fn listener(
         &self,
         mut owner_changed: impl FnMut(&str) + Send + 'static,
     ) -> Box<dyn Listener<Account>> {
         let index = self.index.clone();
         Box::new(move |change: &Change<Account>| {
-            // Release the lock before the callback, which reads the directory.
+            // Release the lock before calling back: the callback reads the directory.
             let affected = index.write().changed(change);
             for namespace in affected {
                 owner_changed(&namespace);
@@ -72,7 +73,7 @@ impl Index {
             .map(|c| c.uid.as_str())
     }
 
-    /// Records a change, and returns the namespaces whose owner has changed.
+    /// Records a change and returns the namespaces whose owner has changed.
     fn changed(&mut self, change: &Change<Account>) -> Vec<String> {
         let touched: HashSet<String> = match change {
             Change::Replaced(all) => {

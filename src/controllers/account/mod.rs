@@ -53,9 +53,10 @@ pub use directory::AccountDirectory;
 
 /// Field manager of this controller.
 const CONTROLLER: &str = "stellage-account-controller";
-/// Accounts reconciled at the same time. Few, because a reconcile takes a few short calls, and Accounts change rarely.
+/// Maximum number of concurrent Account reconciles. Low, because a reconcile takes only a few short calls and Accounts
+/// rarely change.
 const CONCURRENCY: u16 = 8;
-/// How often to reconcile an Account without changes.
+/// How often to reconcile an Account that has not changed.
 const RESYNC: Duration = Duration::from_mins(5);
 
 /// What the controller depends on.
@@ -63,17 +64,17 @@ const RESYNC: Duration = Duration::from_mins(5);
 pub struct Deps {
     /// Client of the API server.
     pub client: Client,
-    /// The operator's namespace, which holds its service account; no Account may use it.
+    /// The operator's namespace, which holds its service account; no Account may claim it.
     pub namespace: String,
-    /// Name of the service account that the controllers run with, or the whole operator.
+    /// Name of the service account of the controllers, or of the whole operator.
     pub service_account: String,
     /// Name of the facade's service account, if it has one of its own.
     pub api_service_account: Option<String>,
     /// The limits of accounts that set none.
     pub quotas: DefaultQuotas,
-    /// Whether the invoices of a deleted Account are kept.
+    /// Tells whether the invoices of a deleted Account have been kept.
     pub ledger: Ledger,
-    /// Whether there is a mail server, so that account holders are told about their webhooks.
+    /// Whether a mail server is configured, so that account holders are notified about their webhooks.
     pub has_mail: bool,
     /// Name of this replica in Kubernetes Events.
     pub identity: String,
@@ -102,7 +103,7 @@ impl AccountError {
         source.label()
     }
 
-    /// Whether the reconcile decided on an outdated version; the next one sees the current version.
+    /// Whether the decision was based on an outdated version; the next reconcile sees the current one.
     fn is_stale(&self) -> bool {
         let Self::Call { source, .. } = self;
         source.is_conflict()
@@ -124,12 +125,12 @@ struct Shared {
     /// Namespaces that must become empty before their Account can be deleted.
     draining: Mutex<HashSet<String>>,
     backoffs: Backoffs,
-    /// Whether Kubernetes can count all kinds, which takes half a minute after the CRDs are created.
+    /// Whether Kubernetes can count all kinds, which takes half a minute after the CRDs have been created.
     all_count: AtomicBool,
 }
 
 impl AccountController {
-    /// A controller without any state yet. Must be called in a Tokio runtime, because it spawns a task to write Events.
+    /// A controller with no state yet. Must be called in a Tokio runtime, because it spawns a task to write Events.
     pub fn new(deps: Deps) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -180,8 +181,8 @@ impl AccountController {
 
     /// Reconciles until `shutdown`, then finishes the running reconciles. Only one replica may run this at a time.
     ///
-    /// `accounts` is the store of the watch that [`account_listener`](Self::account_listener) listens to; `watches` starts
-    /// the watches of the child objects, selected by label and with little more than metadata in memory.
+    /// `accounts` is the store of the watch that [`account_listener`](Self::account_listener) listens to. `watches` starts
+    /// the watches of the child objects, which are selected by label and hold little more than metadata in memory.
     pub async fn run(&self, accounts: Store<Account>, watches: &Watches, shutdown: CancellationToken) {
         let (sender, requests) = mpsc::unbounded_channel();
         *self.shared.queue.lock() = Some(sender);
@@ -230,7 +231,7 @@ impl AccountController {
         watches.spawn_selected::<ResourceQuota>(
             labelled,
             vec![Box::new(move |change: &Change<ResourceQuota>| match change {
-                // The status changes with every instance; only the spec matters here.
+                // The quota's status changes with every instance; only the spec matters here.
                 Change::Applied(quota) if shared.quota_is_as_decided(quota) => {}
                 Change::Applied(quota) | Change::Deleted(quota) => {
                     shared.enqueue_claimants(quota.metadata.namespace.as_deref().unwrap_or_default());
@@ -271,7 +272,7 @@ impl Shared {
     }
 }
 
-/// Leaves out what an account's people may put into the metadata of a RoleBinding.
+/// Drops the metadata that users of the account may have added to a RoleBinding.
 fn only_names(binding: &mut PartialObjectMeta<RoleBinding>) {
     let metadata = std::mem::take(&mut binding.metadata);
     binding.metadata = ObjectMeta {
@@ -301,7 +302,7 @@ impl Reconcile for Reconciler<'_> {
 
     async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
         let Some(account) = self.accounts.get(place) else {
-            // It was deleted while it was queued.
+            // It was deleted while queued.
             self.shared.backoffs.reset(place);
             return None;
         };
@@ -327,7 +328,7 @@ impl Reconcile for Reconciler<'_> {
     }
 }
 
-/// [`RESYNC`] plus or minus a fifth, so that Accounts are not all reconciled at the same time.
+/// [`RESYNC`] plus or minus a fifth, so that not all Accounts are reconciled at the same time.
 fn resync() -> Duration {
     RESYNC.mul_f64(rand::rng().random_range(0.8..1.2))
 }

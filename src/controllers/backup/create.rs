@@ -11,7 +11,8 @@ use crate::{
     runtime::client::{CallError, bounded},
 };
 
-/// Makes the Backup of an instance for a time of its schedule, or the second try of it. It is fine if there is one.
+/// Creates the scheduled Backup of an instance for a time of its schedule, or its second attempt. Succeeds if that
+/// Backup already exists.
 pub async fn create_scheduled(
     client: &Client,
     instance: &Instance,
@@ -40,7 +41,8 @@ pub async fn create_scheduled(
     }
 }
 
-/// Whether the API server would refuse to make a backup again: because of a quota that has been counted, or of a policy.
+/// Whether the API server would refuse the same create again, because of a quota that Kubernetes has already counted or
+/// because of a policy.
 pub fn is_final_refusal(status: &Status) -> bool {
     let may_pass = [404, 408, 409, 429].contains(&status.code);
     (400..500).contains(&status.code) && !may_pass && !quota::is_pending(status)

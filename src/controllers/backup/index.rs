@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// The backups as the watch, or a later write of this process, shows them. Cheap to clone.
+/// All backups, as shown by the watch or by a later write of this process. Cheap to clone.
 #[derive(Clone)]
 pub struct BackupIndex {
     namespaces: Arc<Mutex<HashMap<String, Namespace>>>,
@@ -29,9 +29,9 @@ struct Namespace {
     by_name: HashMap<String, Arc<Backup>>,
     /// Names of backups by the name of their instance.
     by_instance: HashMap<String, BTreeSet<String>>,
-    /// Manual ones that count towards the limit of the account, by name.
+    /// Manual backups that count towards the account's limit, by name.
     manual: HashMap<String, Arc<Backup>>,
-    /// Scheduled ones of deleted instances, which share that limit.
+    /// Scheduled backups of deleted instances, which share that limit.
     left_over: BTreeMap<Age, Arc<Backup>>,
 }
 
@@ -63,7 +63,7 @@ impl Namespace {
 }
 
 impl BackupIndex {
-    /// An empty index. `queue` knows the writes of this process.
+    /// An empty index. `queue` knows this process's own writes.
     pub fn new(queue: ReconcileQueue<Backup>) -> Self {
         Self {
             namespaces: Arc::default(),
@@ -77,7 +77,7 @@ impl BackupIndex {
         shown.map(|shown| self.queue.freshest(shown))
     }
 
-    /// The backups of the Instance with this name, and of earlier ones that had the same name.
+    /// The backups of the Instance with this name, including those of earlier Instances with the same name.
     pub fn of(&self, namespace: &str, instance: &str) -> Vec<Arc<Backup>> {
         let shown: Vec<Arc<Backup>> = {
             let namespaces = self.namespaces.lock();
@@ -105,8 +105,8 @@ impl BackupIndex {
         of_it.cloned().collect()
     }
 
-    /// Passes the backups that share the limit of their account to `look`: manual ones, and then those that are left over, the
-    /// youngest first. There are hardly more than the limit, however many backups the account has.
+    /// Passes the backups that share their account's limit to `look`: first the manual ones, then the scheduled ones of
+    /// deleted instances, youngest first. There are hardly more than the limit, however many backups the account has.
     pub(super) fn sharing<T>(
         &self,
         namespace: &str,
@@ -120,14 +120,14 @@ impl BackupIndex {
         look(&mut sharing)
     }
 
-    /// The oldest backup that is left over of a deleted instance.
+    /// The oldest scheduled backup of a deleted instance.
     pub(super) fn oldest_left_over(&self, namespace: &str) -> Option<Arc<Backup>> {
         let namespaces = self.namespaces.lock();
         let (_, oldest) = namespaces.get(namespace)?.left_over.first_key_value()?;
         Some(oldest.clone())
     }
 
-    /// How many backups there are in a namespace.
+    /// Number of backups in a namespace.
     pub fn count(&self, namespace: &str) -> usize {
         let namespaces = self.namespaces.lock();
         namespaces
@@ -144,12 +144,12 @@ impl BackupIndex {
         all.cloned().collect()
     }
 
-    /// Whether a backup of the instance waits or runs.
+    /// Whether a backup of the instance is waiting or running.
     pub fn has_unfinished(&self, instance: &Instance) -> bool {
         self.any_of(instance, Backup::is_unfinished)
     }
 
-    /// Whether a scheduled backup of the instance waits or runs that is not the one for `due`.
+    /// Whether a scheduled backup of the instance other than the one for `due` is waiting or running.
     pub fn has_other_unfinished_scheduled(&self, instance: &Instance, due: Timestamp) -> bool {
         let is_other = |at: Timestamp| at.as_second() != due.as_second();
         self.any_of(instance, |backup| {
@@ -185,7 +185,7 @@ impl BackupIndex {
             Change::Applied(backup) => {
                 let mut namespaces = self.namespaces.lock();
                 let of_namespace = namespaces.entry(namespace(backup)).or_default();
-                // One of the same name may have been of another instance.
+                // An earlier backup of the same name may have belonged to another instance.
                 if let Some(before) = of_namespace
                     .by_name
                     .get(backup.metadata.name.as_deref().unwrap_or_default())
@@ -253,15 +253,15 @@ mod tests {
         assert!(!index.has_other_unfinished_scheduled(&instance, due), "its own");
         let tomorrow = due + SignedDuration::from_hours(24);
         assert!(index.has_other_unfinished_scheduled(&instance, tomorrow));
-        // Somebody took the operator's finalizer away and deleted it: nobody will ever end it.
+        // Somebody removed the operator's finalizer and deleted it, so nothing will ever finish it.
         scheduled.metadata.deletion_timestamp = Some(Time(due));
         index.changed(&Change::Applied(Arc::new(scheduled.clone())));
         assert!(!index.has_other_unfinished_scheduled(&instance, tomorrow));
         assert!(index.get("ns", "d").is_some() && index.get("other", "d").is_none());
-        // Deleted, and made again for another instance.
+        // Deleted, and created again for another instance.
         index.changed(&Change::Applied(backup("d", "other", None, "Waiting")));
         assert!(!index.has_unfinished(&instance));
-        // Those that share a limit, however they came to do so.
+        // Backups that share a limit, in whichever way they came to share it.
         let sharing = || {
             index.sharing("ns", |all| {
                 all.map(|backup| backup.metadata.name.clone().unwrap())

@@ -44,19 +44,19 @@ pub struct BackupController<P> {
     pub client: Client,
     /// Makes the backups.
     pub provider: Arc<P>,
-    /// Which Account owns which namespace.
+    /// Maps namespaces to the Accounts that own them.
     pub directory: AccountDirectory,
-    /// Takes over recorded events.
+    /// Accepts recorded events for delivery.
     pub outbox: Arc<dyn Outbox>,
     /// All backups.
     pub index: BackupIndex,
-    /// The instances, as their watch shows them.
+    /// The instances, as shown by their watch.
     pub instances: Store<Instance>,
-    /// Those that are restored from backups.
+    /// The instances that are restored from backups.
     pub restores: Restores,
-    /// The instances as their controller has written them.
+    /// The reconcile queue of instances, which also knows the versions that their controller has written.
     pub instance_queue: ReconcileQueue<Instance>,
-    /// How many backups there may be.
+    /// How many manual backups an account and an instance may have.
     pub limits: Limits,
     /// Source of the time.
     pub clock: Arc<dyn Clock>,
@@ -64,16 +64,16 @@ pub struct BackupController<P> {
     pub metrics: Metrics,
     /// Publishes Kubernetes Events.
     pub events: Events,
-    /// Backups reconciled at the same time.
+    /// Maximum number of concurrent Backup reconciles.
     pub concurrency: u16,
-    /// Writes to the API server at the same time.
+    /// Maximum number of concurrent writes to the API server.
     pub write_concurrency: u16,
     /// Timeout of a provider call.
     pub provider_timeout: Duration,
 }
 
 impl<P: Provider> BackupController<P> {
-    /// Reconciles until shutdown, then finishes the running reconciles. Reconciles every Backup in the store once at the start,
+    /// Reconciles until shutdown, then finishes the running reconciles. Reconciles every Backup in the store once at startup,
     /// so that no earlier change is missed.
     pub async fn run(self, queue: ReconcileQueue<Backup>, store: Store<Backup>, shutdown: CancellationToken) {
         let (triggers, _) = queue.open(&store);
@@ -94,7 +94,7 @@ impl<P: Provider> BackupController<P> {
         }
     }
 
-    /// What [`run`](Self::run) runs, for a test that has its own time.
+    /// What [`run`](Self::run) runs, for tests that control the time.
     #[cfg(test)]
     pub(super) fn reconciler(
         self,
@@ -104,7 +104,7 @@ impl<P: Provider> BackupController<P> {
     }
 }
 
-/// The listener for the watch of Instances: queues the backups that depend on one that has changed.
+/// The listener for the watch of Instances. It queues the backups that depend on a changed instance.
 pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> Box<dyn Listener<Instance>> {
     Box::new(move |change: &Change<Instance>| {
         let of = |instance: &Instance| {
@@ -129,7 +129,7 @@ pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> B
                 queue.again(backups);
             }
             Change::Deleted(instance) => queue.again(of(instance)),
-            // Some may have been deleted.
+            // Some instances may have been deleted.
             Change::Replaced(_) => queue.again(index.all()),
             Change::Unreadable(_) => {}
         }

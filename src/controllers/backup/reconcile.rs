@@ -34,11 +34,12 @@ use crate::{
     },
 };
 
-/// Most status writes of one pass. Even if a backup takes no time, it needs fewer.
+/// Maximum number of status writes in one pass. A backup needs fewer, even if it takes no time.
 const MAX_STEPS: usize = 4;
-/// When to try again after a write conflict. Usually the watch brings the new version sooner.
+/// When to retry after a write conflict. Usually the watch delivers the new version sooner.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
-/// When to look again whether a backup may begin, if another one of its instance is just being looked at.
+/// When to check again whether a backup may begin, if another backup of the same instance is being reconciled
+/// at the moment.
 const AFTER_ANOTHER: Duration = Duration::from_millis(100);
 
 pub(super) struct Reconciler<P> {
@@ -47,11 +48,12 @@ pub(super) struct Reconciler<P> {
     /// Limits concurrent writes.
     pub(super) writes: Semaphore,
     pub(super) backoffs: Backoffs,
-    /// Namespaces and names of instances of which a backup may be about to begin: one at a time.
+    /// Namespaces and names of instances for which a backup may be about to begin. Only one backup per
+    /// instance begins at a time.
     pub(super) beginning: Mutex<HashSet<(String, String)>>,
 }
 
-/// Permits one of an instance's backups to begin. Only one such permit of an instance exists at a time.
+/// Permits one backup of an instance to begin. At most one such permit exists per instance.
 struct BeginPermit<'a> {
     all: &'a Mutex<HashSet<(String, String)>>,
     key: (String, String),
@@ -63,7 +65,7 @@ impl Drop for BeginPermit<'_> {
     }
 }
 
-/// What the provider has answered.
+/// The provider's answer.
 enum Asked {
     Nothing,
     Observed(BackupObservation),
@@ -86,8 +88,8 @@ fn namespace(backup: &Backup) -> &str {
     backup.metadata.namespace.as_deref().unwrap_or_default()
 }
 
-/// The span of a reconcile of a backup that a traced request has made, until it has come to its end. Its spec never changes, so the
-/// annotation is about nothing else.
+/// The span for reconciling a backup that a traced request created, until the backup has ended. A backup's spec never changes, so
+/// the annotation can only refer to its creation.
 fn span(backup: &Backup) -> Option<Span> {
     if !backup.is_unfinished() || backup.is_deleting() {
         return None;
@@ -114,7 +116,7 @@ impl<P: Provider> Reconcile for Reconciler<P> {
 
     async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
         let Some(backup) = self.queue.current(place) else {
-            // It was deleted while it was queued.
+            // It was deleted while queued.
             self.backoffs.reset(place);
             return None;
         };
@@ -137,7 +139,7 @@ impl<P: Provider> Reconcile for Reconciler<P> {
 }
 
 impl<P: Provider> Reconciler<P> {
-    /// When to try again after an error.
+    /// When to retry after an error.
     fn after(&self, backup: &Backup, error: &CallError) -> Option<Duration> {
         if error.is_not_found() {
             self.backoffs.reset(&Place::of(backup));
@@ -158,13 +160,13 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(None);
             }
             let has_account = self.controller.directory.account_of(namespace(&backup)).is_some();
-            // One that has begun needs the finalizer even where the Account is gone: it may have data, and is refused deletion without
-            // the finalizer.
+            // A backup that has begun needs the finalizer even if its Account is gone: it may have data, and its deletion is
+            // refused without the finalizer.
             let is_needed = has_account || backup.phase() != BackupPhase::Waiting;
             if is_needed && !backup.is_deleting() && !backup.has_finalizer() {
                 backup = self.add_finalizer(&backup).await?;
             }
-            // Two backups of an instance must not find each other waiting, and both begin.
+            // Otherwise two backups of an instance could each see the other waiting, and both begin.
             let permit = if backup.phase() == BackupPhase::Waiting {
                 let Some(permit) = self.begin_permit(&backup) else {
                     return Ok(Some(AFTER_ANOTHER));
@@ -238,7 +240,8 @@ impl<P: Provider> Reconciler<P> {
         let instance = self.instance_of(backup);
         let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
         let source = Source::of(backup, instance.as_deref());
-        // Of the same instance, or of one that there is not yet: all that are not of another one.
+        // Backups of the same instance, or of one that does not exist yet: all except those of other
+        // instances.
         let others: Vec<&Backup> = others
             .iter()
             .map(|other| &**other)
@@ -273,7 +276,7 @@ impl<P: Provider> Reconciler<P> {
         })
     }
 
-    /// Name of an Instance to which a backup is being restored, or will be.
+    /// Name of an Instance that is being restored from this backup, or will be.
     fn restored_to(&self, backup: &Backup) -> Option<String> {
         let name = backup.name_any();
         let shown = self.controller.restores.targets(backup).into_iter();
@@ -290,7 +293,7 @@ impl<P: Provider> Reconciler<P> {
         instances.find(is_target).map(|instance| instance.name_any())
     }
 
-    /// Has the oldest scheduled backup of a deleted instance looked at, which may have to make room.
+    /// Queues the oldest scheduled backup of a deleted instance, which may have to be deleted to make room.
     fn look_at_oldest(&self, backup: &Backup) {
         let index = &self.controller.index;
         if index.count(namespace(backup)) > self.controller.limits.per_account {
@@ -303,7 +306,7 @@ impl<P: Provider> Reconciler<P> {
         events.publish(backup, note.warning, note.reason, "Backup", &note.message);
     }
 
-    /// Asks the provider what there is to ask.
+    /// Asks the provider for whatever the backup needs next.
     async fn ask(&self, backup: &Backup, has_account: bool, has_begun_now: bool) -> Asked {
         let what = self.with_situation(backup, has_account, |situation| question(backup, situation));
         let provider = &self.controller.provider;
@@ -331,7 +334,7 @@ impl<P: Provider> Reconciler<P> {
         }
     }
 
-    /// Calls the provider within the timeout, and counts the call.
+    /// Calls the provider with the timeout, and counts the call.
     async fn timed<T>(
         &self,
         backup: &Backup,
@@ -359,8 +362,8 @@ impl<P: Provider> Reconciler<P> {
         answer
     }
 
-    /// Stores the status if it differs, tells the outbox and the Events, and has the other backups of the instance looked at when
-    /// one has ended.
+    /// Stores the status if it differs, notifies the outbox and publishes Events. If the backup has ended, queues the instance's
+    /// other backups.
     async fn store(&self, backup: &Backup, decision: &Decision) -> Result<Option<Arc<Backup>>, CallError> {
         if backup.status.as_ref() == Some(&decision.status) {
             return Ok(None);
@@ -375,13 +378,13 @@ impl<P: Provider> Reconciler<P> {
         if backup.is_unfinished() && !written.is_unfinished() {
             let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
             let mine = &written.metadata.uid;
-            // Those that wait for it, and those that a newer scheduled one may replace.
+            // Those that wait for this backup, and those that a newer scheduled one may replace.
             let is_concerned = |other: &Arc<Backup>| {
                 other.metadata.uid != *mine
                     && (other.is_unfinished() || written.is_scheduled() && other.is_scheduled())
             };
             self.queue.again(others.into_iter().filter(is_concerned));
-            // Its own retention and second try.
+            // This backup again, for its own retention and its second attempt.
             self.queue.again([written.clone()]);
             self.look_at_oldest(&written);
         } else if is_left_over(&written) && !is_left_over(backup) {
@@ -390,7 +393,7 @@ impl<P: Provider> Reconciler<P> {
         Ok(Some(written))
     }
 
-    /// Makes the second try of a failed scheduled backup.
+    /// Creates the second attempt of a failed scheduled backup.
     async fn try_again(&self, backup: &Backup) -> Result<(), CallError> {
         let (Some(instance), Some(scheduled_for)) = (self.instance_of(backup), backup.spec.scheduled_for)
         else {
@@ -456,7 +459,8 @@ impl<P: Provider> Reconciler<P> {
         bounded(self.api(backup).patch(&name, &params, &Patch::Merge(&patch))).await
     }
 
-    /// Replaces the status, guarded by the resourceVersion that it was decided on, so that a stale decision is refused.
+    /// Replaces the status, guarded by the resourceVersion that the decision was based on, so that a stale decision is
+    /// refused.
     async fn write_status(&self, backup: &Backup, status: &BackupStatus) -> Result<Arc<Backup>, CallError> {
         let object = Backup {
             metadata: this_version(&backup.metadata),

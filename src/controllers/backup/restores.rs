@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// The instances that name a backup, as the watch shows them. Cheap to clone.
+/// The instances that name a backup to restore, as shown by the watch. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Restores {
     state: Arc<Mutex<State>>,
@@ -24,13 +24,13 @@ pub struct Restores {
 
 #[derive(Default)]
 struct State {
-    /// Instances by name, by the place of the backup.
+    /// Instances by name, keyed by the namespace and name of the backup.
     targets: HashMap<Place, BTreeMap<String, Arc<Instance>>>,
-    /// Names of backups by the place of the instance.
+    /// Names of backups, keyed by the namespace and name of the instance.
     named: HashMap<Place, Vec<String>>,
 }
 
-/// The backup that the spec of an instance names, and the one that is being restored to it.
+/// The backup that the instance's spec names, and the one that is being restored to it.
 fn named(instance: &Instance) -> impl Iterator<Item = &String> {
     let status = instance.status.as_ref();
     let operation = status.and_then(|status| status.operation.as_deref());
@@ -79,8 +79,8 @@ impl Restores {
         Box::new(move |change: &Change<Instance>| restores.changed(change))
     }
 
-    /// The listener for the watch of Backups: queues the instances that are to be restored from one that has changed. It comes after
-    /// that of the index.
+    /// The listener for the watch of Backups. It queues the instances that are to be restored from a changed backup, and must be
+    /// called after the index's listener.
     pub fn backup_listener(&self, queue: ReconcileQueue<Instance>) -> Box<dyn Listener<Backup>> {
         let restores = self.clone();
         Box::new(move |change: &Change<Backup>| {

@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// The account holder that a namespace belongs to.
+/// Looks up the account holder that a namespace belongs to.
 pub type HolderOf = Arc<dyn Fn(&str) -> Option<User> + Send + Sync>;
 
 /// The controller, and what it depends on.
@@ -38,15 +38,15 @@ pub struct InstanceController<P> {
     pub client: Client,
     /// Runs the servers.
     pub provider: Arc<P>,
-    /// The account holder that a namespace belongs to.
+    /// Looks up the account holder that a namespace belongs to.
     pub holder_of: HolderOf,
     /// The backups of the instances.
     pub backups: BackupIndex,
-    /// What the samples of their servers' usage mean for alerts.
+    /// Turns samples of server usage into alerts.
     pub monitor: Arc<Monitor>,
-    /// Whether the end of an instance is recorded, so that it is billed.
+    /// Tells whether the end of an instance has been recorded for billing.
     pub ledger: Ledger,
-    /// Takes over recorded events.
+    /// Accepts recorded events for delivery.
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.
     pub catalogue: SharedCatalogue,
@@ -60,17 +60,17 @@ pub struct InstanceController<P> {
     pub events: Events,
     /// How much there is to write.
     pub pace: Pace,
-    /// Instances reconciled at the same time.
+    /// Maximum number of concurrent instance reconciles.
     pub concurrency: u16,
-    /// Writes to the API server at the same time.
+    /// Maximum number of concurrent writes to the API server.
     pub write_concurrency: u16,
     /// Timeout of a provider call.
     pub provider_timeout: Duration,
 }
 
 impl<P: Provider> InstanceController<P> {
-    /// Reconciles until shutdown, then finishes the running reconciles. Reconciles every instance in the store once at the
-    /// start, so that no earlier change is missed.
+    /// Reconciles until shutdown, then finishes the running reconciles. Reconciles every instance in the store once at
+    /// startup, so that no earlier change is missed.
     pub async fn run(
         self,
         queue: ReconcileQueue<Instance>,
@@ -100,7 +100,7 @@ impl<P: Provider> InstanceController<P> {
         }
     }
 
-    /// What [`run`](Self::run) runs, for a test that has its own time.
+    /// What [`run`](Self::run) runs, for tests that control the time.
     #[cfg(test)]
     pub(super) fn reconciler(
         self,

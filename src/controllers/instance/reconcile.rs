@@ -37,24 +37,24 @@ use crate::{
     },
 };
 
-/// Most status writes of one pass. Even if operations take no time, a server needs fewer; any that are left follow in the
-/// next pass.
+/// Maximum number of status writes in one pass. A server needs fewer, even if its operations take no time; any that are
+/// left follow in the next pass.
 const MAX_STEPS: usize = 6;
 
-/// How long to wait for the provider before storing what it has been asked to do, where that may be stored later.
+/// How long to wait for the provider before storing what it has been asked to do, if that write may be deferred.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// When to try again after a write conflict. Usually the watch brings the new version sooner.
+/// When to retry after a write conflict. Usually the watch delivers the new version sooner.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 
-/// Unsettled events of one instance from which on it must wait. Each has some 500 bytes, and an object in etcd at most
-/// 1.5 MiB.
+/// Number of unsettled events at which an instance must wait. Each takes about 500 bytes, and an object in etcd may
+/// have at most 1.5 MiB.
 const MAX_OUTBOX: usize = 32;
-/// When to look again whether a backup can be restored, in case its change was not reported.
+/// When to check again whether a backup can be restored, in case a change was not reported.
 const RESTORE_AGAIN: Duration = Duration::from_mins(10);
-/// When to look again whether the end of an instance is recorded: at first, and at the latest.
+/// When to check again whether the end of an instance has been recorded: the first and the longest interval.
 const UNTIL_RECORDED: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// When to try again with an instance whose outbox is full.
+/// When to retry an instance whose outbox is full.
 const CONGESTED: Duration = Duration::from_secs(1);
 
 /// Why a pass failed.
@@ -97,7 +97,7 @@ impl<P: Provider> Reconcile for Reconciler<P> {
 
     async fn reconcile(&self, place: &Place, class: Class) -> Option<Duration> {
         let Some(instance) = self.queue.current(place) else {
-            // It was deleted while it was queued.
+            // It was deleted while queued.
             self.backoffs.reset(place);
             return None;
         };
@@ -126,7 +126,8 @@ fn is_accepted(instance: &Instance) -> bool {
         .is_some_and(|status| status.state.is_some())
 }
 
-/// When to look again whether the end of an instance that is being deleted is recorded: the longer it has taken, the later.
+/// When to check again whether the end of an instance that is being deleted has been recorded. The interval grows with the
+/// time it has taken.
 fn until_recorded(instance: &Instance, now: Timestamp) -> Duration {
     let deleted = instance.metadata.deletion_timestamp.as_ref();
     let since = deleted.map_or(Duration::ZERO, |deleted| {
@@ -141,7 +142,7 @@ fn uid(instance: &Instance) -> &str {
 }
 
 impl<P: Provider> Reconciler<P> {
-    /// When to try again after an error.
+    /// When to retry after an error.
     fn after(&self, instance: &Instance, error: &ReconcileError) -> Option<Duration> {
         let ReconcileError::Call(call) = error;
         if call.is_not_found() {
@@ -167,8 +168,8 @@ impl<P: Provider> Reconciler<P> {
             }
             let holder = self.holder_of(&draft.instance);
             let gate = self.gate(&draft.instance, holder.as_ref());
-            // An accepted instance needs the finalizer even if the gate is closed: it may have a server, and is refused deletion
-            // without the finalizer.
+            // An accepted instance needs the finalizer even if the gate is closed: it may have a server, and without the
+            // finalizer its deletion is refused.
             if (gate == Gate::Open || is_accepted(&draft.instance)) && !draft.instance.has_finalizer() {
                 draft = Draft::new(self.add_finalizer(&draft.instance).await?);
             }
@@ -184,7 +185,7 @@ impl<P: Provider> Reconciler<P> {
                 user: holder.as_ref(),
                 is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
                 may_wait: self.controller.pace.is_busy() && self.controller.outbox.is_logged(),
-                // Without an Account nobody ends its backups.
+                // Without an Account, nothing ends its backups.
                 is_backed_up_now: holder.is_some()
                     && draft.instance.is_deleting()
                     && self.controller.backups.has_unfinished(&draft.instance),
@@ -205,7 +206,7 @@ impl<P: Provider> Reconciler<P> {
             if let Some(due) = decision.backup_due
                 && let Err(error) = self.make_backup(&draft.instance, due).await
             {
-                // It is made later; nothing else waits for it.
+                // The backup is created later; nothing else waits for it.
                 let before = draft.instance.status.as_ref();
                 decision.status.next_backup_at = before.and_then(|status| status.next_backup_at);
                 draft.take(decision);
@@ -237,7 +238,7 @@ impl<P: Provider> Reconciler<P> {
         Ok(Some(Duration::ZERO))
     }
 
-    /// Stores the status if it differs from the stored one, and tells the outbox and the Events.
+    /// Stores the status if it differs from the stored one, notifies the outbox and publishes Events.
     async fn store(&self, draft: &mut Draft) -> Result<(), ReconcileError> {
         let Some(status) = draft.unstored() else {
             return Ok(());
@@ -265,8 +266,9 @@ impl<P: Provider> Reconciler<P> {
         Ok(())
     }
 
-    /// Makes the scheduled backup of an instance for a time of its schedule, unless the last one is still under way. It is made
-    /// before the status says so: made twice it is the same, and one that the status had already left behind would be missed.
+    /// Creates the scheduled backup of an instance for a time of its schedule, unless the previous one is still in progress.
+    /// The backup is created before the status records it: creating it twice is harmless, but if the status moved on first, a
+    /// crash would lose it.
     async fn make_backup(&self, instance: &Instance, due: Timestamp) -> Result<(), ReconcileError> {
         let missed = |why: &str| {
             let note = format!("the backup for {} was not made: {why}", whole_seconds(due));
@@ -296,14 +298,14 @@ impl<P: Provider> Reconciler<P> {
         (self.controller.holder_of)(instance.metadata.namespace.as_deref().unwrap_or_default())
     }
 
-    /// Whether the outbox is so full that the instance must wait until deliveries have been recorded.
+    /// Whether the outbox is so full that the instance must wait for deliveries to be recorded.
     fn is_congested(&self, instance: &Instance) -> bool {
         let outbox = instance.status.iter().flat_map(|status| &status.outbox);
         let unsettled = outbox.filter(|entry| !self.controller.outbox.is_settled(&entry.id));
         !instance.is_deleting() && unsettled.count() >= MAX_OUTBOX
     }
 
-    /// Whether the instance may be reconciled.
+    /// Decides whether the instance may be reconciled.
     fn gate(&self, instance: &Instance, holder: Option<&User>) -> Gate {
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         if holder.is_none() {
@@ -313,7 +315,7 @@ impl<P: Provider> Reconciler<P> {
         }
         let accepted = is_accepted(instance);
         match self.complaint(instance, accepted) {
-            // All that is left to complain of is what to install.
+            // Once it is accepted, the only possible complaint is about the image to install.
             Some(refusal) if accepted => Gate::CannotInstall(refusal),
             Some(refusal) => Gate::InvalidSpec(refusal),
             None => Gate::Open,
@@ -346,7 +348,7 @@ impl<P: Provider> Reconciler<P> {
         {
             return Some(refusal);
         }
-        // What is installed, or comes with a backup, need not be on offer.
+        // An image that is already installed, or that comes with a backup, need not be on offer any more.
         let installed = instance.status.as_ref().and_then(|status| status.image.as_ref());
         let is_installed = accepted && installed == Some(&spec.image);
         if !is_installed && spec.restore_from.is_none() && !catalogue.serves_image(&spec.image) {
@@ -362,22 +364,23 @@ impl<P: Provider> Reconciler<P> {
     /// Whether the spec asks for an installation that has not begun.
     fn will_install(&self, instance: &Instance) -> bool {
         let operation = |status: Option<&InstanceStatus>| status.and_then(|status| status.operation.clone());
-        // Whatever was refused before.
+        // Regardless of what was refused before.
         let now = self.controller.clock.now();
         let next = operation(Some(&project_behind(&Gate::Open, instance, now)));
         let installs = next.as_ref().is_some_and(|next| next.restore_from.is_some());
         installs && next != operation(instance.status.as_ref())
     }
 
-    /// Why the backup in `spec.restoreFrom` cannot be restored to an instance.
+    /// Why the backup in `spec.restoreFrom` cannot be restored to an instance; `None` if it can.
     fn cannot_restore(&self, instance: &Instance, name: &str) -> Option<Refusal> {
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let backup = self.controller.backups.get(namespace, name);
         restore::complaint(name, backup.as_deref(), instance)
     }
 
-    /// Asks the provider whatever the instance needs now. Returns `None` if that needs a slot for suspects, which this reconcile
-    /// does not have. A status that has not been stored yet is stored meanwhile if the provider does not answer at once.
+    /// Asks the provider for whatever the instance needs next. Returns `None` if that takes a slot for suspects, which this
+    /// reconcile does not have. If the provider does not answer right away, a status that has not been stored yet is stored in
+    /// the meantime.
     async fn ask(
         &self,
         draft: &mut Draft,
@@ -400,12 +403,12 @@ impl<P: Provider> Reconciler<P> {
         if let Ok(asked) = tokio::time::timeout(AT_ONCE, &mut step).await {
             return Ok(Some(asked));
         }
-        // If it cannot be stored, the step is given up, and the slot is free for others.
+        // If it cannot be stored, the step is cancelled and its slot freed.
         let (asked, ()) = tokio::try_join!(step.map(Ok), self.store(draft))?;
         Ok(Some(asked))
     }
 
-    /// Has the provider do one step.
+    /// Has the provider perform one step.
     async fn step(&self, instance: &Instance) -> Asked {
         let limit = self.controller.provider_timeout;
         let begun = Instant::now();
@@ -518,8 +521,9 @@ impl<P: Provider> Reconciler<P> {
         Ok(bounded(api.patch(name(instance), &params, &Patch::Merge(&patch))).await?)
     }
 
-    /// Replaces the status, guarded by the resourceVersion that it was decided on, so that a stale decision is refused. A PUT
-    /// costs the API server less than server-side apply, and is equivalent because this controller owns the whole status.
+    /// Replaces the status, guarded by the resourceVersion that the decision was based on, so that a stale decision is
+    /// refused. A PUT costs the API server less than server-side apply, and is equivalent because this controller owns the
+    /// whole status.
     async fn write_status(
         &self,
         instance: &Instance,
@@ -559,11 +563,11 @@ fn name(instance: &Instance) -> &str {
     instance.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// An instance with the status that has been decided on, which may not have been stored yet.
+/// An instance with the decided status, which may not have been stored yet.
 struct Draft {
     instance: Arc<Instance>,
     stored: Arc<Instance>,
-    /// What to tell people once it is stored.
+    /// Events and messages to publish once it is stored.
     notes: Notes,
 }
 
@@ -582,7 +586,7 @@ impl Draft {
         status.filter(|_| status != self.stored.status.as_ref())
     }
 
-    /// Takes the status of a decision.
+    /// Applies the status of a decision.
     fn take(&mut self, mut decision: Decision) {
         let operation = self.instance.status.as_ref().and_then(|s| s.operation.as_deref());
         self.notes.add(operation, &decision);
@@ -594,7 +598,7 @@ impl Draft {
         }
     }
 
-    /// Goes on with a fresher version, if only its spec is new.
+    /// Switches to a fresher version if only its spec is new.
     fn refresh(&mut self, fresh: Arc<Instance>) {
         if fresh.status != self.stored.status {
             return;

@@ -10,7 +10,7 @@ use crate::{
     runtime::traces::{self, Span, SpanKind},
 };
 
-/// The `traceparent` of the request that wrote the spec, if the status does not describe that yet.
+/// The `traceparent` of the request that wrote the spec, unless the status already reflects that spec.
 fn requested(instance: &Instance) -> Option<&str> {
     let status = instance.status.as_ref();
     let observed = status.and_then(|status| status.observed_generation);
@@ -19,7 +19,7 @@ fn requested(instance: &Instance) -> Option<&str> {
         .filter(|annotated| observed != instance.metadata.generation && taken_up != Some(annotated))
 }
 
-/// The span of a reconcile that a traced request has caused.
+/// The span of a reconcile caused by a traced request.
 pub(super) fn span(instance: &Instance) -> Option<Span> {
     let operation = instance
         .status
@@ -39,7 +39,7 @@ pub(super) fn span(instance: &Instance) -> Option<Span> {
     Some(span)
 }
 
-/// Has the status that was decided on carry the traces: of the request that it takes up, and of the reconcile that runs now.
+/// Adds the traces to a decided status: that of the request that it answers, and that of the current reconcile.
 pub(super) fn carry(instance: &Instance, status: &mut InstanceStatus) {
     let requested = requested(instance).and_then(traces::accepted);
     carry_from(requested, traces::current().as_deref(), instance, status);
@@ -102,7 +102,7 @@ mod tests {
         for status in [
             // Nothing has changed.
             json!({ "observedGeneration": 2 }),
-            // Somebody changed the spec later, and left the annotation.
+            // Somebody changed the spec later and left the annotation in place.
             json!({ "observedGeneration": 1, "traceparent": REQUEST }),
         ] {
             assert_eq!(requested(&instance(2, status.clone())), None, "{status}");

@@ -14,10 +14,10 @@ use crate::{
     runtime::client::{CallError, bounded, next_page},
 };
 
-/// Invoices or pages in one answer. Each has some 256 KiB at most.
+/// Invoices or pages per list request. Each has at most about 256 KiB.
 const PAGE: u32 = 50;
 
-/// The books of an account, and its issued invoices whose events are not settled.
+/// Reads the books of an account, and its issued invoices whose events are not settled.
 pub(super) async fn read(
     client: &Client,
     namespace: &str,
@@ -62,16 +62,16 @@ pub(super) async fn read(
     Ok((books, issued))
 }
 
-/// Whether pages of the last open invoice may be missing, as the first ones are while they get their lines. That is so only if
-/// nothing goes on.
+/// Whether pages of the last open invoice may be missing from the list, as the first ones are once they have their lines.
+/// Pages can be missing only if none of its entries is still running.
 fn lacks_pages(books: &Books, invoice: &Invoice) -> bool {
     let mut numbers = books.pages_of(invoice.name()).map(|page| page.spec.number);
     let goes_on = |entry: &LedgerEntry| entry.ended.is_none();
     numbers.next() != Some(1) && !invoice.spec.entries.iter().any(goes_on)
 }
 
-/// The end of the last issued invoice in a namespace, of those with a label, whosever it is; the beginning of time if there is none.
-/// `None` while one of an account that `is_gone` is open.
+/// The end of the last issued invoice with a label in a namespace, whichever account it belongs to; the beginning of time if
+/// there is none. `None` while an invoice of an account for which `is_gone` holds is open.
 pub(super) async fn issued_until(
     client: &Client,
     namespace: &str,
@@ -90,7 +90,7 @@ pub(super) async fn issued_until(
     Ok(last)
 }
 
-/// Passes the objects of a kind with a label to `see`. Those that do not match their schema are left out.
+/// Passes the objects of a kind with a label to `see`. Objects that do not match their schema are skipped.
 pub(super) async fn each<K>(
     client: &Client,
     namespace: &str,

@@ -20,14 +20,15 @@ use crate::{
     runtime::client::{CallError, bounded, next_page},
 };
 
-/// Objects that are moved at a time. A page has some 100 KiB.
+/// Number of objects moved at a time. A page has about 100 KiB.
 const PAGE: u32 = 50;
 
-/// Moves all invoices of an account. Whatever has been moved before a process died is not there a second time: names are unique.
+/// Moves all invoices of an account. If an earlier process died midway, what it had already moved is not duplicated: names are
+/// unique.
 pub(super) async fn keep(client: &Client, to: &str, from: &str, account: &Account) -> Result<(), CallError> {
     let uid = origin::uid(&account.metadata);
     let former = account.name_any();
-    // Pages first: an invoice whose pages are not there yet would seem to have none.
+    // Pages first: an invoice whose pages have not been moved yet would seem to have none.
     each(
         client,
         to,
@@ -80,7 +81,7 @@ where
     loop {
         let listed = bounded(old.list(&page)).await?;
         let has_more = next_page(&mut page, &listed.metadata);
-        // What does not match its schema has been reported where the books are read.
+        // Objects that do not match their schema have been reported where the books are read.
         let objects = listed.items.into_iter().filter_map(|object| object.0.ok());
         for object in objects.filter(|object| is_one(object)) {
             let name = object.name_any();

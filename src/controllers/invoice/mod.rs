@@ -42,7 +42,8 @@ use crate::{
     },
 };
 
-/// Accounts looked at at the same time; half of them at most, since the queue takes all for one.
+/// Maximum number of accounts reconciled at the same time. In effect half as many, because the queue treats
+/// all of them as one account.
 const CONCURRENCY: u16 = 32;
 
 /// What the controller depends on.
@@ -50,25 +51,26 @@ const CONCURRENCY: u16 = 32;
 pub struct Deps {
     /// Client of the API server.
     pub client: Client,
-    /// The operator's namespace, with the numbers, the prices, and the invoices of deleted accounts.
+    /// The operator's namespace, which holds the invoice numbers, the prices and the invoices of deleted
+    /// accounts.
     pub namespace: String,
-    /// Which Account owns which namespace.
+    /// Maps namespaces to the Accounts that own them.
     pub directory: AccountDirectory,
-    /// Tells the controllers of instances and accounts what is recorded.
+    /// Tells the Instance and Account controllers what has been recorded.
     pub ledger: Ledger,
     /// The instances by namespace.
     pub instances: ByNamespace<Instance>,
-    /// The Invoices about which something is left to do, by namespace.
+    /// The Invoices that still need work, by namespace.
     pub invoices: ByNamespace<Invoice>,
     /// The backups.
     pub backups: BackupIndex,
-    /// Takes over recorded events.
+    /// Accepts recorded events for delivery.
     pub outbox: Arc<dyn Outbox>,
-    /// Prices, and what invoices say beside their lines.
+    /// The prices, and what invoices say besides their lines.
     pub catalogue: SharedCatalogue,
     /// Source of the time.
     pub clock: Arc<dyn Clock>,
-    /// The API server's time: nothing is closed before that says so, too.
+    /// The API server's time. Nothing is closed until this clock, too, says that it is time.
     pub server_time: ServerTime,
     /// Where reconciles are counted.
     pub metrics: Metrics,
@@ -86,9 +88,10 @@ struct Shared {
     deps: Deps,
     numbers: InvoiceNumbers,
     prices: KeptPrices,
-    /// What was last seen of the metering of instances, by UID, so that other changes of their status queue nothing.
+    /// Last seen metering state of each instance, by UID, so that other status changes queue nothing.
     seen: Mutex<HashMap<String, Seen>>,
-    /// Instances that were deleted before their end was recorded, by namespace and UID, and when.
+    /// Instances that were deleted before their end was recorded, by namespace and then UID, with the time of
+    /// deletion.
     gone: Mutex<HashMap<String, HashMap<String, Gone>>>,
 }
 
@@ -118,8 +121,8 @@ impl InvoiceController {
         }
     }
 
-    /// The listeners for the watch of Instances: one that comes before that of `instances`, so that a deleted one is always in
-    /// either of them, and one that comes after it.
+    /// The listeners for the watch of Instances: one to call before the listener of `instances`, so that a deleted instance is
+    /// always in one of the two, and one to call after it.
     pub fn instance_listeners(&self) -> [Box<dyn Listener<Instance>>; 2] {
         let (before, after) = (self.shared.clone(), self.shared.clone());
         [
@@ -144,7 +147,7 @@ impl InvoiceController {
         })
     }
 
-    /// The listener for the watch of Accounts. It comes after that of the directory.
+    /// The listener for the watch of Accounts. Must be called after the directory's listener.
     pub fn account_listener(&self) -> Box<dyn Listener<Account>> {
         let shared = self.shared.clone();
         Box::new(move |change: &Change<Account>| match change {
@@ -162,8 +165,8 @@ impl InvoiceController {
         })
     }
 
-    /// Keeps the books until shutdown, then finishes the looks that have begun. Looks at every account once at the start. `invoices`
-    /// is the store of the watch of Invoices about which something is left to do, and `queue` listens to it.
+    /// Keeps the books until shutdown, then finishes the running reconciles. Reconciles every account once at startup. `invoices`
+    /// is the store of the watch of Invoices that still need work, and `queue` listens to that watch.
     pub async fn run(
         self,
         accounts: Store<Account>,
@@ -181,7 +184,7 @@ impl InvoiceController {
             }
         };
         look_at_all();
-        // Settled events.
+        // Triggered by settled events.
         let (changed, _) = queue.open(&invoices);
         let changed = changed.map(|invoice| invoice.namespace().to_owned());
         let directory = shared.deps.directory.clone();
@@ -201,7 +204,7 @@ impl InvoiceController {
         tokio::join!(
             shared
                 .prices
-                // Who has backups alone has no open invoice while these cost nothing.
+                // An account that has only backups has no open invoice while backups are free.
                 .keep(|| shared.now(), needed_since, look_at_all, shutdown.clone()),
             work_queue::run(&reconciler, triggers, CONCURRENCY, depth, &shutdown),
             reconciler.close_orphans(shutdown.clone()),
@@ -209,7 +212,7 @@ impl InvoiceController {
     }
 }
 
-/// What [`run`](InvoiceController::run) runs, for a test that has its own time.
+/// What [`run`](InvoiceController::run) runs, for tests that control the time.
 #[cfg(test)]
 impl InvoiceController {
     pub(super) fn reconciler(
@@ -220,7 +223,7 @@ impl InvoiceController {
         Reconciler::new(self.shared.clone(), accounts, invoices)
     }
 
-    /// Records the prices if they have changed. Returns whether they are stored.
+    /// Records the prices if they have changed. Returns whether they have been stored.
     pub(super) async fn record_prices(&self) -> bool {
         let now = self.shared.now();
         let last_month = Period::before(Period::month_of(now)).from;
@@ -253,7 +256,8 @@ impl Shared {
         let namespace = instance.metadata.namespace.clone().unwrap_or_default();
         let is_ours = self.deps.ledger.is_open() && self.deps.directory.account_of(&namespace).is_some();
         if !was_recorded && is_metered && is_ours {
-            // As the API server notes deletions, whichever way the clock of this machine is off.
+            // Use the API server's clock, which also stamps ordinary deletions, in case this machine's clock
+            // is off.
             let at = self.deps.server_time.now();
             let gone = Gone {
                 instance: instance.clone(),
@@ -291,7 +295,8 @@ impl Shared {
         }
     }
 
-    /// Has the accounts looked at to which these belong, each once: an account may have very many of a list.
+    /// Requests a reconcile of the accounts that these objects belong to, each once: a list may contain many
+    /// objects of one account.
     fn request<K: Resource>(&self, objects: &[Arc<K>]) {
         let namespaces: HashSet<&str> = objects
             .iter()

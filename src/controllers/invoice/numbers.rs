@@ -21,26 +21,26 @@ use crate::{
 
 /// Name of the ConfigMap.
 const NAME: &str = "stellage-invoice-numbers";
-/// Its only entry.
+/// Its only key.
 const ENTRY: &str = "numbers";
-/// Numbers that are handed out in one write.
+/// Maximum number of invoice numbers assigned in one write.
 const AT_ONCE: usize = 200;
 /// Invoices on one page of a list.
 const PAGE: u32 = 200;
 
-/// An invoice that gets a number.
+/// An invoice that needs a number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 pub(super) struct Place {
     pub(super) namespace: String,
     pub(super) name: String,
 }
 
-/// What the ConfigMap has.
+/// The content of the ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 struct Numbers {
-    /// The last number of each year.
+    /// The last sequence number of each year.
     last: BTreeMap<i16, u64>,
-    /// Numbers of invoices that may not have been issued yet.
+    /// Numbers whose invoices may not have been issued yet.
     taken: Vec<Taken>,
 }
 
@@ -51,19 +51,20 @@ struct Taken {
     place: Place,
 }
 
-/// The number with this sequence number in a year.
+/// Formats an invoice number.
 fn number(year: i16, sequence: u64) -> String {
     format!("{year:04}-{sequence:06}")
 }
 
-/// Year and sequence number of a number.
+/// Parses an invoice number into its year and sequence number.
 fn parse(number: &str) -> Option<(i16, u64)> {
     let (year, sequence) = number.split_once('-')?;
     Some((year.parse().ok()?, sequence.parse().ok()?))
 }
 
 impl Numbers {
-    /// The number of an invoice: the one that it has, one whose invoice is gone, or the next one.
+    /// The number of an invoice: the one it already has, else one whose invoice no longer exists, else the
+    /// next one.
     fn take(&mut self, place: &Place, year: i16, free: &mut BTreeSet<String>) -> String {
         if let Some(taken) = self.taken.iter().find(|taken| taken.place == *place) {
             return taken.number.clone();
@@ -86,21 +87,21 @@ impl Numbers {
     }
 }
 
-/// Hands out numbers.
+/// Assigns invoice numbers.
 pub(super) struct InvoiceNumbers {
     client: Client,
     namespace: String,
-    /// What is stored; `None` before it was read, or if it may have changed.
+    /// What is stored; `None` before the first read, and whenever it may have changed.
     stored: tokio::sync::Mutex<Option<Stored>>,
     waiting: Mutex<Vec<(Place, oneshot::Sender<String>)>>,
-    /// Invoices that are issued, so that their numbers need not be remembered.
+    /// Issued invoices, whose numbers need not be remembered any more.
     issued: Mutex<BTreeSet<Place>>,
 }
 
 struct Stored {
     object: ConfigMap,
     numbers: Numbers,
-    /// Taken numbers whose invoices are gone.
+    /// Assigned numbers whose invoices no longer exist.
     free: BTreeSet<String>,
 }
 
@@ -119,12 +120,13 @@ impl InvoiceNumbers {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Takes over that an invoice is issued.
+    /// Notes that an invoice has been issued.
     pub(super) fn issued(&self, place: Place) {
         self.issued.lock().insert(place);
     }
 
-    /// The number of an invoice, which it keeps. All that wait for one get theirs in one write.
+    /// Returns the number of an invoice, which stays the same from then on. All waiting callers get theirs in
+    /// one write.
     pub(super) async fn take(&self, place: Place, year: i16) -> Result<String, CallError> {
         loop {
             let (sender, mut receiver) = oneshot::channel();
@@ -136,7 +138,7 @@ impl InvoiceNumbers {
             let mut stored = self.stored.lock().await;
             match receiver.try_recv() {
                 Ok(number) => return Ok(number),
-                // Whoever wanted to store it has failed.
+                // The caller that was going to store it has failed.
                 Err(TryRecvError::Closed) => continue,
                 Err(TryRecvError::Empty) => {}
             }
@@ -159,7 +161,7 @@ impl InvoiceNumbers {
         }
     }
 
-    /// Stores the numbers of all waiting callers, then replies to them; callers without a reply retry.
+    /// Stores the numbers of all waiting callers, then replies to them. Callers that get no reply retry.
     async fn hand_out(
         &self,
         stored: &mut Option<Stored>,
@@ -188,13 +190,13 @@ impl InvoiceNumbers {
             self.issued.lock().retain(|place| !issued.contains(place));
         }
         for ((_, sender), number) in waiting.into_iter().zip(given) {
-            // Whoever has given up finds the number when asking again.
+            // A caller that has given up gets the same number when it asks again.
             let _ = sender.send(number);
         }
         Ok(())
     }
 
-    /// Reads what is stored, and which of the invoices with numbers are issued or gone.
+    /// Reads what is stored, and which of the numbered invoices have been issued or no longer exist.
     async fn read(&self) -> Result<Stored, CallError> {
         let object = match bounded(self.api().get_opt(NAME)).await? {
             Some(object) => object,
@@ -210,7 +212,7 @@ impl InvoiceNumbers {
         let mut free = BTreeSet::new();
         for taken in &numbers.taken {
             let found = match self.invoice(&taken.place.namespace, &taken.place.name).await? {
-                // Those of a deleted Account are moved.
+                // The invoices of a deleted Account have been moved here.
                 None => self.invoice(&self.namespace, &taken.place.name).await?,
                 found => found,
             };
@@ -246,7 +248,8 @@ impl InvoiceNumbers {
         bounded(self.api().create(&parameters(), &new)).await
     }
 
-    /// The highest numbers of issued invoices, should the ConfigMap have been deleted.
+    /// The highest sequence number of the issued invoices of each year, in case the ConfigMap has been
+    /// deleted.
     async fn highest(&self) -> Result<BTreeMap<i16, u64>, CallError> {
         let api: Api<DeserializeGuard<Invoice>> = Api::all(self.client.clone());
         let mut params = ListParams::default().limit(PAGE);
@@ -308,7 +311,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Numbers>(&stored).unwrap(), numbers);
     }
 
-    /// An API server with this one ConfigMap; every third replace is stored, but answered with an error.
+    /// An API server with only this ConfigMap. Every third replace is stored but answered with an error.
     fn server() -> (Client, std::sync::Arc<Mutex<Option<serde_json::Value>>>) {
         let stored = std::sync::Arc::new(Mutex::new(None::<serde_json::Value>));
         let (shown, count) = (stored.clone(), std::sync::Arc::new(Mutex::new(0)));
@@ -386,7 +389,7 @@ mod tests {
         let version = stored.lock().as_ref().unwrap()["metadata"]["resourceVersion"].clone();
         let writes: u32 = version.as_str().unwrap().parse().unwrap();
         assert!(writes <= 20, "{writes}");
-        // Whoever asks again gets the same.
+        // Asking again returns the same number.
         let (number, index) = given.first_key_value().unwrap();
         assert_eq!(numbers.take(place(&name(*index)), 2026).await.unwrap(), *number);
     }

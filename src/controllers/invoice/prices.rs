@@ -19,7 +19,7 @@ use crate::{
 /// How often to compare the catalogue with what is stored.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// The prices, as they are stored.
+/// The stored prices.
 pub(super) struct KeptPrices {
     client: Client,
     namespace: String,
@@ -37,12 +37,13 @@ impl KeptPrices {
         }
     }
 
-    /// The prices; `None` before they have been read.
+    /// The stored prices; `None` before they have been read.
     pub(super) fn current(&self) -> Option<Arc<PriceHistory>> {
         self.history.read().clone()
     }
 
-    /// Records changes until shutdown, and tells of each. Nothing before `needed_since` is needed any more.
+    /// Records price changes until shutdown, and reports each one. Prices from before `needed_since` are no
+    /// longer needed.
     pub(super) async fn keep(
         &self,
         now: impl Fn() -> Timestamp,
@@ -74,7 +75,7 @@ impl KeptPrices {
         }
     }
 
-    /// Stores the catalogue's prices if they are new. Returns why that is not possible.
+    /// Stores the catalogue's prices if they are new. Returns why that is not possible, if so.
     pub(super) async fn record(
         &self,
         now: Timestamp,

@@ -39,21 +39,23 @@ use crate::{
     },
 };
 
-/// How long changes of an account wait for others after its entries were written, so that many are one write.
+/// How long after a write of an account's entries further changes wait, so that many are stored in one write.
 const TOGETHER: Duration = Duration::from_secs(1);
-/// Instances of an account from which on looks at it are as far apart, too: each goes through all of them.
+/// Number of instances from which on an account's reconciles are spaced out as well: each goes through all
+/// its instances.
 const MANY: usize = 1000;
-/// When to try again after a write conflict.
+/// When to retry after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
-/// When to look again whether the prices have been read.
+/// When to check again whether the prices have been read.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Longest time between two looks at an account with an open invoice, in case the clock is set.
+/// Longest interval between two reconciles of an account with an open invoice, in case the clock is set.
 const LONGEST: Duration = Duration::from_secs(60);
-/// How often to look for invoices of Accounts that are gone.
+/// How often to look for invoices of Accounts that no longer exist.
 const ORPHANS: Duration = Duration::from_secs(60);
-/// When to look again whether the invoices of a former Account are closed.
+/// When to check again whether the invoices of a former Account are closed.
 const UNTIL_ORPHANS: Duration = Duration::from_secs(5);
-/// Most steps of one look. Those of an account with very many pages go on in the next one, so that others have their turn.
+/// Maximum number of steps in one reconcile. An account with very many pages continues in its next one, so that others get
+/// their turn.
 const MAX_STEPS: usize = 1000;
 /// How long a deleted Account waits for its last events to be sent.
 const FAREWELL: Duration = Duration::from_secs(30);
@@ -61,16 +63,17 @@ const FAREWELL: Duration = Duration::from_secs(30);
 pub(super) struct Reconciler {
     shared: Arc<Shared>,
     accounts: Store<Account>,
-    /// Invoices about which something is left to do.
+    /// Invoices that still need work.
     invoices: Store<Invoice>,
-    /// By namespace; not there while they are looked at, and after a write failed.
+    /// The state of each account, by namespace. Absent while the account is being reconciled, and after a
+    /// failed write.
     books: Mutex<HashMap<String, State>>,
-    /// When accounts with very many instances were last looked at, by namespace.
+    /// When accounts with very many instances were last reconciled, by namespace.
     looked: Mutex<HashMap<String, Instant>>,
     backoffs: Backoffs,
 }
 
-/// What this process knows of an account.
+/// What this process knows about an account.
 struct State {
     account: String,
     books: Books,
@@ -110,7 +113,7 @@ impl Reconcile for Reconciler {
                 self.backoffs.reset(place);
                 again
             }
-            // What is stored is not what was thought.
+            // The stored objects differ from what was expected.
             Err(error) if error.is_conflict() || error.is_not_found() => Some(AFTER_CONFLICT),
             Err(error) => {
                 let delay = self.backoffs.next(place);
@@ -129,7 +132,8 @@ fn ended(instance: &Instance) -> Option<Timestamp> {
     instance.metadata.deletion_timestamp.as_ref().map(|time| time.0)
 }
 
-/// Whether a backup of a time with a price is billed, and since when.
+/// When a backup started to be billed and its size, or `None` if it is not billed. Assumes that backups have
+/// a price.
 fn metered_backup(backup: &Backup) -> Option<(Timestamp, u64)> {
     let status = backup.status.as_ref()?;
     let is_completed = status.phase == Some(BackupPhase::Completed);
@@ -157,8 +161,8 @@ impl Reconciler {
         }
     }
 
-    /// Issues the invoices of Accounts that are gone without having been closed, because their finalizer was removed by hand, and
-    /// keeps them. Until shutdown.
+    /// Issues and keeps the invoices of Accounts that vanished without being closed, because their finalizer was removed by hand.
+    /// Runs until shutdown.
     pub(super) async fn close_orphans(&self, shutdown: CancellationToken) {
         loop {
             tokio::select! {
@@ -224,7 +228,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Looks at an account. Returns after how long to look again.
+    /// Reconciles an account. Returns when to reconcile it again.
     async fn look(
         &self,
         account: &Account,
@@ -235,7 +239,7 @@ impl Reconciler {
         let Some(prices) = self.shared.prices.current() else {
             return Ok(Some(AGAIN));
         };
-        // In this order: an instance that has gone from the first is in the second.
+        // The order matters: an instance that has gone from the first is already in the second.
         let instances = deps.instances.of(namespace);
         let gone = self
             .shared
@@ -252,7 +256,7 @@ impl Reconciler {
         let backup_ids: Vec<String> = backups.iter().map(|backup| backup.id()).collect();
         let subjects = subjects(&instances, &gone, &backups, &backup_ids);
         let is_deleting = account.metadata.deletion_timestamp.is_some();
-        // The watches may still show what the Account no longer saw.
+        // The watches may still show objects that the Account controller no longer saw.
         let closing_for = deps.ledger.closing_for(uid).filter(|_| instances.is_empty());
         let known = self
             .books
@@ -282,7 +286,8 @@ impl Reconciler {
             .await
         {
             Err(error) if error.status().is_some_and(is_namespace_terminating) => {
-                // Kubernetes deletes the namespace with its invoices, so nothing is left to be recorded.
+                // Kubernetes deletes the namespace together with its invoices, so there is nothing left to
+                // record.
                 self.recorded(namespace, &subjects, &gone);
                 return Ok(Some(AGAIN));
             }
@@ -327,7 +332,7 @@ impl Reconciler {
         Ok(again)
     }
 
-    /// When there is something to do if nothing changes.
+    /// When the next work is due if nothing changes.
     fn until_next(
         &self,
         state: &State,
@@ -347,7 +352,7 @@ impl Reconciler {
         }
     }
 
-    /// Does all that there is to do. Returns after how long to go on if it must wait.
+    /// Does everything that is due. If it has to wait, returns when to continue.
     async fn go_on(
         &self,
         state: &mut State,
@@ -416,7 +421,8 @@ impl Reconciler {
         Ok(Some(Duration::ZERO))
     }
 
-    /// Until when what is in the namespace has been invoiced; `None` while an invoice of a former Account is open there.
+    /// Until when the objects in the namespace have been invoiced; `None` while an invoice of a former Account is open
+    /// there.
     async fn issued_until(
         &self,
         state: &State,
@@ -434,7 +440,8 @@ impl Reconciler {
         let Some(own) = books::issued_until(client, namespace, "", is_gone).await? else {
             return Ok(None);
         };
-        // Only then can any have been kept, of this Account or of an earlier one of its name. There may be very many.
+        // Only in these cases can invoices have been kept, of this Account or of an earlier one with its name. There
+        // may be very many.
         let is_deleting = account.metadata.deletion_timestamp.is_some();
         let is_older = |subject: &Subject<'_>| subject.since() < account.owner_since();
         if !is_deleting && !subjects.values().any(is_older) {
@@ -445,14 +452,14 @@ impl Reconciler {
         Ok(kept.map(|kept| kept.max(own)))
     }
 
-    /// How long a change that is not urgent waits for others. None does if the clock was set back.
+    /// How long a change that is not urgent waits for others. Does not wait if the clock was set back.
     fn waits(&self, state: &State) -> Option<Duration> {
         let age = self.shared.deps.clock.now().duration_since(state.written?);
         let left = TOGETHER.saturating_sub(Duration::try_from(age).ok()?);
         (!left.is_zero()).then_some(left)
     }
 
-    /// Hands over the event of an invoice that was issued.
+    /// Hands the event of an issued invoice to the outbox.
     fn issued(&self, invoice: &Invoice) {
         let deps = &self.shared.deps;
         deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
@@ -469,7 +476,8 @@ impl Reconciler {
         });
     }
 
-    /// Takes settled events out of the outboxes of issued invoices, and these out of the watch. Returns when to look again.
+    /// Removes settled events from the outboxes of issued invoices, and then those invoices from the watch. Returns when to
+    /// check again.
     async fn settle(&self, state: &mut State) -> Result<Option<Duration>, CallError> {
         let outbox = &self.shared.deps.outbox;
         let now = self.shared.deps.clock.now();
@@ -498,7 +506,7 @@ impl Reconciler {
         Ok(again)
     }
 
-    /// Tells that everything is recorded that ended.
+    /// Tells the ledger that the end of everything that ended has been recorded.
     fn recorded(&self, namespace: &str, subjects: &HashMap<&str, Subject<'_>>, gone: &HashMap<String, Gone>) {
         let ledger = &self.shared.deps.ledger;
         let ended = subjects.iter().filter(|(uid, subject)| {
@@ -523,7 +531,7 @@ impl Reconciler {
         Api::namespaced(self.shared.deps.client.clone(), namespace)
     }
 
-    /// Creates or replaces an object, guarded by the resourceVersion that was decided on.
+    /// Creates or replaces an object, guarded by the resourceVersion that the decision was based on.
     async fn put<K>(&self, object: K) -> Result<K, CallError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -591,7 +599,7 @@ fn facts<'a>(
     }
 }
 
-/// All that is billed, by UID: instances that there are, those that were deleted by force, and backups.
+/// Everything that is billed, by UID: existing instances, instances deleted by force, and backups.
 fn subjects<'a>(
     instances: &'a [Arc<Instance>],
     gone: &'a HashMap<String, Gone>,

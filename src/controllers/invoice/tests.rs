@@ -64,8 +64,8 @@ fn api_server() -> Client {
     })
 }
 
-/// A controller whose machine's clock is so far ahead, with the accounts of the namespaces `ns-0`, `ns-1` and `ns-2`, and the requests
-/// for looks.
+/// A controller whose machine's clock is ahead by this much, with the accounts of the namespaces `ns-0`, `ns-1` and `ns-2`, and
+/// its queue of reconcile requests.
 fn controller(ahead: SignedDuration) -> (InvoiceController, UnboundedReceiver<String>) {
     let client = api_server();
     let (directory, ledger, server_time) = (

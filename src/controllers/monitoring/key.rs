@@ -27,7 +27,7 @@ impl SharedKey {
         self.0.get()
     }
 
-    /// Reads the key, or makes it, until that has succeeded.
+    /// Reads or creates the key, retrying until that succeeds.
     pub(super) async fn make(&self, client: &Client, namespace: &str, shutdown: &CancellationToken) {
         let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
         loop {

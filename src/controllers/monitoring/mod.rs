@@ -33,15 +33,15 @@ pub use port::advertised;
 pub struct MonitoringController<U> {
     /// Client of the API server.
     pub client: Client,
-    /// Namespace of the operator, with the Secret.
+    /// The operator's namespace, which holds the Secret.
     pub namespace: String,
-    /// Knows the usage of servers.
+    /// Reports the usage of servers.
     pub usage: Arc<U>,
     /// The monitored instances.
     pub monitor: Arc<Monitor>,
-    /// The rules.
+    /// The alert rules.
     pub catalogue: SharedCatalogue,
-    /// Where instances are queued whose alerts fire or end.
+    /// Where instances whose alerts fire or end are queued.
     pub queue: ReconcileQueue<Instance>,
     /// All instances.
     pub instances: Store<Instance>,
@@ -49,16 +49,16 @@ pub struct MonitoringController<U> {
     pub clock: Arc<dyn Clock>,
     /// Where samples are counted.
     pub metrics: Metrics,
-    /// Samples taken at the same time.
+    /// Maximum number of concurrent samples.
     pub concurrency: u16,
     /// Timeout of a provider call.
     pub provider_timeout: Duration,
-    /// Of how many instances the usage is shown among the metrics, if it is.
+    /// Maximum number of instances whose usage is exported as metrics; `None` exports none.
     pub shown: Option<usize>,
 }
 
 impl<U: UsageSource> MonitoringController<U> {
-    /// What this process knows as the leader.
+    /// What this process can answer as the leader.
     pub fn answers(&self) -> Arc<Leader<U>> {
         Arc::new(Leader::new(
             self.monitor.clone(),
@@ -68,7 +68,7 @@ impl<U: UsageSource> MonitoringController<U> {
         ))
     }
 
-    /// Samples and answers until shutdown.
+    /// Samples usage and answers questions until shutdown.
     pub async fn run(self, answers: Arc<Leader<U>>, listener: TcpListener, shutdown: CancellationToken) {
         let key = SharedKey::default();
         if let Some(limit) = self.shown {

@@ -25,12 +25,12 @@ use crate::{
     },
 };
 
-/// Connections at the same time, and from one address.
+/// Maximum number of connections, in total and from one address.
 const CONNECTIONS: usize = 1024;
 const CONNECTIONS_PER_PEER: usize = 256;
 
-/// The address under which other replicas reach a listener: the `given` one, or the listener's own. If it listens on all, that is
-/// the first address of this machine that is not a loopback one, as in a pod.
+/// The address at which other replicas reach a listener: the `given` one, else the listener's own. If it listens on all
+/// addresses, the first non-loopback address of this machine, as in a pod.
 pub fn advertised(listener: &TcpListener, given: Option<&str>) -> Option<String> {
     if let Some(given) = given {
         return Some(given.to_owned());

@@ -14,12 +14,12 @@ use crate::{
     runtime::{Clock, FairPermits, Metrics, ReconcileQueue, metrics::OutcomeLabels},
 };
 
-/// How often to look which samples are due: so many times an interval, but at most once in a tenth of a second.
+/// How often to check which samples are due: this many times per interval, but at most every tenth of a second.
 const LOOKS: u32 = 60;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Samples the monitored instances. Each provider call has a timeout, and accounts take turns, so that none keeps others from
-/// being sampled. What is not sampled in time is a gap.
+/// Samples the monitored instances. Each provider call has a timeout, and accounts take turns, so that no account keeps the
+/// others from being sampled. A sample that is not taken in time leaves a gap.
 pub(super) struct Sampler<U> {
     pub(super) monitor: Arc<Monitor>,
     pub(super) usage: Arc<U>,
@@ -89,7 +89,7 @@ impl<U: UsageSource> Sampler<U> {
             .again(self.monitor.record(&due, &alerts, answer.ok().as_ref()));
     }
 
-    /// Says how many instances are monitored, and once that there are more than have a series.
+    /// Reports how many instances are monitored, and logs once when there are more than have a series.
     fn report(&self, was_cut: &mut bool) {
         let counts = self.monitor.counts();
         let left_out = counts.instances_without_series();

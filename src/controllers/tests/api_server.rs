@@ -18,15 +18,15 @@ use serde_json::{Value, json};
 
 use crate::{resources::conditions::whole_seconds, runtime::client::answered_by};
 
-/// One of so many writes fails, half of these after it was stored.
+/// One in this many writes fails, half of them after being stored.
 const FAILURES: u32 = 200;
-/// One of so many creations of a Backup is refused because of a quota.
+/// One in this many creations of a Backup is refused because of a quota.
 const REFUSALS: u32 = 150;
 
 /// Plural, namespace and name.
 type Key = (String, String, String);
 
-/// A write: what was stored before, and what is since.
+/// A write: the object before and after.
 #[derive(Clone)]
 pub struct Stored {
     pub plural: String,
@@ -42,12 +42,12 @@ struct State {
     objects: BTreeMap<Key, Value>,
     revision: u64,
     made: u64,
-    /// Not taken yet.
+    /// Writes that have not been taken yet.
     writes: VecDeque<Stored>,
     events: Vec<Value>,
     rng: StdRng,
     process: u64,
-    /// Writes of the process until it dies.
+    /// Number of writes before the process dies.
     left: Option<u32>,
     is_dead: bool,
 }
@@ -86,7 +86,7 @@ impl ApiServer {
         self.0.lock().now = now;
     }
 
-    /// The client of a new process. Those of earlier ones get no more answers.
+    /// A client for a new process. The clients of earlier processes get no more answers.
     pub fn connect(&self) -> Client {
         let process = {
             let mut state = self.0.lock();
@@ -106,7 +106,7 @@ impl ApiServer {
         })
     }
 
-    /// Kills the process at one of its next writes.
+    /// Kills the process at a later write: after this many more.
     pub fn kill_after(&self, writes: u32) {
         self.0.lock().left = Some(writes);
     }
@@ -120,7 +120,7 @@ impl ApiServer {
         std::mem::take(&mut self.0.lock().writes)
     }
 
-    /// Whether something was written since they were taken.
+    /// Whether something has been written since the last call to `take_writes`.
     pub fn has_writes(&self) -> bool {
         !self.0.lock().writes.is_empty()
     }
@@ -159,12 +159,12 @@ impl ApiServer {
         all.choose(&mut state.rng).cloned()
     }
 
-    /// Somebody creates an object. Returns whether there was none of that name.
+    /// Creates an object as a user would. Returns whether the name was free.
     pub fn create(&self, plural: &str, namespace: &str, object: Value) -> bool {
         self.0.lock().create(plural, namespace, object).0 == 201
     }
 
-    /// There is an account with a namespace of its name.
+    /// Creates an account with a namespace of the same name.
     pub fn create_account(&self, name: &str) {
         let is_ready = json!({
             "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
@@ -178,7 +178,7 @@ impl ApiServer {
         self.create("accounts", "", account);
     }
 
-    /// Somebody changes an object.
+    /// Changes an object as a user would.
     pub fn edit(&self, plural: &str, namespace: &str, name: &str, change: impl FnOnce(&mut Value)) {
         let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
         let mut state = self.0.lock();
@@ -194,7 +194,7 @@ impl ApiServer {
         state.store(&key, object);
     }
 
-    /// Somebody deletes an object.
+    /// Deletes an object as a user would.
     pub fn delete(&self, plural: &str, namespace: &str, name: &str) {
         let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
         self.0.lock().delete(&key, &Value::Null);
@@ -363,7 +363,8 @@ impl State {
         (200, self.store(key, object))
     }
 
-    /// Stores a version, unless it is the stored one. One that is being deleted and waits for nobody goes.
+    /// Stores a version, unless it equals the stored one. An object that is being deleted and has no
+    /// finalizers left is removed.
     fn store(&mut self, key: &Key, mut object: Value) -> Value {
         let before = self.objects.get(key).cloned();
         if let Some(before) = &before {

@@ -23,9 +23,9 @@ use crate::{
     },
 };
 
-/// Around a change or a kill, a run of the schedule may have been made or not.
+/// How close to a change or a kill it is uncertain whether a scheduled backup was made.
 const UNSURE: SignedDuration = SignedDuration::from_mins(10);
-/// How long a server is left alone after its load: the end may be noticed only then.
+/// How long a server is left alone after its load, because the end may be noticed only then.
 const CALM: SignedDuration = SignedDuration::from_hours(3);
 
 #[derive(Default)]
@@ -34,18 +34,18 @@ pub struct Chronicle {
     lives: BTreeMap<String, Life>,
     backups: BTreeMap<String, Kept>,
     prices: PriceChanges,
-    /// Created Backups of the schedule: UID of the instance, time, whether it is a second try.
+    /// Scheduled Backups that were created: UID of the instance, time, and whether it is a second attempt.
     scheduled: BTreeSet<(String, Timestamp, bool)>,
     missed: BTreeSet<(String, Timestamp)>,
-    /// Backups of deleted instances that gave way to others.
+    /// Number of backups of deleted instances that made way for others.
     replaced: usize,
     load: Vec<Load>,
     /// Identifiers of alerts that were sent.
     alerts: BTreeSet<String>,
     is_up: bool,
-    /// When the operator was last started.
+    /// When the operator last started.
     up_since: Timestamp,
-    /// When it was down.
+    /// When the operator was down.
     outages: Vec<(Timestamp, Timestamp)>,
 }
 
@@ -63,35 +63,35 @@ struct Kept {
     is_completed: bool,
 }
 
-/// A server whose CPU is busy for a while, and that is left alone meanwhile.
+/// A server whose CPU is busy for a while, and which is left alone in that time.
 struct Load {
     uid: String,
     from: Timestamp,
     to: Timestamp,
-    /// When it ended: some time after that.
+    /// When the load ended, which is some time after `to`.
     ended: Option<Timestamp>,
     /// Whether an alert was sent.
     has_fired: bool,
 }
 
-/// Of an instance: its identifier; plan, price and number of hours; and the amount.
+/// A line about an instance: its identifier; plan, price and number of hours; and the amount.
 type Line = (String, Vec<(String, u64, u64)>, u64);
 
-/// Which backups the schedule must have made.
+/// The backups that the schedule must have made.
 #[derive(Default)]
 struct Schedule {
     is_wanted: bool,
-    /// Until when the runs are accounted for; none while the operator knows of no schedule.
+    /// Until when runs are accounted for; `None` while the operator knows of no schedule.
     covered: Option<Timestamp>,
-    /// Runs until then may have been made or not.
+    /// Runs until then may or may not have been made.
     unsure_until: Option<Timestamp>,
-    /// While the operator is down: since when, and whether even the first run is unsure.
+    /// While the operator is down: since when, and whether even the first run is uncertain.
     down: Option<(Timestamp, bool)>,
     must: BTreeSet<Timestamp>,
     may: BTreeSet<Timestamp>,
 }
 
-/// All runs after `from` until `to`.
+/// All runs after `from`, up to and including `to`.
 fn runs(id: &str, from: Timestamp, to: Timestamp) -> Vec<Timestamp> {
     let mut runs = Vec::new();
     let mut run = next_run(id, from);
@@ -103,7 +103,7 @@ fn runs(id: &str, from: Timestamp, to: Timestamp) -> Vec<Timestamp> {
 }
 
 impl Schedule {
-    /// Accounts for the runs until now, with the operator up.
+    /// Accounts for the runs until now, with the operator running.
     fn cover(&mut self, id: &str, now: Timestamp) {
         let Some(covered) = self.covered.filter(|covered| *covered < now) else {
             return;
@@ -174,7 +174,7 @@ fn parse<K: serde::de::DeserializeOwned>(object: &Value) -> K {
 }
 
 impl Chronicle {
-    /// Takes over a write.
+    /// Records a write.
     pub fn write(&mut self, stored: &Stored, now: Timestamp) {
         match (stored.plural.as_str(), &stored.after) {
             ("instances", _) => self.instance(stored, now),
@@ -260,7 +260,7 @@ impl Chronicle {
         }
     }
 
-    /// Takes over a Kubernetes Event.
+    /// Records a Kubernetes Event.
     pub fn event(&mut self, event: &Value) {
         self.replaced += usize::from(event["reason"] == "BackupReplaced");
         if event["reason"] != "BackupMissed" {
@@ -268,7 +268,7 @@ impl Chronicle {
         }
         let uid = event["regarding"]["uid"].as_str().unwrap().to_owned();
         let note = event["note"].as_str().unwrap();
-        // Those about a second try say nothing of the first.
+        // Events about a second attempt say nothing about the first.
         if let Some((_, rest)) = note.split_once("the backup for ") {
             let at = rest.split_once(' ').unwrap().0.parse().unwrap();
             self.missed.insert((uid, at));
@@ -303,7 +303,7 @@ impl Chronicle {
         });
     }
 
-    /// Takes over an event that has been received.
+    /// Records an event that a receiver got.
     pub fn received(&mut self, event: &Received) {
         if event.event_type != EventType::AlertTriggered {
             return;
@@ -332,14 +332,14 @@ impl Chronicle {
         }
     }
 
-    /// Whether the instance with this UID is to be left alone.
+    /// Whether the instance with this UID must be left alone.
     pub fn is_loaded(&self, uid: &str, time: Timestamp) -> bool {
         self.load
             .iter()
             .any(|load| load.uid == uid && load.ended.is_none_or(|ended| time <= ended + CALM))
     }
 
-    /// Checks everything but the invoices, at the end. Returns what there was.
+    /// Checks everything except the invoices, at the end. Returns what there was.
     pub fn check(&mut self, inbox: &Inbox, now: Timestamp) -> Counts {
         let mut counts = Counts {
             instances: self.lives.len(),
@@ -396,11 +396,11 @@ impl Chronicle {
         counts
     }
 
-    /// Each load that lasted has sent an alert.
+    /// Checks that each load that lasted long enough has sent an alert.
     fn check_alerts(&self, now: Timestamp) {
         for load in &self.load {
             let to = load.ended.unwrap_or(now);
-            // Four samples in a row are needed, the first within an hour; some fail.
+            // An alert takes four samples in a row, the first within an hour; some samples fail.
             let needed = SignedDuration::from_hours(8);
             let (mut calm, mut is_certain) = (load.from, false);
             for (down, up) in &self.outages {
@@ -419,7 +419,7 @@ impl Chronicle {
         }
     }
 
-    /// Checks the invoices. Returns how many are issued.
+    /// Checks the invoices. Returns how many have been issued.
     pub fn check_invoices(&self, invoices: &[Invoice], inbox: &Inbox, billed_until: Timestamp) -> usize {
         let mut numbers: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         let mut by_namespace: BTreeMap<&str, Vec<&Invoice>> = BTreeMap::new();
@@ -494,7 +494,7 @@ impl Chronicle {
         count
     }
 
-    /// Between two invoices there is nothing to bill.
+    /// Checks that there is nothing to bill between two invoices.
     fn check_nothing_between(&self, namespace: &str, from: Timestamp, to: Timestamp) {
         if from == to {
             return;
@@ -506,7 +506,7 @@ impl Chronicle {
         );
     }
 
-    /// The lines of an invoice, hour by hour.
+    /// The expected lines of an invoice, computed hour by hour.
     fn lines(&self, namespace: &str, period: (Timestamp, Timestamp)) -> Vec<Line> {
         let mut lines = Vec::new();
         let of_it = self.lives.values().filter(|life| life.namespace == namespace);
@@ -528,7 +528,7 @@ impl Chronicle {
     }
 }
 
-/// What there was in a year.
+/// What happened in a year.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub instances: usize,

@@ -16,7 +16,7 @@ use crate::{
     runtime::Clock as _,
 };
 
-/// State and operation of each version of its status that is written until an instance runs.
+/// State and operation in each status version that is written until an instance runs.
 async fn written(waits_for_write: bool) -> Vec<(Value, Value)> {
     let start: Timestamp = "2027-01-01T00:00:00Z".parse().unwrap();
     let server = ApiServer::new(1, start);
@@ -65,7 +65,7 @@ async fn written(waits_for_write: bool) -> Vec<(Value, Value)> {
     seen
 }
 
-/// Decisions, section 4: what the provider does at once is one write.
+/// Decisions, section 4: whatever the provider does immediately takes one write.
 #[tokio::test]
 async fn what_is_done_at_once_is_written_once_and_what_takes_longer_when_it_begins_too() {
     let running = || (json!("running"), Value::Null);

@@ -50,7 +50,7 @@ use crate::{
     },
 };
 
-/// Manual backups of an account, and of an instance.
+/// Limits on manual backups, per account and per instance.
 pub const LIMITS: Limits = Limits {
     per_instance: 5,
     per_account: 60,
@@ -59,16 +59,17 @@ pub const LIMITS: Limits = Limits {
 pub const SAMPLES: Duration = Duration::from_hours(1);
 /// Annotation with the CPU usage of a server in percent.
 pub const CPU: &str = "simulator.stellage.dev/cpu";
-/// One of so many calls of the provider fails.
+/// One in this many provider calls fails.
 const PROVIDER_FAILURES: u32 = 100;
-/// One of so many writes is seen late by the watches.
+/// One in this many writes is seen late by the watches.
 const LATE: u32 = 30;
-/// An account with an open invoice is looked at so often in case the clock is set, which it is not here.
+/// How often the controller reconciles an account with an open invoice in case the clock is set, which does
+/// not happen here.
 const IN_CASE: Duration = Duration::from_secs(60);
-/// How often it is done here instead.
+/// How often this test reconciles it instead.
 const SELDOM: SignedDuration = SignedDuration::from_hours(6);
 
-/// The time, in milliseconds.
+/// The time, in milliseconds since the Unix epoch.
 #[derive(Default)]
 pub struct TestClock(AtomicI64);
 
@@ -84,24 +85,24 @@ impl Clock for TestClock {
     }
 }
 
-/// What receivers have got, by the id of the event.
+/// What receivers have got, by event id.
 #[derive(Default)]
 pub struct Inbox {
     pub events: BTreeMap<String, Received>,
-    /// Those that are new since somebody looked.
+    /// Ids of events that have not been looked at yet.
     pub new: Vec<String>,
 }
 
 pub struct Received {
     pub event_type: EventType,
     pub body: String,
-    /// UID of the object that it is about.
+    /// UID of the object that the event is about.
     pub uid: String,
     /// When it was recorded.
     pub at: Timestamp,
 }
 
-/// Delivers what is recorded. What a process knows of that goes with it.
+/// Delivers recorded events. What a process knows about them dies with it.
 struct TestOutbox {
     inbox: Arc<Mutex<Inbox>>,
     clock: Arc<TestClock>,
@@ -133,7 +134,7 @@ impl TestOutbox {
         }
     }
 
-    /// Finds what was stored, though the write seemed to have failed.
+    /// Finds events whose write was stored although it seemed to fail.
     fn listener<K: HasOutbox>(self: &Arc<Self>) -> Box<dyn Listener<K>> {
         let outbox = self.clone();
         Box::new(move |change: &Change<K>| match change {
@@ -165,7 +166,7 @@ impl Outbox for TestOutbox {
     }
 }
 
-/// The simulator, which fails at times.
+/// The simulator, with occasional failures.
 struct Flaky {
     simulator: Simulator,
     /// The API server whose next write the first answer waits for.
@@ -174,7 +175,8 @@ struct Flaky {
 }
 
 impl Flaky {
-    /// The simulator would let callers wait in vain, which takes time in this world.
+    /// A failure here instead of in the simulator, which would keep callers waiting; that takes time in this
+    /// world.
     fn fails(&self, instance: Option<&Instance>) -> Result<(), ProviderError> {
         if instance.and_then(|instance| instance.annotation(FAULT_ANNOTATION)) == Some("unreachable") {
             return Err(ProviderError::Timeout(Duration::from_secs(10)));
@@ -241,7 +243,7 @@ impl Provider for Flaky {
     }
 }
 
-/// The watch of a kind. It shows writes in their order, some of them late.
+/// The watch of a kind. It shows writes in order, some of them late.
 struct Watch<K: Queued + std::fmt::Debug + DeserializeOwned> {
     plural: &'static str,
     reader: Store<K>,
@@ -287,7 +289,7 @@ impl<K: Queued + std::fmt::Debug + DeserializeOwned> Watch<K> {
         self.backlog.front().map(|(due, _)| *due)
     }
 
-    /// Shows the next write if its time has come.
+    /// Shows the next write if it is due.
     fn show(&mut self, now: Timestamp) -> bool {
         let Some((_, stored)) = self.backlog.pop_front_if(|(due, _)| *due <= now) else {
             return false;
@@ -306,7 +308,7 @@ impl<K: Queued + std::fmt::Debug + DeserializeOwned> Watch<K> {
     }
 }
 
-/// A reconciler, and what it is to look at.
+/// A reconciler and its queue.
 struct Work {
     reconcile: Box<dyn Fn(Place) -> LocalBoxFuture<'static, Option<Duration>>>,
     triggers: BoxStream<'static, Place>,
@@ -346,7 +348,7 @@ enum Job {
     Samples,
 }
 
-/// When to do what; each job once.
+/// When each job is due; each is listed once.
 #[derive(Default)]
 struct Timers {
     at: HashMap<Job, (Timestamp, u64)>,
@@ -364,7 +366,7 @@ impl Timers {
         self.order.insert((at, self.count), job);
     }
 
-    /// As [`set`](Self::set), but never later than before.
+    /// Like [`set`](Self::set), but never postpones a job.
     fn request(&mut self, job: Job, now: Timestamp) {
         if self.at.get(&job).is_none_or(|(at, _)| *at > now) {
             self.set(job, now);
@@ -413,7 +415,7 @@ pub struct Surroundings {
     pub server: ApiServer,
     pub clock: Arc<TestClock>,
     pub inbox: Arc<Mutex<Inbox>>,
-    /// Durations of what the provider does.
+    /// How long the provider's operations take.
     pub timings: Timings,
     /// Whether the provider's first answer waits until something is written.
     pub waits_for_write: bool,
@@ -581,7 +583,7 @@ impl Operator {
         }
     }
 
-    /// Takes over what was written, by whomever.
+    /// Queues writes for the watches, no matter who made them.
     pub fn saw(&mut self, writes: &[Stored]) {
         for stored in writes {
             let late = if self.rng.random_range(0..LATE) == 0 {
@@ -597,7 +599,7 @@ impl Operator {
         }
     }
 
-    /// When there is something to do; what waits for its turn is queued.
+    /// When the next work is due. Queues what is waiting for its turn.
     pub fn next(&mut self) -> Option<Timestamp> {
         while let Some(instance) = self.instance_work.next_trigger() {
             self.timers.request(Job::Instance(instance), self.time);
@@ -636,7 +638,7 @@ impl Operator {
         self.monitor.skip(Duration::try_from(passed).unwrap());
     }
 
-    /// Does one thing whose time has come. It never ends if the process dies meanwhile.
+    /// Does one thing that is due. The future never completes if the process dies meanwhile.
     pub async fn step(&mut self) {
         let now = self.time;
         if self.accounts.show(now)
@@ -666,13 +668,13 @@ impl Operator {
             }
         };
         if let Some(again) = again {
-            // What takes no time in this world takes a little.
+            // Work that takes no time in this world takes a little.
             let again = i64::try_from(again.as_millis()).unwrap() + 1;
             self.timers.request(job, now + SignedDuration::from_millis(again));
         }
     }
 
-    /// Has an account looked at seldom if there is nothing to do, but not after the end of a month.
+    /// Reconciles an account rarely if there is nothing to do, except after the end of a month.
     fn seldom(&self, again: Duration) -> Duration {
         if again != IN_CASE {
             return again;
@@ -704,14 +706,14 @@ impl Operator {
     }
 }
 
-/// Has the API server tell its time.
+/// Reports the API server's time.
 fn tell(server_time: &ServerTime, time: Timestamp) {
     let text = httpdate::fmt_http_date(time.into());
     let head = HeaderMap::from_iter([(DATE, HeaderValue::from_str(&text).unwrap())]);
     server_time.answered(&head);
 }
 
-/// Runs a step until it ends or the process dies; returns whether it lives.
+/// Runs a step until it ends or the process dies. Returns whether the process is still alive.
 pub async fn alive(server: &ApiServer, step: impl Future<Output = ()>) -> bool {
     let mut step = std::pin::pin!(step);
     loop {

@@ -43,7 +43,7 @@ const MINUTE: SignedDuration = SignedDuration::from_mins(1);
 struct Year {
     around: Surroundings,
     operator: Option<Operator>,
-    /// When it is started again.
+    /// When the operator is started again.
     returns_at: Timestamp,
     died_at: Timestamp,
     chronicle: Chronicle,
@@ -52,7 +52,7 @@ struct Year {
     restarts: usize,
     seed: u64,
     rng: StdRng,
-    /// How long the operator stays down after the next death.
+    /// How long the operator stays down after its next death.
     downtime: SignedDuration,
     end: Timestamp,
 }
@@ -123,7 +123,7 @@ impl Year {
         }
     }
 
-    /// Takes over what was written.
+    /// Records what was written.
     fn look(&mut self) {
         let writes: Vec<_> = self.server().take_writes().into();
         let now = self.time();
@@ -197,7 +197,7 @@ impl Year {
     fn create(&mut self) {
         self.made += 1;
         let account = *ACCOUNTS.choose(&mut self.rng).unwrap();
-        // Names come again; identifiers do not.
+        // Names are reused; identifiers are not.
         let name = if self.chance(0.4) {
             format!("web-{}", self.rng.random_range(0..6))
         } else {
@@ -243,7 +243,7 @@ impl Year {
         });
     }
 
-    /// Somebody does something to an instance.
+    /// Does something to an instance, as a user would.
     fn act(&mut self) {
         let time = self.time();
         let is_free = |object: &Value| {
@@ -365,7 +365,7 @@ impl Year {
         let start = self.time();
         let days = |days: i64| start + HOUR * i32::try_from(24 * days).unwrap();
         let last_day = days(DAYS - 3);
-        // It is down over the ends of four months, and dies at other times, most of them in the midst of something.
+        // It is down over the ends of four months. It also dies at other times, mostly in the middle of something.
         let mut deaths: Vec<(Timestamp, SignedDuration)> =
             ["2027-01-31", "2027-03-30", "2027-08-31", "2027-12-30"]
                 .map(|day| {
@@ -436,7 +436,7 @@ impl Year {
             self.calm_down();
             self.look();
         }
-        // What has begun comes to its end.
+        // Let everything that has begun come to an end.
         let all: Vec<Instance> = self.server().list("instances");
         for instance in all {
             if instance.annotation(FAULT_ANNOTATION).is_some() {
@@ -469,7 +469,7 @@ impl Year {
     }
 }
 
-/// Another year: `STELLAGE_TEST_YEAR=7 cargo test --lib -- in_a_simulated_year --show-output`.
+/// To simulate another year: `STELLAGE_TEST_YEAR=7 cargo test --lib -- in_a_simulated_year --show-output`.
 #[tokio::test]
 async fn in_a_simulated_year_every_invoice_is_right_every_backup_is_made_once_and_no_alert_is_sent_twice() {
     let setting = std::env::var("STELLAGE_TEST_YEAR").ok();

@@ -26,19 +26,20 @@ use crate::{
     runtime::client::{CallError, bounded, is_denial, next_page},
 };
 
-/// Pages on one page of a list.
+/// Event log pages per list request.
 const AT_ONCE: u32 = 100;
-/// How often to try again to write a page that is forbidden: for some seconds, in which rights may arrive.
+/// How often to retry a page whose write is forbidden: for some seconds, in which the rights may be granted.
 const MAX_REFUSALS: u32 = 5;
 
 /// Writes a page.
 pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageWritten {
     if !shared.leads() {
-        // The next leader logs what is not logged yet: nothing else keeps it from being on two pages.
+        // The next leader logs what has not been logged yet. Writing here as well could put an event on two
+        // pages.
         return PageWritten::Failed;
     }
     let failures = page.failures;
-    // Without an account nobody could read it; and a later one must not.
+    // Without an account nobody could read the page, and a later account must not.
     let account = shared
         .state
         .lock()
@@ -61,7 +62,7 @@ pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageW
     };
     match bounded(api(shared, namespace).create(&params, &page)).await {
         Ok(_) => {}
-        // An earlier try has succeeded after all: the name derives from the contents.
+        // An earlier attempt succeeded after all: the name is derived from the contents.
         Err(error) if error.is_already_exists() => {}
         Err(error) if is_hopeless(&error) => return PageWritten::Impossible,
         // The account holder's own doing.
@@ -83,24 +84,25 @@ pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageW
     PageWritten::Stored
 }
 
-/// Whether the API server will never take this page, so that it must not keep what waits for it.
+/// Whether the API server will never accept this page, so that it must not block the events behind it.
 fn is_refused(error: &CallError, failures: u32) -> bool {
     let is_final = |status: &Status| {
         status.is_invalid()
             || matches!(status.code, 400 | 413)
-            // etcd's limit.
+            // Refused because of etcd's size limit.
             || status.message.contains("too large")
             || failures >= MAX_REFUSALS && (is_forbidden(status) || is_denial(status))
     };
     error.status().is_some_and(is_final)
 }
 
-/// Whether the operator may not do it, or does not find the kind: rights or CRDs of an earlier version.
+/// Whether the operator lacks the permission or the kind does not exist, because rights or CRDs are of an
+/// earlier version.
 const fn is_forbidden(status: &Status) -> bool {
     matches!(status.code, 403 | 404)
 }
 
-/// Which of these events are on pages of a namespace. The earliest of them happened at `since`.
+/// Returns which of these events are on pages of a namespace. The earliest of them happened at `since`.
 pub(super) async fn mentions(
     shared: &Shared,
     namespace: &str,
@@ -114,7 +116,7 @@ pub(super) async fn mentions(
     let mut params = ListParams::default().limit(AT_ONCE);
     loop {
         let list = match bounded(api.list_metadata(&params)).await {
-            // There are none then.
+            // Then there are no pages.
             Err(error) if error.status().is_some_and(is_forbidden) => {
                 tracing::error!(namespace, %error, "cannot read the event log");
                 return Ok(mentions);
@@ -124,7 +126,7 @@ pub(super) async fn mentions(
         let mut is_over = !next_page(&mut params, &list.metadata);
         for page in &list.items {
             let name = page.metadata.name.as_deref().unwrap_or_default();
-            // The newest come first.
+            // The newest pages come first.
             is_over |= written_at(name).is_some_and(|at| at < since);
             let index = PageIndex::read(&page.metadata);
             if !index.is_some_and(|index| index.event_ids().any(|id| wanted.contains_key(&*id))) {

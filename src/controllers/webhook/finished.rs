@@ -23,17 +23,17 @@ use crate::{
 
 /// Objects on one page of a list.
 const PAGE: u32 = 500;
-/// Deletions at the same time in a namespace.
+/// Maximum number of concurrent deletions in a namespace.
 const CONCURRENCY: usize = 4;
-/// The most of [`All::unowned`].
+/// Maximum number of Deliveries in [`All::unowned`].
 const MAX_UNOWNED: usize = 10_000;
 
 /// A finished Delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finished {
-    /// When it was finished: certainly not before its creation, of which the API server wrote down the time.
+    /// When it finished, but not before the creation time set by the API server.
     pub(super) at: Timestamp,
-    /// Its size as it is stored, approximately.
+    /// Its approximate size as stored.
     pub(super) bytes: u64,
     pub(super) name: String,
     uid: Option<String>,
@@ -54,7 +54,7 @@ impl Finished {
     }
 }
 
-/// The finished Deliveries of a namespace, or of those the ones with more labels; the newest first.
+/// The finished Deliveries of a namespace, or only those with the additional labels; newest first.
 pub(super) async fn list(
     client: &Client,
     namespace: &str,
@@ -74,13 +74,13 @@ pub(super) async fn list(
 /// All finished Deliveries, by namespace.
 #[derive(Default)]
 pub(super) struct All {
-    /// Their size.
+    /// The total size.
     pub(super) sizes: HashMap<String, u64>,
-    /// Those without an owner, which belong to no webhook that is pruned; or some of them.
+    /// Deliveries without an owner, which are not pruned with any webhook; or some of them.
     pub(super) unowned: HashMap<String, Vec<Finished>>,
 }
 
-/// Looks at all finished Deliveries.
+/// Lists all finished Deliveries.
 pub(super) async fn all(client: &Client) -> Result<All, CallError> {
     let mut all = All::default();
     let mut unowned = 0;
@@ -111,8 +111,8 @@ async fn each(api: &Api<Delivery>, selector: &str, mut see: impl FnMut(ObjectMet
     }
 }
 
-/// Deletes Deliveries, but not those of events that are still in an outbox: without these records, a new leader would send the
-/// events again. Returns how many are deleted.
+/// Deletes Deliveries, except those of events that are still in an outbox: without these records, a new leader would send the
+/// events again. Returns how many were deleted.
 pub(super) async fn delete(shared: &Shared, namespace: &str, mut surplus: Vec<Finished>) -> usize {
     surplus.retain(|delivery| {
         let key = key(namespace, &delivery.name);
@@ -122,7 +122,7 @@ pub(super) async fn delete(shared: &Shared, namespace: &str, mut surplus: Vec<Fi
     let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     futures::stream::iter(surplus)
         .for_each_concurrent(CONCURRENCY, async |delivery| {
-            // Only the listed version: the delivery may have been sent again since.
+            // Delete only the listed version: the delivery may have been sent again since.
             let params = DeleteParams {
                 preconditions: Some(Preconditions {
                     uid: delivery.uid,
@@ -130,7 +130,7 @@ pub(super) async fn delete(shared: &Shared, namespace: &str, mut surplus: Vec<Fi
                 }),
                 ..DeleteParams::default()
             };
-            // A failed deletion is repeated in the next round.
+            // A failed deletion is retried in the next round.
             if let Err(error) = bounded(api.delete(&delivery.name, &params)).await
                 && !error.is_not_found()
                 && !error.is_conflict()

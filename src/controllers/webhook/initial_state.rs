@@ -21,19 +21,19 @@ pub(super) struct Listed {
     pub(super) revision: u64,
 }
 
-/// Keeps what the watches show from now on until [`open`] has loaded the initial state.
+/// Buffers what the watches show from now on, until [`open`] has loaded the initial state.
 pub(super) fn prepare(shared: &Shared, stores: &Stores) {
     let mut state = shared.state.lock();
     state.inbox = Some(VecDeque::new());
     state.sources = Sources::new(&stores.sources);
 }
 
-/// Loads the initial state: webhooks, then owed deliveries, then outboxes. The first two come from a fresh list, because
-/// the watches may lag behind the previous leader's writes. What the watches have shown since [`prepare`] follows
-/// in its order, so that nothing is lost or overtaken.
+/// Loads the initial state: webhooks, then unfinished deliveries, then outboxes. The first two come from a fresh list,
+/// because the watches may lag behind the previous leader's writes. Then the changes that the watches have shown since
+/// [`prepare`] are handled in order, so that nothing is lost or overtaken.
 pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenure: Tenure) {
     shared.state.lock().floor = listed.revision;
-    // The list first: counting continues from the first status that is seen, and the watch may lag behind.
+    // Load the list first: counting continues from the first status seen, and the watch may lag behind.
     load(shared, listed.webhooks, |state, webhook, now| {
         shared.webhook_seen(state, Arc::new(webhook), now);
     })
@@ -67,7 +67,7 @@ pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenur
             next
         };
         match next {
-            // What the watch has shown since then has been loaded from its store already, and is not gone.
+            // The store already includes what the watch has shown since, so use its current state.
             Some(Shown::Webhook(Change::Replaced(_))) => {
                 let all = Change::Replaced(stores.webhooks.state());
                 listeners::handle(shared, Shown::Webhook(all));
@@ -85,7 +85,7 @@ pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenur
     shared.unverified.notify_one();
 }
 
-/// Does something with each item, without keeping the lock or the thread for all of them.
+/// Calls `each` for every item, without holding the lock or the thread for all of them.
 async fn load<T>(shared: &Shared, all: Vec<T>, mut each: impl FnMut(&mut State, T, Now)) {
     for (number, item) in all.into_iter().enumerate() {
         each(&mut shared.state.lock(), item, shared.now());

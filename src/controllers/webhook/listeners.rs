@@ -68,7 +68,7 @@ fn webhook_changed(shared: &Shared, change: &Change<Webhook>) {
     }
     let shown = &mut shared.state.lock().webhooks_shown;
     match change {
-        // Not the greatest ever: versions begin anew where etcd was restored.
+        // Not the highest version ever seen: versions start over when etcd is restored.
         Change::Replaced(all) => *shown = all.iter().map(|webhook| revision(&**webhook)).max().unwrap_or(0),
         Change::Applied(webhook) | Change::Deleted(webhook) => *shown = revision(&**webhook).max(*shown),
         Change::Unreadable(_) => {}
@@ -130,7 +130,7 @@ fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
         .max()
         .unwrap_or(0);
     shared.for_each_webhook(|state, key| state.dispatcher.forget_unlisted(key, &listed, as_of));
-    // The same for Deliveries without a known webhook, and those that are finished.
+    // Likewise for Deliveries whose webhook is not known, and for finished ones.
     shared.for_each_key(
         |state, last| state.dispatcher.tombstones_after(last, AT_ONCE),
         |state, key| {

@@ -23,17 +23,18 @@ use crate::{
     runtime::client::{CallError, bounded, next_page},
 };
 
-/// How often to check for accounts that have logged much.
+/// How often to check for accounts that have logged a lot.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// How often to prune all accounts.
 const ROUND: Duration = Duration::from_secs(600);
 /// Pause after a round that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(30);
-/// An account, or all together, may exceed a bound by this part of it between two prunings.
+/// Divisor of a bound: an account, or all accounts together, may exceed the bound by this fraction between
+/// two prunings.
 const SLACK: u64 = 10;
 /// Pages on one page of a list.
 const PAGE: u32 = 500;
-/// Deletions at the same time: as fast as pages are written.
+/// Maximum number of concurrent deletions, so that pages are deleted as fast as they are written.
 const CONCURRENCY: usize = 8;
 
 impl Shared {
@@ -52,7 +53,7 @@ impl Shared {
     }
 }
 
-/// The bounds.
+/// The bounds of the event logs.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     age: SignedDuration,
@@ -127,12 +128,12 @@ fn due(shared: &Shared, bounds: &Bounds) -> (Vec<Arc<str>>, bool) {
     (due.map(|(namespace, _)| namespace).collect(), false)
 }
 
-/// Has an account pruned at the next check.
+/// Schedules the pruning of an account for the next check.
 fn again(shared: &Shared, namespace: &str, bounds: &Bounds) {
     shared.logged(namespace, bounds.account.events, 0);
 }
 
-/// Prunes all accounts, and those with most again if all together are over their bound.
+/// Prunes all accounts. If together they are still over their bound, prunes the largest ones again.
 async fn round(shared: &Shared, bounds: &Bounds) -> Result<(), CallError> {
     shared.state.lock().log_tally = LogTally::default();
     let kept = prune_pages(shared, None, bounds, bounds.account, Vec::new()).await?;
@@ -163,7 +164,7 @@ async fn round(shared: &Shared, bounds: &Bounds) -> Result<(), CallError> {
     pruned
 }
 
-/// The most that each account may have so that all together have no more than `total`; `None` if they have no more anyway.
+/// The maximum size of each account at which all together stay within `total`; `None` if they do so anyway.
 fn level(mut sizes: Vec<u64>, total: u64) -> Option<u64> {
     sizes.sort_unstable();
     let mut left = total;
@@ -185,8 +186,8 @@ async fn prune(shared: &Shared, namespace: &str, bounds: &Bounds, limit: Size) -
         .map(drop)
 }
 
-/// Deletes the surplus pages of a namespace and those of its finished Deliveries, which must come newest first; or the surplus
-/// pages of all. Returns what is kept of each account.
+/// Deletes the surplus pages of a namespace and the surplus of its finished Deliveries, which must be sorted newest first; or
+/// the surplus pages of all namespaces. Returns what is kept of each account.
 async fn prune_pages(
     shared: &Shared,
     namespace: Option<&str>,
@@ -206,7 +207,7 @@ async fn prune_pages(
     loop {
         let list = bounded(api.list_metadata(&params)).await?;
         let has_more = next_page(&mut params, &list.metadata);
-        // It has just answered, so its time is known.
+        // The API server has just answered, so its time is known.
         let since = shared.deps.server_time.since(bounds.age);
         let pages = list.items.into_iter().map(|page| page.metadata);
         let surplus: Vec<_> = pages
@@ -216,7 +217,7 @@ async fn prune_pages(
                 is_surplus(page, &mut kept, limit, since) && {
                     let is_needed = is_needed(shared, page);
                     if is_needed {
-                        // It goes once the event has left the outbox.
+                        // The page is deleted once the event has left the outbox.
                         again(shared, page.namespace.as_deref().unwrap_or_default(), bounds);
                     }
                     !is_needed
@@ -227,7 +228,7 @@ async fn prune_pages(
         futures::stream::iter(surplus)
             .for_each_concurrent(CONCURRENCY, async |(namespace, name)| {
                 let api: Api<EventLog> = Api::namespaced(shared.deps.client.clone(), &namespace);
-                // A failed deletion is repeated in the next round.
+                // A failed deletion is retried in the next round.
                 if let Err(error) = bounded(api.delete(&name, &DeleteParams::default())).await
                     && !error.is_not_found()
                 {
@@ -251,14 +252,14 @@ async fn prune_pages(
 #[derive(Clone, Copy, Debug, Default)]
 struct Kept {
     size: Size,
-    /// Whether a page was beyond the limit, and so are all older ones.
+    /// Whether a page exceeded the limit, and therefore all older ones do.
     is_full: bool,
-    /// Whether the limit of bytes has been reached, so that older deliveries are beyond it, too.
+    /// Whether the limit in bytes has been reached, so that older deliveries exceed it, too.
     is_too_large: bool,
 }
 
 impl Kept {
-    /// Whether something of this size, older than what is kept, is beyond the limit. The newest never is.
+    /// Whether something of this size, older than what is kept, exceeds the limit. The newest never does.
     fn is_beyond(&mut self, size: Size, limit: Size) -> bool {
         let with_it = self.size.plus(size);
         self.is_too_large |= self.size != Size::default() && with_it.bytes > limit.bytes;
@@ -277,8 +278,7 @@ fn is_older(delivery: &Finished, page: &ObjectMeta) -> bool {
     origin::created_at(page).is_some_and(|created| delivery.at < created)
 }
 
-/// The deliveries for which the limit of bytes leaves no room. They must come newest first, and be older than all that has been
-/// kept so far.
+/// The deliveries that exceed the limit in bytes. They must be sorted newest first and be older than everything kept so far.
 fn beyond(deliveries: impl Iterator<Item = Finished>, kept: &mut Kept, limit: Size) -> Vec<Finished> {
     let mut surplus = Vec::new();
     for delivery in deliveries {
@@ -296,14 +296,14 @@ fn beyond(deliveries: impl Iterator<Item = Finished>, kept: &mut Kept, limit: Si
     surplus
 }
 
-/// Whether a page is too old or beyond the limit; an account's newest page is never beyond it. Pages must come in the order of
-/// their names, the newest first. One that is being deleted still takes room.
+/// Whether a page is too old or exceeds the limit; an account's newest page never does. Pages must be passed in the order of
+/// their names, newest first. A page that is being deleted still takes up room.
 fn is_surplus(page: &ObjectMeta, kept: &mut HashMap<String, Kept>, limit: Size, since: Timestamp) -> bool {
     let size = PageIndex::read(page).map_or_else(Size::default, |index| Size {
         events: index.ids.len() as u64,
         bytes: index.bytes,
     });
-    // Both times are the API server's: the clock of this leader or an earlier one may be wrong.
+    // Both times are the API server's: the clock of this leader, or of an earlier one, may be wrong.
     let created = origin::created_at(page);
     let is_old = created.is_some_and(|at| at < since);
     let kept = of_page(kept, page);
@@ -339,7 +339,7 @@ mod tests {
 
     const NOON: &str = "2026-11-22T12:00:00Z";
 
-    /// The clock of an operator, a day ahead.
+    /// An operator's clock that is a day ahead.
     struct Tomorrow;
 
     impl Clock for Tomorrow {
@@ -365,7 +365,8 @@ mod tests {
         serde_json::from_value(delivery).unwrap()
     }
 
-    /// What a round of a controller with these flags deletes of what is stored. The API server's time is noon.
+    /// Returns which of the stored objects a round deletes, for a controller with these flags. The API
+    /// server's time is noon.
     async fn deleted_by_a_round(
         flags: &[&str],
         mut pages: Vec<ObjectMeta>,
@@ -446,7 +447,7 @@ mod tests {
         let flags = ["--logged-mebibytes-per-account=1"];
         let deleted = deleted_by_a_round(&flags, pages(), deliveries()).await;
         assert_eq!(deleted, ["a/dlv-4", "a/dlv-5", "a/page-6"]);
-        // All together: the account with most gives.
+        // All accounts together exceed the bound: the largest account is pruned.
         let flags = ["--logged-mebibytes-in-all=1"];
         assert_eq!(deleted_by_a_round(&flags, pages(), deliveries()).await, deleted);
         assert!(deleted_by_a_round(&[], pages(), deliveries()).await.is_empty());

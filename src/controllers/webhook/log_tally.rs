@@ -6,11 +6,11 @@ use std::{collections::HashMap, sync::Arc};
 #[derive(Debug, Default)]
 pub(super) struct LogTally {
     pub(super) by_namespace: HashMap<Arc<str>, Size>,
-    /// Bytes, since the last round.
+    /// Bytes logged since the last round.
     pub(super) bytes: u64,
 }
 
-/// Part of an event log.
+/// Size of a part of an event log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Size {
     pub(super) events: u64,

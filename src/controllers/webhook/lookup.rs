@@ -31,9 +31,10 @@ use crate::{
 
 /// Events within this window share one list call.
 const GATHER: Duration = Duration::from_millis(50);
-/// Pause after lists, as a multiple of their duration, so that they take at most a fifth of the time.
+/// Pause after the list calls, as a multiple of their duration, so that they take at most a fifth of the
+/// time.
 const REST: u32 = 4;
-/// Namespaces whose webhooks are listed at the same time.
+/// Number of namespaces whose webhooks are listed concurrently.
 const CONCURRENCY: usize = 8;
 /// Webhooks on one page of a list.
 const PAGE: u32 = 500;
@@ -44,7 +45,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Unlisted {
     pub(super) events: Vec<Arc<str>>,
-    /// The version as of which its webhooks must be known.
+    /// The resourceVersion at which the namespace's webhooks must be known.
     revision: u64,
 }
 
@@ -64,7 +65,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
                 break;
             }
             let lookups = unverified.into_iter().map(|(namespace, unlisted)| {
-                // A version that the API server does not know may never come: after etcd was restored.
+                // After a restore of etcd, the API server may never reach a version that it does not know.
                 let since = (!has_failed).then_some(unlisted.revision);
                 look_up(shared.clone(), namespace, unlisted, since)
             });
@@ -107,8 +108,8 @@ pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Unlisted> {
     }
 }
 
-/// Makes sure that the webhooks of a namespace are known as of a version, or as of now, and marks the events as verified. Returns
-/// whether that succeeded. The watch often has shown that version already.
+/// Makes sure that the webhooks of a namespace are known at a given version, or as of now, and marks the events as verified.
+/// Returns whether that succeeded. Often the watch has already shown that version.
 pub(super) async fn look_up(
     shared: Arc<Shared>,
     namespace: Arc<str>,
@@ -127,8 +128,8 @@ pub(super) async fn look_up(
     true
 }
 
-/// Lists the names and versions of the webhooks of a namespace, as of a version or as of now, and reads those that are not
-/// known yet.
+/// Lists the names and versions of the webhooks of a namespace, at a given version or as of now, and reads those that are
+/// not known yet.
 async fn list(shared: &Shared, namespace: &str, since: Option<u64>) -> Result<(), CallError> {
     let client = shared.deps.client.clone();
     let api: Api<DeserializeGuard<Webhook>> = Api::namespaced(client, namespace);
@@ -143,7 +144,7 @@ async fn list(shared: &Shared, namespace: &str, since: Option<u64>) -> Result<()
                 let Some(found) = bounded(api.get_opt(&name)).await? else {
                     continue;
                 };
-                // What does not match its schema is never sent to.
+                // Nothing is ever sent to a webhook that does not match its schema.
                 if let Ok(mut webhook) = found.0 {
                     webhook.metadata.managed_fields = None;
                     forget_foreign(&mut webhook);
@@ -154,7 +155,7 @@ async fn list(shared: &Shared, namespace: &str, since: Option<u64>) -> Result<()
         if !next_page(&mut params, &page.metadata) {
             return Ok(());
         }
-        // The following pages are as of the version of the first.
+        // The following pages have the version of the first.
         params.resource_version = None;
         params.version_match = None;
     }
@@ -180,8 +181,8 @@ fn news(
         .collect()
 }
 
-/// Lists all webhooks and all unfinished deliveries, straight from etcd, and retries until that succeeds. Deliveries that the
-/// watch has in the same version are shared with its store, so they are in memory once.
+/// Lists all webhooks and all unfinished deliveries straight from etcd, retrying until that succeeds. Deliveries that the
+/// watch has in the same version are shared with its store, so that they are in memory only once.
 pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed {
     let shared_with_store = |delivery: Delivery| {
         let same = shown
@@ -216,8 +217,8 @@ pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed
     }
 }
 
-/// Lists all objects, converted with `keep`, and returns them with the resourceVersion of the list. Leaves out objects that do
-/// not match their schema: they are never part of a delivery.
+/// Lists all objects, converted with `keep`, and returns them with the resourceVersion of the list. Objects that do not match
+/// their schema are left out: they never take part in a delivery.
 async fn pages<K, T>(
     api: Api<DeserializeGuard<K>>,
     params: ListParams,

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::mail::MailLimits;
 
-/// The time in which the mails of an account are counted.
+/// The period over which an account's mails are counted.
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
 /// The mails of the last day, by UID of the Account.
@@ -34,17 +34,18 @@ impl MailLimiter {
         last.checked_add(interval).unwrap_or(Timestamp::MAX)
     }
 
-    /// Whether the mails of this Account are known. If not, [`begin`](Self::begin) must be called first.
+    /// Whether the earlier mails of this Account are known. If not, [`begin`](Self::begin) must be called
+    /// first.
     pub(super) fn knows(&self, account: &str) -> bool {
         self.sent.contains_key(account)
     }
 
-    /// Records the times of mails to this Account that earlier processes have sent. One mail about several webhooks has one time.
+    /// Records when earlier processes sent mails to this Account. A mail about several webhooks has one time.
     pub(super) fn begin(&mut self, account: &str, earlier: BTreeSet<Timestamp>) {
         self.sent.insert(account.into(), earlier.into_iter().collect());
     }
 
-    /// Whether a mail to this Account may be sent now; or else, from when on.
+    /// Whether a mail to this Account may be sent now. If not, returns when.
     pub(super) fn check(&mut self, account: &str, now: Timestamp) -> Result<(), Timestamp> {
         let Some(sent) = self.sent.get_mut(account) else {
             return Ok(());
@@ -59,8 +60,8 @@ impl MailLimiter {
         }
     }
 
-    /// Counts a mail that was sent to this Account. Returns the times of the mails in the 24 hours up to this one, as many as are
-    /// allowed, with its own as the last.
+    /// Counts a mail that was sent to this Account. Returns the times of the mails in the 24 hours up to this one, at most as
+    /// many as are allowed, with its own time last.
     pub(super) fn count(&mut self, account: &str, at: Timestamp) -> Arc<[Timestamp]> {
         let sent = self.sent.entry(account.into()).or_default();
         sent.push_back(at);
@@ -88,7 +89,7 @@ mod tests {
         let at = |minutes: i64| Timestamp::UNIX_EPOCH + SignedDuration::from_mins(minutes);
         assert_eq!(limiter.next_of_webhook(at(0)), at(60));
         assert!(!limiter.knows("ns"));
-        // Both webhooks of one mail.
+        // Two webhooks in one mail.
         limiter.begin("ns", [at(-30), at(-30)].into());
         assert!(limiter.knows("ns"));
         let mut take = |account: &str, now| {

@@ -9,14 +9,15 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::delivery::dispatch::{WebhookKey, after};
 
-/// How long a mail waits for others that can go with it: what happens to one webhook of an account often happens to others.
+/// How long a mail waits for others that can be combined with it: what happens to one webhook of an account often happens
+/// to others.
 pub(super) const GATHER: SignedDuration = SignedDuration::from_secs(2);
 
-/// The webhooks with something that their account holder has not been told, by namespace.
+/// The webhooks that have something to report to their account holder, by namespace.
 #[derive(Debug, Default)]
 pub(super) struct MailQueue {
     namespaces: HashMap<Arc<str>, Waiting>,
-    /// The namespaces for which no mail is being sent, and when to see to them.
+    /// When to handle each namespace for which no mail is being sent.
     due: BTreeSet<(Timestamp, Arc<str>)>,
 }
 
@@ -30,7 +31,7 @@ struct Waiting {
 }
 
 impl MailQueue {
-    /// Adds a webhook. Does nothing if it is in the queue already.
+    /// Adds a webhook. Does nothing if it is already in the queue.
     pub(super) fn add(&mut self, namespace: &str, webhook: &WebhookKey, now: Timestamp) {
         let is_new = !self.namespaces.contains_key(namespace);
         let waiting = self.namespaces.entry(namespace.into()).or_default();
@@ -39,7 +40,7 @@ impl MailQueue {
         }
         let soon = now + GATHER;
         match waiting.at {
-            // It may be told sooner than those that wait already.
+            // This webhook may be reported sooner than those already waiting.
             Some(at) if at > soon => self.schedule(namespace, soon),
             Some(_) => {}
             None if is_new => self.schedule(namespace, soon),
@@ -47,13 +48,13 @@ impl MailQueue {
         }
     }
 
-    /// Removes a webhook: there is nothing to tell about it any more.
+    /// Removes a webhook that has nothing to report any more.
     pub(super) fn remove(&mut self, namespace: &str, webhook: &WebhookKey) {
         let Some(waiting) = self.namespaces.get_mut(namespace) else {
             return;
         };
         waiting.webhooks.remove(webhook);
-        // While a mail is being sent, the end of that cleans up.
+        // If a mail is being sent, its end cleans up.
         if waiting.webhooks.is_empty()
             && let Some(at) = waiting.at
         {
@@ -62,7 +63,7 @@ impl MailQueue {
         }
     }
 
-    /// The next namespace to see to. It is not returned again until [`wait`](Self::wait) is called.
+    /// The next namespace to handle. It is not returned again until [`wait`](Self::wait) is called.
     pub(super) fn next_due(&mut self, now: Timestamp) -> Option<Arc<str>> {
         let (at, _) = self.due.first()?;
         if *at > now {
@@ -76,14 +77,15 @@ impl MailQueue {
         Some(namespace)
     }
 
-    /// At most `limit` webhooks of a namespace, in the order of their keys: those after this one.
+    /// At most `limit` webhooks of a namespace after `last`, in key order.
     pub(super) fn after(&self, namespace: &str, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
         let waiting = self.namespaces.get(namespace).into_iter();
         let webhooks = waiting.flat_map(|waiting| waiting.webhooks.range::<WebhookKey, _>(after(last)));
         webhooks.take(limit).cloned().collect()
     }
 
-    /// Has the rest of the webhooks of a namespace wait until then, or less for those added in the meantime.
+    /// Makes the remaining webhooks of a namespace wait until then; those added in the meantime may wait
+    /// less.
     pub(super) fn wait(&mut self, namespace: &str, until: Option<Timestamp>, now: Timestamp) {
         let Some(waiting) = self.namespaces.get(namespace) else {
             return;

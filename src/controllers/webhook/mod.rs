@@ -74,19 +74,19 @@ pub struct Deps {
     pub rules: TargetRules,
     /// Notifies account holders.
     pub mailer: Mailer,
-    /// How often it does.
+    /// Limits on how often they are notified.
     pub mail_limits: MailLimits,
-    /// Which Account owns which namespace.
+    /// Maps namespaces to the Accounts that own them.
     pub directory: AccountDirectory,
     /// How events are delivered and recorded.
     pub settings: DeliverySettings,
-    /// Writes to the API server at the same time.
+    /// Maximum number of concurrent writes to the API server.
     pub write_concurrency: u16,
     /// Where attempts are counted.
     pub metrics: Metrics,
     /// Source of the time.
     pub clock: Arc<dyn Clock>,
-    /// The API server's time, for the ages of what it stores.
+    /// The API server's time, used for the age of stored objects.
     pub server_time: ServerTime,
 }
 
@@ -122,12 +122,12 @@ impl WebhookController {
         }
     }
 
-    /// Where the controllers of other kinds hand over events.
+    /// The outbox to which the controllers of other kinds hand over events.
     pub fn outbox(&self) -> Arc<dyn Outbox> {
         self.shared.clone()
     }
 
-    /// The listeners to hand to the program's watches.
+    /// The listeners to pass to the program's watches.
     pub fn listeners(&self) -> Listeners {
         Listeners {
             webhooks: listeners::webhooks(&self.shared),
@@ -135,18 +135,19 @@ impl WebhookController {
         }
     }
 
-    /// The listener for the watch of a kind with an outbox. There must be a [`Source`] for each.
+    /// The listener for the watch of a kind with an outbox. Each such kind must have a [`Source`].
     pub fn outbox_listener<K: HasOutbox>(&self) -> Box<dyn Listener<K>> {
         listeners::outboxes(&self.shared)
     }
 
-    /// The function to call when a namespace gets another owner, or none.
+    /// The function to call when a namespace gets another owner or loses its owner.
     pub fn owner_changed(&self) -> impl Fn(&str) + Send + 'static {
         let shared = self.shared.clone();
         move |namespace| shared.owner_changed(namespace)
     }
 
-    /// Loads the initial state, retrying until that succeeds. From then on this replica is the leader, while `tenure` holds.
+    /// Loads the initial state, retrying until that succeeds. From then on this replica is the leader, as long as `tenure`
+    /// holds.
     pub async fn open(&self, stores: &Stores, tenure: Tenure) {
         initial_state::prepare(&self.shared, stores);
         let listed = lookup::list_all(&self.shared, &stores.deliveries).await;

@@ -31,7 +31,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// Longest pause after a failed mail.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// The namespaces whose account holder may have to be sent a mail now. [`send`] must be called for each.
+/// The namespaces whose account holder may be due a mail now. [`send`] must be called for each.
 pub(super) fn due(shared: &Shared) -> Vec<Arc<str>> {
     let now = shared.now().wall;
     let mut state = shared.state.lock();
@@ -39,9 +39,9 @@ pub(super) fn due(shared: &Shared) -> Vec<Arc<str>> {
     due.take(AT_ONCE).collect()
 }
 
-/// Tells the account holder all that is untold and may be told now, in one mail, and retries that mail until it succeeds: it may
-/// have arrived although its sending failed, so it stays the same, with the same Message-ID. A disablement is told even if the
-/// webhook is enabled in the meantime, since the event was still not delivered.
+/// Sends the account holder one mail about everything that is unreported and may be reported now, and retries that mail until it
+/// succeeds. A mail may have arrived although sending it seemed to fail, so its content and its Message-ID stay the same. A
+/// disablement is reported even if the webhook has been enabled again in the meantime, since the event was still not delivered.
 pub(super) async fn send(shared: &Shared, namespace: &str) {
     let mut pause = FIRST_PAUSE;
     let mut collected = None;
@@ -68,14 +68,14 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
         let outcome = result.as_ref().map_or_else(MailError::label, |()| "ok");
         let labels = OutcomeLabels { outcome };
         shared.deps.metrics.mails.get_or_create(&labels).inc();
-        // Without a mail server only a restart with other settings can help.
+        // Without a mail server, only a restart with other settings can help.
         let is_over = matches!(result, Ok(()) | Err(MailError::NotConfigured));
         if let Err(error) = &result
             && !is_over
         {
             tracing::warn!(namespace, %error, retry_in = ?pause, "cannot send the e-mail to the account holder; will retry");
         }
-        // Counted only now, since it is one mail however often it is retried, and the next one waits for its end.
+        // Count it only now: it is one mail however often it is retried, and the next one waits until it is done.
         let sent = |()| {
             let at = shared.now().wall;
             let within_day = shared.state.lock().mail_limiter.count(&uid, at);
@@ -93,7 +93,7 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    // The webhooks are added again when the namespace has an Account again, which it may have by now.
+    // The webhooks are added again when the namespace gets an Account again, which may have happened by now.
     let now = shared.now().wall;
     let mut state = shared.state.lock();
     if shared.deps.directory.account_of(namespace).is_some() {
@@ -108,7 +108,7 @@ fn wait(shared: &Shared, namespace: &str, until: Option<Timestamp>) {
     shared.state.lock().mails.wait(namespace, until, now);
 }
 
-/// Whether a mail to an account may be sent now; or else, from when on.
+/// Whether a mail to an account may be sent now. If not, returns when.
 fn check_limit(shared: &Shared, namespace: &str, account: &str) -> Result<(), Timestamp> {
     if !shared.state.lock().mail_limiter.knows(account) {
         let mut earlier = sent_earlier(shared, namespace, account);
@@ -123,7 +123,7 @@ fn check_limit(shared: &Shared, namespace: &str, account: &str) -> Result<(), Ti
     shared.state.lock().mail_limiter.check(account, now)
 }
 
-/// Writes the times of the mails of a day into the status of the Account, which outlasts its webhooks. If that fails, only the
+/// Writes the times of a day's mails to the status of the Account, which outlasts its webhooks. If that fails, only the
 /// statuses of the webhooks have them.
 async fn remember(shared: &Shared, account: &Account, within_day: &[Timestamp]) {
     let (Some(name), Some(uid)) = (&account.metadata.name, &account.metadata.uid) else {
@@ -140,7 +140,7 @@ async fn remember(shared: &Shared, account: &Account, within_day: &[Timestamp]) 
     }
 }
 
-/// When an account was sent mails, according to the statuses of the webhooks that it has.
+/// When mails were sent to an account, according to the statuses of its existing webhooks.
 fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Timestamp> {
     let mut times = BTreeSet::new();
     let mut after: WebhookKey = format!("{namespace}/").into();
@@ -168,15 +168,16 @@ fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Tim
     }
 }
 
-/// What may be told of an account's webhooks now.
+/// What may be reported about an account's webhooks now.
 #[derive(Default)]
 struct PendingNotification {
     webhooks: Vec<(Arc<Webhook>, NotificationContent)>,
-    /// When others may be told of.
+    /// When the others may be reported.
     next: Option<Timestamp>,
 }
 
-/// What may be told of the webhooks of an account now. Takes those out of the queue about which there is nothing to tell.
+/// Collects what may be reported about an account's webhooks now. Removes webhooks that have nothing to report from the
+/// queue.
 fn untold(shared: &Shared, namespace: &str, account: &str) -> PendingNotification {
     let now = shared.now().wall;
     let can_send = shared.deps.mailer.is_configured();
@@ -190,7 +191,7 @@ fn untold(shared: &Shared, namespace: &str, account: &str) -> PendingNotificatio
         last = Some(end.clone());
         for key in &keys {
             let cached = state.webhooks.get(key).filter(|cached| {
-                // Added again once the namespace belongs to another Account.
+                // It is added again once the namespace belongs to another Account.
                 !cached.webhook.is_of_another_account(account)
             });
             let Some((cached, told)) = cached.and_then(|cached| Some((cached, cached.untold(can_send)?)))
@@ -232,7 +233,7 @@ fn record(
                 result: result.clone(),
             });
             if is_over {
-                // Should there be anything new by now, the write of its status adds it again.
+                // If there is something new by now, the write of its status adds it again.
                 state.mails.remove(namespace, &key);
             }
             state.dirty.insert(key);
@@ -242,18 +243,18 @@ fn record(
 }
 
 impl CachedWebhook {
-    /// When the account holder was last sent a mail about it.
+    /// When the account holder was last sent a mail about this webhook.
     fn notified_at(&self) -> Option<Timestamp> {
         let recorded = self.webhook.status.as_ref().and_then(|status| status.notified_at);
         let sent = self.notification.as_ref().and_then(Notification::sent);
         sent.map(|sent| sent.at).max(recorded)
     }
 
-    /// What can be told of it, if anything.
+    /// What can be reported about this webhook, if anything.
     fn untold(&self, can_send: bool) -> Option<NotificationContent> {
         let untold = NotificationContent::untold(&self.webhook);
         let is_done = |last: &Notification| match &last.result {
-            // It has been told, but that has not been recorded yet.
+            // It has been reported, but that has not been recorded yet.
             Ok(_) => last.told.overlaps(&untold),
             Err(_) => !can_send && last.told == untold,
         };
@@ -262,7 +263,7 @@ impl CachedWebhook {
     }
 }
 
-/// The mail that tells of these webhooks; `None` if there is nothing to tell.
+/// The mail about these webhooks; `None` if there is nothing to report.
 fn problems(
     namespace: &str,
     account: &Account,

@@ -31,7 +31,7 @@ impl Owners {
         }
     }
 
-    /// The UID of the Account that a namespace belongs to, if it belonged to it then, too.
+    /// The UID of the Account that owns a namespace, if the same Account already owned it at that time.
     pub(super) fn owner_at(&self, namespace: &str, at: Instant) -> Option<&str> {
         let owner = self.by_namespace.get(namespace)?;
         (owner.since <= at).then_some(owner.uid.as_str())

@@ -13,7 +13,8 @@ use crate::{
     runtime::client::{CallError, bounded},
 };
 
-/// Takes a Delivery that is only a request, to complete it; `false` if it is a whole one, for the dispatcher.
+/// Queues a Delivery that is only a request, to be completed. Returns `false` if it is a complete one, which
+/// is for the dispatcher.
 pub(super) fn take(state: &mut State, delivery: &Delivery) -> bool {
     let is_request = delivery.is_request();
     if is_request {
@@ -22,7 +23,8 @@ pub(super) fn take(state: &mut State, delivery: &Delivery) -> bool {
     is_request
 }
 
-/// Completes a request, from when on it is an ordinary Delivery. Deletes one that does not fit the page that it names.
+/// Completes a request, which makes it an ordinary Delivery. Deletes a request that does not match the page that it
+/// names.
 pub(super) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Result<(), CallError> {
     let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     let request = bounded(api.get_opt(name)).await?;
@@ -46,7 +48,7 @@ pub(super) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Re
     let nonce = format!("{:.6}", shared.deps.clock.now());
     let mut delivery = logged.requested_again(&webhook, nonce);
     if let Some(done) = request.annotations().get(IDEMPOTENCY_ANNOTATION) {
-        // The facade does not carry out the same request twice.
+        // Keeps the facade from carrying out the same request twice.
         delivery
             .annotations_mut()
             .insert(IDEMPOTENCY_ANNOTATION.to_owned(), done.clone());
@@ -57,13 +59,13 @@ pub(super) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Re
         ..PostParams::default()
     };
     match bounded(api.replace(name, &params, &delivery)).await {
-        // The watch shows what somebody else has made of it.
+        // Somebody else has changed or deleted it; the watch shows the result.
         Err(error) if !error.is_conflict() && !error.is_not_found() => Err(error),
         _ => Ok(()),
     }
 }
 
-/// The delivery that a request names, and its webhook, if the page has it.
+/// The delivery that a request names, and its webhook, if the page contains it.
 async fn in_log(
     shared: &Shared,
     namespace: &str,

@@ -7,9 +7,9 @@ use crate::delivery::dispatch::JobKey;
 /// The requests that have not been completed yet.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    /// Each with whether it has changed since work on it began.
+    /// Each request, with whether it has changed since work on it began.
     known: HashMap<JobKey, bool>,
-    /// Those that nobody works on yet.
+    /// Requests that nobody is working on yet.
     new: Vec<JobKey>,
 }
 
@@ -23,12 +23,12 @@ impl Requests {
         }
     }
 
-    /// Those to begin with.
+    /// Removes and returns the requests to start work on.
     pub(super) fn take_new(&mut self) -> Vec<JobKey> {
         std::mem::take(&mut self.new)
     }
 
-    /// Records that work on a request has ended. It begins anew if the request has changed meanwhile, or has to be tried `again`.
+    /// Records that work on a request has ended. It starts over if the request has changed meanwhile, or must be tried `again`.
     pub(super) fn ended(&mut self, request: JobKey, again: bool) {
         if self.known.remove(&request) == Some(true) || again {
             self.add(request);

@@ -27,19 +27,20 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 const ROUND: Duration = Duration::from_secs(600);
 /// A webhook with this many newly finished deliveries is pruned at the next check.
 const MANY: u64 = 100;
-/// A webhook that is over its limit by fewer is pruned this long after its last pruning.
+/// A webhook that exceeds its limit with fewer is pruned this long after its last pruning.
 const PAUSE: Duration = Duration::from_secs(30);
-/// Webhooks pruned at the same time, or unfinished deliveries deleted.
+/// Number of webhooks pruned, or of unfinished deliveries deleted, at the same time.
 const CONCURRENCY: usize = 4;
-/// How often to take [`AT_ONCE`] unfinished deliveries without a known webhook at a check, to see whether they will ever be sent.
+/// How many batches of [`AT_ONCE`] unfinished deliveries without a known webhook each check examines, to see whether they will
+/// ever be sent.
 const LOOKS: usize = 8;
-/// How old a test event without a known webhook has to be to be deleted: its webhook may only not be known yet.
+/// Minimum age at which a test event without a known webhook is deleted: its webhook may just not be known yet.
 const LOST_AFTER: SignedDuration = SignedDuration::from_mins(5);
 
 /// Runs until shutdown.
 pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     let work = async {
-        // Begin with a round, to prune what the previous leader left behind.
+        // Start with a round, to prune what the previous leader left behind.
         let mut next_round = Instant::now();
         let mut pruned: HashMap<WebhookKey, Pruned> = HashMap::new();
         let mut looked_at = None;
@@ -92,14 +93,14 @@ fn due(shared: &Shared, all: bool, pruned: &mut HashMap<WebhookKey, Pruned>) -> 
         }
     });
     if all {
-        // Those of deleted webhooks are forgotten.
+        // Drop the entries of deleted webhooks.
         pruned.clear();
     }
     due
 }
 
-/// Whether to prune a webhook. `finished` deliveries have finished since its last pruning, which was this long `ago` and had
-/// `left` of them; `kept` is the limit.
+/// Whether to prune a webhook: `finished` deliveries have finished since its last pruning, which was this long `ago` and
+/// `left` that many; `kept` is the limit.
 fn is_due(finished: u64, left: u64, ago: Duration, kept: u64) -> bool {
     finished >= MANY || ago >= PAUSE && left.saturating_add(finished) > kept
 }
@@ -119,7 +120,7 @@ async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
     Ok(u64::try_from(count.saturating_sub(deleted)).unwrap_or(u64::MAX))
 }
 
-/// The deliveries that were finished before `since`, or exceed the limit. `finished` is sorted, the last finished first.
+/// The deliveries that finished before `since` or exceed the limit. `finished` must be sorted, most recent first.
 fn surplus(finished: Vec<Finished>, kept: usize, since: Timestamp) -> Vec<Finished> {
     finished
         .into_iter()
@@ -129,8 +130,8 @@ fn surplus(finished: Vec<Finished>, kept: usize, since: Timestamp) -> Vec<Finish
         .collect()
 }
 
-/// Deletes those of the next unfinished deliveries after `last` that nobody will ever send. Returns where to go on, unless that is the
-/// start.
+/// Among the next unfinished deliveries after `last`, deletes those that will never be sent. Returns where to continue, or `None`
+/// to start over.
 async fn delete_stray(shared: &Shared, mut last: Option<JobKey>) -> Option<JobKey> {
     let since = shared.deps.server_time.since(LOST_AFTER);
     let mut stray: Vec<Arc<Delivery>> = Vec::new();
@@ -151,7 +152,7 @@ async fn delete_stray(shared: &Shared, mut last: Option<JobKey>) -> Option<JobKe
         .for_each_concurrent(CONCURRENCY, async |delivery| {
             let namespace = delivery.metadata.namespace.as_deref().unwrap_or_default();
             let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
-            // A failed deletion is repeated once all have been looked at.
+            // A failed deletion is retried after all others have been examined.
             if let Err(error) = store::delete(&api, &delivery, None).await {
                 tracing::debug!(namespace, delivery = delivery.metadata.name, %error, "cannot delete a delivery that nobody will ever send");
             }
@@ -204,7 +205,7 @@ mod tests {
         assert_eq!(surplus(100, 3), ["d2", "d1", "d0"]);
     }
 
-    /// An unfinished Delivery for a webhook that nobody knows.
+    /// An unfinished Delivery for an unknown webhook.
     fn stray(name: &str, test: bool, owner: Option<Value>, created: &str) -> Arc<Delivery> {
         let delivery = json!({
             "metadata": {

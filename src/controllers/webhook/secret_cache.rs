@@ -24,11 +24,11 @@ use crate::{
 
 /// How long to use the cached secret after a failed read, before the next one.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
-/// A secret of this age or older is read again in the background.
+/// Age at which a secret is read again in the background.
 pub(super) const FRESH: Duration = Duration::from_secs(4);
-/// Maximum time between two reads of a secret that nobody uses.
+/// Maximum time between two reads of a secret that is not being used.
 const LONGEST: Duration = Duration::from_mins(30);
-/// The same if it cannot be used: its webhook sends nothing until a read finds that it can.
+/// The same for an unusable secret: its webhook sends nothing until a read finds a usable one.
 const LONGEST_WITH_PROBLEM: Duration = Duration::from_mins(1);
 /// Minimum time between two removals of an expired previous secret.
 const BETWEEN_REMOVALS: Duration = Duration::from_hours(1);
@@ -65,9 +65,9 @@ pub(super) struct CachedSecret {
     source: Option<Source>,
     /// When the secret was last read, and the result.
     pub(super) read: Option<(Instant, Result<Usable, Problem>)>,
-    /// Since when every read has found the same.
+    /// Since when every read has had the same result.
     pub(super) unchanged_since: Option<Instant>,
-    /// The resourceVersion of the Secret that was last read; the API server's cache may have older ones.
+    /// The resourceVersion of the last read Secret; the API server's cache may have older versions.
     pub(super) version: Option<u64>,
     /// When a read last failed.
     pub(super) failed_at: Option<Instant>,
@@ -101,7 +101,8 @@ impl CachedSecret {
         self.read.as_ref().map_or(Duration::MAX, |(at, _)| at.elapsed())
     }
 
-    /// Whether it is to be read again although nobody uses it: after an eighth of the time since it last changed.
+    /// Whether it must be read again although it is not being used: after an eighth of the time since it last
+    /// changed.
     pub(super) fn is_due(&self) -> bool {
         let unchanged = self
             .unchanged_since
@@ -148,7 +149,7 @@ impl CachedSecret {
 #[derive(Clone)]
 pub(super) struct Usable {
     both: Arc<SigningKeys>,
-    /// The keys of the current secret alone, and from when on to use them.
+    /// The keys of the current secret alone, and the time from which to use them.
     alone: Option<(Timestamp, Arc<SigningKeys>)>,
 }
 
@@ -167,12 +168,13 @@ impl SecretCache {
         self.secrets.lock().remove(key);
     }
 
-    /// The webhooks of some secrets, in their order: those after `last`, at most `limit`.
+    /// At most `limit` webhooks with cached secrets after `last`, in key order.
     pub(super) fn keys_after(&self, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
         keys_after(&self.secrets.lock(), last, limit)
     }
 
-    /// The entry for this webhook and its reference. Starts a new one if the webhook, its reference or its Secret has changed.
+    /// The entry for this webhook and its secret reference. Starts a new one if the webhook, its reference or its Secret has
+    /// changed.
     pub(super) fn get(&self, key: &WebhookKey, webhook: &Webhook) -> CachedSecret {
         let mut all = self.secrets.lock();
         let cached = all.entry(key.clone()).or_default();
@@ -186,7 +188,7 @@ impl SecretCache {
         cached.clone()
     }
 
-    /// Whether an expired previous secret may be removed now; if so, not again for an hour.
+    /// Whether an expired previous secret may be removed now. If so, returns `false` for the next hour.
     pub(super) fn may_remove(&self, key: &WebhookKey) -> bool {
         let mut all = self.secrets.lock();
         let Some(cached) = all.get_mut(key) else {
@@ -220,7 +222,7 @@ impl SecretCache {
 }
 
 /// The signing keys of a webhook in the Secret that it names, or what is wrong with it. A Secret that the webhook may not use is
-/// treated as missing, so that its condition does not tell whether there is one.
+/// treated as missing, so that the condition does not reveal whether it exists.
 pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable, Problem> {
     let reference = &webhook.spec.secret_ref;
     let SecretReference { name, key } = reference;
@@ -258,8 +260,8 @@ pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable
     })
 }
 
-/// The patch that removes the previous secret of a webhook, valid for this version of the Secret only; `None` unless it has
-/// expired.
+/// The patch that removes the previous secret of a webhook, valid for this version of the Secret only; `None` unless the
+/// previous secret has expired.
 pub(super) fn removal(secret: &Secret, webhook: &Webhook, now: Timestamp) -> Option<serde_json::Value> {
     let reference = &webhook.spec.secret_ref;
     let (previous, expires) = (reference.previous_key(), reference.previous_expires_key());

@@ -27,13 +27,13 @@ use crate::{
     runtime::{client::bounded, watch::revision},
 };
 
-/// A secret of this age or older is read again before it is used, if possible.
+/// Age at which a secret is read again before it is used, if possible.
 const USABLE: Duration = Duration::from_secs(9);
 /// How often to check for secrets that have not been used recently.
 const POLL_EVERY: Duration = Duration::from_secs(4);
-/// Secrets that the poll reads at the same time.
+/// Number of secrets that the poll reads concurrently.
 const POLL_CONCURRENCY: usize = 4;
-/// Minimum time per read of the poll, which limits it to fifty reads a second.
+/// Minimum time per read of the poll. With [`POLL_CONCURRENCY`], it limits the poll to fifty reads a second.
 const POLL_PACE: Duration = Duration::from_millis(80);
 
 /// Why there are no signing keys.
@@ -83,8 +83,8 @@ async fn read(shared: &Arc<Shared>, key: &WebhookKey, webhook: &Webhook) {
     remove_expired(shared, key, webhook, &answer).await;
 }
 
-/// Removes a previous secret that no longer signs. At most once an hour for each webhook, in case somebody keeps putting it
-/// back.
+/// Removes a previous secret that no longer signs. Does so at most once an hour for each webhook, in case somebody keeps
+/// putting it back.
 async fn remove_expired(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (_, secret): &Answer) {
     let Ok(Some(secret)) = secret else { return };
     let Some(patch) = removal(secret, webhook, shared.deps.clock.now()) else {
@@ -108,14 +108,15 @@ async fn remove_expired(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (_
 /// When a read of a Secret began, and its result: the Secret, `None` if it does not exist, or an error if the read failed.
 type Answer = (Instant, Result<Option<Secret>, ()>);
 
-/// The newest version of a webhook's Secret of which is known that it exists: announced by REST, or read.
+/// The newest version of a webhook's Secret that is known to exist, because it was announced by REST or has
+/// been read.
 fn newest(shared: &Shared, key: &WebhookKey, webhook: &Webhook) -> Option<u64> {
     webhook
         .announced_secret()
         .max(shared.secrets.get(key, webhook).version)
 }
 
-/// The Secret that a webhook names, from the API server's cache, but in no older version than this one.
+/// The Secret that a webhook names, from the API server's cache, but no older than this version.
 async fn fetch(shared: &Shared, webhook: &Webhook, newest: Option<u64>) -> Answer {
     let asked_at = Instant::now();
     let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
@@ -124,7 +125,8 @@ async fn fetch(shared: &Shared, webhook: &Webhook, newest: Option<u64>) -> Answe
     let params = newest.map_or_else(GetParams::any, |version| GetParams::at(&version.to_string()));
     let secret = match bounded(api.get_with(name, &params)).await {
         Ok(secret) => Ok(Some(secret)),
-        // The API server's cache may not have it yet, or never, if etcd was restored from before that version.
+        // The API server's cache may not have that version yet, or may never get it if etcd was restored from
+        // an older backup.
         Err(_) => bounded(api.get_opt(name)).await,
     };
     let secret = secret.map_err(|error| {
@@ -138,7 +140,7 @@ fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret
     let before = shared.secrets.get(key, webhook);
     let mut after = before.clone();
     match secret {
-        // It stays unread, so that the webhook is not shown as blocked for the moment that its creation takes.
+        // Leave it unread, so that the webhook is not shown as blocked while its Secret is being created.
         Ok(None) if webhook.awaits_secret(shared.deps.clock.now()) => return,
         Ok(secret) => {
             after.failed_at = None;
@@ -160,7 +162,7 @@ fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret
     }
 }
 
-/// Reads secrets until shutdown, so that problems show before an event needs them.
+/// Reads secrets until shutdown, so that problems show up before an event needs them.
 pub(super) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
     let polls = async { tokio::join!(read_new(&shared), read_again(&shared)) };
     tokio::select! {
@@ -169,8 +171,8 @@ pub(super) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
     }
 }
 
-/// Reads the secrets that have never been read. New webhooks are shown as ready once that has happened, so they do not wait for
-/// a round of all.
+/// Reads the secrets that have never been read. A new webhook is shown as ready once its secret has been read, so it does not
+/// wait for a full round.
 async fn read_new(shared: &Arc<Shared>) {
     loop {
         match unread(shared) {
@@ -180,8 +182,8 @@ async fn read_new(shared: &Arc<Shared>) {
     }
 }
 
-/// Reads the secrets that have not been used recently, the more rarely the longer they have not changed; those in use are read
-/// again independently of it.
+/// Reads the secrets that have not been used recently, less often the longer they have not changed. Secrets in use are read
+/// again independently of this.
 async fn read_again(shared: &Arc<Shared>) {
     loop {
         let next_round = tokio::time::Instant::now() + POLL_EVERY;
@@ -219,7 +221,7 @@ fn unread(shared: &Shared) -> Option<Vec<Webhooks>> {
     Some(by_secret(shared, webhooks, CachedSecret::is_unread))
 }
 
-/// Webhooks whose secrets were not read recently.
+/// Webhooks whose secrets have not been read recently.
 pub(super) fn old(shared: &Shared) -> Vec<Webhooks> {
     let mut webhooks = Vec::new();
     shared.for_each_webhook(|state, key| {
@@ -232,7 +234,7 @@ pub(super) fn old(shared: &Shared) -> Vec<Webhooks> {
     by_secret(shared, webhooks, CachedSecret::is_due)
 }
 
-/// Those of these webhooks whose secrets are due, grouped by Secret.
+/// The webhooks among these whose secrets are due, grouped by Secret.
 fn by_secret(shared: &Shared, webhooks: Webhooks, is_due: impl Fn(&CachedSecret) -> bool) -> Vec<Webhooks> {
     let mut due: BTreeMap<(String, String), Webhooks> = BTreeMap::new();
     for (key, webhook) in webhooks {

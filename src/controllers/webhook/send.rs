@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// Sends an event to a webhook, once: its attempt of this number.
+/// Sends an event to a webhook once, as the attempt with this number.
 pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event, number: i32) -> Report {
     let webhook = shared
         .state
@@ -80,7 +80,7 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     let retry_after: Option<Duration> = outcome.retry_after.map(|when| when.delay(ended_at));
     Report::Sent {
         attempt: Attempt {
-            // The same as in its headers.
+            // The same time as in its headers.
             at: milliseconds(at),
             duration_ms: i64::try_from(outcome.duration.as_millis()).unwrap_or(i64::MAX),
             status_code: outcome.status.map(i32::from),
@@ -91,7 +91,8 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     }
 }
 
-/// The span of an attempt, if the event is traced. It has the receiver's host alone: path and query may have the receiver's secrets.
+/// The span of an attempt, if the event is traced. It contains only the receiver's host: path and query may contain the
+/// receiver's secrets.
 fn traced(webhook: &Webhook, event: &Event, number: i32) -> Option<Span> {
     let span = traces::continued(event.traceparent.as_deref()?, "deliver event", SpanKind::Client)?;
     span.set("http.request.method", "POST");

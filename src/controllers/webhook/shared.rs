@@ -55,16 +55,16 @@ pub(super) struct Shared {
     /// Wakes the poll of secrets: there is one that has never been read.
     pub(super) unread: Notify,
     pub(super) secrets: SecretCache,
-    /// Limits the mails sent at the same time.
+    /// Limits the number of mails sent at the same time.
     pub(super) mailing: Semaphore,
 }
 
 /// The mutable state, under one lock that is never held across an await.
 pub(super) struct State {
-    /// Set once this replica is the leader and has loaded the initial state. Until then changes are ignored, or kept in
+    /// Set once this replica is the leader and has loaded the initial state. Until then, changes are ignored or kept in
     /// `inbox`.
     pub(super) tenure: Option<Tenure>,
-    /// While the initial state is loaded: what the watches have shown since then, to be handled afterwards.
+    /// What the watches have shown while the initial state is being loaded, to be handled afterwards.
     pub(super) inbox: Option<VecDeque<Shown>>,
     pub(super) dispatcher: Dispatcher,
     pub(super) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
@@ -73,21 +73,21 @@ pub(super) struct State {
     pub(super) owners: Owners,
     /// Webhooks whose status may have to be written.
     pub(super) dirty: HashSet<WebhookKey>,
-    /// Whether this is the end, at which nothing is written later.
+    /// Whether the process is shutting down, so that no write may be deferred.
     pub(super) is_ending: bool,
     /// Webhooks whose status has to be written later, and when.
     pub(super) later: BTreeSet<(Instant, WebhookKey)>,
-    /// For the webhooks whose counters have to be written.
+    /// The budget for writes of counters.
     pub(super) counter_writes: WriteBudget,
-    /// For the webhooks whose health has changed.
+    /// The budget for writes of changed health.
     pub(super) health_writes: WriteBudget,
-    /// Webhooks with a disablement or a backlog that the account holder has not been notified of.
+    /// Webhooks with a disablement or a backlog that the account holder has not been notified about.
     pub(super) mails: MailQueue,
     pub(super) mail_limiter: MailLimiter,
     pub(super) log_tally: LogTally,
     /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
-    /// Requests to send a delivery in the event log again.
+    /// Requests to resend a delivery that is in the event log.
     pub(super) requests: Requests,
     /// Webhooks whose secrets have never been read.
     pub(super) unread: Unread,
@@ -100,31 +100,31 @@ pub(super) struct State {
     pub(super) ending: HashMap<String, Place>,
 }
 
-/// Keys that are copied, or small steps taken, while the lock is held once. Others wait for it, so that must not grow with the
-/// number of webhooks, deliveries or instances.
+/// Number of keys copied, or of small steps taken, each time the lock is held. Others wait for the lock, so the hold time must
+/// not grow with the number of webhooks, deliveries or instances.
 pub(super) const AT_ONCE: usize = 64;
-/// Outboxes taken over while the lock is held once. Each may have dozens of events, and each of them as many jobs.
+/// Outboxes taken over each time the lock is held. Each may have dozens of events, and each event as many jobs.
 const CLAIMS_AT_ONCE: usize = 8;
 
-/// Mails sent at the same time, each on a connection of its own.
+/// Maximum number of mails sent at the same time, each on its own connection.
 const MAILS_AT_ONCE: usize = 8;
 
 /// A change that a watch has shown.
 pub(super) enum Shown {
     Webhook(Change<Webhook>),
     Delivery(Change<Delivery>),
-    /// Of a kind with an outbox: what handles it.
+    /// A change of a kind with an outbox, as the function that handles it.
     Outbox(Box<dyn FnOnce(&Shared) + Send>),
 }
 
 impl State {
-    /// Some webhooks, in the order of their keys: those after this one.
+    /// Some of the webhooks after `last`, in key order.
     fn webhooks_after(&self, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
         keys_after(&self.webhooks, last, AT_ONCE)
     }
 }
 
-/// The latest version of a webhook, and what has still to be written to its status.
+/// The latest version of a webhook, and what still has to be written to its status.
 pub(super) struct CachedWebhook {
     /// The latest version.
     pub(super) webhook: Arc<Webhook>,
@@ -146,7 +146,7 @@ pub(super) struct CachedWebhook {
     pub(super) failed: Option<Instant>,
 }
 
-/// What an e-mail tells of a webhook.
+/// What an e-mail says about a webhook.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct NotificationContent {
     /// When the webhook was disabled.
@@ -156,7 +156,7 @@ pub(super) struct NotificationContent {
 }
 
 impl NotificationContent {
-    /// What the account holder has still to be told, according to the status.
+    /// What the account holder still has to be told, according to the status.
     pub(super) fn untold(webhook: &Webhook) -> Self {
         Self {
             disabled_at: webhook.untold().map(|disabled| disabled.at),
@@ -168,7 +168,7 @@ impl NotificationContent {
         *self == Self::default()
     }
 
-    /// Whether both tell of the same disablement or the same backlog.
+    /// Whether both are about the same disablement or the same backlog.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let same = |one: Option<Timestamp>, other| one.is_some() && one == other;
         same(self.disabled_at, other.disabled_at) || same(self.backlog_since, other.backlog_since)
@@ -178,25 +178,25 @@ impl NotificationContent {
 /// The outcome of an e-mail to the account holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notification {
-    /// What it tells.
+    /// What it says.
     pub(super) told: NotificationContent,
-    /// Its sending, or why it has not been sent yet.
+    /// When it was sent, or why it has not been sent yet.
     pub(super) result: Result<Sent, String>,
 }
 
 impl Notification {
-    /// Its sending, if it has been sent.
+    /// When it was sent, if it was.
     pub(super) fn sent(&self) -> Option<&Sent> {
         self.result.as_ref().ok()
     }
 }
 
-/// The sending of an e-mail.
+/// The times of a sent e-mail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sent {
     /// When it was sent.
     pub(super) at: Timestamp,
-    /// When e-mails were sent to the account holder in the 24 hours up to then, this one included.
+    /// When e-mails were sent to the account holder in the 24 hours up to then, including this one.
     pub(super) within_day: Arc<[Timestamp]>,
 }
 
@@ -252,14 +252,14 @@ impl Shared {
         }
     }
 
-    /// Whether this replica is the leader now. Check it before sending anything out of the cluster: another leader may
-    /// already have sent it.
+    /// Whether this replica is the leader now. Check this before sending anything out of the cluster: another leader
+    /// may already have sent it.
     pub(super) fn leads(&self) -> bool {
         self.state.lock().tenure.as_ref().is_some_and(Tenure::holds)
     }
 
-    /// Whether a change is to be handled now. If not, it is kept until the initial state has been loaded, or it needs no
-    /// handling because that state is loaded later.
+    /// Whether to handle a change now. If not, it is either kept until the initial state has been loaded, or dropped
+    /// because the initial state will be loaded later anyway.
     pub(super) fn admits(&self, shown: impl FnOnce() -> Shown) -> bool {
         let mut state = self.state.lock();
         if let Some(inbox) = &mut state.inbox {
@@ -407,7 +407,7 @@ impl Shared {
             .map(Problem::reason_and_message)
     }
 
-    /// Forgets a deleted webhook, unless another one has its name by now.
+    /// Forgets a deleted webhook, unless another one has taken its name by now.
     pub(super) fn webhook_gone(&self, state: &mut State, key: &WebhookKey, gone: &Webhook) {
         let is_it = |cached: &CachedWebhook| cached.webhook.metadata.uid == gone.metadata.uid;
         if !state.webhooks.get(key).is_some_and(is_it) {
@@ -447,7 +447,7 @@ impl Shared {
             let Some((_, place)) = state.unclaimed.pop_front_if(is_due) else {
                 break;
             };
-            // The current version: entries that were claimed and removed since are no longer in it.
+            // Use the current version, which no longer has entries that were claimed and removed since.
             state.sources.clone().current(&place, |outbox| {
                 see_outbox(state, outbox, Origin::Found, now);
                 self.unverified.notify_one();
@@ -456,13 +456,13 @@ impl Shared {
         state.unclaimed.front().map(|(since, _)| *since + CLAIM_GRACE)
     }
 
-    /// Does something with every webhook, without holding the lock for all of them at once.
+    /// Calls `each` for every webhook, without holding the lock for all of them at once.
     pub(super) fn for_each_webhook(&self, each: impl FnMut(&mut State, &WebhookKey)) {
         self.for_each_key(State::webhooks_after, each);
     }
 
-    /// Does something with all keys, of which `some_after` returns those that follow the given one, without holding the lock
-    /// for all of them at once.
+    /// Calls `each` for every key, without holding the lock for all of them at once. `some_after` returns some of the keys
+    /// that follow the given one.
     pub(super) fn for_each_key(
         &self,
         some_after: impl Fn(&State, Option<&Arc<str>>) -> Vec<Arc<str>>,
@@ -509,7 +509,7 @@ impl Outbox for Shared {
         } else {
             Origin::Fresh
         };
-        // Also without new events, so that older versions from the watch are recognised as stale.
+        // Even without new events, so that older versions from the watch are recognised as stale.
         see_outbox(&mut state, outbox, origin, now);
         drop(state);
         if is_news {

@@ -8,7 +8,7 @@ use crate::{
     runtime::{self, ReconcileQueue, Store},
 };
 
-/// The kind of an object, and where it is.
+/// The kind, namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     kind: &'static str,
@@ -32,7 +32,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The objects of the kind `K`. A deleted object is queued again in `queue` once its last event is settled.
+    /// The objects of the kind `K`. A deleted object is put into `queue` again once its last event is settled.
     pub fn new<K: HasOutbox>(store: Store<K>, queue: ReconcileQueue<K>) -> Self {
         Self {
             kind: K::KIND,
@@ -58,14 +58,14 @@ impl Sources {
             .collect()
     }
 
-    /// Calls `see` with the outbox of the current version of an object, if there is one.
+    /// Calls `see` with the outbox of the current version of an object, if the object exists.
     pub(super) fn current(&self, place: &Place, mut see: impl FnMut(&OutboxVersion<'_>)) {
         if let Some(source) = self.of(place) {
             source.objects.current(place, &mut see);
         }
     }
 
-    /// Has an object reconciled by its controller.
+    /// Queues an object for its controller.
     pub(super) fn requeue(&self, place: &Place) {
         if let Some(source) = self.of(place) {
             source.objects.requeue(place);
@@ -77,7 +77,7 @@ impl Sources {
     }
 }
 
-/// The objects of one kind, whichever it is.
+/// The objects of one kind, with the kind erased.
 trait Objects: Send + Sync {
     fn with_events(&self) -> Vec<Place>;
     fn current(&self, place: &Place, see: &mut dyn FnMut(&OutboxVersion<'_>));

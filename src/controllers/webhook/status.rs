@@ -26,7 +26,7 @@ pub(super) struct Facts<'a> {
     pub(super) account_uid: Option<String>,
     /// Counts since then.
     pub(super) tally: &'a Tally,
-    /// Number of deliveries that wait for an attempt.
+    /// Number of deliveries that are waiting for an attempt.
     pub(super) pending: i64,
     /// Number of held deliveries.
     pub(super) held: i64,
@@ -154,7 +154,7 @@ fn health(status: &WebhookStatus) -> (bool, &'static str, String) {
     (true, "NotTried", "nothing has been sent yet".to_owned())
 }
 
-/// Status, reason and message of the condition about too many deliveries. `None`: leave it as it is.
+/// Status, reason and message of the condition about too many deliveries; `None` to leave it as it is.
 fn backlog(
     conditions: &[Condition],
     facts: &Facts<'_>,
@@ -180,8 +180,8 @@ fn backlog(
         )),
         // An earlier process was refused, and this one has not tried yet.
         None if is_backlogged(conditions, QUOTA_EXCEEDED) && !facts.tally.has_stored => None,
-        // An earlier process said so; what it held is still held. A disabled webhook holds everything anyway, so that only what
-        // was dropped is worth telling.
+        // An earlier process set it, and what that process held is still held. A disabled webhook holds everything anyway, so
+        // only dropped deliveries are worth reporting.
         None if conditions::is_true(conditions, BACKLOG)
             && facts.held > 0
             && (!is_disabled || is_backlogged(conditions, DROPPED)) =>
@@ -202,8 +202,8 @@ fn is_backlogged(conditions: &[Condition], reason: &str) -> bool {
     backlog.is_some_and(|backlog| backlog.status == "True" && backlog.reason == reason)
 }
 
-/// The backlog that the account holder has yet to be told of, or has been told of and that still lasts. A backlog that begins
-/// before an earlier one was reported counts as part of it.
+/// The backlog that the account holder has not been told about yet, or has been told about and that still lasts. A backlog
+/// that begins before an earlier one was reported counts as part of it.
 fn backlog_period(
     before: Option<&WebhookStatus>,
     conditions: &[Condition],
@@ -249,7 +249,7 @@ fn mails(before: Option<&WebhookStatus>, last: Option<&Notification>) -> (Option
     }
 }
 
-/// The disablement that ended before the account holder was notified of it. A later one that is notified of covers it.
+/// The disablement that ended before the account holder was notified of it. A notification of a later one covers it.
 fn unnotified(
     webhook: &Webhook,
     disabled: Option<&Disabled>,
@@ -271,7 +271,7 @@ fn unnotified(
         .cloned()
 }
 
-/// What a webhook's condition says of its events, after the reason why nothing can be sent.
+/// What a webhook's condition says about its events, after the reason why nothing can be sent.
 fn fate_of_events(reason: &str) -> &'static str {
     match reason {
         FORMER_ACCOUNT => "",
@@ -279,7 +279,7 @@ fn fate_of_events(reason: &str) -> &'static str {
     }
 }
 
-/// The Account that the webhook belongs to: the first one stays.
+/// The Account that the webhook belongs to. Once set, it stays the same.
 fn account_uid(webhook: &Webhook, facts: &Facts<'_>) -> Option<String> {
     let bound = webhook
         .status
@@ -337,16 +337,16 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
 pub(super) enum Urgency {
     /// It must be written now.
     Now,
-    /// A failing webhook has recovered: written as soon as the budget allows. Each follows a [`Urgency::Failure`] that was
-    /// written, so there are no more of them.
+    /// A failing webhook has recovered: written as soon as the budget allows. Each recovery follows a written
+    /// [`Urgency::Failure`], so there cannot be more of them than failures.
     Recovery,
-    /// A healthy webhook has begun to fail. A receiver that fails every other time must not cause a write with each attempt.
+    /// A healthy webhook has begun to fail. A receiver that fails every other time must not cause a write for each attempt.
     Failure,
     /// Counters and times can wait (decisions, section 5).
     Counters,
 }
 
-/// How urgent the write of a change is.
+/// How urgently a change must be written.
 pub(super) fn urgency(before: &WebhookStatus, after: &WebhookStatus) -> Urgency {
     let is_healthy = |status: &WebhookStatus| conditions::is_true(&status.conditions, HEALTHY);
     if is_urgent(before, after) {
@@ -456,7 +456,7 @@ mod tests {
         };
         let status = decide_with(&enabled, &tally, Some(&notification));
         assert_eq!((status.unnotified, status.notified_at), (None, Some(sent_at)));
-        // What was told in time is not kept.
+        // A disablement that was reported in time is not kept.
         let mut told = disabled(1);
         told["disabled"]["notifiedAt"] = json!(AT);
         assert_eq!(decide_with(&webhook(2, &told), &tally, None).unnotified, None);
@@ -482,7 +482,8 @@ mod tests {
         assert!(!is_urgent(&quiet, &status), "it is written with the counters");
         let (_, backlog) = told(&Tally::default(), &status);
         assert_eq!(backlog, Some(("False".to_owned(), "None".to_owned())));
-        // What a disabled webhook holds is no backlog, but what was dropped stays one, whichever process looks.
+        // What a disabled webhook holds is not a backlog, but dropped deliveries remain one, no matter which
+        // process evaluates it.
         for (is_disabled, reason, expected) in [
             (false, "Held", "True"),
             (true, "Held", "False"),
@@ -574,7 +575,7 @@ mod tests {
             told: NotificationContent::untold(&webhook),
             result,
         };
-        // A mail that failed is tried again, one that was sent is not.
+        // A failed mail is retried; a sent one is not.
         let (failed, status) = again(&begun, &dropping, Some(&mailed(Err("down".to_owned()))));
         assert_eq!(
             NotificationContent::untold(&failed),
@@ -586,14 +587,14 @@ mod tests {
         assert_eq!(status.notified_at, Some(sent_at));
         assert_eq!(status.account_notified_at, [sent_at]);
         assert!(is_urgent(&begun, &status), "no crash may repeat it");
-        // Another process takes over, which drops more.
+        // Another process takes over and drops more.
         let (still, status) = again(&status, &dropping, None);
         assert!(NotificationContent::untold(&still).is_nothing());
         let (_, over) = again(&status, &Tally::default(), None);
         assert_eq!(over.backlog, None);
         let (anew, _) = again(&over, &dropping, None);
         assert_eq!(anew.untold_backlog().unwrap().dropped_before, over.dropped);
-        // One that ends untold is told all the same.
+        // A backlog that ends unreported is reported all the same.
         let (ended, status) = again(&begun, &Tally::default(), None);
         assert!(!conditions::is_true(&status.conditions, BACKLOG));
         assert_eq!(

@@ -33,7 +33,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 const WRITES: usize = 8;
 /// Pause after a failed write of a webhook's status.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
-/// How long the last writes may take.
+/// How long the last writes may take at shutdown.
 const FINISH: Duration = Duration::from_secs(3);
 /// Changes within this window are written together.
 const GATHER: Duration = Duration::from_millis(20);
@@ -84,7 +84,7 @@ pub(super) async fn flush(shared: &Arc<Shared>, events: &Events) {
     }
 }
 
-/// Writes what is left at the end, counters included: the next leader would not count it.
+/// Writes everything that is left at shutdown, including counters: the next leader would not count them.
 pub(super) async fn finish(shared: &Arc<Shared>, events: &Events) {
     {
         let mut state = shared.state.lock();
@@ -99,7 +99,7 @@ pub(super) async fn finish(shared: &Arc<Shared>, events: &Events) {
     }
 }
 
-/// Has some statuses written whose time has come. Returns whether there may be more of them.
+/// Marks some of the statuses that are due as dirty. Returns whether there may be more.
 fn wake_some(state: &mut State) -> bool {
     let now = Instant::now();
     for _ in 0..AT_ONCE {
@@ -112,7 +112,7 @@ fn wake_some(state: &mut State) -> bool {
     true
 }
 
-/// Which of these statuses to write now. Those to write later are put into [`State::later`].
+/// Returns which of these statuses to write now. Those to write later are put into [`State::later`].
 fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookStatus)> {
     let now = shared.now();
     let mut state = shared.state.lock();
@@ -160,8 +160,8 @@ fn give_up_reserved(state: &mut State, key: &WebhookKey) {
     }
 }
 
-/// When a webhook may have its status written, which may be now: some time after its last write, and within the budget of all
-/// webhooks. `None` if it need not wait.
+/// When a webhook's status may be written: some time after its last write, and within the budget shared by all webhooks. May
+/// be now. `None` if it need not wait.
 pub(super) fn write_at(
     state: &mut State,
     key: &WebhookKey,
@@ -173,7 +173,7 @@ pub(super) fn write_at(
     }
     let cached = state.webhooks.get_mut(key)?;
     if matches!(urgency, Urgency::Now | Urgency::Counters) {
-        // The health is again as it was, or is written anyway.
+        // The health is back to what it was, or is written anyway.
         cached.write_health_at = None;
     }
     let (write_at, budget) = match urgency {
@@ -187,7 +187,7 @@ pub(super) fn write_at(
         .or_else(|| Some(*write_at.get_or_insert_with(|| budget.reserve(now))))
 }
 
-/// Forgets a disablement that has been written, or that a change of the spec made obsolete.
+/// Forgets a disablement that has been written, or that a change of the spec has made obsolete.
 fn release(state: &mut State, key: &WebhookKey) {
     let Some(cached) = state.webhooks.get_mut(key) else {
         return;
@@ -336,7 +336,7 @@ fn count(shared: &Shared) {
 }
 
 impl Shared {
-    /// Has the status writer disable a webhook.
+    /// Tells the status writer to disable a webhook.
     pub(super) fn disable(&self, disablement: Disablement) {
         let mut state = self.state.lock();
         let key = disablement.webhook.clone();

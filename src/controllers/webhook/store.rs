@@ -36,7 +36,7 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
                 Ok(stored) => Written::Stored(pruned(stored)),
                 Err(error) if error.is_already_exists() => {
                     match read_back(&api, &delivery).await {
-                        // It was deleted in between, so a retry will succeed.
+                        // It was deleted in the meantime, so a retry will succeed.
                         Written::Gone => Written::Failed,
                         found => found,
                     }
@@ -65,7 +65,7 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
     }
 }
 
-/// Reads a Delivery; `None` if it does not exist, or is only a request.
+/// Reads a Delivery; `None` if it does not exist or is only a request.
 pub(super) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<Option<Arc<Delivery>>, ()> {
     let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     match bounded(api.get_opt(name)).await {
@@ -80,7 +80,7 @@ pub(super) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<
 async fn read_back(api: &Api<Delivery>, delivery: &Delivery) -> Written {
     match bounded(api.get_opt(name(delivery))).await {
         Ok(Some(found)) if found.is_request() || found.spec.event_id != delivery.spec.event_id => {
-            // An account holder has created it: what the operator does has this name for this event alone.
+            // An account holder created it: the operator uses this name only for this event.
             let version = found.metadata.resource_version.clone();
             match delete(api, &found, version).await {
                 Ok(()) => Written::Failed,
@@ -93,7 +93,8 @@ async fn read_back(api: &Api<Delivery>, delivery: &Delivery) -> Written {
     }
 }
 
-/// Deletes a Delivery, but not another one that has its name by now; or only this version of it.
+/// Deletes a Delivery, but not another one that has taken its name by now; or deletes only this version of
+/// it.
 pub(super) async fn delete(
     api: &Api<Delivery>,
     delivery: &Delivery,
@@ -175,7 +176,7 @@ mod tests {
         })
     }
 
-    /// The outcome of the creation of a Delivery of `evt_1` where this one has its name, and whether that one is deleted.
+    /// The outcome of creating the Delivery of `evt_1` when `there` already has its name, and whether `there` is deleted.
     async fn created_over(there: Value) -> (Written, bool) {
         let deleted = Arc::new(Mutex::new(false));
         let log = deleted.clone();

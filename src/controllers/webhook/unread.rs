@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::Bound};
 
 use crate::delivery::dispatch::WebhookKey;
 
-/// Keys of webhooks, from which accounts take turns.
+/// Keys of webhooks, popped so that accounts take turns.
 #[derive(Default)]
 pub(super) struct Unread {
     keys: BTreeSet<WebhookKey>,
@@ -25,7 +25,7 @@ impl Unread {
         self.keys.remove(key);
     }
 
-    /// Removes and returns the next key: the first one of the namespace after the last.
+    /// Removes and returns the next key: the first one of the next namespace.
     pub(super) fn pop(&mut self) -> Option<WebhookKey> {
         let rest = (Bound::Included(self.after.as_str()), Bound::Unbounded);
         let next = self

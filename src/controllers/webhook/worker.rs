@@ -18,20 +18,21 @@ use crate::{
     runtime::metrics::OutcomeLabels,
 };
 
-/// Polls the dispatcher at this interval even without a wake-up.
+/// How often to poll the dispatcher even without a wake-up.
 const POLL_EVERY: Duration = Duration::from_secs(1);
-/// Commands taken at once, while others wait for the dispatcher.
+/// Maximum number of commands taken in one go, while others wait for the dispatcher.
 const AT_ONCE: usize = 256;
-/// Lookups of Deliveries at the same time, as a multiple of the writes.
+/// Maximum number of concurrent lookups of Deliveries, as a multiple of the concurrent writes.
 const CHECKS_PER_WRITE: usize = 2;
-/// Requests to send a logged delivery again that are completed at the same time. Each reads a page of the event log.
+/// Maximum number of resend requests completed at the same time. Each reads a page of the event log.
 const RESENDS: usize = 4;
-/// Pause after a request that could not be completed.
+/// Pause after a resend request that could not be completed.
 const AFTER_FAILED_RESEND: Duration = Duration::from_secs(10);
-/// Accounts whose event logs are read at the same time, to find out what was logged before a restart.
+/// Maximum number of accounts whose event logs are read at the same time, to find out what was logged before
+/// a restart.
 const LOG_CHECKS: usize = 8;
 
-/// Attempts, writes and lookups in flight. They end when this is dropped.
+/// Attempts, writes and lookups in flight. They are cancelled when this is dropped.
 #[derive(Default)]
 struct Tasks {
     running: TaskTracker,
@@ -129,7 +130,8 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
     }
     tasks.running.close();
     shared.state.lock().dispatcher.stop();
-    // Events whose outcomes are not recorded by then are still owed: the next leader sends them again, with the same ids.
+    // Events whose outcomes have not been recorded by then remain undelivered: the next leader sends them again, with the
+    // same ids.
     if tokio::time::timeout(grace, drain(&shared, &tasks, writes))
         .await
         .is_err()

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-/// Time between two writes of counters of any webhooks: five a second in all (decisions, section 5).
+/// Minimum time between two writes of counters, across all webhooks: five a second in all (decisions, section
+/// 5).
 const COUNTERS_PACE: Duration = Duration::from_millis(200);
-/// Time between two writes because the health of any webhook has changed: twenty a second in all, so that 200 webhooks whose
-/// receivers fail together are shown as failing within ten seconds.
+/// Minimum time between two writes of changed health, across all webhooks: twenty a second in all, so that 200 webhooks
+/// whose receivers fail together are shown as failing within ten seconds.
 const HEALTH_PACE: Duration = Duration::from_millis(50);
 
-/// A rate of writes that all webhooks share. Each write reserves a time of its own.
+/// A write rate shared by all webhooks. Each write reserves its own time.
 #[derive(Debug)]
 pub(super) struct WriteBudget {
     /// Time between two writes.
@@ -18,7 +19,7 @@ pub(super) struct WriteBudget {
 }
 
 impl WriteBudget {
-    /// For counters and times.
+    /// The budget for counters and times.
     pub(super) const fn of_counters() -> Self {
         Self {
             pace: COUNTERS_PACE,
@@ -26,7 +27,7 @@ impl WriteBudget {
         }
     }
 
-    /// For changes of health.
+    /// The budget for changes of health.
     pub(super) const fn of_health() -> Self {
         Self {
             pace: HEALTH_PACE,
@@ -34,8 +35,8 @@ impl WriteBudget {
         }
     }
 
-    /// Reserves the time of a write: now, or after the writes that have reserved theirs. Time in which nobody writes is lost: it
-    /// allows no burst later.
+    /// Reserves the time of a write: now, or after the writes that have already reserved theirs. Unused time is lost: it allows
+    /// no burst later.
     pub(super) fn reserve(&mut self, now: Instant) -> Instant {
         let write_at = self.next.map_or(now, |next| next.max(now));
         self.next = Some(write_at + self.pace);

@@ -13,30 +13,30 @@ use crate::{
 /// The queue of writes. Accounts take turns, and no class of writes can use all permits: records of failing receivers come in
 /// bursts, which would delay the API server's handling of instances.
 pub(super) struct WriteQueue {
-    /// Writes at the same time.
+    /// Maximum number of concurrent writes.
     permits: usize,
     owed: CallQueue,
     suspect: CallQueue,
     pages: CallQueue,
 }
 
-/// A write for which there is a permit.
+/// A write that has a permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NextWrite {
     /// The record of a job.
     Record(JobKey),
-    /// The page of the event log of a namespace.
+    /// The event log page of a namespace.
     Page(Arc<str>),
 }
 
-/// A queue of API calls, fair among accounts, which also counts the running ones.
+/// A queue of API calls, fair among accounts, that also counts the running ones.
 #[derive(Default)]
 pub(super) struct CallQueue {
     waiting: FairQueue,
     running: Arc<AtomicUsize>,
 }
 
-/// The permit of one running call; released on drop.
+/// The permit of a running call; released on drop.
 pub(super) struct Permit(Arc<AtomicUsize>);
 
 impl Drop for Permit {
@@ -57,7 +57,7 @@ impl CallQueue {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// The next call, which counts as running until its permit is dropped.
+    /// Removes and returns the next call, which counts as running until its permit is dropped.
     pub(super) fn pop(&mut self) -> Option<(Arc<str>, Permit)> {
         let key = self.waiting.pop()?;
         self.running.fetch_add(1, Ordering::Relaxed);
@@ -86,8 +86,8 @@ impl WriteQueue {
         self.pages.push(namespace);
     }
 
-    /// The next write for which there is a permit. An eighth of the permits is reserved for failing receivers, and another
-    /// eighth for the event log.
+    /// Removes and returns the next write that has a permit. An eighth of the permits is reserved for failing receivers,
+    /// and another eighth for the event log.
     pub(super) fn pop(&mut self) -> Option<(NextWrite, Permit)> {
         let share = (self.permits / 8).max(1);
         let others = self.owed.running() + self.pages.running();

@@ -17,7 +17,7 @@ static SHARED: LazyLock<Authority> = LazyLock::new(Authority::new);
 /// A loopback address that nothing else listens on, for a receiver whose port must not be taken while it is down.
 pub const OWN_ADDRESS: &str = "127.8.4.43";
 
-/// What the certificates of receivers are for.
+/// The names and addresses in the receivers' certificates.
 pub const NAMES: &[&str] = &[
     "127.0.0.1",
     OWN_ADDRESS,
@@ -70,7 +70,7 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// As `server`, with TLS 1.2 only.
+    /// Like `server`, with TLS 1.2 only.
     pub fn server_with_tls12(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
         let key = KeyPair::generate().unwrap();
         let certificate = params(names).signed_by(&key, &self.issuer).unwrap();

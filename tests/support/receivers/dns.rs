@@ -40,8 +40,8 @@ pub struct DnsServer {
 }
 
 impl DnsServer {
-    /// Answers as the closure says, which gets the name (lower case, without the final dot) and the number of earlier queries
-    /// for it of the same type.
+    /// Starts a server that answers as `reply` says. It is called with the name (lower case, without the final dot) and the
+    /// number of earlier queries for the same name and type.
     pub async fn start(reply: impl Fn(&str, usize) -> Reply + Send + 'static) -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = socket.local_addr().unwrap();

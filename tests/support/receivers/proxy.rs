@@ -18,7 +18,7 @@ use tokio::{
 pub enum Proxying {
     /// Connects to the port on loopback, whatever the name.
     Connects,
-    /// Connects if user and password are these.
+    /// Connects if user and password match.
     ConnectsFor(&'static str, &'static str),
     /// Answers with this status.
     Answers(&'static str),

@@ -86,7 +86,7 @@ fn locked(metrics: &Metrics) -> u64 {
     counts.map(|count| count.parse::<u64>().unwrap()).sum()
 }
 
-/// Fails unless the lock is taken at least once for every [`AT_ONCE`] of `many`.
+/// Fails unless the lock is taken at least once for every [`AT_ONCE`] of `many` items.
 fn in_steps(metrics: &Metrics, many: usize, what: &str, act: impl FnOnce()) {
     let before = locked(metrics);
     act();
@@ -161,7 +161,7 @@ async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances(
         let all = (0..MANY).map(|number| Arc::new(webhook(number))).collect();
         listeners.webhooks.changed(&Change::Replaced(all));
     });
-    // They are newer than an empty list, so that only a second one shows that they are gone.
+    // They are newer than an empty list, so only a second list shows that they are gone.
     for _ in 0..2 {
         in_steps(&metrics, MANY, "a list of deliveries", || {
             listeners.deliveries.changed(&Change::Replaced(Vec::new()));
@@ -169,7 +169,7 @@ async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances(
     }
     assert_eq!(shared.state.lock().dispatcher.orphans_after(None, 1).len(), 0);
 
-    // Two seconds later, the entries that nobody has claimed are taken over, some at a time.
+    // Two seconds later, unclaimed entries are taken over, a few at a time.
     let mut now = shared.now();
     now.mono += Duration::from_secs(10);
     let mut state = shared.state.lock();
@@ -191,8 +191,8 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     assert!(futures::poll!(&mut open).is_pending());
     let loaded = shared.state.lock().webhooks.len();
     assert!((1..=AT_ONCE).contains(&loaded), "{loaded}");
-    // Others get the lock meanwhile. The last webhook, which has not been loaded yet, is deleted, another changes, and a new
-    // one and an event appear.
+    // Others get the lock in between: the last webhook, which has not been loaded yet, is deleted, another one changes, and
+    // a new webhook and an event appear.
     assert!(!shared.leads());
     let mut newer = webhook(MANY - 2);
     newer.metadata.resource_version = Some("40".to_owned());
@@ -236,7 +236,7 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     assert_eq!(orphans.len(), MANY - 1);
     assert!(!orphans.contains(&key("ns", "orphan-7")));
     drop(state);
-    // From now on, changes are handled at once.
+    // From now on, changes are handled immediately.
     listeners.webhooks.changed(&Change::Deleted(Arc::new(webhook(0))));
     assert_eq!(shared.state.lock().webhooks.len(), MANY);
 }

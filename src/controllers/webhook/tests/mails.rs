@@ -30,7 +30,7 @@ use crate::{
 /// The Webhooks of the API server, by name.
 type Stored = Arc<Mutex<BTreeMap<String, Value>>>;
 
-/// A clock that tests set.
+/// A clock that tests can set.
 #[derive(Clone)]
 struct TestClock(Arc<Mutex<Timestamp>>);
 
@@ -40,7 +40,7 @@ impl Clock for TestClock {
     }
 }
 
-/// A leading process, and what outlives it.
+/// A leading process, and everything that outlives it.
 struct World {
     shared: Arc<Shared>,
     events: Events,
@@ -51,7 +51,7 @@ struct World {
 }
 
 impl World {
-    /// The first process, and an account with webhooks that are numbered from 0.
+    /// The first process, and an account with webhooks numbered from 0.
     async fn new(webhooks: usize) -> Self {
         let stored: BTreeMap<String, Value> = (0..webhooks)
             .map(|number| {
@@ -74,7 +74,7 @@ impl World {
         .await
     }
 
-    /// Has another process take over.
+    /// Replaces the process with a new one.
     async fn restart(self) -> Self {
         Self::start(self.clock, self.stored, self.account, self.folder).await
     }
@@ -167,7 +167,7 @@ impl World {
         read(&self.stored.lock()[&name(number)]).status.unwrap()
     }
 
-    /// The mails sent so far, in the order of what they tell.
+    /// The mails sent so far, sorted by file name.
     fn mails(&self) -> Vec<String> {
         let files = std::fs::read_dir(self.folder.path()).unwrap();
         let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
@@ -185,7 +185,7 @@ fn read(webhook: &Value) -> Webhook {
     serde_json::from_value(webhook.clone()).unwrap()
 }
 
-/// Gives an object that was changed its next resourceVersion.
+/// Gives a changed object its next resourceVersion.
 fn changed(object: &mut Value) -> Value {
     let version = &mut object["metadata"]["resourceVersion"];
     let number: u64 = version.as_str().unwrap().parse().unwrap();

@@ -82,7 +82,7 @@ async fn the_leader_logs_events_of_the_account_that_had_them_whatever_the_clocks
     let in_a_minute = tokio::time::Instant::now() + Duration::from_mins(1);
     shared.state.lock().tenure = Some(Tenure::until(in_a_minute));
     let before = shared.now().wall;
-    // By the API server's clock, the account is made in a minute.
+    // By the API server's clock, the account is created a minute from now.
     own("first", before.checked_add(1.minutes()).unwrap());
     // Meanwhile this machine's clock is set back by an hour.
     for at in [before, before.checked_sub(1.hours()).unwrap()] {
@@ -97,7 +97,7 @@ async fn the_leader_logs_events_of_the_account_that_had_them_whatever_the_clocks
     own("second", before.checked_sub(1.minutes()).unwrap());
     let written = event_log::write(&shared, "ns", of_former).await;
     assert_eq!(written, PageWritten::Impossible);
-    // Who no longer leads leaves it to the next leader.
+    // A replica that no longer leads leaves it to the next leader.
     shared.state.lock().tenure = Some(Tenure::until(tokio::time::Instant::now()));
     let of_second = page(before, Instant::now());
     let written = event_log::write(&shared, "ns", of_second).await;
@@ -171,7 +171,7 @@ async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
         .collect();
     assert_eq!((health[0], health[200]), (Some(0), Some(10_000)));
     assert_eq!(wait(&keys[299], Urgency::Now), None);
-    // A health that is as it was before its reserved time has come gives that time up, and reserves another one later.
+    // If the health is back to what it was before its reserved time, that time is given up and a later one reserved.
     wait(&keys[0], Urgency::Counters);
     assert_eq!(wait(&keys[0], Urgency::Recovery), Some(12_500));
 }
