@@ -55,7 +55,7 @@ pub fn set(conditions: &mut Vec<Condition>, desired: Desired<'_>, generation: Op
         desired.reason.clone_into(&mut condition.reason);
         condition.message = message;
         condition.observed_generation = generation;
-    } else if desired.status != Some(false) || !matches!(desired.type_, RECONCILING | STALLED) {
+    } else if desired.status != Some(false) || !is_exceptional(desired.type_) {
         conditions.push(Condition {
             type_: desired.type_.to_owned(),
             status: status.to_owned(),
@@ -67,12 +67,15 @@ pub fn set(conditions: &mut Vec<Condition>, desired: Desired<'_>, generation: Op
     }
 }
 
+/// Whether a condition is True only in exceptional times, so that its absence means False.
+fn is_exceptional(type_: &str) -> bool {
+    matches!(type_, RECONCILING | STALLED)
+}
+
 /// Leaves out what is False now and was never stored as True: it was True in a draft alone.
 pub fn forget_drafts(conditions: &mut Vec<Condition>, stored: &[Condition]) {
-    conditions.retain(|c| {
-        let is_exceptional = matches!(c.type_.as_str(), RECONCILING | STALLED);
-        !is_exceptional || c.status != "False" || find(stored, &c.type_).is_some()
-    });
+    conditions
+        .retain(|c| !is_exceptional(&c.type_) || c.status != "False" || find(stored, &c.type_).is_some());
 }
 
 /// Removes a condition, such as one that exists only while it is true.
