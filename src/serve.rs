@@ -122,8 +122,9 @@ pub async fn serve(
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
+    // `/readyz` is served before the watches are started.
     let (health, metrics, server_time) = (
-        Health::default(),
+        Health::starting(),
         Metrics::of(api.is_some(), controller.is_some()),
         ServerTime::default(),
     );
@@ -258,6 +259,8 @@ pub async fn serve(
             )),
         ));
     }
+    // A leader starts more watches, but readiness does not wait for these.
+    health.started();
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
     tasks.push((ANNOUNCEMENT, tokio::spawn(announcement)));
     let ended = wait(tasks, &shutdown).await;

@@ -121,6 +121,10 @@ async fn losing_the_lease_ends_leading_not_the_process_and_rest_goes_on() {
         eventually(resource, async || answered(resource).await, |last| *last < 0.5).await;
     }
     assert!(answered("\"instances\"").await > 0.5);
+    let count = async |kind: &str| operator.metric("stellage_objects", kind).await;
+    let of_leader = async || count("\"Namespace\"").await;
+    eventually("no more Namespaces to be shown", of_leader, |count| *count < 0.5).await;
+    assert!(count("\"Instance\"").await > 0.5);
     let order = json!({ "name": "meanwhile", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
     let answer = tenant.call(Method::POST, "/v1/instances", Some(&order)).await;
     assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);

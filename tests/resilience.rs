@@ -376,7 +376,8 @@ async fn a_process_that_is_started_before_the_crds_says_what_it_waits_for_and_se
         async || ask("/readyz").await,
         |answer| {
             answer.as_ref().is_some_and(|(status, text)| {
-                *status == StatusCode::SERVICE_UNAVAILABLE && kinds.iter().all(|kind| waits(kind, text))
+                assert_eq!(*status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
+                kinds.iter().all(|kind| waits(kind, text))
             })
         },
     )

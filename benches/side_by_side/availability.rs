@@ -81,7 +81,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     );
     let Answers { succeeded, failed } = rolling_restart(&cluster, &account).await?;
     table.value(
-        &format!("REST requests that fail while two replicas of `stellage api` are replaced, beside {succeeded} that do not"),
+        &format!("REST requests that fail while two replicas of `stellage api` are replaced, compared with {succeeded} that do not"),
         &as_f64(u64::try_from(failed.len())?).into(),
         Unit("", 0),
         Some(FAILED),

@@ -62,7 +62,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     cluster.stop().await?;
 
     table.note(&format!(
-        "{count} completed backups of as many deleted instances, beside one"
+        "{count} completed backups of as many deleted instances, compared with one"
     ));
     let mut row = |what: &str, with: f64, without: f64, unit: samples::Unit| {
         let shown = |value: f64| format!("{value:.1}{}", unit.0);
@@ -81,12 +81,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         seconds(&without.ready),
         samples::SECONDS,
     );
-    row(
-        "processor time until idle",
-        with.used,
-        without.used,
-        samples::SECONDS,
-    );
+    row("CPU time until idle", with.used, without.used, samples::SECONDS);
     row("resident", with.mib, without.mib, samples::MEBIBYTES);
     Ok(())
 }

@@ -123,7 +123,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         lists.push(cost(&product, target, target.request("GET", JSON, None), sizes).await?);
     }
     let pages: Samples = pages.into_iter().collect();
-    let what = format!("processor time of the console's list, 20 of {count} instances");
+    let what = format!("CPU time of the console's list, 20 of {count} instances");
     table.value(&what, &pages, samples::CORE_MILLIS, Some(AIM_COST));
     table.compare(
         "    : the same list as JSON",

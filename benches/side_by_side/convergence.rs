@@ -167,7 +167,7 @@ pub async fn converge(
     let (own, of_servers) = used()?;
     let writes = Writes::count(&cluster.admin).await? - before;
     say(&format!(
-        "  {took:.1?} (applied in {applied:.1?}): {} writes of instances, {} refused, {} Events; processor time: \
+        "  {took:.1?} (applied in {applied:.1?}): {} writes of instances, {} refused, {} Events; CPU time: \
          stellage {:.1} s, API server and etcd {:.1} s",
         writes.instances,
         writes.refused,

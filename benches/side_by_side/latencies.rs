@@ -33,7 +33,7 @@ impl Latencies {
         self.0.len()
     }
 
-    /// A quantile in milliseconds. NaN, which meets no aim, if there are no latencies.
+    /// A quantile in milliseconds. NaN, which meets no target, if there are no latencies.
     pub fn millis(&self, quantile: f64) -> f64 {
         if self.0.is_empty() {
             return f64::NAN;

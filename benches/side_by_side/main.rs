@@ -6,7 +6,7 @@
 //! median of the rounds with the minimum and maximum. A measurement with only one turn is shown as one number. Clients run
 //! in separate processes:
 //!
-//! - the processor time of a transition with webhooks (`webhooks::transitions`), which hardly depends on the machine's load,
+//! - the CPU time of a transition with webhooks (`webhooks::transitions`), which hardly depends on the machine's load,
 //!   also compared with another build;
 //! - (a), (b) reads through the facade (`reads`), compared with the API server's answer to the same question, and with an
 //!   axum handler that just sends the same bytes;

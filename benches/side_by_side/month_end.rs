@@ -104,7 +104,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         samples::SECONDS,
         None,
     );
-    row("processor time of stellage", used, samples::SECONDS, None);
+    row("CPU time of stellage", used, samples::SECONDS, None);
     let each = as_f64(writes.invoices) / as_f64(accounts);
     row(
         "writes of invoices and pages, an account",

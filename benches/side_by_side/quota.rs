@@ -76,7 +76,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         |turn| turn.rate,
     );
     row(
-        "    processor time of API server and etcd, each",
+        "    CPU time of API server and etcd, each",
         samples::CORE_MILLIS,
         |turn| turn.processor,
     );

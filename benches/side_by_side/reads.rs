@@ -108,7 +108,7 @@ struct Question {
     path: String,
     /// Path of the equivalent request to the API server, if there is one.
     raw: Option<String>,
-    /// The aims for the ratios to the API server and to the bare handler, if any.
+    /// The targets for the ratios to the API server and to the bare handler, if any.
     aims: [Option<Aim>; 2],
     /// Path in the API server of the instance whose usage is requested, if any.
     usage_of: Option<String>,
@@ -416,7 +416,7 @@ fn report(table: &mut Table, label: &str, sides: &[Side]) {
             turn.measured.millis(0.99)
         });
         line(
-            "    server's processor time a request",
+            "    server's CPU time a request",
             samples::MICROS,
             None,
             &|turn| turn.cost,

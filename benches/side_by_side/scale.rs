@@ -77,7 +77,7 @@ fn report(table: &mut Table, scale: Scale, small: &Measured, large: &Measured) {
     let webhooks = scale.accounts * scale.webhooks;
     let instances = scale.accounts * scale.instances;
     table.note(&format!(
-        "scale: {webhooks} webhooks and {instances} instances in {} accounts, beside a tenth; {} and {} events received",
+        "scale: {webhooks} webhooks and {instances} instances in {} accounts, compared with a tenth; {} and {} events received",
         scale.accounts, large.events, small.events
     ));
     let mut line = |what: &str, large: f64, small: f64, unit: &str, aim| {

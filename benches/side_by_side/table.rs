@@ -38,10 +38,10 @@ pub struct Table {
     rows: Vec<[String; 6]>,
 }
 
-const HEADINGS: [&str; 6] = ["", "measured", "beside", "ratio", "aim", ""];
+const HEADINGS: [&str; 6] = ["", "measured", "compared with", "ratio", "target", ""];
 
 impl Table {
-    /// Adds two quantities measured in the same rounds. The aim applies to their ratio.
+    /// Adds two quantities measured in the same rounds. The target applies to their ratio.
     pub fn compare(
         &mut self,
         what: &str,
@@ -59,7 +59,7 @@ impl Table {
         );
     }
 
-    /// Adds a ratio of two quantities that are given as text. The aim applies to the ratio.
+    /// Adds a ratio of two quantities that are given as text. The target applies to the ratio.
     pub fn ratio(&mut self, what: &str, measured: &str, beside: &str, ratio: &Samples, aim: Option<Aim>) {
         let numbers = [measured.to_owned(), beside.to_owned(), ratio.shown_as_ratio()];
         self.push(what, numbers, ratio.median(), aim);

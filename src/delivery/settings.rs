@@ -47,7 +47,7 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_PENDING_DELIVERIES_PER_ACCOUNT", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub pending_deliveries_per_account: u32,
 
-    /// The same, in all: beyond it, the accounts that owe most hold theirs first
+    /// The same, for all accounts together; beyond that, deliveries of the accounts with the most pending ones are held first
     #[arg(long, env = "STELLAGE_PENDING_DELIVERIES_IN_ALL", default_value_t = PENDING_IN_ALL, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub pending_deliveries_in_all: u32,
 
@@ -59,7 +59,7 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_HELD_DELIVERIES_PER_ACCOUNT", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub held_deliveries_per_account: u32,
 
-    /// The same, in all: beyond it, those of the account that holds most are dropped
+    /// The same, for all accounts together; beyond that, the oldest of the account with the most held deliveries are dropped
     #[arg(long, env = "STELLAGE_HELD_DELIVERIES_IN_ALL", default_value_t = HELD_IN_ALL, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub held_deliveries_in_all: u32,
 
@@ -75,7 +75,7 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_LOGGED_MEBIBYTES_PER_ACCOUNT", value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub logged_mebibytes_per_account: u32,
 
-    /// The same, in all: beyond it, the accounts that have most lose their oldest first
+    /// The same, for all accounts together; beyond that, the oldest of the accounts that have the most are deleted first
     #[arg(long, env = "STELLAGE_LOGGED_MEBIBYTES_IN_ALL", value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub logged_mebibytes_in_all: u32,
 

@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 /// long, the process is stuck and needs a restart. An unreachable API server is no reason for a restart: reads are
 /// still answered.
 const WEDGED_AFTER: Duration = Duration::from_secs(600);
+/// The component that stands for the start of the process: until it is ready, others may not have been registered yet.
+const START: &str = "start";
 
 /// Readiness of each component, and the progress of watches. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +40,18 @@ impl Default for Inner {
 }
 
 impl Health {
+    /// The health of a process that is starting. It is not ready before [`started`](Self::started) is called.
+    pub fn starting() -> Self {
+        let health = Self::default();
+        health.expect(START, "the watches to be started");
+        health
+    }
+
+    /// Says that everything that readiness waits for is registered.
+    pub fn started(&self) {
+        self.ready(START);
+    }
+
     /// Registers a component that is not ready yet, and what it waits for. Readiness concerns only the start: a
     /// component that was ready once and is started again is not waited for.
     pub fn expect(&self, component: impl Into<String>, waits_for: &'static str) {
@@ -87,6 +101,17 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_is_not_ready_before_it_has_registered_what_readiness_waits_for() {
+        let health = Health::starting();
+        assert_eq!(health.not_ready(), ["start: the watches to be started"]);
+        health.expect("watch instances", "the first list");
+        health.started();
+        assert_eq!(health.not_ready(), ["watch instances: the first list"]);
+        health.ready("watch instances");
+        assert!(health.not_ready().is_empty());
+    }
 
     #[test]
     fn readiness_names_what_is_missing() {

@@ -243,8 +243,9 @@ impl Metrics {
         self.watch_last_response.get_or_create_owned(&labels).set(now);
     }
 
-    /// Clears the time of the last answer to a watch of this resource: a watch that was ended on purpose is not late.
-    pub fn watch_ended(&self, resource: &str) {
+    /// Clears what a watch has shown: one that was ended on purpose is not late, and its objects are no longer up to date.
+    pub fn watch_ended(&self, kind: &'static str, resource: &str) {
+        self.objects.remove(&KindLabels { kind });
         let labels = ResourceLabels {
             resource: resource.to_owned(),
         };

@@ -199,7 +199,7 @@ impl Watches {
         let errors = self.metrics.watch_errors.get_or_create_owned(&labels);
         let invalid = self.metrics.invalid_objects.get_or_create_owned(&labels);
         let objects = self.metrics.objects.get_or_create_owned(&labels);
-        let mut events = self.read_ahead::<K>(config);
+        let mut events = self.read_ahead::<K>(kind, config);
         let (mut listed, mut unreadable) = (Vec::new(), Vec::new());
         loop {
             let event = tokio::select! {
@@ -283,7 +283,11 @@ impl Watches {
 
     /// The events of a watch, read ahead: the API server sends more of a list, or prepares its next page, while earlier
     /// objects are parsed. Otherwise each side would be idle half of the time, waiting for the other.
-    fn read_ahead<K>(&self, config: watcher::Config) -> mpsc::Receiver<watcher::Result<Event<Unparsed<K>>>>
+    fn read_ahead<K>(
+        &self,
+        kind: &'static str,
+        config: watcher::Config,
+    ) -> mpsc::Receiver<watcher::Result<Event<Unparsed<K>>>>
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
@@ -299,8 +303,8 @@ impl Watches {
             if !forward_streamed(watch(config.clone().streaming_lists()), &sender).await {
                 forward(watch(config), &sender).await;
             }
-            // The stream is gone, so no answer comes after this.
-            metrics.watch_ended(&K::plural(&K::DynamicType::default()));
+            // The stream is gone, so no answer comes after this. Nobody receives events, so nobody counts objects any more.
+            metrics.watch_ended(kind, &K::plural(&K::DynamicType::default()));
         });
         events
     }
@@ -462,7 +466,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_that_has_ended_no_longer_shows_when_it_was_answered() {
+    async fn a_watch_that_has_ended_shows_neither_when_it_was_answered_nor_how_many_objects_there_were() {
         let client = answered_by(|_, path, _| async move {
             if path.contains("watch=true") {
                 std::future::pending::<()>().await;
@@ -485,21 +489,23 @@ mod tests {
         store.wait_until_ready().await.unwrap();
         metrics.watch_answered("instances");
         metrics.watch_answered("accounts");
-        let shows = |resource: &str| {
-            let label = format!("{{resource=\"{resource}\"}}");
-            metrics.render().unwrap().contains(&label)
-        };
-        assert!(shows("instances"));
+        let of_others = KindLabels { kind: "Account" };
+        metrics.objects.get_or_create_owned(&of_others).set(1);
+        let shows = |series: &str| metrics.render().unwrap().contains(series);
+        let answered = "{resource=\"instances\"}";
+        let objects = "stellage_objects{kind=\"Instance\"}";
+        assert!(shows(answered) && shows(objects));
         watches.shutdown.cancel();
         let is_gone = async {
-            while shows("instances") {
+            while shows(answered) || shows(objects) {
                 tokio::task::yield_now().await;
             }
         };
         tokio::time::timeout(Duration::from_secs(10), is_gone)
             .await
             .unwrap();
-        assert!(shows("accounts"), "that of another watch stays");
+        let others = ["{resource=\"accounts\"}", "stellage_objects{kind=\"Account\"}"];
+        assert!(others.into_iter().all(shows), "those of another watch stay");
     }
 
     #[tokio::test]

@@ -27,10 +27,10 @@ pub fn quoted_version(object: &impl Object) -> String {
 /// The versions that a request applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Precondition {
-    /// Any version.
+    /// Any version: the request is not conditional.
     #[default]
     None,
-    /// The version that was read, whichever that is.
+    /// Any version, as long as the object exists.
     Exists,
     /// One of these [`version`]s.
     OneOf(Vec<String>),

@@ -60,7 +60,7 @@ struct Seen {
 
 /// Measures without and with hostile receivers.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
-    say("webhooks (d) healthy receivers beside hostile ones");
+    say("webhooks (d) healthy receivers next to hostile ones");
     let receivers = Receivers::start(HEALTHY, receivers::BOTH)?;
     let stage = Stage::start(&["--delivery-log=failures"]).await?;
     let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, "churn", INSTANCES).await?;
@@ -125,7 +125,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         |seen| seen.transitions,
     );
     line(
-        &format!("    stellage's processor time at {RATE} events/s"),
+        &format!("    stellage's CPU time at {RATE} events/s"),
         Unit(" % of a core", 1),
         None,
         |seen| seen.used * 100.0,

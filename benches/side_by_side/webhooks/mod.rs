@@ -1,6 +1,6 @@
 //! The cost of webhooks; each part has its own cluster:
 //!
-//! - the processor time of a transition (`transitions`), compared with that of another build;
+//! - the CPU time of a transition (`transitions`), compared with that of another build;
 //! - (a), (b) events per second from real transitions, their age at the receiver, and their writes (`rates`), compared with
 //!   the same account without webhooks;
 //! - (c) memory with many finished and with pending deliveries (`memory`), compared with none;

@@ -163,7 +163,7 @@ async fn rated(
     let surplus = receivers.count() - arrived - events * webhooks as u64;
     say(&format!(
         "  {webhooks} webhooks, {}: {events} events, all arrived after {elapsed:.1?}: {rate:.0}/s; {surplus} receipts beyond what \
-         was owed; processor time an event: stellage {own:.2} ms, API server and etcd {api:.2} ms, receivers {theirs:.2} ms; load {}",
+         was owed; CPU time an event: stellage {own:.2} ms, API server and etcd {api:.2} ms, receivers {theirs:.2} ms; load {}",
         log.name(),
         load_average()
     ));
@@ -260,7 +260,7 @@ fn report(table: &mut Table, log: Log, all: &[Vec<Rated>]) {
             (*webhooks == 1).then_some(Aim::AtLeast(log.share_of_none())),
         );
         table.compare(
-            "    processor time an event: stellage, API server, etcd and receivers",
+            "    CPU time an event: stellage, API server, etcd and receivers",
             &each(rounds, |rated| rated.cost),
             &each(none, |rated| rated.cost),
             samples::CORE_MILLIS,

@@ -101,13 +101,9 @@ fn report(table: &mut Table, name: &str, ours: &[Turn], bares: &[Turn]) {
         |turn| turn.rate,
         samples::PER_SECOND,
     );
+    line("    sender's CPU time a post", |turn| turn.cost, samples::MICROS);
     line(
-        "    sender's processor time a post",
-        |turn| turn.cost,
-        samples::MICROS,
-    );
-    line(
-        "    receivers' processor time a post",
+        "    receivers' CPU time a post",
         |turn| turn.receivers_cost,
         samples::MICROS,
     );

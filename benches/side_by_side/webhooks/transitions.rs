@@ -53,7 +53,7 @@ const PATIENCE: Duration = Duration::from_mins(3);
 const BEFORE_CLEARING: Duration = Duration::from_secs(9);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// The aim for a transition with this many webhooks, in core-ms.
+/// The target for a transition with this many webhooks, in core-ms.
 fn aim(webhooks: usize) -> Option<Aim> {
     match webhooks {
         0 => Some(Aim::AtMost(10.0)),
@@ -263,7 +263,7 @@ fn report(table: &mut Table, sides: &[(&str, &[Turn])], what: &str, aim: Option<
         return;
     };
     table.value(
-        &format!("processor time a transition, {what}, {name}"),
+        &format!("CPU time a transition, {what}, {name}"),
         &samples(own, Turn::total),
         samples::CORE_MILLIS,
         aim,

@@ -14,8 +14,9 @@
 //! 3. Each page of the old invoice is written with its lines.
 //! 4. The old invoice gets a number, and is issued with the number, its own lines and its event in one write.
 //!
-//! Once its event is settled, that is written, too. So an account whose entries fit into its invoice costs three
-//! writes.
+//! Once its event is settled, the invoice is marked as settled. So an account whose entries fit into its invoice costs
+//! three writes: the next invoice, the issue and the mark. It costs one more if step 1 finds something to copy. Numbers
+//! are handed out in a ConfigMap, to many invoices in one write.
 //!
 //! If nothing continues, step 2 has nothing to do. Then the first page with lines, or else the issue, marks the point
 //! after which nothing changes: everything has ended, so anything still found before that point only adds lines, and

@@ -245,7 +245,7 @@ pub async fn retry(
     ))
 }
 
-/// What happens to so many deliveries, as a sentence.
+/// A sentence that says what happens to this many deliveries.
 pub(super) fn counted(count: usize, when: When) -> String {
     match count {
         1 => format!("One delivery {}.", when.describe()),

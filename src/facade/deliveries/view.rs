@@ -37,7 +37,7 @@ pub struct DeliveryView<'a> {
     /// `exhausted`: all retries failed, the receiver answered 410, or it is a test event that failed.
     #[schema(schema_with = delivery_status)]
     status: &'static str,
-    /// When the event happened that the delivery tells of.
+    /// When the event occurred.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31Z")]
     created_at: Seconds,
     /// When the next attempt is due. `null` unless the delivery is pending, and while a requested attempt has not been made yet.

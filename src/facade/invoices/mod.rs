@@ -195,15 +195,15 @@ fn rendered(
     response
 }
 
-/// Where a text that is being sent has come to.
+/// How far an invoice's text has been sent.
 enum Position {
     Head(String, Option<Vec<InvoiceLine>>),
     Page(u32),
     End,
 }
 
-/// The text of an invoice, page by page: one of them is in memory at a time, and none is read before the last one was sent. `foot` is
-/// told what the lines above it add up to, since an open invoice may change meanwhile.
+/// The text of an invoice, in chunks. Only one page is in memory at a time: the next one is read after the previous one has been
+/// sent. `foot` gets the sum of the lines above it, because an open invoice may change in the meantime.
 async fn chunks(
     opened: OpenedInvoice,
     head: String,

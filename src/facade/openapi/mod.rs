@@ -121,7 +121,7 @@ static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
     }
 });
 
-/// The OpenAPI document, made anew by each call.
+/// Builds the OpenAPI document. Nothing is cached: each call builds it again.
 pub fn value() -> Value {
     let (_, described) = routes().split_for_parts();
     let mut value = serde_json::to_value(described).unwrap_or_default();

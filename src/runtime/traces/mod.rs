@@ -50,12 +50,12 @@ static TRACER: OnceLock<Tracer> = OnceLock::new();
 /// Settings of traces.
 #[derive(Args, Clone, Debug)]
 pub struct TraceSettings {
-    /// URL of a receiver of OTLP over HTTP, such as `http://collector:4318`, to which traces are sent; default: that of
-    /// OTEL_EXPORTER_OTLP_ENDPOINT, else there are no traces
+    /// URL of an OTLP/HTTP receiver to send traces to, such as `http://collector:4318`; by default the value of
+    /// OTEL_EXPORTER_OTLP_ENDPOINT; if neither is set, no traces are sent
     #[arg(long, env = "STELLAGE_OTLP_ENDPOINT", value_name = "URL", value_parser = endpoint)]
     pub otlp_endpoint: Option<Url>,
 
-    /// Share of the requests to trace, 0 to 1, whatever their callers want
+    /// Share of the requests to trace, 0 to 1; no caller can raise it
     #[arg(long, env = "STELLAGE_TRACE_RATIO", default_value = "1", value_parser = ratio)]
     pub trace_ratio: f64,
 }
@@ -266,7 +266,7 @@ fn endpoint_of_environment() -> Result<Option<Url>, TraceError> {
 }
 
 fn endpoint(text: &str) -> Result<Url, String> {
-    const EXPECTED: &str = "must be the URL of a receiver of OTLP over HTTP, such as http://collector:4318";
+    const EXPECTED: &str = "must be the URL of an OTLP/HTTP receiver, such as http://collector:4318";
     let url = Url::parse(text).map_err(|error| format!("{EXPECTED} ({error})"))?;
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
         return Err(EXPECTED.to_owned());

@@ -39,7 +39,8 @@ impl Service {
     }
 }
 
-/// Records the uses of keys until shutdown. Includes uses noted after this call but before the future is polled. Call it once.
+/// Records on which days keys are used, until shutdown. Uses count from this call on, not only once the future is polled. Call it
+/// once.
 pub fn record(
     service: &Arc<Service>,
     shutdown: CancellationToken,

@@ -206,8 +206,9 @@ struct Tables {
     listed: HashMap<Box<str>, BTreeMap<ListKey, Arc<Key>>>,
     /// Keys whose digest covers the account, by namespace and digest, oldest first.
     by_digest: HashMap<Box<str>, HashMap<KeyDigest, Holders>>,
-    /// Outdated keys, by digest. Oldest first: a tenant who copies the digest of another account's key gains nothing until that
-    /// is revoked.
+    /// Outdated keys, by digest. Of those with the same digest, only keys in the namespace of the oldest one work, even after that
+    /// one is revoked: a tenant gains nothing by copying the digest of another account's key. A process that starts after the
+    /// revocation relies on the mark that the leader has put on copies by then (`ApiKeySpec::is_copy`).
     outdated: HashMap<KeyDigest, Holders>,
     /// By name of the Account.
     tenants: HashMap<Box<str>, Arc<Tenant>>,

@@ -169,7 +169,7 @@ async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances(
     }
     assert_eq!(shared.state.lock().dispatcher.orphans_after(None, 1).len(), 0);
 
-    // Two seconds later, unclaimed entries are taken over, a few at a time.
+    // Once they have been unclaimed for longer than the grace period, entries are taken over, a few at a time.
     let mut now = shared.now();
     now.mono += Duration::from_secs(10);
     let mut state = shared.state.lock();
