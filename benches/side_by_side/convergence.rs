@@ -97,19 +97,20 @@ async fn turn(
     Ok(converged)
 }
 
-/// Waits until the outboxes have been cleared. Otherwise the next turn's process would have to do that within its own
-/// time.
-async fn until_quiet(cluster: &Cluster) -> Result<()> {
+/// Waits until the outboxes have been cleared and the invoices have everything. Otherwise that would be part of what is
+/// measured next.
+pub async fn until_quiet(cluster: &Cluster) -> Result<()> {
     let begun = Instant::now();
     let mut last = None;
     while begun.elapsed() < PATIENCE {
-        let writes = Writes::count(&cluster.admin).await?.instances;
+        let writes = Writes::count(&cluster.admin).await?;
+        let writes = writes.instances + writes.invoices;
         if last.replace(writes) == Some(writes) {
             return Ok(());
         }
         tokio::time::sleep(OUTBOX_LINGERS).await;
     }
-    Err("instances are written for ever".into())
+    Err("instances or invoices are written for ever".into())
 }
 
 /// The first of the converged instances with this prefix, once nothing is left to do for it.

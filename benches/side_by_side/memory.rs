@@ -82,6 +82,9 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     for half in [FIRST, "second"] {
         convergence::converge(&cluster, &product, &account, half, large / 2).await?;
     }
+    if sizes.drained {
+        convergence::until_quiet(&cluster).await?;
+    }
     let resident = Resident::measure(&product, &account, large, sizes).await?;
     resident.report(
         table,
@@ -94,6 +97,9 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let mut product = Product::run(&cluster).await?;
     let resident = Resident::measure(&product, &account, large, sizes).await?;
     resident.report(table, &format!("    {large} instances, new process"), aim);
+    if sizes.drained {
+        convergence::until_quiet(&cluster).await?;
+    }
     let idle = idle(&product, sizes).await?;
     let seconds = sizes.idle.as_secs();
     let what = format!("    CPU while idle at {large} instances, over {seconds} s");

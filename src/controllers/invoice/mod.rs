@@ -16,6 +16,7 @@ mod tests;
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::{BuildHasher as _, RandomState},
     sync::Arc,
 };
 
@@ -37,6 +38,7 @@ use crate::{
         events::Events,
         metrics::KindLabels,
         reconcile_queue::messages,
+        shrink,
         watch::{Change, Listener},
         work_queue,
     },
@@ -88,8 +90,10 @@ struct Shared {
     deps: Deps,
     numbers: InvoiceNumbers,
     prices: KeptPrices,
-    /// Last seen metering state of each instance, by UID, so that other status changes queue nothing.
-    seen: Mutex<HashMap<String, Seen>>,
+    /// Last seen metering state of each instance, so that other status changes queue nothing. Keyed by a hash of the
+    /// UID: two instances with the same hash cost needless reconciles at worst.
+    seen: Mutex<HashMap<u64, Seen>>,
+    hasher: RandomState,
     /// Instances that were deleted before their end was recorded, by namespace and then UID, with the time of
     /// deletion.
     gone: Mutex<HashMap<String, HashMap<String, Gone>>>,
@@ -115,6 +119,7 @@ impl InvoiceController {
                 numbers: InvoiceNumbers::new(deps.client.clone(), &deps.namespace),
                 prices: KeptPrices::new(deps.client.clone(), &deps.namespace, deps.catalogue.clone()),
                 seen: Mutex::default(),
+                hasher: RandomState::new(),
                 gone: Mutex::default(),
                 deps,
             }),
@@ -247,7 +252,10 @@ impl Shared {
     fn instance_gone(&self, change: &Change<Instance>) {
         let Change::Deleted(instance) = change else { return };
         let uid = origin::uid(&instance.metadata).to_owned();
-        self.seen.lock().remove(&uid);
+        let mut seen = self.seen.lock();
+        seen.remove(&self.hasher.hash_one(&uid));
+        shrink(&mut seen);
+        drop(seen);
         let is_metered = instance
             .status
             .as_ref()
@@ -281,7 +289,7 @@ impl Shared {
                     last: metering.changes.last().copied(),
                     is_deleting: instance.is_deleting(),
                 };
-                let uid = origin::uid(&instance.metadata).to_owned();
+                let uid = self.hasher.hash_one(origin::uid(&instance.metadata));
                 if self.seen.lock().insert(uid, seen) != Some(seen) {
                     self.request(std::slice::from_ref(instance));
                 }
