@@ -1,5 +1,7 @@
 //! What is known about webhooks, and how much of that is kept.
 
+use std::collections::HashSet;
+
 use jiff::SignedDuration;
 use kube::api::ObjectMeta;
 
@@ -60,6 +62,78 @@ fn a_delivery_is_known_to_be_for_its_webhook_until_it_has_ended() {
     let job = world.job(&webhook, &event);
     assert_eq!(world.dispatcher.webhook_of(&job), Some(&webhook));
     world.run();
+    assert_eq!(world.dispatcher.webhook_of(&job), None);
+}
+
+#[test]
+fn a_webhook_that_has_replaced_another_with_its_name_gets_none_of_its_deliveries() {
+    let (mut world, webhook) = world();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    let job = world.job(&webhook, &event);
+    let before = world.hooks[&webhook].facts.clone();
+    let after = WebhookFacts {
+        uid: "another".into(),
+        revision: before.revision + 1,
+        ..before
+    };
+    world.dispatcher.webhook_seen(after, world.now());
+    assert_eq!(world.dispatcher.webhook_of(&job), None);
+    assert!(world.dispatcher.next_command().is_none());
+    assert_eq!(world.dispatcher.webhooks_in("ns"), [webhook]);
+}
+
+#[test]
+fn a_delivery_is_in_an_outbox_until_that_has_been_cleared_even_if_it_is_finished() {
+    let (mut world, webhook) = world();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    let job = world.job(&webhook, &event);
+    assert!(world.dispatcher.is_in_outbox(&job));
+    world.execute(0, Fate::Good);
+    world.land(0);
+    assert!(world.arrived.contains(&job) && world.dispatcher.is_in_outbox(&job));
+    world.clear_outboxes(Fate::Good);
+    world.run();
+    assert!(!world.dispatcher.is_in_outbox(&job));
+}
+
+#[test]
+fn a_delivery_that_may_be_newer_than_the_list_that_lacks_it_is_kept_until_the_next_one_lacks_it_too() {
+    let (mut world, webhook) = world();
+    world.receivers.insert(webhook.clone(), Receiver::Down);
+    let jobs = ["i-1", "i-2"].map(|uid| {
+        let event = world.record("ns", uid, Fate::Good).unwrap();
+        world.settle();
+        world.job(&webhook, &event)
+    });
+    let [older, newer] = &jobs;
+    let as_of = revision(&*world.deliveries[older]);
+    let (dispatcher, none) = (&mut world.dispatcher, HashSet::new());
+    dispatcher.forget_unlisted(&webhook, &none, as_of);
+    assert_eq!(dispatcher.jobs_of(&webhook), std::slice::from_ref(newer));
+    dispatcher.forget_unlisted(&webhook, &HashSet::from([newer.clone()]), as_of);
+    dispatcher.forget_unlisted(&webhook, &none, as_of);
+    assert_eq!(dispatcher.jobs_of(&webhook), std::slice::from_ref(newer));
+    dispatcher.forget_unlisted(&webhook, &none, as_of);
+    assert!(dispatcher.jobs_of(&webhook).is_empty());
+}
+
+#[test]
+fn a_delivery_deleted_while_it_is_written_is_forgotten_when_the_write_has_ended() {
+    let (mut world, webhook) = world();
+    world.receivers.insert(webhook.clone(), Receiver::Down);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.settle();
+    let job = world.job(&webhook, &event);
+    world.request(&job);
+    world.work(false);
+    world.land(0);
+    world.execute(0, Fate::Good);
+    world
+        .dispatcher
+        .forget_unlisted(&webhook, &HashSet::new(), u64::MAX);
+    assert_eq!(world.dispatcher.webhook_of(&job), Some(&webhook));
+    world.write(0, Fate::Good);
+    world.answer(0);
     assert_eq!(world.dispatcher.webhook_of(&job), None);
 }
 

@@ -597,8 +597,12 @@ impl World {
 
     pub fn take_commands(&mut self) {
         while let Some(command) = self.dispatcher.next_command() {
-            if let Command::Attempt { job, webhook, .. } = &command {
+            if let Command::Attempt {
+                job, webhook, number, ..
+            } = &command
+            {
                 let (job, gate) = (&self.dispatcher.jobs[job], self.dispatcher.queues[webhook].gate());
+                assert_eq!(*number, job.status().attempt_count + 1);
                 let is_wanted = gate == Gate::Disabled && job.request().is_some();
                 assert!(
                     gate == Gate::Open || job.test || is_wanted,
