@@ -177,6 +177,7 @@ mod tests {
         queue.remove(&jobs[1]);
         queue.remove(&jobs[2]);
         assert_eq!(queue.len(), 0);
+        assert!(!queue.is_empty(), "an attempt is in flight");
         queue.attempt_ended(&subject);
         assert!(queue.is_empty());
     }

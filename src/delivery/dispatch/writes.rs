@@ -154,6 +154,8 @@ impl Dispatcher {
                 job.is_news = true;
                 job.writing = Writing::Paused;
                 self.try_again(key, now);
+                // The write may have arrived nevertheless, and its label may have been removed since.
+                self.restart_if_unlabelled(key, now);
             }
         }
     }

@@ -563,6 +563,23 @@ fn a_success_that_a_quota_does_not_let_be_logged_is_not_a_loss() {
 }
 
 #[test]
+fn a_late_success_whose_record_a_quota_refuses_is_not_a_loss_either() {
+    let mut world = World::new(DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
+    world.quota = 0;
+    world.record("ns", "i-1", Fate::Good);
+    world.work(false);
+    world.pass(std::time::Duration::from_secs(1));
+    world.work(false);
+    world.run();
+    assert_eq!(world.writes.creates, 6);
+    let (tally, ..) = world.tally(&webhook);
+    assert_eq!((tally.delivered, tally.dropped, tally.backlog), (1, 0, None));
+    world.audit_end();
+}
+
+#[test]
 fn only_the_last_attempt_keeps_what_the_receiver_answered() {
     let mut world = World::new(DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");

@@ -109,6 +109,25 @@ fn a_gate_that_flaps_costs_nothing_more() {
 }
 
 #[test]
+fn a_release_while_its_hold_is_being_written_costs_nothing_more() {
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.set_secret(&webhook, false);
+    world.record("ns", "i-1", Fate::Good);
+    world.execute(0, Fate::Good);
+    world.set_secret(&webhook, true);
+    world.write(0, Fate::Good);
+    world.answer(0);
+    assert!(
+        matches!(world.commands[..], [Command::Attempt { .. }]),
+        "{:?}",
+        world.commands
+    );
+    world.run();
+    assert_eq!(world.writes, writes(1, 1));
+    world.audit_end();
+}
+
+#[test]
 fn no_outcome_within_a_second_costs_one_and_the_end_another() {
     let (mut world, _) = world(DeliveryLog::Failures);
     world.record("ns", "i-1", Fate::Good);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{
     super::*,
-    world::{Fate, World},
+    world::{Fate, Receiver, World},
 };
 
 /// One healthy webhook among others that never answer.
@@ -212,6 +212,27 @@ fn a_retry_that_is_due_waits_for_no_first_attempt() {
         }
     }
     assert_eq!(first_retry, Some(90), "a minute after the first attempt failed");
+}
+
+#[test]
+fn a_retry_has_a_slot_of_its_own_however_many_first_attempts_are_in_flight() {
+    let mut world = World::new(DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.receivers.insert(webhook, Receiver::Down);
+    world.settle();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.settle();
+    world.pass(std::time::Duration::from_secs(59));
+    for uid in ["i-2", "i-3", "i-4"] {
+        world.record("ns", uid, Fate::Good);
+    }
+    world.work(false);
+    assert_eq!(world.sendings.len(), 2, "the failure has halved their number");
+    world.pass(std::time::Duration::from_secs(1));
+    world.work(false);
+    assert!(is_under_way(&world, &event));
+    world.heal();
+    world.audit_end();
 }
 
 #[test]

@@ -216,6 +216,27 @@ fn the_exhausted_one_is_not_written_before_the_disablement() {
 }
 
 #[test]
+fn a_webhook_that_is_being_disabled_stays_closed_although_it_is_shown_as_it_was() {
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.receivers.insert(webhook, Receiver::Gone);
+    world.record("ns", "i-1", Fate::Good);
+    world.execute(0, Fate::Good);
+    world.land(0);
+    assert!(
+        matches!(world.commands[..], [Command::Disable(_)]),
+        "{:?}",
+        world.commands
+    );
+    world.begin_lookup();
+    world.end_lookup();
+    world.record("ns", "i-2", Fate::Good);
+    world.run();
+    assert_eq!((world.begun.len(), world.disablements.len()), (1, 1));
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
 fn after_a_crash_entries_are_sent_in_order_although_a_lookup_fails() {
     let (mut world, _) = world(DeliveryLog::Failures);
     let events: Vec<_> = (0..3)

@@ -265,6 +265,26 @@ fn nothing_is_sent_to_an_inactive_or_blocked_webhook_before_it_is_so_no_more() {
 }
 
 #[test]
+fn what_is_requested_of_an_inactive_webhook_is_sent_when_it_is_only_disabled() {
+    let (mut world, webhook, [_, held]) = disabled();
+    let begun = world.begun.len();
+    let disabled = world.hooks[&webhook].facts.clone();
+    let inactive = WebhookFacts {
+        gate: Gate::Inactive,
+        ..disabled.clone()
+    };
+    world.dispatcher.webhook_seen(inactive, world.now());
+    world.request(&held);
+    world.run();
+    assert_eq!(world.begun.len(), begun);
+    world.dispatcher.webhook_seen(disabled, world.now());
+    world.run();
+    assert_eq!(world.begun.len(), begun + 1);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
 fn what_a_disabled_webhook_lacks_is_told_of_what_was_requested() {
     let (mut world, webhook, [_, held]) = disabled();
     world.no_secret.insert(webhook);

@@ -56,6 +56,35 @@ fn a_namespace_waits_for_first_attempts_at_webhooks_that_can_be_sent_to_until_th
 }
 
 #[test]
+fn a_namespace_waits_for_events_that_a_new_leader_has_to_look_up_before_they_can_be_sent() {
+    let (mut world, _) = world();
+    world.record("ns", "i-1", Fate::Good);
+    world.crash(|_| false);
+    assert!(world.dispatcher.has_unattempted("ns"));
+    world.run();
+    assert!(!world.dispatcher.has_unattempted("ns"));
+}
+
+#[test]
+fn a_namespace_waits_for_a_first_attempt_in_flight_even_if_its_object_is_unknown() {
+    let (mut world, webhook) = world();
+    world.set_secret(&webhook, false);
+    world.record("ns", "i-1", Fate::Good);
+    world.settle();
+    let (mut record, now) = ((**world.deliveries.values().next().unwrap()).clone(), world.now());
+    record.spec.subject.clear();
+    let mut dispatcher = Dispatcher::new(world.limits.clone(), world.schedule.clone(), world.log);
+    dispatcher.webhook_seen(world.hooks[&webhook].facts.clone(), now);
+    dispatcher.delivery_seen(record.into(), true, now);
+    let Some(Command::Attempt { job, .. }) = dispatcher.next_command() else {
+        panic!("it is not sent")
+    };
+    assert!(dispatcher.has_unattempted("ns"));
+    dispatcher.attempted(&job, world.report(200, None), now);
+    assert!(!dispatcher.has_unattempted("ns"));
+}
+
+#[test]
 fn a_delivery_is_known_to_be_for_its_webhook_until_it_has_ended() {
     let (mut world, webhook) = world();
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
