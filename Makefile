@@ -70,11 +70,14 @@ reproducible: image ## Build and pack the image again from scratch, and check th
 	@$(MAKE) --no-print-directory image
 	@sha256sum --check "$(TARGET)/image/first"
 
+# cargo-cyclonedx describes the programs of the other members of the workspace, too.
 sbom: tools cargo-cyclonedx ## Write what the program is made of into target/image, as CycloneDX
 	@mkdir -p "$(TARGET)/image"
 	@SOURCE_DATE_EPOCH=$(EPOCH) "$(CARGO_CYCLONEDX)/bin/cargo-cyclonedx" cyclonedx --quiet --format json --spec-version 1.5 \
-	    --describe binaries --no-build-deps --override-filename stellage
-	@mv stellage.cdx.json "$(TARGET)/image/stellage.cdx.json"
+	    --describe binaries --no-build-deps
+	@mv stellage_bin.cdx.json "$(TARGET)/image/stellage.cdx.json"
+	@rm */*_bin.cdx.json
+
 screenshots: tools browser ## Take the pictures of the console in docs/images
 	@cargo test --quiet --locked --workspace --test integration -- --ignored a_browser::screenshots
 
