@@ -701,6 +701,24 @@ fn what_the_watch_no_longer_shows_in_an_outbox_is_forgotten() {
 }
 
 #[test]
+fn the_body_of_an_event_is_not_kept_once_it_is_settled_although_it_is_still_in_the_outbox() {
+    let mut world = World::new(DeliveryLog::Failures);
+    world.add_hook("ns", "one");
+    world.settle();
+    let id = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.begin_lookup();
+    world.end_lookup();
+    world.execute(0, Fate::Good);
+    let event = Arc::downgrade(&world.sendings[0].event);
+    world.land(0);
+    world.begun.clear();
+    assert!(world.dispatcher.is_settled(&id));
+    assert!(event.upgrade().is_none());
+    world.run();
+    world.audit_end();
+}
+
+#[test]
 fn a_webhook_that_cannot_be_sent_to_holds_deliveries_for_another_reason_than_their_number() {
     let mut world = down((2, 100, 100), (10, 100, 100), &[("ns", 1)]);
     let webhook: WebhookKey = "ns/0".into();

@@ -297,6 +297,21 @@ fn what_is_answered_after_the_object_is_gone_counts_for_the_size_of_its_page() {
 }
 
 #[test]
+fn what_is_answered_after_the_object_is_gone_does_not_fill_a_page_by_far() {
+    let (mut world, _) = world();
+    world.add_hook("ns", "another");
+    world.settle();
+    world.record("ns", "i-1", Fate::Good);
+    world.work(false);
+    assert_eq!(world.sendings.len(), 2);
+    world.lose_sight("i-1");
+    land_all(&mut world, 4 * 1024);
+    assert!(pages(&world).is_empty());
+    world.run();
+    assert_eq!(pages(&world).len(), 1);
+}
+
+#[test]
 fn what_a_page_has_no_room_for_is_on_another_one_at_once() {
     let (mut world, _) = world();
     for number in 0..250 {

@@ -360,6 +360,62 @@ fn what_disabled_a_webhook_stays_failed_though_the_process_ended_before_that_was
 }
 
 #[test]
+fn an_event_whose_object_a_new_leader_loses_sight_of_before_it_has_read_the_log_is_sent() {
+    let (mut world, _) = world(DeliveryLog::All);
+    world.record("ns", "i-1", Fate::Good);
+    world.crash(|_| false);
+    world.lose_sight("i-1");
+    world.run();
+    assert_eq!((world.begun.len(), world.arrived.len()), (1, 1));
+    assert!(world.dispatcher.jobs.is_empty());
+}
+
+#[test]
+fn an_event_whose_object_is_found_again_during_its_attempt_is_settled_by_that_attempt() {
+    let (mut world, _) = world(DeliveryLog::Failures);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.execute(0, Fate::Good);
+    world.lose_sight("i-1");
+    world.show_object("i-1");
+    world.work(false);
+    assert!(!world.dispatcher.is_settled(&event));
+    world.land(0);
+    assert!(world.dispatcher.is_settled(&event));
+    world.run();
+    assert_eq!(world.begun.len(), 1);
+    world.audit_end();
+}
+
+#[test]
+fn a_list_from_before_a_change_of_a_webhook_does_not_undo_it() {
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.begin_lookup();
+    world.change_hook(&webhook, false);
+    while world.watch_hooks() {}
+    world.end_lookup();
+    world.record("ns", "i-1", Fate::Good);
+    world.run();
+    assert!(world.begun.is_empty());
+    world.audit_end();
+}
+
+#[test]
+fn the_end_of_a_webhook_leaves_the_attempts_at_others_as_they_are() {
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    let other = world.add_hook("ns", "other");
+    world.settle();
+    world.record("ns", "i-1", Fate::Good);
+    world.work(false);
+    assert_eq!(world.sendings.len(), 2);
+    world.delete_hook(&webhook);
+    world.watch_hooks();
+    world.audit();
+    assert_eq!(world.dispatcher.queues[&other].in_flight, 1);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
 fn a_list_from_before_this_process_led_does_not_bring_back_what_was_finished_then() {
     let (mut world, webhook) = world(DeliveryLog::All);
     world.receivers.insert(webhook.clone(), Receiver::Down);

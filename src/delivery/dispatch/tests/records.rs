@@ -20,7 +20,7 @@ fn world(receiver: Receiver) -> (World, WebhookKey) {
 
 /// A delivery that succeeded after it had been recorded as pending. This is being written, and its event is still in the
 /// outbox.
-fn delivered() -> (World, JobKey) {
+fn delivered() -> (World, WebhookKey, JobKey) {
     let (mut world, webhook) = world(Receiver::Up);
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.execute(0, Fate::Good);
@@ -29,7 +29,7 @@ fn delivered() -> (World, JobKey) {
     world.land(0);
     world.execute(0, Fate::Good);
     let job = world.job(&webhook, &event);
-    (world, job)
+    (world, webhook, job)
 }
 
 /// A delivery that failed once, which has been written. Its event is still in the outbox.
@@ -62,11 +62,12 @@ fn attempts(world: &World) -> usize {
 #[test]
 fn a_label_removed_before_a_write_of_the_end_seemed_to_fail_sends_again() {
     for is_seen_before in [false, true] {
-        let (mut world, job) = delivered();
+        let (mut world, _, job) = delivered();
         world.write(0, Fate::Unheard);
         world.redeliver(&job);
         if is_seen_before {
             watch(&mut world);
+            assert_eq!(attempts(&world), 0, "while it is being written");
         }
         world.answer(0);
         watch(&mut world);
@@ -78,8 +79,21 @@ fn a_label_removed_before_a_write_of_the_end_seemed_to_fail_sends_again() {
 }
 
 #[test]
+fn an_end_whose_write_seemed_to_fail_is_counted_when_it_is_found_and_not_written_again() {
+    let (mut world, webhook, _) = delivered();
+    world.write(0, Fate::Unheard);
+    world.answer(0);
+    world.pass(Duration::from_secs(1));
+    store(&mut world);
+    assert!(world.commands.is_empty(), "{:?}", world.commands);
+    assert_eq!(world.tally(&webhook).0.finished, 1);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
 fn a_change_of_a_record_that_has_just_been_sent_again_does_not_send_it_once_more() {
-    let (mut world, job) = delivered();
+    let (mut world, _, job) = delivered();
     world.write(0, Fate::Good);
     world.answer(0);
     world.redeliver(&job);
@@ -96,7 +110,7 @@ fn a_change_of_a_record_that_has_just_been_sent_again_does_not_send_it_once_more
 #[test]
 fn a_new_leader_sends_what_its_lookup_or_the_watch_shows_to_be_unfinished_whichever_is_first() {
     for is_looked_up in [false, true] {
-        let (mut world, job) = delivered();
+        let (mut world, _, job) = delivered();
         world.write(0, Fate::Good);
         world.crash(|_| false);
         world.execute(0, Fate::Good);
@@ -129,6 +143,69 @@ fn an_outcome_whose_write_meets_a_changed_record_is_written_to_that_one() {
     world.settle();
     assert_eq!(world.status(&job).attempt_count, 2);
     world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn an_outcome_during_a_write_is_written_after_it() {
+    let (mut world, webhook) = world(Receiver::Down);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.execute(0, Fate::Good);
+    world.pass(Duration::from_secs(1));
+    world.execute(0, Fate::Good);
+    world.land(0);
+    assert!(world.commands.is_empty(), "{:?}", world.commands);
+    world.write(0, Fate::Good);
+    world.answer(0);
+    store(&mut world);
+    assert_eq!(world.status(&world.job(&webhook, &event)).attempt_count, 1);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_finished_delivery_is_not_sent_again_for_an_older_version_of_its_record() {
+    let (mut world, _, _) = delivered();
+    world.write(0, Fate::Good);
+    world.answer(0);
+    world.watch_deliveries();
+    assert!(world.commands.is_empty(), "{:?}", world.commands);
+    world.run();
+    assert_eq!(world.begun.len(), 1);
+    world.audit_end();
+}
+
+#[test]
+fn a_finished_delivery_is_remembered_until_two_lists_lack_it_if_the_watch_does_not_show_its_end() {
+    let (mut world, _, job) = delivered();
+    world.write(0, Fate::Good);
+    world.answer(0);
+    assert_eq!(
+        world.dispatcher.tombstones_after(None, 2),
+        std::slice::from_ref(&job)
+    );
+    world.list(&[]);
+    assert_eq!(
+        world.dispatcher.tombstones_after(None, 2),
+        std::slice::from_ref(&job)
+    );
+    world.list(&[]);
+    assert!(world.dispatcher.tombstones_after(None, 2).is_empty());
+}
+
+#[test]
+fn a_new_leader_does_not_send_what_its_lookup_shows_to_be_finished() {
+    let (mut world, _, job) = delivered();
+    world.write(0, Fate::Good);
+    world.crash(|_| false);
+    world.execute(0, Fate::Good);
+    world.answer(0);
+    assert_eq!(world.commands, [Command::Check(job)]);
+    world.execute(0, Fate::Good);
+    world.answer(0);
+    assert_eq!(attempts(&world), 0);
+    world.run();
+    assert_eq!(world.begun.len(), 1);
     world.audit_end();
 }
 
