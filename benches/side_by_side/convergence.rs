@@ -90,16 +90,17 @@ async fn turn(
     };
     let mut product = Product::run_of(cluster, program, &[]).await?;
     let converged = converge(cluster, &product, &account, prefix, sizes.converging).await?;
-    if sizes.drained {
-        until_quiet(cluster).await?;
-    }
+    until_quiet(cluster, sizes).await?;
     product.stop().await?;
     Ok(converged)
 }
 
 /// Waits until the outboxes have been cleared and the invoices have everything. Otherwise that would be part of what is
-/// measured next.
-pub async fn until_quiet(cluster: &Cluster) -> Result<()> {
+/// measured next. Returns at once unless [`Sizes::drained`].
+pub async fn until_quiet(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
+    if !sizes.drained {
+        return Ok(());
+    }
     let begun = Instant::now();
     let mut last = None;
     while begun.elapsed() < PATIENCE {

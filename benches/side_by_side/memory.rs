@@ -82,9 +82,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     for half in [FIRST, "second"] {
         convergence::converge(&cluster, &product, &account, half, large / 2).await?;
     }
-    if sizes.drained {
-        convergence::until_quiet(&cluster).await?;
-    }
+    convergence::until_quiet(&cluster, sizes).await?;
     let resident = Resident::measure(&product, &account, large, sizes).await?;
     resident.report(
         table,
@@ -97,9 +95,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let mut product = Product::run(&cluster).await?;
     let resident = Resident::measure(&product, &account, large, sizes).await?;
     resident.report(table, &format!("    {large} instances, new process"), aim);
-    if sizes.drained {
-        convergence::until_quiet(&cluster).await?;
-    }
+    convergence::until_quiet(&cluster, sizes).await?;
     let idle = idle(&product, sizes).await?;
     let seconds = sizes.idle.as_secs();
     let what = format!("    CPU while idle at {large} instances, over {seconds} s");

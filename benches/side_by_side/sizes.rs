@@ -14,7 +14,8 @@ pub struct Sizes {
     pub converging: u64,
     /// Number of instances brought to run in the comparison with KWOK, if that is made.
     pub kwok: Option<u64>,
-    /// Whether to use up Kubernetes Events before measuring transitions, and to clear outboxes afterwards.
+    /// Whether to use up Kubernetes Events before measuring transitions, and to wait afterwards until outboxes are cleared and
+    /// invoices written.
     pub drained: bool,
     /// Number of turns for each side.
     pub rounds: usize,

@@ -13,11 +13,7 @@ const HOUR: u64 = 3600;
 
 /// A known webhook whose receiver is in this state.
 fn world(receiver: Receiver) -> (World, WebhookKey) {
-    let mut world = World::new(DeliveryLog::Failures);
-    let webhook = world.add_hook("ns", "one");
-    world.receivers.insert(webhook.clone(), receiver);
-    world.settle();
-    (world, webhook)
+    World::with_hook(DeliveryLog::Failures, receiver)
 }
 
 fn record(world: &mut World, uid: &str) -> String {

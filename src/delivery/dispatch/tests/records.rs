@@ -11,11 +11,7 @@ use super::{
 use crate::{resources::DeliveryPhase, runtime::watch::revision};
 
 fn world(receiver: Receiver) -> (World, WebhookKey) {
-    let mut world = World::new(DeliveryLog::Failures);
-    let webhook = world.add_hook("ns", "one");
-    world.receivers.insert(webhook.clone(), receiver);
-    world.settle();
-    (world, webhook)
+    World::with_hook(DeliveryLog::Failures, receiver)
 }
 
 /// A delivery that succeeded after it had been recorded as pending. This is being written, and its event is still in the

@@ -10,10 +10,7 @@ use crate::resources::DeliveryPhase;
 
 /// A webhook whose receiver is down, and a delivery of it that has failed once.
 fn world() -> (World, WebhookKey, JobKey) {
-    let mut world = World::new(DeliveryLog::Failures);
-    let webhook = world.add_hook("ns", "one");
-    world.receivers.insert(webhook.clone(), Receiver::Down);
-    world.settle();
+    let (mut world, webhook) = World::with_hook(DeliveryLog::Failures, Receiver::Down);
     let job = record(&mut world, &webhook, "i-1");
     world.settle();
     (world, webhook, job)

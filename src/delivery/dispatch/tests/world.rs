@@ -224,6 +224,15 @@ impl World {
 
     // Actions of users.
 
+    /// A world with one webhook, whose receiver is in this state.
+    pub fn with_hook(log: DeliveryLog, receiver: Receiver) -> (Self, WebhookKey) {
+        let mut world = Self::new(log);
+        let webhook = world.add_hook("ns", "one");
+        world.receivers.insert(webhook.clone(), receiver);
+        world.settle();
+        (world, webhook)
+    }
+
     pub fn add_hook(&mut self, namespace: &str, name: &str) -> WebhookKey {
         let revision = self.next_revision();
         let webhook = key(namespace, name);
