@@ -210,6 +210,55 @@ async fn break_the_installation(plane: &ControlPlane) {
     finds_nothing(plane).await;
 }
 
+/// Rights that one of two service accounts lacks are missed although the other one has them.
+async fn take_a_right_from_one_of_two_service_accounts(plane: &ControlPlane) {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cli/doctor/separate_rights.yaml");
+    kubectl(plane, &["apply", "-f", file], None).unwrap();
+    for (role, account) in [
+        ("stellage-account-api", "stellage-api"),
+        ("stellage-account", "stellage-controller"),
+    ] {
+        let (role, subject) = (
+            format!("--clusterrole={role}"),
+            format!("--serviceaccount=stellage-system:{account}"),
+        );
+        let bind = ["-n", "doctor", "create", "rolebinding", account, &role, &subject];
+        kubectl(plane, &bind, None).unwrap();
+    }
+    let look = async || {
+        let named = [
+            "--service-account=stellage-api",
+            "--service-account=stellage-controller",
+        ];
+        let (_, report) = doctor(plane, &named);
+        complaints(&report).remove("rights")
+    };
+    eventually("rights that suffice", look, Option::is_none).await;
+    let delete = ["-n", "stellage-system", "delete", "role", "stellage-prices"];
+    kubectl(plane, &delete, None).unwrap();
+    let said = eventually("the missing right", look, Option::is_some).await;
+    let (outcome, message) = said.unwrap();
+    assert_eq!(outcome, "failed");
+    assert!(
+        message.starts_with("stellage-api may not: get configmaps "),
+        "{message}"
+    );
+    assert!(!message.contains("stellage-controller"), "{message}");
+
+    let unbind = [
+        "-n",
+        "doctor",
+        "delete",
+        "rolebinding",
+        "stellage-api",
+        "stellage-controller",
+    ];
+    kubectl(plane, &unbind, None).unwrap();
+    kubectl(plane, &["delete", "--ignore-not-found", "-f", file], None).unwrap();
+    apply(plane, "deploy/rbac.yaml");
+    finds_nothing(plane).await;
+}
+
 async fn break_what_is_in_it(plane: &ControlPlane, tenant: &Tenant) {
     tenant
         .apply("broken", |instance| {
@@ -250,7 +299,7 @@ async fn break_what_is_in_it(plane: &ControlPlane, tenant: &Tenant) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do() {
-    let plane = own_plane().await;
+    let plane = own_plane().await.expecting_refusals();
     let receivers = receiver_arguments(&plane);
     let mut arguments = vec!["run", "--provisioning-seconds=0", "--retry-schedule", "50ms"];
     arguments.extend(receivers.iter().map(String::as_str));
@@ -268,6 +317,7 @@ async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do
         assert!(message.starts_with("not checked: "), "{name}: {message}");
     }
     break_the_installation(&plane).await;
+    take_a_right_from_one_of_two_service_accounts(&plane).await;
     break_what_is_in_it(&plane, &tenant).await;
 
     operator.stop().await;

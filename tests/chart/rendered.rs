@@ -379,6 +379,10 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
             "at '/networkPolicy/apiServerRanges/0'",
         ),
         (
+            json!({ "serviceAccounts": { "api": "cloud", "controller": "cloud" } }),
+            "serviceAccounts.api and serviceAccounts.controller are both cloud",
+        ),
+        (
             json!({ "api": { "autoscaling": { "enabled": true, "minReplicas": 7 } } }),
             "api.autoscaling.minReplicas (7) must be at most api.autoscaling.maxReplicas (6)",
         ),

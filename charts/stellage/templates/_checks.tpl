@@ -5,6 +5,11 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- if regexMatch "/v1/traces/*$" (default "" .Values.settings.otlpEndpoint) }}
 {{- fail (printf "settings.otlpEndpoint (%s) must be without /v1/traces, which the program adds" .Values.settings.otlpEndpoint) }}
 {{- end }}
+{{- with .Values.serviceAccounts }}
+{{- if and (eq $.Values.mode "split") .api (eq .api .controller) }}
+{{- fail (printf "serviceAccounts.api and serviceAccounts.controller are both %s, which gives the REST API the rights of the controllers: name two, or set mode to all" .api) }}
+{{- end }}
+{{- end }}
 {{- with .Values.api.autoscaling }}
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) }}
 {{- fail (printf "api.autoscaling.minReplicas (%d) must be at most api.autoscaling.maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) }}

@@ -17,8 +17,7 @@ use serde::Deserialize;
 
 use super::{
     Check, Outcome,
-    rights::Right,
-    snapshot::{OURS, Objects, Read, Snapshot},
+    snapshot::{Missing, OURS, Objects, Read, Snapshot, User},
 };
 use crate::{
     cli::{
@@ -281,7 +280,7 @@ fn own_policies() -> Vec<Policy> {
 fn policies(
     policies: &Read<Vec<ValidatingAdmissionPolicy>>,
     bindings: &Read<Vec<ValidatingAdmissionPolicyBinding>>,
-    users: &Read<Vec<String>>,
+    users: &Read<Vec<User>>,
 ) -> Check {
     let name = "policies";
     let users = users.as_deref().unwrap_or_default();
@@ -312,7 +311,7 @@ fn policies(
             unbound.push(policy.clone());
         }
         let text = serde_json::json!(found.spec).to_string();
-        let mut named = users.iter().map(|user| text.contains(&format!("'{user}'")));
+        let mut named = users.iter().map(|user| text.contains(&format!("'{}'", user.id)));
         let is_right = match ours.names {
             (true, true) => named.all(|is_named| is_named),
             (true, false) => users.is_empty() || named.any(|is_named| is_named),
@@ -349,7 +348,7 @@ fn policies(
             name,
             format!(
                 "they do not name all service accounts of the operator, {}: {}",
-                service_accounts(users),
+                service_accounts(users.iter().map(|user| &user.name)),
                 some(&misnamed)
             ),
             "Upgrade the release with policies.install, which puts the names in; without Helm, change them in the policies as crds/operator-only.yaml says. Until then the operator's writes are refused, or it may do more than it should.",
@@ -365,13 +364,12 @@ fn policies(
     ok(name, format!("{} are in force", wanted.len()))
 }
 
-/// The names of the service accounts behind these users.
-fn service_accounts(users: &[String]) -> String {
-    let names = users.iter().filter_map(|user| user.rsplit(':').next());
-    names.collect::<Vec<_>>().join(" and ")
+fn service_accounts<'a>(names: impl IntoIterator<Item = &'a String>) -> String {
+    let names: Vec<&str> = names.into_iter().map(String::as_str).collect();
+    names.join(" and ")
 }
 
-fn rights(users: &Read<Vec<String>>, missing: &Read<Vec<Right>>) -> Check {
+fn rights(users: &Read<Vec<User>>, missing: &Read<Vec<Missing>>) -> Check {
     let name = "rights";
     let (users, missing) = match (users, missing) {
         (Ok(users), Ok(missing)) => (users, missing),
@@ -384,14 +382,21 @@ fn rights(users: &Read<Vec<String>>, missing: &Read<Vec<Right>>) -> Check {
             "Name them: --service-account NAME, and --operator-namespace if it is another one.",
         );
     }
-    let accounts = service_accounts(users);
     if missing.is_empty() {
+        let accounts = service_accounts(users.iter().map(|user| &user.name));
         return ok(name, format!("{accounts} may do what the operator does"));
     }
-    let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let missing = missing.iter().map(|missing| {
+        let rights: Vec<String> = missing.rights.iter().map(ToString::to_string).collect();
+        format!(
+            "{} may not: {}",
+            service_accounts(&missing.service_accounts),
+            some(&rights)
+        )
+    });
     failed(
         name,
-        format!("{accounts} may not: {}", some(&missing)),
+        missing.collect::<Vec<_>>().join("; "),
         "Upgrade the release with rbac.install; without Helm: kubectl apply --server-side -f deploy/rbac.yaml",
     )
 }
@@ -1023,7 +1028,7 @@ mod tests {
         let judge = |namespace: &str, accounts: &[&str]| {
             let users = accounts
                 .iter()
-                .map(|account| format!("system:serviceaccount:stellage-system:{account}"));
+                .map(|account| User::new("stellage-system", (*account).to_owned(), None));
             let check = policies(
                 &Ok(of_files("ValidatingAdmissionPolicy", namespace)),
                 &Ok(of_files("ValidatingAdmissionPolicyBinding", namespace)),

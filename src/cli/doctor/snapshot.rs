@@ -1,6 +1,6 @@
 //! Everything that `stellage doctor` reads from a cluster, in one pass. What cannot be read is recorded as well.
 
-use std::fmt::Debug;
+use std::{collections::BTreeMap, fmt::Debug};
 
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
@@ -21,7 +21,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use super::rights::{self, Right};
+use super::rights::{self, Component, Right};
 use crate::{
     cli::{CliError, connect::Cluster, objects},
     resources::{
@@ -33,6 +33,8 @@ use crate::{
 
 /// Label of everything that the chart or deploy/rbac.yaml creates, whatever its name.
 pub(super) const OURS: &str = "app.kubernetes.io/part-of=stellage";
+/// Label that says what a pod or a service account is for.
+const COMPONENT: &str = "app.kubernetes.io/component";
 /// Number of concurrent access reviews.
 const REVIEWS: usize = 16;
 
@@ -47,6 +49,35 @@ pub(super) struct Objects<K> {
     pub(super) unreadable: Vec<InvalidObject>,
 }
 
+/// A service account of the operator.
+#[derive(Debug)]
+pub(super) struct User {
+    pub(super) name: String,
+    /// What it authenticates as: `system:serviceaccount:NAMESPACE:NAME`.
+    pub(super) id: String,
+    /// `None` if its labels do not say.
+    component: Option<Component>,
+}
+
+impl User {
+    /// `labels` are those of the service account, if it exists.
+    pub(super) fn new(namespace: &str, name: String, labels: Option<&BTreeMap<String, String>>) -> Self {
+        let component = labels.and_then(|labels| labels.get(COMPONENT));
+        Self {
+            id: format!("system:serviceaccount:{namespace}:{name}"),
+            component: component.and_then(|component| Component::of_label(component)),
+            name,
+        }
+    }
+}
+
+/// Rights that these service accounts should have, or one of them.
+#[derive(Debug)]
+pub(super) struct Missing {
+    pub(super) service_accounts: Vec<String>,
+    pub(super) rights: Vec<Right>,
+}
+
 /// What was read from a cluster.
 #[derive(Debug)]
 pub(super) struct Snapshot {
@@ -57,10 +88,10 @@ pub(super) struct Snapshot {
     pub(super) crds: Read<Vec<CustomResourceDefinition>>,
     pub(super) policies: Read<Vec<ValidatingAdmissionPolicy>>,
     pub(super) bindings: Read<Vec<ValidatingAdmissionPolicyBinding>>,
-    /// The users that the operator's service accounts authenticate as.
-    pub(super) users: Read<Vec<String>>,
-    /// The needed rights that none of these users has.
-    pub(super) rights: Read<Vec<Right>>,
+    /// The operator's service accounts.
+    pub(super) users: Read<Vec<User>>,
+    /// Which rights of which of them are missing; empty if none is.
+    pub(super) rights: Read<Vec<Missing>>,
     pub(super) lease: Read<Option<Lease>>,
     pub(super) pods: Read<Vec<Pod>>,
     pub(super) accounts: Read<Objects<Account>>,
@@ -90,11 +121,10 @@ impl Snapshot {
         let users = users(cluster, namespace, service_accounts).await;
         let accounts = all::<Account>(cluster, "list the Accounts").await;
         let mut of_accounts = accounts.iter().flat_map(|accounts| &accounts.all);
-        let needed = rights::needed(namespace, of_accounts.find_map(ready_namespace));
-        let rights = match (&users, needed) {
-            (Ok(users), Ok(needed)) => missing_rights(cluster, namespace, needed, users).await,
-            (Err(why), _) => Err(why.clone()),
-            (_, Err(why)) => Err(why),
+        let of_account = of_accounts.find_map(ready_namespace);
+        let rights = match &users {
+            Ok(users) => missing_rights(cluster, namespace, of_account, users).await,
+            Err(why) => Err(why.clone()),
         };
         Ok(Self {
             clocks,
@@ -136,22 +166,27 @@ where
     Ok(Objects { all, unreadable })
 }
 
-/// The users that the operator's service accounts authenticate as: those with the given names, or else those
-/// with its label.
-async fn users(cluster: &Cluster, namespace: &str, names: &[String]) -> Read<Vec<String>> {
-    let mut names = names.to_vec();
+/// The operator's service accounts: those with the given names, or else those with its label.
+async fn users(cluster: &Cluster, namespace: &str, names: &[String]) -> Read<Vec<User>> {
+    let api = Api::<ServiceAccount>::namespaced(cluster.client.clone(), namespace);
     if names.is_empty() {
-        let api = Api::<ServiceAccount>::namespaced(cluster.client.clone(), namespace);
         let labelled = ListParams::default().labels(OURS);
         let list = api.list_metadata(&labelled);
         let found = cluster.call("list the operator's service accounts", list).await;
         let found = found.map_err(words)?.items;
-        names.extend(found.iter().map(ResourceExt::name_any));
+        return Ok(found
+            .iter()
+            .map(|found| User::new(namespace, found.name_any(), Some(found.labels())))
+            .collect());
     }
-    let users = names
-        .iter()
-        .map(|name| format!("system:serviceaccount:{namespace}:{name}"));
-    Ok(users.collect())
+    let mut users = Vec::new();
+    for name in names {
+        let get = api.get_metadata_opt(name);
+        let found = cluster.call("read a service account", get).await.map_err(words)?;
+        let labels = found.as_ref().map(ResourceExt::labels);
+        users.push(User::new(namespace, name.clone(), labels));
+    }
+    Ok(users)
 }
 
 /// The namespace of an account that is ready; in other namespaces the operator may not have its rights yet.
@@ -161,24 +196,42 @@ fn ready_namespace(account: &Account) -> Option<&str> {
     status.namespace.as_deref().filter(|_| is_ready)
 }
 
-/// The needed rights that none of the operator's users has.
+/// The needed rights that the service accounts lack: each those of its component, or, if not all say which one they are, those
+/// that none of them has.
 async fn missing_rights(
     cluster: &Cluster,
     namespace: &str,
-    needed: Vec<Right>,
-    users: &[String],
-) -> Read<Vec<Right>> {
-    let reviews = stream::iter(needed).map(async |right| {
-        for user in users {
-            if is_allowed(cluster, user, namespace, &right).await? {
-                return Ok(None);
+    of_account: Option<&str>,
+    users: &[User],
+) -> Read<Vec<Missing>> {
+    let separate = users.iter().map(|user| Some((user.component?, vec![user])));
+    let parts = separate
+        .collect::<Option<Vec<_>>>()
+        .unwrap_or_else(|| vec![(Component::All, users.iter().collect())]);
+    let mut missing = Vec::new();
+    for (component, users) in parts {
+        let needed = rights::needed(component, namespace, of_account)?;
+        let users = &users;
+        let reviews = stream::iter(needed).map(async |right| {
+            for user in users {
+                if is_allowed(cluster, &user.id, namespace, &right).await? {
+                    return Ok(None);
+                }
             }
+            Ok(Some(right))
+        });
+        let lacks: Vec<Read<Option<Right>>> = reviews.buffered(REVIEWS).collect().await;
+        let lacks: Read<Vec<Option<Right>>> = lacks.into_iter().collect();
+        let rights: Vec<Right> = lacks?.into_iter().flatten().collect();
+        if !rights.is_empty() {
+            let service_accounts = users.iter().map(|user| user.name.clone()).collect();
+            missing.push(Missing {
+                service_accounts,
+                rights,
+            });
         }
-        Ok(Some(right))
-    });
-    let missing: Vec<Read<Option<Right>>> = reviews.buffered(REVIEWS).collect().await;
-    let missing: Read<Vec<Option<Right>>> = missing.into_iter().collect();
-    Ok(missing?.into_iter().flatten().collect())
+    }
+    Ok(missing)
 }
 
 async fn is_allowed(cluster: &Cluster, user: &str, operator: &str, right: &Right) -> Read<bool> {
