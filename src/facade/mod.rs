@@ -51,13 +51,18 @@ use crate::{
         http::{self as server, Limits, tls::Certificate},
         watch::Listener,
     },
-    service::{Service, credentials::Credential, instances::duration_in_words},
+    service::{
+        Service,
+        credentials::Credential,
+        instances::{Renderings, duration_in_words},
+    },
 };
 
 /// State shared by the handlers.
 struct App {
     service: Arc<Service>,
     rate_limits: Arc<RateLimits>,
+    renderings: Renderings,
     /// How long provisioning takes, in words.
     provisioning: String,
     /// Requests that may write. They run to completion even if their client hangs up.
@@ -85,6 +90,7 @@ impl Facade {
         let app = Arc::new(App {
             service,
             rate_limits: Arc::default(),
+            renderings: Renderings::default(),
             provisioning: duration_in_words(provisioning),
             writing: TaskTracker::new(),
             writes: Arc::default(),

@@ -41,6 +41,17 @@ pub(super) fn new(uid: &str, subject: &Subject<'_>, from: Timestamp) -> Option<L
     has_hours_from(&entry, entry.billed_until.unwrap_or(Timestamp::MIN)).then_some(entry)
 }
 
+/// Whether [`update`] would change nothing, as is almost always so. May say no although it would not.
+pub(super) fn is_current(entry: &LedgerEntry, subject: &Subject<'_>, renames: bool) -> bool {
+    let has_changes = match subject.metered {
+        Metered::Instance(metering) => entry.changes == metering.changes,
+        Metered::Backup { .. } => true,
+    };
+    // A single change is never forgotten.
+    let forgets = entry.billed_until.is_some() && entry.changes.len() > 1;
+    has_changes && !forgets && entry.ended == subject.ended && !(renames && entry.name != subject.name)
+}
+
 /// Brings an entry up to date with its subject. A subject that is gone without having been seen to end ends `now`. The
 /// name is updated together with other changes, or if `renames`.
 pub(super) fn update(entry: &mut LedgerEntry, subject: Option<&Subject<'_>>, now: Timestamp, renames: bool) {

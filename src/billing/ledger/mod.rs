@@ -199,7 +199,8 @@ impl Books {
     }
 
     /// Records a page that was written.
-    pub fn put_page(&mut self, page: InvoicePage) {
+    pub fn put_page(&mut self, mut page: InvoicePage) {
+        shrink(&mut page.spec.entries);
         let key = (page.spec.invoice.clone(), page.spec.number);
         self.pages.insert(key, page);
     }
@@ -210,7 +211,8 @@ impl Books {
     }
 
     /// Records an invoice that was written. An issued invoice leaves the books, with its pages.
-    pub fn put_invoice(&mut self, invoice: Invoice) {
+    pub fn put_invoice(&mut self, mut invoice: Invoice) {
+        shrink(&mut invoice.spec.entries);
         let from = invoice.spec.period.from;
         if invoice.is_issued() {
             self.issued_until = self.issued_until.max(Some(invoice.spec.period.to));
@@ -225,5 +227,13 @@ impl Books {
         self.invoices.remove(&invoice.spec.period.from);
         self.pages.retain(|(name, _), _| name != invoice.name());
         self.numbers.remove(invoice.name());
+    }
+}
+
+/// Gives back spare capacity, which parsing leaves: the books stay in memory.
+fn shrink(entries: &mut Vec<LedgerEntry>) {
+    entries.shrink_to_fit();
+    for entry in entries {
+        entry.changes.shrink_to_fit();
     }
 }

@@ -74,11 +74,16 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
     }
     let mut draft = Draft::new(books, invoice);
     let mut is_urgent = is_due;
-    for (number, index, uid) in draft.places() {
+    let places = draft.places();
+    let known: HashSet<&str> = places.iter().map(|(_, _, uid)| *uid).collect();
+    for (number, index, uid) in places {
         let subject = facts.subjects.get(uid);
         let Some(known) = draft.entry(number, index) else {
             continue;
         };
+        if subject.is_some_and(|subject| entry::is_current(known, subject, is_due)) {
+            continue;
+        }
         let mut updated = known.clone();
         entry::update(&mut updated, subject, facts.now, is_due);
         if updated != *known {
@@ -86,12 +91,15 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
             draft.replace(number, index, updated);
         }
     }
-    let known = draft.uids();
+    draft.relieve();
     for entry in new_entries(facts, &known, invoice.spec.period.from) {
         is_urgent |= entry.ended.is_some();
         draft.add(entry);
     }
+    let last = draft.last();
     let (number, entries) = draft.next_changed()?;
+    // A new page that is not the last one is full: it would wait for nothing.
+    is_urgent |= number < last && number > 0 && books.page(invoice.name(), number).is_none();
     if number == 0 {
         let mut invoice = Box::new(invoice.clone());
         invoice.spec.entries = entries;
@@ -119,7 +127,7 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
 
 /// The entries of everything that is not known yet, in the order in which it began, so that the lines have a fixed
 /// order.
-fn new_entries(facts: &Facts<'_>, known: &HashSet<String>, from: Timestamp) -> Vec<LedgerEntry> {
+fn new_entries(facts: &Facts<'_>, known: &HashSet<&str>, from: Timestamp) -> Vec<LedgerEntry> {
     let unknown = facts.subjects.iter().filter(|(uid, _)| !known.contains(**uid));
     let entries = unknown.filter_map(|(uid, subject)| entry::new(uid, subject, from));
     let mut entries: Vec<LedgerEntry> = entries.collect();
@@ -199,13 +207,6 @@ impl<'a> Draft<'a> {
         let last = self.last();
         let number = last + u32::from(!has_room(self.entries(last), &entry));
         self.entries_mut(number).push(entry);
-    }
-
-    fn uids(&mut self) -> HashSet<String> {
-        self.relieve();
-        let numbers: Vec<u32> = self.stored.keys().chain(self.changed.keys()).copied().collect();
-        let entries = numbers.iter().flat_map(|number| self.entries(*number));
-        entries.map(|entry| entry.uid.clone()).collect()
     }
 
     /// Moves entries of pages that have grown too large to the last page.

@@ -81,7 +81,10 @@ pub async fn list(
         .list_instances(caller.namespace(), filter, paging.page, paging.limit);
     let items: Vec<_> = page
         .iter()
-        .map(|item| item.cached_list_item(|item| to_json(&ListItem::of(item))))
+        .map(|item| {
+            app.renderings
+                .list_item(item, |item| to_json(&ListItem::of(item)))
+        })
         .collect();
     response::page(&items, Pagination::new(paging.page, paging.limit, total))
 }
@@ -168,7 +171,7 @@ pub async fn detail(
     let include_metrics = parameters.include_metrics()?;
     let item = app.service.instance(caller.namespace(), id).await?;
     if !include_metrics {
-        return Ok(plain_detail(&item));
+        return Ok(plain_detail(&app, &item));
     }
     let usage = app.service.usage_of(&item).await;
     let view = InstanceView::of(&item, Some(usage.into()));
@@ -176,8 +179,8 @@ pub async fn detail(
 }
 
 /// The detail without metrics and message. It is serialized once per version, since waiting clients poll it.
-fn plain_detail(item: &IndexedInstance) -> Response {
-    let cached = item.cached_detail(|item| {
+fn plain_detail(app: &App, item: &Arc<IndexedInstance>) -> Response {
+    let cached = app.renderings.detail(item, |item| {
         to_json(&Single {
             data: InstanceView::of(item, None),
             message: None,

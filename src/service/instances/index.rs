@@ -2,16 +2,11 @@
 //! the same with 100 and with 100,000 instances; filters by name and tag, and searches, scan the instances of the account.
 
 use std::{
-    borrow::Cow,
     cmp::Reverse,
     collections::{BTreeSet, HashMap},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
 };
 
-use bytes::Bytes;
 use parking_lot::RwLock;
 
 use crate::{
@@ -20,9 +15,10 @@ use crate::{
     service::{
         id::{InstanceId, PublicId as _},
         index::{Index, Indexed, Object as _, Progress},
-        precondition,
     },
 };
+
+use super::renderings::Rendered;
 
 /// An instance with values derived from it.
 #[derive(Debug)]
@@ -35,41 +31,7 @@ pub struct IndexedInstance {
     pub state: InstanceState,
     /// The plan in effect.
     pub plan: Plan,
-    list_item: Rendered<Box<[u8]>>,
-    detail: Rendered<Box<CachedDetail>>,
-}
-
-/// A rendering that is kept from the second request on. The first one is not kept: a client that reads everything once would
-/// fill the memory.
-#[derive(Debug)]
-struct Rendered<T> {
-    kept: OnceLock<T>,
-    was_asked: AtomicBool,
-}
-
-impl<T: Clone> Rendered<T> {
-    const fn new() -> Self {
-        Self {
-            kept: OnceLock::new(),
-            was_asked: AtomicBool::new(false),
-        }
-    }
-
-    fn get(&self, render: impl FnOnce() -> T) -> Cow<'_, T> {
-        if self.kept.get().is_none() && !self.was_asked.swap(true, Ordering::Relaxed) {
-            return Cow::Owned(render());
-        }
-        Cow::Borrowed(self.kept.get_or_init(render))
-    }
-}
-
-/// The serialized detail of one version of an instance.
-#[derive(Clone, Debug)]
-pub struct CachedDetail {
-    /// The body of the answer.
-    pub body: Bytes,
-    /// The version as used in preconditions, in quotes.
-    pub tag: Bytes,
+    pub(super) rendered: Rendered,
 }
 
 /// Sorts oldest first, and by descending id within a second, since lists are read backwards. The last part separates an id
@@ -91,8 +53,7 @@ impl Indexed for IndexedInstance {
             state: state.unwrap_or(InstanceState::Provisioning),
             plan: plan.unwrap_or(instance.spec.plan),
             instance,
-            list_item: Rendered::new(),
-            detail: Rendered::new(),
+            rendered: Rendered::default(),
         }
     }
 
@@ -110,22 +71,6 @@ impl Indexed for IndexedInstance {
 }
 
 impl IndexedInstance {
-    /// The detail as serialized by `render`, kept per version from the second call on, since waiting clients poll it. Only
-    /// the REST facade may use it: every caller gets what was kept.
-    pub fn cached_detail(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> Cow<'_, Box<CachedDetail>> {
-        self.detail.get(|| {
-            Box::new(CachedDetail {
-                body: render(self).into(),
-                tag: precondition::quoted_version(&*self.instance).into(),
-            })
-        })
-    }
-
-    /// The list item as serialized by `render`, kept like the detail; also for the REST facade only.
-    pub fn cached_list_item(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> Cow<'_, Box<[u8]>> {
-        self.list_item.get(|| render(self).into_boxed_slice())
-    }
-
     /// Whether its name, its id or one of its addresses contains this text.
     fn is_found_by(&self, text: &str) -> bool {
         let text = text.to_ascii_lowercase();
@@ -507,25 +452,6 @@ mod tests {
     thread_local! {
         /// Instances that this thread has looked at.
         pub(super) static TOUCHED: Cell<usize> = const { Cell::new(0) };
-    }
-
-    #[test]
-    fn an_answer_is_kept_for_those_who_ask_again_and_not_for_one_who_reads_everything_once() {
-        let item = IndexedInstance::of(instance(1, 1, 0, 0, false));
-        let rendered = Cell::new(0);
-        let render = |_: &IndexedInstance| {
-            rendered.set(rendered.get() + 1);
-            b"{}".to_vec()
-        };
-        for (asked, expected) in [(1, 1), (2, 2), (3, 2), (4, 2)] {
-            assert_eq!(item.cached_detail(render).body, "{}");
-            assert_eq!(rendered.get(), expected, "asked for {asked} times");
-        }
-        assert!(item.list_item.kept.get().is_none());
-        for _ in 0..3 {
-            assert_eq!(**item.cached_list_item(render), *b"{}");
-        }
-        assert_eq!(rendered.get(), 4);
     }
 
     const REGIONS: [&str; 2] = ["fr-par-1", "de-fra-1"];

@@ -1,6 +1,6 @@
 //! Instances: list, find, create, change, operate, delete.
 //!
-//! - `index`: the instances in memory, ordered for pages;
+//! - `index`: the instances in memory, ordered for pages; `renderings`: what REST serializes of them;
 //! - `create`: builds the object for a create;
 //! - `installation`: an image, or a backup to restore;
 //! - `change`: applies a change to a spec.
@@ -9,6 +9,7 @@ mod change;
 mod create;
 mod index;
 mod installation;
+mod renderings;
 
 use std::sync::{
     Arc,
@@ -18,8 +19,9 @@ use std::sync::{
 pub use self::{
     change::{InstanceChange, check_state},
     create::duration_in_words,
-    index::{CachedDetail, Filter, IndexedInstance, InstanceIndex},
+    index::{Filter, IndexedInstance, InstanceIndex},
     installation::{Installation, RestorableBackup, disk_of, wrong_backup},
+    renderings::Renderings,
 };
 
 use super::{
