@@ -507,46 +507,102 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
 ];
 
 /// Verbs that the test may or may not use, and why they are needed.
-const SOMETIMES: &[(&str, &str, &str, &str)] = &[(
-    "stellage-controller",
-    "webhooks",
-    "get",
-    "after a conflict, and when the watch lags behind",
-)];
+const SOMETIMES: &[(&str, &str, &str, &str)] = &[
+    (
+        "stellage-controller",
+        "webhooks",
+        "get",
+        "after a conflict, and when the watch lags behind",
+    ),
+    (
+        "stellage-controller",
+        "resourcequotas",
+        "delete",
+        "a quota that Kubernetes has never counted, or that has more limits than its account",
+    ),
+];
 
-/// What the roles bound to a service account allow, as (`resource`, verb).
-fn granted(rendered: &[Value], service_account: &str, in_accounts: &str) -> BTreeSet<(String, String)> {
-    let bound: BTreeSet<&str> = rendered
-        .iter()
-        .filter(|object| {
-            object["kind"]
-                .as_str()
-                .is_some_and(|kind| kind.ends_with("RoleBinding"))
-        })
-        .filter(|object| object["subjects"][0]["name"] == service_account)
-        .map(|object| object["roleRef"]["name"].as_str().unwrap())
-        .chain([in_accounts])
-        .collect();
-    let roles = rendered.iter().filter(|object| {
-        let is_role = object["kind"] == "ClusterRole" || object["kind"] == "Role";
-        is_role && bound.contains(object["metadata"]["name"].as_str().unwrap())
-    });
-    let all = roles.flat_map(|role| role["rules"].as_array().unwrap());
-    let words = |list: &Value| serde_json::from_value::<Vec<String>>(list.clone()).unwrap();
-    all.flat_map(|rule| {
-        let verbs = words(&rule["verbs"]);
-        let each = move |resource: String| {
-            let verbs = verbs.clone().into_iter();
-            verbs
-                .map(move |verb| (resource.clone(), verb))
-                .collect::<Vec<_>>()
+/// Where a right applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// In the whole cluster. Most are used in accounts' namespaces, which come and go.
+    Cluster,
+    /// In accounts' namespaces.
+    Accounts,
+    /// In the operator's namespace.
+    Own,
+}
+
+/// A right of a service account: one verb of a rule on one resource.
+#[derive(Debug)]
+struct Grant {
+    scope: Scope,
+    /// With its subresource, such as `webhooks/status`.
+    resource: String,
+    /// The only objects that it is for, unless empty.
+    names: Vec<String>,
+    verb: String,
+}
+
+impl Grant {
+    fn allows(&self, request: &Request) -> bool {
+        let is_in_scope = match self.scope {
+            // For what is only used in the operator's namespace, a Role is enough.
+            Scope::Cluster => request.namespace != NAMESPACE,
+            Scope::Accounts => request.namespace != NAMESPACE && !request.namespace.is_empty(),
+            Scope::Own => request.namespace == NAMESPACE,
         };
-        words(&rule["resources"])
-            .into_iter()
-            .flat_map(each)
-            .collect::<Vec<_>>()
-    })
-    .collect()
+        let resource = match request.subresource.as_str() {
+            "" => request.resource.clone(),
+            subresource => format!("{}/{subresource}", request.resource),
+        };
+        // Before Kubernetes 1.34, a watch does not start with the existing objects.
+        let is_verb = self.verb == request.verb || self.verb == "list" && request.verb == "watch";
+        let is_named = self.names.is_empty() || self.names.contains(&request.name);
+        is_in_scope && self.resource == resource && is_verb && is_named
+    }
+}
+
+fn words(list: &Value) -> Vec<String> {
+    serde_json::from_value(list.clone()).unwrap()
+}
+
+/// What the roles of a service account allow. The operator itself binds the ClusterRole `in_accounts`.
+fn granted(rendered: &[Value], service_account: &str, in_accounts: &str) -> Vec<Grant> {
+    let scope_of = |role: &Value| {
+        let kind = role["kind"].as_str().unwrap();
+        let is_bound = || {
+            rendered.iter().any(|binding| {
+                binding["kind"] == format!("{kind}Binding")
+                    && binding["roleRef"]["name"] == role["metadata"]["name"]
+                    && binding["subjects"][0]["name"] == service_account
+            })
+        };
+        match kind {
+            "ClusterRole" if role["metadata"]["name"] == in_accounts => Some(Scope::Accounts),
+            "ClusterRole" if is_bound() => Some(Scope::Cluster),
+            "Role" if is_bound() => Some(Scope::Own),
+            _ => None,
+        }
+    };
+    let mut grants = Vec::new();
+    for role in rendered {
+        let Some(scope) = scope_of(role) else { continue };
+        for rule in role["rules"].as_array().unwrap() {
+            let names = rule.get("resourceNames").map(words).unwrap_or_default();
+            for resource in words(&rule["resources"]) {
+                for verb in words(&rule["verbs"]) {
+                    grants.push(Grant {
+                        scope,
+                        resource: resource.clone(),
+                        names: names.clone(),
+                        verb,
+                    });
+                }
+            }
+        }
+    }
+    grants
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -740,31 +796,24 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
         ("stellage-controller", "stellage-account"),
     ] {
         let caller = format!("system:serviceaccount:{NAMESPACE}:{service_account}");
-        let used: BTreeSet<(String, String)> = requests
-            .iter()
-            .filter(|request| request.user == caller)
-            .map(|request| match request.subresource.as_str() {
-                "" => (request.resource.clone(), request.verb.clone()),
-                subresource => (
-                    format!("{}/{subresource}", request.resource),
-                    request.verb.clone(),
-                ),
-            })
-            .collect();
+        let used: Vec<&Request> = requests.iter().filter(|request| request.user == caller).collect();
         let granted = granted(&rendered, service_account, in_accounts);
         assert!(granted.len() > 15, "{granted:?}");
-        for (resource, verb) in granted {
-            let uses = |verb: &str| used.contains(&(resource.clone(), verb.to_owned()));
-            // Before Kubernetes 1.34, a watch does not start with the existing objects.
-            let is_used = uses(&verb) || verb == "list" && uses("watch");
-            let this = (service_account, resource.as_str(), verb.as_str());
+        for grant in &granted {
+            // A right in the whole cluster must be for more than what one in accounts' namespaces allows.
+            let is_narrower = |other: &Grant| other.scope == Scope::Accounts && grant.scope == Scope::Cluster;
+            let is_used = used.iter().any(|request| {
+                let mut narrower = granted.iter().filter(|other| is_narrower(other));
+                grant.allows(request) && !narrower.any(|narrower| narrower.allows(request))
+            });
+            let this = (service_account, grant.resource.as_str(), grant.verb.as_str());
             let is_among = |known: &[(&str, &str, &str, &str)]| {
                 known
                     .iter()
                     .any(|(who, resource, verb, _)| (*who, *resource, *verb) == this)
             };
             if !is_used && !is_among(UNUSED) && !is_among(SOMETIMES) {
-                superfluous.push(format!("{service_account}: {verb} {resource}"));
+                superfluous.push(format!("{service_account}: {grant:?}"));
             }
             if !is_used || is_among(SOMETIMES) {
                 stale.retain(|known| *known != this);

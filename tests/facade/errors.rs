@@ -1,10 +1,10 @@
 //! Every error code, from an endpoint that returns it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::{
     ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{ListParams, Patch, PatchParams},
 };
 use reqwest::{Client, Method};
 use serde_json::json;
@@ -13,7 +13,7 @@ use super::{
     contract::{code, expect, fields},
     create, new_instance, wait_for,
 };
-use crate::support::{Answer, Operator, Tenant, eventually, new_key, shared};
+use crate::support::{Answer, Operator, Tenant, accepted_after_revocation, eventually, new_key, shared};
 
 async fn raw(request: reqwest::RequestBuilder, method: &Method, path: &str) -> Answer {
     let answer = request.send().await.unwrap();
@@ -344,28 +344,21 @@ async fn a_key_that_is_used_up_waits() {
 
 #[tokio::test]
 async fn a_revoked_key_is_refused_by_each_replica_within_a_second() {
-    const KEYS: usize = 5;
     let tenant = Tenant::new("err-revoked").await;
     let cluster = shared().await;
     let mut second = Operator::start(cluster.plane, &["api"]).await;
     let keys: kube::Api<stellage::resources::ApiKey> =
         kube::Api::namespaced(tenant.kube.clone(), "err-revoked");
-    let mut took = Vec::new();
-    for _ in 0..KEYS {
+    let mut late = Vec::new();
+    for _ in 0..5 {
         let key = new_key(cluster.plane, "err-revoked", "read");
         let status = async |url: &str| {
             let request = tenant.http.get(format!("{url}/v1/plans")).bearer_auth(&key);
-            request.send().await.unwrap().status()
+            request.send().await.unwrap().status().as_u16()
         };
-        let replicas = [cluster.operator.url.as_str(), second.url.as_str()];
-        for url in replicas {
-            eventually(
-                "the key to be known",
-                async || status(url).await,
-                |status| *status == 200,
-            )
-            .await;
-        }
+        let answers =
+            async || <[u16; 2]>::from(tokio::join!(status(&cluster.operator.url), status(&second.url)));
+        eventually("the key to be known", answers, |answers| *answers == [200, 200]).await;
         let all = keys.list(&ListParams::default()).await.unwrap();
         let this = |one: &&stellage::resources::ApiKey| {
             one.spec
@@ -374,22 +367,17 @@ async fn a_revoked_key_is_refused_by_each_replica_within_a_second() {
                 .is_some_and(|last| key.ends_with(last))
         };
         let name = all.iter().find(this).unwrap().name_any();
-        keys.delete(&name, &DeleteParams::default()).await.unwrap();
-        let revoked = Instant::now();
-        for url in replicas {
-            eventually(
-                "the key to be refused",
-                async || status(url).await,
-                |status| *status == 401,
-            )
-            .await;
-        }
-        took.push(revoked.elapsed());
+        let is_accepted = async || {
+            let answers = answers().await;
+            assert!(
+                answers.iter().all(|status| [200, 401].contains(status)),
+                "{answers:?}"
+            );
+            answers.contains(&200)
+        };
+        late.push(accepted_after_revocation(&keys, &name, is_accepted).await);
     }
-    took.sort();
-    println!("revoked keys were refused by two replicas after {took:.2?}");
-    // On a busy machine most of them may take longer.
-    assert!(took[0] < Duration::from_secs(1), "{took:?}");
-    assert!(took[KEYS / 2] < Duration::from_secs(5), "{took:?}");
+    println!("revoked keys were still accepted after {late:.2?}");
+    assert!(late.iter().all(|late| *late < Duration::from_secs(1)), "{late:?}");
     second.stop().await;
 }

@@ -5,6 +5,7 @@
 //! - [`oidc`]: an OpenID Connect provider on loopback;
 //! - [`otlp`]: a receiver of traces, which records what it gets;
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
+//! - [`refusals`]: what the API server refused to the operator because it has no right to it;
 //! - [`rolling`]: a load balancer, and clients that must not notice that replicas are replaced;
 //! - [`smtp`]: a mail server on loopback;
 //! - [`walkthrough`]: the commands that the documentation shows.
@@ -14,6 +15,7 @@ pub mod npm;
 pub mod oidc;
 pub mod otlp;
 pub mod receivers;
+pub mod refusals;
 pub mod rolling;
 pub mod smtp;
 pub mod walkthrough;
@@ -23,26 +25,28 @@ use std::{
     collections::BTreeSet,
     num::NonZero,
     path::{Path, PathBuf},
+    pin::pin,
     process::{Command, ExitStatus, Stdio},
     sync::{
         Arc, LazyLock,
         atomic::{AtomicU32, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use control_plane::{ControlPlane, Daemon, Identity};
+use futures::StreamExt as _;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ResourceQuota};
 use kube::{
-    Api, Client,
-    api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
     runtime::wait::{Condition, await_condition},
 };
 use parking_lot::Mutex;
 use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde_json::{Value, json};
 use stellage::{
-    resources::{Account, AccountSpec, Instance, InstanceSpec, InstanceState, conditions, ids},
+    resources::{Account, AccountSpec, ApiKey, Instance, InstanceSpec, InstanceState, conditions, ids},
     runtime::lease::LEASE_NAME,
 };
 use tokio::{
@@ -606,16 +610,33 @@ pub async fn shared_at_last() -> &'static Cluster {
 /// something times out.
 pub struct OwnPlane {
     plane: ControlPlane,
+    /// Whether the test fails if the operator asked for what it has no right to.
+    checks_refusals: bool,
     _permit: SemaphorePermit<'static>,
 }
 
-/// Fails the test if a server has ended that the test did not kill, or if one has panicked.
+impl OwnPlane {
+    /// For a test that takes rights away from the operator, or asks for more in its name.
+    pub fn expecting_refusals(mut self) -> Self {
+        self.checks_refusals = false;
+        self
+    }
+}
+
+/// Fails the test if a server has ended that the test did not kill, if one has panicked, or if the operator asked for what it
+/// has no right to.
 impl Drop for OwnPlane {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.plane.check().unwrap();
-            let panics = self.plane.panics();
-            assert!(panics.is_empty(), "{panics:#?}");
+        if std::thread::panicking() {
+            return;
+        }
+        self.plane.check().unwrap();
+        let panics = self.plane.panics();
+        assert!(panics.is_empty(), "{panics:#?}");
+        if self.checks_refusals {
+            let requests = self.plane.requests().unwrap();
+            let refused = refusals::refusals(&requests).unexcused;
+            assert!(refused.is_empty(), "the operator has no right to {refused:#?}");
         }
     }
 }
@@ -628,9 +649,12 @@ impl std::ops::Deref for OwnPlane {
     }
 }
 
-/// A new control plane for one test, with everything installed but no operator.
+/// A new control plane for one test, with everything installed but no operator. It logs each request, and must refuse the operator
+/// nothing.
 pub async fn own_plane() -> OwnPlane {
-    plane_with(ControlPlane::options().audit_log()).await
+    let mut plane = plane_with(ControlPlane::options().audit_log()).await;
+    plane.checks_refusals = true;
+    plane
 }
 
 /// Like [`own_plane`], with other options.
@@ -649,6 +673,8 @@ pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
     let plane = options.start().await.unwrap();
     OwnPlane {
         plane,
+        // There may be no audit log.
+        checks_refusals: false,
         _permit: permit,
     }
 }
@@ -896,6 +922,41 @@ pub fn new_key(plane: &ControlPlane, account: &str, scope: &str) -> String {
     let key = key["key"].as_str().unwrap();
     remember_secret(key);
     key.to_owned()
+}
+
+/// Revokes a key, and uses it with `is_accepted` until it is refused. Returns when the last accepted use began: how long after a
+/// watch of the test's own had shown the deletion, because a busy machine delays that watch, too.
+pub async fn accepted_after_revocation(
+    keys: &Api<ApiKey>,
+    name: &str,
+    mut is_accepted: impl AsyncFnMut() -> bool,
+) -> Duration {
+    let listed = keys.list(&ListParams::default()).await.unwrap();
+    let version = listed.metadata.resource_version.unwrap();
+    let changes = keys.watch(&WatchParams::default(), &version).await.unwrap();
+    let shown = async {
+        let mut changes = pin!(changes);
+        loop {
+            let change = changes.next().await.expect("the watch has ended").unwrap();
+            if let WatchEvent::Deleted(key) = change
+                && key.name_any() == name
+            {
+                break Instant::now();
+            }
+        }
+    };
+    let mut last_accepted = None;
+    let refused = async || {
+        let begun = Instant::now();
+        let is_accepted = is_accepted().await;
+        if is_accepted {
+            last_accepted = Some(begun);
+        }
+        !is_accepted
+    };
+    keys.delete(name, &DeleteParams::default()).await.unwrap();
+    let (shown, _) = tokio::join!(shown, eventually("the key to be refused", refused, |it| *it));
+    last_accepted.map_or(Duration::ZERO, |last| last.saturating_duration_since(shown))
 }
 
 /// The spec of a small instance.
