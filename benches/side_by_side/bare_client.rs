@@ -1,9 +1,11 @@
 //! The cheapest possible client, with which (d) is compared.
 //!
-//! It creates the same manifests, over as many connections as (d). Its other writes are merge patches of one number in the
-//! status, over as many connections as the operator's maximum of concurrent writes. Like an account's, its namespace has a
-//! native quota. It reads nothing and decides nothing, has the machine to itself, runs in its own process, and uses the
-//! operator's identity.
+//! It creates the same manifests, over as many connections as (d), and replaces the status of each instance once, over as many
+//! connections as the operator's maximum of concurrent writes. It decides nothing, reads nothing but the answers to its creates,
+//! has the machine to itself, runs in its own process, and uses the operator's identity.
+//!
+//! What it stores is either the same as the operator stores, or as little as possible. Like an account's, its namespaces have a
+//! native quota.
 
 use std::{
     sync::{
@@ -15,6 +17,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use stellage::resources::ACCOUNT_LABEL;
 use tokio::{
     sync::{Mutex, mpsc},
     task::JoinSet,
@@ -23,7 +26,7 @@ use tokio::{
 use crate::{
     Result, client,
     cluster::Cluster,
-    load::{Extent, Load, Requests, numbered},
+    load::{Extent, Load, NUMBER, Requests, numbered},
     objects, say,
     sizes::Sizes,
     wire::{Server, Target},
@@ -34,32 +37,53 @@ use crate::{
 pub const KIND: &str = "bare";
 /// Connections that create instances, here and in (d).
 pub const CREATORS: usize = 32;
-/// Number of connections that patch them: the default of `--write-concurrency`.
+/// Number of connections that write their status: the default of `--write-concurrency`.
 const WRITERS: usize = 16;
 /// What its quota counts.
 const COUNTED: &str = "count/instances.stellage.dev";
 /// Timeout until Kubernetes counts a new kind.
 const PATIENCE: Duration = Duration::from_mins(2);
-/// The namespace of its instances, which belongs to no account.
-const NOBODYS: &str = "nobodys";
 
-/// Does the writes, then deletes the created objects. Returns how long the writes took.
-pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Duration> {
-    static TURNS: AtomicU64 = AtomicU64::new(0);
-    let turn = TURNS.fetch_add(1, Ordering::Relaxed);
-    let count = sizes.converging;
-    say(&format!(
-        "a bare client's turn: {count} creates and {patches} patches each"
-    ));
-    if turn == 0 {
-        let namespace = json!({ "metadata": { "name": NOBODYS } }).to_string();
-        let body = Some(("application/json", namespace.as_str()));
+/// The client with a namespace of its own, which belongs to no account.
+pub struct BareClient {
+    namespace: &'static str,
+    /// Whether the namespace has the label of an account's, so that the API server adds the finalizer.
+    has_finalizers: bool,
+    /// The status of each instance.
+    status: Value,
+    turns: u64,
+}
+
+impl BareClient {
+    /// Its instances get the finalizer and this status, which the operator has written for another instance.
+    pub async fn of_same_contents(cluster: &Cluster, status: Value) -> Result<Self> {
+        Self::prepare(cluster, "nobodys", true, status).await
+    }
+
+    /// Its instances have no finalizer, and one number as their status.
+    pub async fn of_least_contents(cluster: &Cluster) -> Result<Self> {
+        let status = json!({ "observedGeneration": 1 });
+        Self::prepare(cluster, "nobodys-least", false, status).await
+    }
+
+    async fn prepare(
+        cluster: &Cluster,
+        namespace: &'static str,
+        has_finalizers: bool,
+        status: Value,
+    ) -> Result<Self> {
+        let labels = if has_finalizers {
+            json!({ ACCOUNT_LABEL: namespace })
+        } else {
+            json!({})
+        };
+        let object = json!({ "metadata": { "name": namespace, "labels": labels } }).to_string();
+        let body = Some(("application/json", object.as_str()));
         cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
-        // An account has a quota, too.
         let quota = json!({
             "metadata": { "name": "instances" }, "spec": { "hard": { COUNTED: "1000000" } },
         });
-        let path = format!("/api/v1/namespaces/{NOBODYS}/resourcequotas");
+        let path = format!("/api/v1/namespaces/{namespace}/resourcequotas");
         let body = quota.to_string();
         cluster
             .admin
@@ -68,28 +92,73 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
         tokio::time::timeout(PATIENCE, counted(cluster, &format!("{path}/instances")))
             .await
             .map_err(|_| "Kubernetes does not count the bare client's instances")??;
+        Ok(Self {
+            namespace,
+            has_finalizers,
+            status,
+            turns: 0,
+        })
     }
-    let prefix = format!("bare{turn}");
-    let before = Writes::count(&cluster.admin).await?;
-    let job = Job {
-        server: cluster.operator.server(),
-        prefix: prefix.clone(),
-        count,
-        patches,
-    };
-    let took = client::run(KIND, &job).await?;
-    let writes = (Writes::count(&cluster.admin).await? - before).instances;
-    say(&format!("  {took:.1?}: {writes} writes"));
-    let delete = Load {
-        target: cluster.admin.clone(),
-        connections: CREATORS,
-        requests: objects::delete(&cluster.admin, NOBODYS, &prefix),
-        status: 200,
-        extent: Extent::Count(count),
-        pace: None,
-    };
-    delete.run().await?;
-    Ok(took)
+
+    /// Does the writes, then deletes the created objects. Returns how long the writes took.
+    pub async fn turn(&mut self, cluster: &Cluster, sizes: &Sizes) -> Result<Duration> {
+        let (count, prefix) = (sizes.converging, format!("bare{}", self.turns));
+        self.turns += 1;
+        say(&format!(
+            "a bare client's turn in {}: {count} creates and as many statuses",
+            self.namespace
+        ));
+        let before = Writes::count(&cluster.admin).await?;
+        let job = Job {
+            server: cluster.operator.server(),
+            namespace: self.namespace.to_owned(),
+            prefix: prefix.clone(),
+            count,
+            status: self.status.clone(),
+        };
+        let took = client::run(KIND, &job).await?;
+        let writes = (Writes::count(&cluster.admin).await? - before).instances;
+        say(&format!("  {took:.1?}: {writes} writes"));
+        self.confirm(cluster, &prefix).await?;
+        self.delete(cluster, &prefix, count).await?;
+        Ok(took)
+    }
+
+    /// Fails unless the first instance is stored as intended.
+    async fn confirm(&self, cluster: &Cluster, prefix: &str) -> Result<()> {
+        let path = objects::path(self.namespace, prefix, 0);
+        let stored: Value = cluster.admin.call("GET", &path, None).await?.json()?;
+        let has_finalizers = stored["metadata"]["finalizers"].is_array();
+        if has_finalizers == self.has_finalizers && stored["status"] == self.status {
+            return Ok(());
+        }
+        Err(format!("not what the bare client was to store: {stored}").into())
+    }
+
+    async fn delete(&self, cluster: &Cluster, prefix: &str, count: u64) -> Result<()> {
+        let admin = &cluster.admin;
+        let mut steps = Vec::new();
+        if self.has_finalizers {
+            // No operator acts in this namespace, so nobody else removes them.
+            let path = format!("{}/{prefix}-{NUMBER}", objects::collection(self.namespace));
+            let none = json!({ "metadata": { "finalizers": null } }).to_string();
+            let body = Some(("application/merge-patch+json", none.as_str()));
+            steps.push(numbered(admin.request("PATCH", &path, body), 0));
+        }
+        steps.push(objects::delete(admin, self.namespace, prefix));
+        for requests in steps {
+            let load = Load {
+                target: admin.clone(),
+                connections: CREATORS,
+                requests,
+                status: 200,
+                extent: Extent::Count(count),
+                pace: None,
+            };
+            load.run().await?;
+        }
+        Ok(())
+    }
 }
 
 /// Waits until the quota counts, since creates are refused before. If Kubernetes could not count a quota, it checks that quota
@@ -114,53 +183,55 @@ async fn counted(cluster: &Cluster, quota: &str) -> Result<()> {
 #[derive(Serialize, Deserialize)]
 pub struct Job {
     server: Server,
+    namespace: String,
     prefix: String,
     count: u64,
-    patches: u64,
+    status: Value,
 }
 
 impl Job {
     /// Runs in this process, which was started for it. Returns how long the writes took.
     pub async fn run_here(self) -> Result<Duration> {
-        let target = Target::of(self.server).await?;
+        let target = Target::of(self.server.clone()).await?;
         let begun = Instant::now();
-        write(&target, &self.prefix, self.count, self.patches).await?;
+        self.write(&target).await?;
         Ok(begun.elapsed())
     }
+
+    async fn write(&self, target: &Target) -> Result<()> {
+        let (created, waiting) = mpsc::unbounded_channel();
+        let waiting = Arc::new(Mutex::new(waiting));
+        let next = Arc::new(AtomicU64::new(0));
+        let creations = numbered(objects::create(target, &self.namespace, &self.prefix), 0);
+        let count = self.count;
+        let mut tasks = JoinSet::new();
+        for _ in 0..CREATORS {
+            let numbers = std::iter::repeat_with({
+                let next = Arc::clone(&next);
+                move || next.fetch_add(1, Ordering::Relaxed)
+            });
+            let numbers = numbers.take_while(move |n| *n < count);
+            let creations = Arc::clone(&creations);
+            tasks.spawn(create(target.clone(), numbers, creations, created.clone()));
+        }
+        drop(created);
+        for _ in 0..WRITERS {
+            let (collection, status) = (objects::collection(&self.namespace), self.status.clone());
+            tasks.spawn(put(target.clone(), Arc::clone(&waiting), collection, status));
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        Ok(())
+    }
 }
 
-async fn write(target: &Target, prefix: &str, count: u64, patches: u64) -> Result<()> {
-    let (created, waiting) = mpsc::unbounded_channel();
-    let waiting = Arc::new(Mutex::new(waiting));
-    let next = Arc::new(AtomicU64::new(0));
-    let creations = numbered(objects::create(target, NOBODYS, prefix), 0);
-    let mut tasks = JoinSet::new();
-    for _ in 0..CREATORS {
-        let numbers = std::iter::repeat_with({
-            let next = Arc::clone(&next);
-            move || next.fetch_add(1, Ordering::Relaxed)
-        });
-        let numbers = numbers.take_while(move |n| *n < count);
-        let creations = Arc::clone(&creations);
-        tasks.spawn(create(target.clone(), numbers, creations, created.clone()));
-    }
-    drop(created);
-    for _ in 0..WRITERS {
-        let (waiting, prefix) = (Arc::clone(&waiting), prefix.to_owned());
-        tasks.spawn(patch(target.clone(), waiting, prefix, patches));
-    }
-    while let Some(ended) = tasks.join_next().await {
-        ended??;
-    }
-    Ok(())
-}
-
-/// Creates instances until the numbers are used up, and passes each number on.
+/// Creates instances until the numbers are used up, and passes each one on.
 async fn create(
     target: Target,
     numbers: impl Iterator<Item = u64>,
     creations: Arc<Requests>,
-    created: mpsc::UnboundedSender<u64>,
+    created: mpsc::UnboundedSender<Value>,
 ) -> Result<()> {
     let mut connection = target.connect().await?;
     let mut request = Vec::new();
@@ -171,33 +242,38 @@ async fn create(
         if status != 201 {
             return Err(format!("a create was answered with {status}").into());
         }
-        created.send(n)?;
+        created.send(serde_json::from_slice(&connection.body())?)?;
     }
     Ok(())
 }
 
-/// Patches the created instances until the channel closes.
-async fn patch(
+/// Replaces the status of the created instances, as the operator does, until the channel closes.
+async fn put(
     target: Target,
-    created: Arc<Mutex<mpsc::UnboundedReceiver<u64>>>,
-    prefix: String,
-    patches: u64,
+    created: Arc<Mutex<mpsc::UnboundedReceiver<Value>>>,
+    collection: String,
+    status: Value,
 ) -> Result<()> {
     let mut connection = target.connect().await?;
     loop {
         let next = created.lock().await.recv().await;
-        let Some(n) = next else { return Ok(()) };
-        let path = format!("{}/status?fieldManager=bench", objects::path(NOBODYS, &prefix, n));
-        for step in 1..=patches {
-            // A different number each time, because a patch that changes nothing is not a write.
-            let body = json!({ "status": { "observedGeneration": step } }).to_string();
-            let body = Some(("application/merge-patch+json", body.as_str()));
-            let status = connection
-                .exchange(target.request("PATCH", &path, body).as_bytes())
-                .await?;
-            if status != 200 {
-                return Err(format!("a patch was answered with {status}").into());
-            }
+        let Some(instance) = next else { return Ok(()) };
+        let metadata = &instance["metadata"];
+        let name = metadata["name"].as_str().unwrap_or_default();
+        let path = format!("{collection}/{name}/status?fieldManager=bench");
+        let body = json!({
+            "apiVersion": instance["apiVersion"], "kind": instance["kind"],
+            "metadata": {
+                "name": name, "namespace": metadata["namespace"], "uid": metadata["uid"],
+                "resourceVersion": metadata["resourceVersion"],
+            },
+            "spec": instance["spec"], "status": status,
+        });
+        let body = body.to_string();
+        let request = target.request("PUT", &path, Some(("application/json", &body)));
+        let answered = connection.exchange(request.as_bytes()).await?;
+        if answered != 200 {
+            return Err(format!("the write of a status was answered with {answered}").into());
         }
     }
 }

@@ -135,8 +135,8 @@ impl Churn {
         })
     }
 
-    /// Makes the API server stop tracking which client wrote which field of the instances, as REST does for the
-    /// instances that it creates.
+    /// Makes the API server stop tracking which client wrote which field of the instances, as REST does with its first change
+    /// of an instance that it has created.
     pub async fn untrack(&self) -> Result<()> {
         let api = instances(&self.kubeconfig, &self.namespace).await?;
         let patch = Patch::Merge(json!({ "metadata": { "managedFields": [{}] } }));

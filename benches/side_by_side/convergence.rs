@@ -1,11 +1,13 @@
 //! (d): the time from applying the first of 5,000 instances until the last one runs, with servers that are ready immediately.
-//! Compared with the time that a bare client takes for the minimum of writes: a create and a status for each instance. With
-//! `--baseline`, another build of `stellage` does the same.
+//! Compared with the time that a bare client takes for the minimum of writes: a create and a status for each instance, of the
+//! same contents; and, without a target, for the smallest such writes that there are. With `--baseline`, another build of
+//! `stellage` does the same.
 //!
 //! The API server adds the instances' finalizer, by means of the admission policy for that, and counts them for a native
-//! quota, including those of the bare client. The writes of Instances and of their status are counted from the API server's
-//! metrics. Kubernetes Events are written in the background; nothing waits for them, but they use the same machine. All sides
-//! take turns, and none runs during the turn of another.
+//! quota, including those of the bare client. The status that the bare client writes is one that this build has written for
+//! another instance. The writes of Instances and of their status are counted from the API server's metrics. Kubernetes Events are
+//! written in the background; nothing waits for them, but they use the same machine. All sides take turns, and none runs during
+//! the turn of another.
 
 use std::{
     path::Path,
@@ -17,7 +19,7 @@ use serde_json::Value;
 use crate::{
     Result,
     account::Account,
-    bare_client::{self, CREATORS},
+    bare_client::{BareClient, CREATORS},
     cluster::{Cluster, STELLAGE},
     latencies::as_f64,
     load::{Client, Extent},
@@ -36,9 +38,10 @@ pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// A little longer than a settled event stays in its outbox, waiting for another write.
 const OUTBOX_LINGERS: Duration = Duration::from_secs(12);
-
-/// Writes of an instance by the bare client, in addition to its create.
-const PATCHES: u64 = 1;
+/// Timeout for nothing to be left to write: the invoices of a hundred thousand new instances take a quarter of an hour.
+const UNTIL_QUIET: Duration = Duration::from_mins(20);
+/// Interval of the lines of progress meanwhile.
+const TELL_EVERY: Duration = Duration::from_mins(1);
 
 /// The result of bringing instances to run.
 pub struct Converged {
@@ -46,16 +49,34 @@ pub struct Converged {
     writes: Writes,
 }
 
+/// A build's turn.
+struct Turn {
+    converged: Converged,
+    /// Writes of instances until the outboxes were cleared.
+    cleared: u64,
+}
+
+/// The turns of the bare clients: with the same contents, and with the least.
+#[derive(Default)]
+struct BareTurns {
+    same: Vec<Duration>,
+    least: Vec<Duration>,
+}
+
 /// Measures this build against the bare client, and against the baseline if there is one.
 pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
     let cluster = Cluster::start_with_finalizer_policy().await?;
     let mut product = Product::run(&cluster).await?;
     let account = Account::create(&cluster, &product).await?;
-    product.stop().await?;
     cluster.until_created(&account.namespace).await?;
-    let (mut bare, mut own, mut before) = (Vec::new(), Vec::new(), Vec::new());
+    let status = written_status(&cluster, &product, &account).await?;
+    product.stop().await?;
+    let mut same = BareClient::of_same_contents(&cluster, status).await?;
+    let mut least = BareClient::of_least_contents(&cluster).await?;
+    let (mut bare, mut own, mut before) = (BareTurns::default(), Vec::new(), Vec::new());
     for round in 0..sizes.rounds {
-        bare.push(bare_client::turn(&cluster, PATCHES, sizes).await?);
+        bare.same.push(same.turn(&cluster, sizes).await?);
+        bare.least.push(least.turn(&cluster, sizes).await?);
         own.push(
             turn(
                 &cluster,
@@ -75,6 +96,19 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     Ok(())
 }
 
+/// The status that this build writes for an instance that runs, with the events that it has yet to hand over.
+async fn written_status(cluster: &Cluster, product: &Product, account: &Account) -> Result<Value> {
+    const PREFIX: &str = "template";
+    converge(cluster, product, account, PREFIX, 1).await?;
+    let path = objects::path(&account.namespace, PREFIX, 0);
+    let mut instance: Value = cluster.admin.call("GET", &path, None).await?.json()?;
+    let status = instance["status"].take();
+    if status["outbox"].as_array().is_none_or(Vec::is_empty) {
+        return Err("the outbox of the template was cleared before it was read".into());
+    }
+    Ok(status)
+}
+
 /// Starts a new process of a build, which brings instances to run.
 async fn turn(
     cluster: &Cluster,
@@ -82,17 +116,19 @@ async fn turn(
     program: &Path,
     prefix: &str,
     sizes: &Sizes,
-) -> Result<Converged> {
+) -> Result<Turn> {
     let account = Account {
         namespace: account.namespace.clone(),
         // Each build has its own format of keys.
         key: Account::key_of(cluster, program)?,
     };
     let mut product = Product::run_of(cluster, program, &[]).await?;
+    let before = Writes::count(&cluster.admin).await?;
     let converged = converge(cluster, &product, &account, prefix, sizes.converging).await?;
     until_quiet(cluster, sizes).await?;
+    let cleared = (Writes::count(&cluster.admin).await? - before).instances;
     product.stop().await?;
-    Ok(converged)
+    Ok(Turn { converged, cleared })
 }
 
 /// Waits until the outboxes have been cleared and the invoices have everything. Otherwise that would be part of what is
@@ -102,12 +138,20 @@ pub async fn until_quiet(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
         return Ok(());
     }
     let begun = Instant::now();
-    let mut last = None;
-    while begun.elapsed() < PATIENCE {
-        let writes = Writes::count(&cluster.admin).await?;
-        let writes = writes.instances + writes.invoices;
-        if last.replace(writes) == Some(writes) {
+    let (mut last, mut told) = (None, begun);
+    while begun.elapsed() < UNTIL_QUIET {
+        let Writes {
+            instances, invoices, ..
+        } = Writes::count(&cluster.admin).await?;
+        if last.replace((instances, invoices)) == Some((instances, invoices)) {
             return Ok(());
+        }
+        if told.elapsed() >= TELL_EVERY {
+            told = Instant::now();
+            say(&format!(
+                "  still writing after {:.0?}: {instances} writes of instances and {invoices} of invoices so far",
+                begun.elapsed()
+            ));
         }
         tokio::time::sleep(OUTBOX_LINGERS).await;
     }
@@ -203,29 +247,38 @@ async fn confirm(cluster: &Cluster, account: &Account, wanted: u64) -> Result<()
 }
 
 /// Reports the lines of (d).
-fn report(table: &mut Table, sizes: &Sizes, bare: &[Duration], own: &[Converged], before: &[Converged]) {
+fn report(table: &mut Table, sizes: &Sizes, bare: &BareTurns, own: &[Turn], before: &[Turn]) {
     let count = sizes.converging;
-    let seconds =
-        |turns: &[Converged]| -> Samples { turns.iter().map(|turn| turn.took.as_secs_f64()).collect() };
-    let each = |turns: &[Converged], of: fn(&Writes) -> u64| -> Samples {
+    let seconds = |turns: &[Turn]| -> Samples {
         turns
             .iter()
-            .map(|turn| as_f64(of(&turn.writes)) / as_f64(count))
+            .map(|turn| turn.converged.took.as_secs_f64())
             .collect()
     };
-    let minimum = bare.iter().map(Duration::as_secs_f64).collect();
+    let bare_seconds = |turns: &[Duration]| -> Samples { turns.iter().map(Duration::as_secs_f64).collect() };
+    let each = |turns: &[Turn], of: fn(&Turn) -> u64| -> Samples {
+        turns
+            .iter()
+            .map(|turn| as_f64(of(turn)) / as_f64(count))
+            .collect()
+    };
     table.compare(
-        &format!("(d) {count} instances applied to running : a bare client's minimum, two writes each"),
+        &format!(
+            "(d) {count} instances applied to running : a bare client's minimum, two writes each, of the same contents"
+        ),
         &seconds(own),
-        &minimum,
+        &bare_seconds(&bare.same),
         samples::SECONDS,
         Some(Aim::AtMost(1.3)),
     );
-    let writes = each(own, |writes| writes.instances);
-    let what = "    writes of instances, each, creates included";
-    if before.is_empty() {
-        table.value(what, &writes, samples::EACH, None);
-    } else {
+    table.compare(
+        "    the same : a bare client's two smallest writes, without a finalizer and with one number as the status",
+        &seconds(own),
+        &bare_seconds(&bare.least),
+        samples::SECONDS,
+        None,
+    );
+    if !before.is_empty() {
         table.compare(
             "    the same, this build : baseline",
             &seconds(own),
@@ -233,18 +286,25 @@ fn report(table: &mut Table, sizes: &Sizes, bare: &[Duration], own: &[Converged]
             samples::SECONDS,
             None,
         );
-        let of_before = each(before, |writes| writes.instances);
-        table.compare(
-            &format!("{what}, this build : baseline"),
-            &writes,
-            &of_before,
-            samples::EACH,
-            None,
-        );
     }
+    let mut writes = |what: &str, of: fn(&Turn) -> u64| {
+        if before.is_empty() {
+            table.value(what, &each(own, of), samples::EACH, None);
+        } else {
+            let what = format!("{what}, this build : baseline");
+            table.compare(&what, &each(own, of), &each(before, of), samples::EACH, None);
+        }
+    };
+    writes("    writes of instances, each, creates included", |turn| {
+        turn.converged.writes.instances
+    });
+    writes(
+        "    writes of instances until the outboxes are cleared, each",
+        |turn| turn.cleared,
+    );
     table.value(
         "    Kubernetes Events written meanwhile, each",
-        &each(own, |writes| writes.events),
+        &each(own, |turn| turn.converged.writes.events),
         samples::EACH,
         None,
     );

@@ -90,6 +90,8 @@ pub struct Client {
     pub request: String,
     /// The number of the first request.
     pub first: u64,
+    /// After this many requests, the numbers start again with the first.
+    pub cycle: Option<u64>,
     /// The expected status of every answer.
     pub status: u16,
     /// Duration or number of requests.
@@ -106,6 +108,7 @@ impl Client {
             connections,
             request,
             first: 0,
+            cycle: None,
             status: 200,
             extent,
             pace: None,
@@ -119,10 +122,15 @@ impl Client {
 
     /// Runs in this process, which was started for it.
     pub async fn run_here(self) -> Result<Measured> {
+        let mut requests = numbered(self.request, self.first);
+        if let Some(cycle) = self.cycle {
+            let endless = requests;
+            requests = Arc::new(move |n: u64, buffer: &mut Vec<u8>| endless(n % cycle, buffer));
+        }
         let load = Load {
             target: Target::of(self.server).await?,
             connections: self.connections,
-            requests: numbered(self.request, self.first),
+            requests,
             status: self.status,
             extent: self.extent,
             pace: self.pace,

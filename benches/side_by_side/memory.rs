@@ -1,7 +1,8 @@
 //! (e): memory and CPU time of `stellage run` in one account. With ten thousand instances two processes are measured, because
 //! an allocator does not return all memory: one that has brought the instances to run, in two halves, and a new one that finds
 //! them running. With a hundred thousand, most are stored as if they had been running for a long time. Each process is measured
-//! before and after a client has read all lists and all details through REST, since the facade keeps what it has serialised.
+//! once its outboxes are cleared and its invoices written, before and after a client has read all lists and all details through
+//! REST twice: the facade keeps what it serialises from the second request on.
 
 use std::{sync::Arc, time::Instant};
 
@@ -13,7 +14,7 @@ use crate::{
     cluster::Cluster,
     convergence, fill,
     load::{CONNECTIONS, Extent, Load, Requests},
-    processes::processor_time,
+    processes::{allocated_mib, of_files_mib, processor_time},
     product::Product,
     samples::{self, Unit},
     say,
@@ -25,6 +26,8 @@ use crate::{
 const MEGABYTES_OF_MEBIBYTE: f64 = 1.048_576;
 /// Page size of the walk: the maximum.
 const PAGE: usize = 100;
+/// Number of walks: what is read only once is not kept.
+const WALKS: usize = 2;
 const FIRST: &str = "first";
 /// Maximum memory of the process in megabytes, with [`Sizes::large`] and with [`Sizes::most`] instances.
 const AIMS: [Aim; 2] = [Aim::AtMost(64.0), Aim::AtMost(400.0)];
@@ -42,25 +45,56 @@ async fn idle(product: &Product, sizes: &Sizes) -> Result<f64> {
     Ok(used / begun.elapsed().as_secs_f64())
 }
 
-/// Memory of a process before and after the walk.
-struct Resident([f64; 2]);
+/// Memory of a process in megabytes.
+struct Resident {
+    /// Before the walks.
+    before: f64,
+    /// The part of it that the process has allocated.
+    allocated: f64,
+    /// The part of it that is pages of files.
+    of_files: f64,
+    after: f64,
+}
 
 impl Resident {
-    async fn measure(product: &Product, account: &Account, count: u64, sizes: &Sizes) -> Result<Self> {
+    async fn measure(
+        cluster: &Cluster,
+        product: &Product,
+        account: &Account,
+        count: u64,
+        sizes: &Sizes,
+    ) -> Result<Self> {
+        convergence::until_quiet(cluster, sizes).await?;
         let before = megabytes(product, sizes).await?;
-        walk(product, account, count).await?;
-        Ok(Self([before, megabytes(product, sizes).await?]))
+        let (allocated, of_files) = (allocated_mib(product.pid)?, of_files_mib(product.pid)?);
+        for _ in 0..WALKS {
+            walk(product, account, count).await?;
+        }
+        Ok(Self {
+            before,
+            allocated: allocated * MEGABYTES_OF_MEBIBYTE,
+            of_files: of_files * MEGABYTES_OF_MEBIBYTE,
+            after: megabytes(product, sizes).await?,
+        })
     }
 
     fn report(&self, table: &mut Table, what: &str, aim: Aim) {
-        for (resident, when) in self.0.iter().zip(["", ", after reading all lists and details"]) {
+        let mut row = |when: &str, megabytes: f64, aim| {
             table.value(
-                &format!("{what}{when}"),
-                &(*resident).into(),
+                &format!("    {what}{when}"),
+                &megabytes.into(),
                 samples::MEGABYTES,
-                Some(aim),
+                aim,
             );
-        }
+        };
+        row("", self.before, Some(aim));
+        row(", of it allocated (RssAnon)", self.allocated, None);
+        row(", of it pages of files (RssFile)", self.of_files, None);
+        row(
+            ", after reading all lists and details twice",
+            self.after,
+            Some(aim),
+        );
     }
 }
 
@@ -82,20 +116,18 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     for half in [FIRST, "second"] {
         convergence::converge(&cluster, &product, &account, half, large / 2).await?;
     }
-    convergence::until_quiet(&cluster, sizes).await?;
-    let resident = Resident::measure(&product, &account, large, sizes).await?;
+    let resident = Resident::measure(&cluster, &product, &account, large, sizes).await?;
     resident.report(
         table,
-        &format!("    {large} instances, having brought them to run"),
+        &format!("{large} instances, having brought them to run"),
         aim,
     );
     let template = convergence::settled_instance(&cluster, &product, &account, FIRST).await?;
     product.stop().await?;
 
     let mut product = Product::run(&cluster).await?;
-    let resident = Resident::measure(&product, &account, large, sizes).await?;
-    resident.report(table, &format!("    {large} instances, new process"), aim);
-    convergence::until_quiet(&cluster, sizes).await?;
+    let resident = Resident::measure(&cluster, &product, &account, large, sizes).await?;
+    resident.report(table, &format!("{large} instances, new process"), aim);
     let idle = idle(&product, sizes).await?;
     let seconds = sizes.idle.as_secs();
     let what = format!("    CPU while idle at {large} instances, over {seconds} s");
@@ -105,14 +137,14 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     if let Some(most) = sizes.most {
         fill::instances(&cluster, &account, &template, 0, most - large).await?;
         let mut product = Product::run(&cluster).await?;
-        let resident = Resident::measure(&product, &account, most, sizes).await?;
-        resident.report(table, &format!("    {most} instances, new process"), aim_of_most);
+        let resident = Resident::measure(&cluster, &product, &account, most, sizes).await?;
+        resident.report(table, &format!("{most} instances, new process"), aim_of_most);
         product.stop().await?;
     }
     cluster.stop().await
 }
 
-/// Reads all pages of the list, and the detail of every instance.
+/// Reads all pages of the list, and the detail of every instance, once.
 async fn walk(product: &Product, account: &Account, count: u64) -> Result<()> {
     let facade = product.facade(&account.key)?;
     let mut connection = facade.connect().await?;

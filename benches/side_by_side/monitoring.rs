@@ -1,5 +1,5 @@
 //! The cost of sampling ten thousand monitored instances: CPU time, memory and writes, compared with the same process before
-//! anything was monitored. Nothing crosses a threshold.
+//! anything was monitored. Nothing crosses a threshold. Both are measured once nothing else is left to write.
 
 use std::{
     io::Write as _,
@@ -37,6 +37,7 @@ struct Measured {
 impl Measured {
     /// Measures over two sampling intervals.
     async fn of(cluster: &Cluster, product: &Product, sizes: &Sizes) -> Result<Self> {
+        convergence::until_quiet(cluster, sizes).await?;
         tokio::time::sleep(sizes.settling).await;
         let time = sizes.sampling * 2;
         say(&format!("  measuring for {} s", time.as_secs()));

@@ -13,10 +13,9 @@ const END: &str = "<!-- bench:end -->\n";
 
 /// Replaces a part's table on the page with this one, and adds the commit, the day and the machine. `parts` are the names of all
 /// parts in order; `how` says how the part was measured.
-pub fn update(parts: &[&str], part: &str, table: &Table, how: &str) -> Result<()> {
+pub fn update(parts: &[&str], part: &str, table: &Table, commit: &str, how: &str) -> Result<()> {
     let text = format!(
-        "\nCommit {}, {}, {}; {how}.\n\n{}\n",
-        commit()?,
+        "\nCommit {commit}, {}, {}; {how}.\n\n{}\n",
         jiff::Zoned::now().date(),
         machine(),
         table.markdown()
@@ -54,8 +53,8 @@ fn replaced(page: &str, parts: &[&str], part: &str, text: &str) -> Result<String
     Ok(format!("{before}{BEGIN}\n{sections}{END}{after}"))
 }
 
-/// The commit's short hash, with `-dirty` if the checkout has uncommitted changes.
-fn commit() -> Result<String> {
+/// The commit's short hash. Fails if the checkout has uncommitted changes: then it is not what is measured.
+pub fn commit() -> Result<String> {
     let git = |arguments: &[&str]| {
         run(
             Command::new("git")
@@ -75,8 +74,12 @@ fn commit() -> Result<String> {
         ".",
         &except,
     ])?;
-    let dirty = if changes.is_empty() { "" } else { "-dirty" };
-    Ok(format!("{}{dirty}", hash.trim()))
+    if !changes.is_empty() {
+        return Err(
+            format!("--readme is for what is committed; commit these changes first:\n{changes}").into(),
+        );
+    }
+    Ok(hash.trim().to_owned())
 }
 
 /// The number and the model of the cores.

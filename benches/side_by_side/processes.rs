@@ -7,11 +7,25 @@ const TICKS_A_SECOND: f64 = 100.0;
 
 /// Resident memory in MiB (VmRSS).
 pub fn resident_mib(pid: u32) -> Result<f64> {
+    status_mib(pid, "VmRSS:")
+}
+
+/// The part of the resident memory that the process has allocated, in MiB (RssAnon).
+pub fn allocated_mib(pid: u32) -> Result<f64> {
+    status_mib(pid, "RssAnon:")
+}
+
+/// The part of the resident memory that is pages of files, mostly of the program itself, in MiB (RssFile).
+pub fn of_files_mib(pid: u32) -> Result<f64> {
+    status_mib(pid, "RssFile:")
+}
+
+fn status_mib(pid: u32, field: &str) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kib: f64 = status
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"))
-        .ok_or("no VmRSS")?
+        .find_map(|line| line.strip_prefix(field)?.strip_suffix("kB"))
+        .ok_or_else(|| format!("no {field}"))?
         .trim()
         .parse()?;
     Ok(kib / 1024.0)
@@ -33,6 +47,21 @@ fn times(stat: &str) -> Result<f64> {
 /// Total CPU time of several processes.
 pub fn processor_time_of(pids: &[u32]) -> Result<f64> {
     pids.iter().map(|pid| processor_time(*pid)).sum()
+}
+
+/// Seconds of CPU time of everything on the machine since its start.
+pub fn processor_time_of_machine() -> Result<f64> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let all_cores = stat.lines().find_map(|line| line.strip_prefix("cpu "));
+    let times = all_cores.ok_or("no cpu")?.split_ascii_whitespace();
+    let mut ticks = 0.0;
+    for (position, time) in times.enumerate() {
+        // user, nice, system, irq and softirq; the others are idle, taken by other machines, or already part of user.
+        if matches!(position, 0..=2 | 5 | 6) {
+            ticks += time.parse::<f64>()?;
+        }
+    }
+    Ok(ticks / TICKS_A_SECOND)
 }
 
 /// Seconds of CPU time of one thread of this process.

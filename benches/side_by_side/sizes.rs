@@ -12,8 +12,10 @@ pub struct Sizes {
     pub most: Option<u64>,
     /// Number of instances in a turn of (d).
     pub converging: u64,
-    /// Number of instances brought to run in the comparison with KWOK, if that is made.
-    pub kwok: Option<u64>,
+    /// Number of instances brought to run in the comparison with KWOK.
+    pub kwok: u64,
+    /// Whether to build KWOK, which takes minutes, if the cache does not contain it.
+    pub builds_kwok: bool,
     /// Whether to use up Kubernetes Events before measuring transitions, and to wait afterwards until outboxes are cleared and
     /// invoices written.
     pub drained: bool,
@@ -25,6 +27,10 @@ pub struct Sizes {
     pub warm_up: Duration,
     /// Measured time of each turn.
     pub measured: Duration,
+    /// Measured time of each turn of the reads in which a tenth of the instances change.
+    pub changing: Duration,
+    /// Minimum share of those changes that must be reached.
+    pub changed: f64,
     /// Duration of the transitions in each turn.
     pub transitions: Duration,
     /// The numbers of webhooks with which transitions are measured.
@@ -45,8 +51,8 @@ pub struct Sizes {
     pub hostile_connections: usize,
     /// How long healthy receivers are measured in each turn, without and with hostile ones.
     pub hostile: Duration,
-    /// Minimum number of receipts in such a turn, so that its p99 is meaningful.
-    pub receipts: u64,
+    /// Minimum number of events in such a turn, so that its p99 is meaningful: the receipts of one event depend on each other.
+    pub hostile_events: u64,
     /// What the cluster contains when many webhooks and instances are measured.
     pub scale: Scale,
     /// Time between two samples of a monitored instance.
@@ -75,12 +81,15 @@ impl Sizes {
         large: 10_000,
         most: Some(100_000),
         converging: 5_000,
-        kwok: Some(1_000),
+        kwok: 5_000,
+        builds_kwok: true,
         drained: true,
         rounds: 3,
         creates: 2_000,
         warm_up: Duration::from_secs(1),
         measured: Duration::from_secs(3),
+        changing: Duration::from_secs(20),
+        changed: 0.9,
         transitions: Duration::from_secs(10),
         transition_webhooks: &[0, 1, 5],
         settling: Duration::from_secs(15),
@@ -90,8 +99,8 @@ impl Sizes {
         finished: 100_000,
         pending: 10_000,
         hostile_connections: 10_000,
-        hostile: Duration::from_secs(60),
-        receipts: 1_000,
+        hostile: Duration::from_secs(160),
+        hostile_events: 1_500,
         scale: Scale {
             accounts: 500,
             webhooks: 20,
@@ -108,12 +117,15 @@ impl Sizes {
         large: 500,
         most: None,
         converging: 100,
-        kwok: None,
+        kwok: 10,
+        builds_kwok: false,
         drained: false,
         rounds: 1,
         creates: 100,
         warm_up: Duration::from_millis(50),
         measured: Duration::from_millis(200),
+        changing: Duration::from_secs(1),
+        changed: 0.0,
         transitions: Duration::from_secs(1),
         transition_webhooks: &[0, 1],
         settling: Duration::from_millis(500),
@@ -124,7 +136,7 @@ impl Sizes {
         pending: 100,
         hostile_connections: 500,
         hostile: Duration::from_secs(3),
-        receipts: 0,
+        hostile_events: 0,
         scale: Scale {
             accounts: 10,
             webhooks: 5,

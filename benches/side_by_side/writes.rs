@@ -1,10 +1,10 @@
-//! Counts the API server's writes from its metrics, since an audit log would slow down the measurements.
+//! Counts the API server's writes, and lists of webhooks, from its metrics, since an audit log would slow down the measurements.
 
 use std::ops::Sub;
 
 use crate::{Result, wire::Target};
 
-/// Numbers of writes since the API server started.
+/// Numbers of writes, and of one kind of read, since the API server started.
 #[derive(Clone, Copy, Default)]
 pub struct Writes {
     /// Successful writes of Instances and their status.
@@ -25,6 +25,8 @@ pub struct Writes {
     pub invoices: u64,
     /// Writes of ConfigMaps.
     pub config_maps: u64,
+    /// LIST requests for Webhooks.
+    pub webhook_lists: u64,
 }
 
 impl Writes {
@@ -40,6 +42,10 @@ impl Writes {
                 continue;
             };
             let has = |label: &str| labels.split(',').any(|pair| pair == label);
+            if has("resource=\"webhooks\"") && has("verb=\"LIST\"") {
+                writes.webhook_lists += value.parse::<u64>()?;
+                continue;
+            }
             let is_write = ["POST", "PUT", "PATCH", "APPLY", "DELETE"]
                 .iter()
                 .any(|verb| has(&format!("verb=\"{verb}\"")));
@@ -90,6 +96,7 @@ impl Sub for Writes {
             webhooks: self.webhooks - before.webhooks,
             invoices: self.invoices - before.invoices,
             config_maps: self.config_maps - before.config_maps,
+            webhook_lists: self.webhook_lists - before.webhook_lists,
         }
     }
 }

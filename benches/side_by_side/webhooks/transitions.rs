@@ -9,9 +9,10 @@
 //! turns, instances are stopped and started until it writes hardly any, because it writes only a limited number for each
 //! instance.
 //!
-//! Instances created through REST are not tracked (their `managedFields` are emptied) from their first change on; those created
-//! with kubectl are. So both kinds are measured. With `--baseline`, another build of `stellage` does the same on the same
-//! cluster, in turns, with instances that are tracked: older builds always track fields.
+//! The API server tracks which client wrote which field, but not for instances created through REST once they have been changed
+//! through REST, which empties their `managedFields`. So both kinds are measured: all instances are made and changed as with
+//! kubectl, and the `managedFields` of the untracked ones are emptied. With `--baseline`, another build of `stellage` does the
+//! same on the same cluster, in turns, with tracked instances: older builds always track fields.
 
 use std::{
     path::Path,
@@ -43,6 +44,8 @@ use crate::{
 const INSTANCES: u64 = 64;
 /// Number of concurrent transitions.
 const AT_A_TIME: usize = 32;
+const UNTRACKED: &str = "this build, untracked";
+const TRACKED: &str = "this build, tracked (made by kubectl)";
 const BASELINE: &str = "baseline";
 const ARGUMENTS: &[&str] = &["--delivery-log=all"];
 /// The servers whose CPU time is shown, in addition to that of `stellage`.
@@ -52,6 +55,13 @@ const PATIENCE: Duration = Duration::from_mins(3);
 /// Events stay in an outbox for ten seconds, so checking earlier is pointless.
 const BEFORE_CLEARING: Duration = Duration::from_secs(9);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Transitions per second when hardly anything happens, and how long: for five of them.
+const LONELY: f64 = 0.2;
+const LONELY_FOR: Duration = Duration::from_secs(26);
+/// The target for a delivery, in core-ms.
+const DELIVERY: Aim = Aim::AtMost(0.3);
+/// The target for the pages of the log that a lone event needs.
+const LONE_PAGES: Aim = Aim::AtMost(1.0);
 
 /// The target for a transition with this many webhooks, in core-ms.
 fn aim(webhooks: usize) -> Option<Aim> {
@@ -87,6 +97,8 @@ struct Turn {
     events: f64,
     /// Values that etcd writes per transition.
     stored: f64,
+    /// LIST requests for webhooks per transition.
+    lists: f64,
 }
 
 impl Turn {
@@ -109,7 +121,10 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     let prepare = async |stage: &Stage, prefix| {
         Churn::prepare(&stage.cluster, &stage.product, &stage.account, prefix, INSTANCES).await
     };
-    let (tracked, untracked) = (prepare(&stage, "kubectl").await?, prepare(&stage, "rest").await?);
+    let (tracked, untracked) = (
+        prepare(&stage, "tracked").await?,
+        prepare(&stage, "untracked").await?,
+    );
     untracked.untrack().await?;
     stage.webhooks(&receivers, 0, most).await?;
     let side = |name, program, churn| Side {
@@ -120,13 +135,17 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         turns: numbers.iter().map(|_| Vec::new()).collect(),
     };
     let mut builds = vec![
-        side("this build, made by REST", Path::new(STELLAGE), &untracked),
-        side("this build, made by kubectl", Path::new(STELLAGE), &tracked),
+        side(UNTRACKED, Path::new(STELLAGE), &untracked),
+        side(TRACKED, Path::new(STELLAGE), &tracked),
     ];
     builds.extend(baseline.map(|program| side(BASELINE, program, &tracked)));
+    let mut lone_pages = Vec::new();
     for _ in 0..sizes.rounds {
         for side in &mut builds {
             round(side, &mut stage, &receivers, sizes).await?;
+            if side.name == UNTRACKED && sizes.drained {
+                lone_pages.push(pages_of_lone_events(&stage, side.churn, sizes).await?);
+            }
         }
     }
     stage.stop().await?;
@@ -138,7 +157,19 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         .iter()
         .map(|side| (side.name, &*side.with_events))
         .collect();
-    report(table, &turns, "0 webhooks, with Kubernetes Events", None);
+    report(table, &turns, "0 webhooks, with Kubernetes Events", aim(0));
+    report_deliveries(table, &builds, numbers);
+    if !lone_pages.is_empty() {
+        table.value(
+            &format!(
+                "pages of the log an event, one event in {:.0} s, {UNTRACKED}",
+                1.0 / LONELY
+            ),
+            &lone_pages.into_iter().collect(),
+            samples::EACH,
+            Some(LONE_PAGES),
+        );
+    }
     table.note(&format!(
         "transitions: log all, {INSTANCES} instances, {AT_A_TIME} at a time, {} s",
         sizes.transitions.as_secs()
@@ -173,7 +204,7 @@ fn tell(name: &str, what: &str, turn: &Turn) {
     let servers: Vec<_> = servers.map(|(name, cost)| format!("{name} {cost:.2}")).collect();
     say(&format!(
         "  {name}, {what}: {:.0} transitions/s, {:.2} core-ms each: stellage {:.2}, {}; {:.2} writes of instances, {:.2} of \
-         Events, {:.2} of etcd; load {}",
+         Events, {:.2} of etcd, {:.2} lists of webhooks; load {}",
         turn.rate,
         turn.total(),
         turn.own,
@@ -181,6 +212,7 @@ fn tell(name: &str, what: &str, turn: &Turn) {
         turn.writes,
         turn.events,
         turn.stored,
+        turn.lists,
         load_average()
     ));
 }
@@ -254,7 +286,44 @@ async fn turn(
         writes: each(as_f64(writes.instances)),
         events: each(as_f64(writes.events)),
         stored: each(cluster.etcd_writes().await? - stored),
+        lists: each(as_f64(writes.webhook_lists)),
     })
+}
+
+/// Pages of the log that an event needs if it is the only one for seconds.
+async fn pages_of_lone_events(stage: &Stage, churn: &Churn, sizes: &Sizes) -> Result<f64> {
+    let admin = &stage.cluster.admin;
+    let before = Writes::count(admin).await?;
+    let events = churn.run(Pace::Rate(LONELY), LONELY_FOR).await?.events;
+    until_cleared(stage, sizes).await?;
+    let pages = (Writes::count(admin).await? - before).event_logs;
+    say(&format!("  {events} lone events: {pages} pages of the log"));
+    Ok(as_f64(pages) / as_f64(events))
+}
+
+/// Reports what a delivery costs, from transitions with the fewest and with the most webhooks.
+fn report_deliveries(table: &mut Table, sides: &[Side<'_>], numbers: &[usize]) {
+    for Side { name, turns, .. } in sides {
+        let mut with_webhooks = numbers.iter().zip(turns).filter(|(webhooks, _)| **webhooks > 0);
+        let Some((fewest, with_fewest)) = with_webhooks.next() else {
+            return;
+        };
+        let Some((most, with_most)) = with_webhooks.next_back() else {
+            return;
+        };
+        let more = as_f64((most - fewest) as u64);
+        let rounds = with_most.iter().zip(with_fewest);
+        table.value(
+            &format!(
+                "CPU time a delivery, {name}: what {most} webhooks cost more than {fewest}, divided by {more}"
+            ),
+            &rounds
+                .map(|(with_most, with_fewest)| (with_most.total() - with_fewest.total()) / more)
+                .collect(),
+            samples::CORE_MILLIS,
+            (*name == UNTRACKED).then_some(DELIVERY),
+        );
+    }
 }
 
 /// Reports the turns of the first side, compared with those of each other side.
@@ -296,6 +365,9 @@ fn report(table: &mut Table, sides: &[(&str, &[Turn])], what: &str, aim: Option<
         }
         line("writes of etcd a transition", samples::EACH, None, &|turn| {
             turn.stored
+        });
+        line("lists of webhooks a transition", samples::EACH, None, &|turn| {
+            turn.lists
         });
     }
 }
