@@ -203,7 +203,7 @@ mod tests {
             ("create apikeys.stellage.dev in ada", true, false),
             ("list secrets in ada", false, true),
             (
-                "get leases.coordination.k8s.io stellage-controller in ops",
+                "update leases.coordination.k8s.io stellage-controller in ops",
                 false,
                 true,
             ),
