@@ -12,6 +12,7 @@
 //! - [`instance_metrics`]: the usage of instances as metrics;
 //! - [`lease`]: leader election;
 //! - [`metrics`]: all metrics of the program;
+//! - [`occasionally`]: keeps the log readable while everything fails;
 //! - [`open_files`]: how many files and connections the process may have open;
 //! - [`objects`]: the objects of a kind in memory, such as those of a watch;
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
@@ -43,6 +44,7 @@ pub mod instance_metrics;
 pub mod lease;
 pub mod metrics;
 pub mod objects;
+pub mod occasionally;
 pub mod open_files;
 pub mod ops;
 pub mod pace;

@@ -1,6 +1,6 @@
 //! Reads and writes Delivery objects.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use kube::{
     Api,
@@ -12,11 +12,18 @@ use super::shared::Shared;
 use crate::{
     delivery::dispatch::{WriteRequest, Written},
     resources::{Delivery, quota},
-    runtime::client::{CallError, bounded},
+    runtime::{
+        client::{CallError, bounded},
+        occasionally::Occasionally,
+    },
 };
 
 /// The controller's name in managedFields.
 pub(super) const FIELD_MANAGER: &str = "stellage-webhooks";
+
+/// Complaints about Deliveries, of which there may be hundreds a second while the API server does not answer.
+static LOOK_UPS: Occasionally = Occasionally::new();
+static WRITES: Occasionally = Occasionally::new();
 
 /// Carries out a write.
 pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
@@ -71,7 +78,9 @@ pub(super) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<
     match bounded(api.get_opt(name)).await {
         Ok(found) => Ok(found.filter(|found| !found.is_request()).map(pruned)),
         Err(error) => {
-            tracing::warn!(namespace, name, %error, "cannot look up a Delivery");
+            if let Some(left_out) = LOOK_UPS.left_out(Instant::now()) {
+                tracing::warn!(namespace, name, %error, left_out, "cannot look up a Delivery");
+            }
             Err(())
         }
     }
@@ -114,7 +123,9 @@ pub(super) async fn delete(
 }
 
 fn failed(delivery: &Delivery, error: &CallError) -> Written {
-    tracing::warn!(delivery = name(delivery), %error, "cannot write a Delivery; will retry");
+    if let Some(left_out) = WRITES.left_out(Instant::now()) {
+        tracing::warn!(delivery = name(delivery), %error, left_out, "cannot write a Delivery; will retry");
+    }
     Written::Failed
 }
 

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-use super::renderings::Rendered;
+use super::rendered::Rendered;
 
 /// An instance with values derived from it.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! Instances: list, find, create, change, operate, delete.
 //!
-//! - `index`: the instances in memory, ordered for pages; `renderings`: what REST serializes of them;
+//! - `index`: the instances in memory, ordered for pages; `rendered`: what REST serializes of one; `renderings`: how much of
+//!   that is kept;
 //! - `create`: builds the object for a create;
 //! - `installation`: an image, or a backup to restore;
 //! - `change`: applies a change to a spec.
@@ -9,6 +10,7 @@ mod change;
 mod create;
 mod index;
 mod installation;
+mod rendered;
 mod renderings;
 
 use std::sync::{

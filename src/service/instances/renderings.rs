@@ -2,58 +2,24 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak, atomic::Ordering},
 };
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::IndexedInstance;
+use super::{
+    index::IndexedInstance,
+    rendered::{CachedDetail, Slot},
+};
 use crate::service::precondition;
 
 /// How many renderings are kept: what waiting clients poll, at some 600 bytes each. The one that was kept first goes first.
 const KEPT: usize = 2_000;
 
-/// The serialized detail of one version of an instance.
-#[derive(Debug)]
-pub struct CachedDetail {
-    /// The body of the answer.
-    pub body: Bytes,
-    /// The version as used in preconditions, in quotes.
-    pub tag: Bytes,
-}
-
-/// The renderings of one version of an instance.
-#[derive(Debug, Default)]
-pub(super) struct Rendered {
-    list_item: Slot<[u8]>,
-    detail: Slot<CachedDetail>,
-}
-
-/// A rendering that is kept from the second request on. The first one is not kept: a client that reads everything once would
-/// replace what others poll.
-#[derive(Debug)]
-struct Slot<T: ?Sized> {
-    kept: Mutex<Option<Arc<T>>>,
-    was_asked: AtomicBool,
-}
-
-impl<T: ?Sized> Default for Slot<T> {
-    fn default() -> Self {
-        Self {
-            kept: Mutex::new(None),
-            was_asked: AtomicBool::new(false),
-        }
-    }
-}
-
 /// Renders for the REST facade, and bounds what is kept. Only the facade may use it: every caller gets what was kept.
 #[derive(Debug, Default)]
 pub struct Renderings {
-    /// The instances that keep renderings, once for each, oldest first.
+    /// The instance of each rendering that is kept, oldest first.
     order: Mutex<VecDeque<Weak<IndexedInstance>>>,
 }
 
