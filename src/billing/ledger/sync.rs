@@ -78,16 +78,16 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
     let known: HashSet<&str> = places.iter().map(|(_, _, uid)| *uid).collect();
     for (number, index, uid) in places {
         let subject = facts.subjects.get(uid);
-        let Some(known) = draft.entry(number, index) else {
+        let Some(stored) = draft.entry(number, index) else {
             continue;
         };
-        if subject.is_some_and(|subject| entry::is_current(known, subject, is_due)) {
+        if subject.is_some_and(|subject| entry::is_current(stored, subject, is_due)) {
             continue;
         }
-        let mut updated = known.clone();
+        let mut updated = stored.clone();
         entry::update(&mut updated, subject, facts.now, is_due);
-        if updated != *known {
-            is_urgent |= updated.ended != known.ended;
+        if updated != *stored {
+            is_urgent |= updated.ended != stored.ended;
             draft.replace(number, index, updated);
         }
     }

@@ -9,6 +9,7 @@ use std::{
 
 use parking_lot::RwLock;
 
+use super::rendered::Rendered;
 use crate::{
     lifecycle::current,
     resources::{Instance, InstanceSpec, InstanceState, Plan},
@@ -17,8 +18,6 @@ use crate::{
         index::{Index, Indexed, Object as _, Progress},
     },
 };
-
-use super::rendered::Rendered;
 
 /// An instance with values derived from it.
 #[derive(Debug)]
