@@ -12,6 +12,9 @@ use stellage::{
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 
+#[global_allocator]
+static ALLOCATOR: allocator::Jemalloc = allocator::Jemalloc;
+
 /// The version; in an image or a release with the commit, which `make image` puts in.
 const VERSION: &str = match option_env!("STELLAGE_VERSION") {
     Some(version) => version,
@@ -106,13 +109,8 @@ fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-fn main() -> ExitCode {
-    allocator::keep_little();
-    run()
-}
-
 #[tokio::main]
-async fn run() -> ExitCode {
+async fn main() -> ExitCode {
     if let Some(answer) = answer_to_kubectl() {
         print(&answer);
         return ExitCode::SUCCESS;

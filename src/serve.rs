@@ -50,8 +50,6 @@ use crate::{
 
 /// The only task that may end before the shutdown.
 const ANNOUNCEMENT: &str = "the announcement";
-/// How often to return unused memory to the system. Each time takes milliseconds.
-const GIVE_BACK_EVERY: Duration = Duration::from_secs(10);
 /// How often to check whether everything is ready.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Number of checks, ten seconds' worth, after which to log what is still missing.
@@ -160,7 +158,6 @@ pub async fn serve(
         metrics.clone(),
         watches.shutdown.clone(),
     ));
-    tokio::spawn(give_memory_back(watches.shutdown.clone()));
 
     let (rules, own_ranges_read) = rules(&common, &watches, api_server);
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
@@ -268,17 +265,6 @@ pub async fn serve(
         sending.finish().await;
     }
     ended
-}
-
-/// Returns memory that was needed only for a while, such as for the first lists of the watches.
-async fn give_memory_back(shutdown: CancellationToken) {
-    loop {
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(GIVE_BACK_EVERY) => {}
-        }
-        let _ = tokio::task::spawn_blocking(allocator::give_back).await;
-    }
 }
 
 /// Watches a kind that account holders write, without the metadata that the program does not read.
