@@ -56,12 +56,9 @@ crds: tools ## Generate crds/ from the Rust types
 chart: tools ## Write what is generated in charts/stellage, and deploy/rbac.yaml
 	@STELLAGE_WRITE_CHART=1 cargo test --quiet --locked --workspace --test integration -- a_chart::files
 
-# Kernels for arm64 may have pages of 64 KiB (2^16). A jemalloc that was built for smaller ones does not run there.
-LARGE_PAGES = $(if $(filter aarch64 arm64,$(shell uname -m)),JEMALLOC_SYS_WITH_LG_PAGE=16)
-
 # Linked statically, the program needs no other files.
 image: tools ## Pack the container image into target/image, without a container engine (IMAGE: its name)
-	@$(LARGE_PAGES) STELLAGE_VERSION="$(VERSION) ($(COMMIT))" cargo rustc --release --locked --package stellage --bin stellage -- \
+	@STELLAGE_VERSION="$(VERSION) ($(COMMIT))" cargo rustc --release --locked --package stellage --bin stellage -- \
 	    -C target-feature=+crt-static -C strip=symbols
 	@mkdir -p "$(TARGET)/image"
 	@SOURCE_DATE_EPOCH=$(EPOCH) cargo run --quiet --release --locked --package packer -- --name "$(IMAGE)" --commit "$(COMMIT)" \

@@ -137,11 +137,8 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
     assert_eq!(restored["image"], "debian-13");
     let object = tenant.instances().get(&web).await.unwrap();
     let name = id.replace('_', "-");
-    assert_eq!(object.spec.restore_from.as_deref(), Some(name.as_str()));
-    assert_eq!(
-        object.status.unwrap().restored_from.as_deref(),
-        Some(name.as_str())
-    );
+    assert_eq!(object.spec.restore_from.as_deref(), Some(&name));
+    assert_eq!(object.status.unwrap().restored_from.as_deref(), Some(&name));
     expect(&tenant, 202, Method::POST, &rebuild, Some(&image), &[]).await;
     wait_for(&tenant, &web, "running").await;
     let object = tenant.instances().get(&web).await.unwrap();
@@ -289,7 +286,10 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
             instance
                 .and_then(|instance| instance.status.as_ref())
                 .is_some_and(|status| {
-                    status.restored_from.as_deref() == Some("before-upgrade")
+                    status
+                        .restored_from
+                        .as_deref()
+                        .is_some_and(|name| name == "before-upgrade")
                         && status.state == Some(InstanceState::Stopped)
                 })
         })
@@ -328,7 +328,7 @@ async fn a_backup_that_is_deleted_before_it_has_been_restored_stays_until_then()
         .wait(&web, "the restore", |instance: Option<&Instance>| {
             let status = instance.and_then(|instance| instance.status.as_ref());
             status.is_some_and(|status| {
-                status.restored_from.as_ref() == Some(&name) && status.state == Some(InstanceState::Running)
+                status.restored_from.as_deref() == Some(&name) && status.state == Some(InstanceState::Running)
             })
         })
         .await;
@@ -340,7 +340,9 @@ async fn a_backup_that_is_deleted_before_it_has_been_restored_stays_until_then()
 async fn an_instance_whose_backup_is_gone_says_what_to_do_and_is_made_from_its_image_then() {
     let tenant = Tenant::new("bkp-gone").await;
     tenant
-        .apply("web", |web| web.spec.restore_from = Some("gone".to_owned()))
+        .apply("web", |web| {
+            web.spec.restore_from = Some(Box::new("gone".to_owned()));
+        })
         .await;
     let says = "remove spec.restoreFrom to install spec.image";
     tenant

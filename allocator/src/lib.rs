@@ -16,17 +16,3 @@ pub use tikv_jemallocator::Jemalloc;
 #[used]
 pub static SETTINGS: &[u8; 87] =
     b"narenas:1,dirty_decay_ms:1000,muzzy_decay_ms:0,lg_tcache_max:10,background_thread:true\0";
-
-#[cfg(test)]
-mod tests {
-    use tikv_jemalloc_ctl::{background_thread, opt};
-
-    #[global_allocator]
-    static ALLOCATOR: super::Jemalloc = super::Jemalloc;
-
-    #[test]
-    fn jemalloc_reads_the_settings() {
-        assert_eq!(opt::narenas::read().unwrap(), 1);
-        assert!(background_thread::read().unwrap());
-    }
-}

@@ -10,8 +10,10 @@ use crate::{
     Result,
     account::Account,
     cluster::Cluster,
+    latencies::as_f64,
     load::{CONNECTIONS, Client, Extent, Measured, NUMBER},
     objects,
+    processes::processor_time_of,
     product::Product,
     samples::{self, Samples},
     say,
@@ -32,6 +34,14 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     cluster.stop().await
 }
 
+struct Turn {
+    measured: Measured,
+    /// CPU time of the API server and etcd per create, in milliseconds.
+    servers: f64,
+    /// The same of `stellage`.
+    stellage: f64,
+}
+
 async fn turns(table: &mut Table, cluster: &Cluster, account: &Account, sizes: &Sizes) -> Result<()> {
     let mut raw_request = None;
     let (mut rest, mut raw) = (Vec::new(), Vec::new());
@@ -44,31 +54,61 @@ async fn turns(table: &mut Table, cluster: &Cluster, account: &Account, sizes: &
         };
         let body = objects::rest_body();
         let create = facade.request("POST", PATH, Some(("application/json", &body)));
-        rest.push(turn("facade", &facade, create, 0, sizes).await?);
+        rest.push(turn("facade", cluster, &[product.pid], &facade, create, 0, sizes).await?);
         product.stop().await?;
         let first = u64::try_from(round)? * 1_000_000_000;
-        raw.push(turn("API server", &cluster.operator, request.clone(), first, sizes).await?);
+        let posts = turn(
+            "API server",
+            cluster,
+            &[],
+            &cluster.operator,
+            request.clone(),
+            first,
+            sizes,
+        );
+        raw.push(posts.await?);
         raw_request = Some(request);
     }
-    let each = |turns: &[Measured], of: fn(&Measured) -> f64| -> Samples { turns.iter().map(of).collect() };
+    let each = |turns: &[Turn], of: fn(&Turn) -> f64| -> Samples { turns.iter().map(of).collect() };
     table.compare(
         "(c) creates/s, REST : API server",
-        &each(&rest, Measured::rate),
-        &each(&raw, Measured::rate),
+        &each(&rest, |turn| turn.measured.rate()),
+        &each(&raw, |turn| turn.measured.rate()),
         samples::PER_SECOND,
         Some(Aim::AtLeast(0.9)),
     );
     table.compare(
         "    p99, REST : API server",
-        &each(&rest, |turn| turn.millis(0.99)),
-        &each(&raw, |turn| turn.millis(0.99)),
+        &each(&rest, |turn| turn.measured.millis(0.99)),
+        &each(&raw, |turn| turn.measured.millis(0.99)),
         samples::MILLIS,
+        None,
+    );
+    table.compare(
+        "    CPU time of API server and etcd, each, REST : API server",
+        &each(&rest, |turn| turn.servers),
+        &each(&raw, |turn| turn.servers),
+        samples::CORE_MILLIS,
+        None,
+    );
+    table.value(
+        "    CPU time of `stellage api`, each",
+        &each(&rest, |turn| turn.stellage),
+        samples::CORE_MILLIS,
         None,
     );
     Ok(())
 }
 
-async fn turn(name: &str, target: &Target, request: String, first: u64, sizes: &Sizes) -> Result<Measured> {
+async fn turn(
+    name: &str,
+    cluster: &Cluster,
+    stellage: &[u32],
+    target: &Target,
+    request: String,
+    first: u64,
+    sizes: &Sizes,
+) -> Result<Turn> {
     let extent = Extent::For {
         warm_up: sizes.warm_up,
         measured: sizes.measured,
@@ -78,14 +118,24 @@ async fn turn(name: &str, target: &Target, request: String, first: u64, sizes: &
         status: 201,
         ..Client::repeating(target, CONNECTIONS, request, extent)
     };
+    let servers = cluster.api_server_pids();
+    let before = [processor_time_of(&servers)?, processor_time_of(stellage)?];
     let measured = load.run().await?;
+    let each = |now: f64, before: f64| (now - before) / as_f64(measured.asked) * 1000.0;
+    let turn = Turn {
+        servers: each(processor_time_of(&servers)?, before[0]),
+        stellage: each(processor_time_of(stellage)?, before[1]),
+        measured,
+    };
     say(&format!(
-        "  {name}: {:.0} creates/s, p50 {:.1} ms, p99 {:.1} ms",
-        measured.rate(),
-        measured.millis(0.5),
-        measured.millis(0.99)
+        "  {name}: {:.0} creates/s, p50 {:.1} ms, p99 {:.1} ms; {:.2} ms of API server and etcd, {:.2} ms of stellage each",
+        turn.measured.rate(),
+        turn.measured.millis(0.5),
+        turn.measured.millis(0.99),
+        turn.servers,
+        turn.stellage,
     ));
-    Ok(measured)
+    Ok(turn)
 }
 
 /// A request to the API server that creates the same object as a create through REST: a stored object is read and posted

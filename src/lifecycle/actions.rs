@@ -51,7 +51,7 @@ impl Action {
     /// Requests the action in the spec. `nonce` is an RFC 3339 time that differs from the existing ones. The caller sets
     /// image and plan.
     pub fn request(self, spec: &mut InstanceSpec, nonce: &str) {
-        let nonce = Some(nonce.to_owned());
+        let nonce = Some(Box::new(nonce.to_owned()));
         match self {
             Self::Start => {
                 spec.power_state = PowerState::Running;

@@ -8,7 +8,9 @@ use super::decision::Gate;
 use crate::{
     resources::{
         Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange,
-        PowerState, instance::RefusedInstallation, origin,
+        PowerState,
+        instance::{RareText, RefusedInstallation},
+        origin,
     },
     runtime::clock::milliseconds,
 };
@@ -107,10 +109,7 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
     };
     // A failing operation is retried, but any other request may replace it.
     let failing = state == InstanceState::Error;
-    let power_off = differs(
-        spec.power_off_requested_at.as_ref(),
-        status.power_off_requested_at.as_ref(),
-    );
+    let power_off = differs(&spec.power_off_requested_at, &status.power_off_requested_at);
     if let Some(operation) = &status.operation
         && !failing
     {
@@ -180,14 +179,9 @@ fn want_running(
         begin(status, spec, OperationKind::Resize, as_before, now);
         return;
     }
-    let start = differs(
-        spec.start_requested_at.as_ref(),
-        status.start_requested_at.as_ref(),
-    ) || status.power_state == Some(PowerState::Stopped);
-    if differs(
-        spec.reboot_requested_at.as_ref(),
-        status.reboot_requested_at.as_ref(),
-    ) {
+    let start = differs(&spec.start_requested_at, &status.start_requested_at)
+        || status.power_state == Some(PowerState::Stopped);
+    if differs(&spec.reboot_requested_at, &status.reboot_requested_at) {
         status.reboot_requested_at.clone_from(&spec.reboot_requested_at);
         status.start_requested_at.clone_from(&spec.start_requested_at);
         begin(status, spec, OperationKind::Reboot, PowerState::Running, now);
@@ -279,10 +273,8 @@ fn echo_all(spec: &InstanceSpec, status: &mut InstanceStatus) {
 }
 
 fn wants_rebuild(spec: &InstanceSpec, status: &InstanceStatus) -> bool {
-    differs(
-        spec.rebuild_requested_at.as_ref(),
-        status.rebuild_requested_at.as_ref(),
-    ) || status.image.as_ref() != Some(&spec.image) && !is_in_progress(status, OperationKind::Rebuild, spec)
+    differs(&spec.rebuild_requested_at, &status.rebuild_requested_at)
+        || status.image.as_ref() != Some(&spec.image) && !is_in_progress(status, OperationKind::Rebuild, spec)
 }
 
 fn wants_resize(spec: &InstanceSpec, status: &InstanceStatus) -> bool {
@@ -302,7 +294,7 @@ fn is_in_progress(status: &InstanceStatus, kind: OperationKind, spec: &InstanceS
     })
 }
 
-fn differs(asked: Option<&String>, handled: Option<&String>) -> bool {
+fn differs(asked: &RareText, handled: &RareText) -> bool {
     asked.is_some() && asked != handled
 }
 

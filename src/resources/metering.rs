@@ -11,7 +11,7 @@ pub const MAX_CHANGES: usize = 1488;
 
 /// The hours for which an instance is billed. They are counted from the moment at which its server first ran; from then on it
 /// is billed until its deletion, whatever its power state (decisions, section 7).
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Metering {
     /// When the server first ran. Hour 0 begins here.
@@ -23,7 +23,7 @@ pub struct Metering {
 }
 
 /// An hour in which the plan changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MeteredHour {
     /// Number of the hour.

@@ -9,21 +9,21 @@ pub fn instance_nonce(now: Timestamp, spec: &InstanceSpec) -> String {
     nonce(
         now,
         &[
-            &spec.start_requested_at,
-            &spec.power_off_requested_at,
-            &spec.reboot_requested_at,
-            &spec.rebuild_requested_at,
+            spec.start_requested_at.as_deref(),
+            spec.power_off_requested_at.as_deref(),
+            spec.reboot_requested_at.as_deref(),
+            spec.rebuild_requested_at.as_deref(),
         ],
     )
 }
 
 /// `now` with microseconds, increased until it differs from all `taken` ones.
-pub fn nonce(now: Timestamp, taken: &[&Option<String>]) -> String {
+pub fn nonce(now: Timestamp, taken: &[Option<&String>]) -> String {
     let mut time = now;
     loop {
         let text = format!("{time:.6}");
         match time.checked_add(SignedDuration::from_micros(1)) {
-            Ok(next) if taken.iter().any(|nonce| nonce.as_ref() == Some(&text)) => time = next,
+            Ok(next) if taken.contains(&Some(&text)) => time = next,
             _ => return text,
         }
     }
@@ -42,7 +42,7 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000000Z");
-        spec.start_requested_at = Some("2026-11-21T10:00:00.000000Z".to_owned());
+        spec.start_requested_at = Some(Box::new("2026-11-21T10:00:00.000000Z".to_owned()));
         assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000002Z");
     }
 }

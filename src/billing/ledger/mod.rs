@@ -43,7 +43,7 @@ pub use entry::lines_of;
 pub const GRACE: SignedDuration = SignedDuration::from_secs(5);
 
 /// What is billed for a subject.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Metered<'a> {
     /// An instance with these hours.
     Instance(&'a Metering),

@@ -286,8 +286,8 @@ impl<P: Provider> Reconciler<P> {
                 .status
                 .as_ref()
                 .and_then(|status| status.operation.as_deref());
-            let under_way = operation.and_then(|operation| operation.restore_from.as_ref());
-            let is_wanted = instance.spec.restore_from.as_ref() == Some(&name) && wants_restore(instance);
+            let under_way = operation.and_then(|operation| operation.restore_from.as_deref());
+            let is_wanted = instance.spec.restore_from.as_deref() == Some(&name) && wants_restore(instance);
             under_way == Some(&name) || is_wanted && fits(backup, instance)
         };
         instances.find(is_target).map(|instance| instance.name_any())

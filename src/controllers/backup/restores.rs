@@ -34,8 +34,8 @@ struct State {
 fn named(instance: &Instance) -> impl Iterator<Item = &String> {
     let status = instance.status.as_ref();
     let operation = status.and_then(|status| status.operation.as_deref());
-    let under_way = operation.and_then(|operation| operation.restore_from.as_ref());
-    instance.spec.restore_from.iter().chain(under_way)
+    let under_way = operation.and_then(|operation| operation.restore_from.as_deref());
+    instance.spec.restore_from.as_deref().into_iter().chain(under_way)
 }
 
 impl State {

@@ -14,7 +14,7 @@ use crate::{
 fn requested(instance: &Instance) -> Option<&str> {
     let status = instance.status.as_ref();
     let observed = status.and_then(|status| status.observed_generation);
-    let taken_up = status.and_then(|status| status.traceparent.as_deref());
+    let taken_up = status.and_then(|status| status.traceparent.as_deref().map(String::as_str));
     annotated(&instance.metadata)
         .filter(|annotated| observed != instance.metadata.generation && taken_up != Some(annotated))
 }
@@ -48,7 +48,7 @@ pub(super) fn carry(instance: &Instance, status: &mut InstanceStatus) {
 fn carry_from(requested: Option<&str>, now: Option<&str>, instance: &Instance, status: &mut InstanceStatus) {
     let before = instance.status.as_ref();
     if let Some(requested) = requested {
-        status.traceparent = Some(requested.to_owned());
+        status.traceparent = Some(Box::new(requested.to_owned()));
         let was = before
             .and_then(|before| before.operation.as_deref())
             .map(Operation::id);
@@ -121,7 +121,7 @@ mod tests {
         for (kind, has_begun) in [("Create", false), ("Stop", true)] {
             let mut status = decided(kind);
             carry_from(Some(REQUEST), None, &before, &mut status);
-            assert_eq!(status.traceparent.as_deref(), Some(REQUEST));
+            assert_eq!(status.traceparent.as_deref().map(String::as_str), Some(REQUEST));
             assert_eq!(
                 status.operation.unwrap().traceparent.is_some(),
                 has_begun,

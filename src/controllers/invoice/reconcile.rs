@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::BuildHasher as _,
     sync::Arc,
     time::Duration,
 };
@@ -57,6 +58,9 @@ const UNTIL_ORPHANS: Duration = Duration::from_secs(5);
 /// Maximum number of steps in one reconcile. An account with very many pages continues in its next one, so that others get
 /// their turn.
 const MAX_STEPS: usize = 1000;
+/// How long the books of an account with pages stay in memory after they were read or changed: at most once in this time they are
+/// read again, whatever the account does.
+const IDLE: Duration = Duration::from_secs(60);
 /// How long a deleted Account waits for its last events to be sent.
 const FAREWELL: Duration = Duration::from_secs(30);
 
@@ -65,9 +69,11 @@ pub(super) struct Reconciler {
     accounts: Store<Account>,
     /// Invoices that still need work.
     invoices: Store<Invoice>,
-    /// The state of each account, by namespace. Absent while the account is being reconciled, and after a
-    /// failed write.
+    /// The state of each account, by namespace. Absent while the account is being reconciled, after a failed write, and while
+    /// it is resting.
     books: Mutex<HashMap<String, State>>,
+    /// The accounts with pages whose books are not in memory, because nothing has changed for a while, by namespace.
+    resting: Mutex<HashMap<String, Resting>>,
     /// When accounts with very many instances were last reconciled, by namespace.
     looked: Mutex<HashMap<String, Instant>>,
     backoffs: Backoffs,
@@ -79,8 +85,17 @@ struct State {
     books: Books,
     /// Issued invoices whose events are not settled.
     issued: Vec<Invoice>,
+    /// When the books were read.
+    read: Timestamp,
     /// When the entries were last written.
     written: Option<Timestamp>,
+}
+
+/// An account for which there is nothing to do before a time if nothing changes.
+struct Resting {
+    /// The [`digest`](Reconciler::digest) of what decisions depend on besides the books.
+    digest: u64,
+    until: Timestamp,
 }
 
 impl Reconcile for Reconciler {
@@ -156,6 +171,7 @@ impl Reconciler {
             accounts,
             invoices,
             books: Mutex::default(),
+            resting: Mutex::default(),
             looked: Mutex::default(),
             backoffs: Backoffs::default(),
         }
@@ -177,6 +193,8 @@ impl Reconciler {
             self.books
                 .lock()
                 .retain(|_, state| known.contains(state.account.as_str()));
+            let exists = |namespace: &String| self.shared.deps.directory.account_of(namespace).is_some();
+            self.resting.lock().retain(|namespace, _| exists(namespace));
             self.looked.lock().retain(|_, looked| looked.elapsed() < ORPHANS);
             let mut orphans: HashMap<(String, String), String> = HashMap::new();
             for invoice in self.invoices.state() {
@@ -213,19 +231,26 @@ impl Reconciler {
         );
         account.metadata.uid = Some(uid.to_owned());
         account.metadata.deletion_timestamp = Some(Time(self.shared.now()));
-        let (books, issued) = books::read(&deps.client, namespace, uid).await?;
-        let mut state = State {
-            account: uid.to_owned(),
-            books,
-            issued,
-            written: None,
-        };
+        let mut state = self.read(namespace, uid).await?;
         let nothing = HashMap::new();
         let again = self.go_on(&mut state, &account, &nothing, &prices, true).await?;
         if again.is_none() && state.books.invoices.is_empty() {
             farewell::keep(&deps.client, &deps.namespace, namespace, &account).await?;
         }
         Ok(())
+    }
+
+    /// Reads what is stored of an account.
+    async fn read(&self, namespace: &str, uid: &str) -> Result<State, CallError> {
+        let deps = &self.shared.deps;
+        let (books, issued) = books::read(&deps.client, namespace, uid).await?;
+        Ok(State {
+            account: uid.to_owned(),
+            books,
+            issued,
+            read: deps.clock.now(),
+            written: None,
+        })
     }
 
     /// Reconciles an account. Returns when to reconcile it again.
@@ -254,34 +279,31 @@ impl Reconciler {
             Vec::new()
         };
         let backup_ids: Vec<String> = backups.iter().map(|backup| backup.id()).collect();
-        let subjects = subjects(&instances, &gone, &backups, &backup_ids);
+        let billed = || billed(&instances, &gone, &backups, &backup_ids);
         let is_deleting = account.metadata.deletion_timestamp.is_some();
+        if !is_deleting && let Some(left) = self.rests(namespace, || self.digest(account, &prices, billed()))
+        {
+            return Ok(Some(left.min(LONGEST)));
+        }
+        let subjects: HashMap<&str, Subject<'_>> = billed().collect();
         // The watches may still show objects that the Account controller no longer saw.
         let closing_for = deps.ledger.closing_for(uid).filter(|_| instances.is_empty());
-        let known = self
-            .books
-            .lock()
-            .remove(namespace)
-            .filter(|state| state.account == uid);
+        let known = self.books.lock().remove(namespace);
+        let known = known.filter(|state| state.account == uid);
         let mut state = match known {
             Some(state) => state,
             None if subjects.is_empty() && !is_deleting && deps.invoices.of(namespace).is_empty() => {
                 return Ok(None);
             }
             None => {
-                let (books, issued) = books::read(&deps.client, namespace, uid).await?;
-                for invoice in &issued {
+                let state = self.read(namespace, uid).await?;
+                for invoice in &state.issued {
                     deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
                 }
-                State {
-                    account: uid.to_owned(),
-                    books,
-                    issued,
-                    written: None,
-                }
+                state
             }
         };
-        let mut again = match self
+        let again = match self
             .go_on(&mut state, account, &subjects, &prices, closing_for.is_some())
             .await
         {
@@ -298,16 +320,25 @@ impl Reconciler {
             self.recorded(namespace, &subjects, &gone);
         }
         let settled = self.settle(&mut state).await?;
-        for wait in [
-            settled,
-            again.take(),
-            self.until_next(&state, account, &subjects, &prices),
-        ] {
-            again = match (again, wait) {
-                (Some(one), Some(other)) => Some(one.min(other)),
-                (one, other) => one.or(other),
-            };
+        let step = self.next_step(&state, account, &subjects, &prices);
+        let mut idle = None;
+        if let Step::Rest(Some(until)) = step
+            && is_resting
+            && !is_deleting
+            && state.issued.is_empty()
+            // Without pages, reading them again would cost more than the memory is worth.
+            && !state.books.pages.is_empty()
+        {
+            idle = self.left(IDLE, state.written.max(Some(state.read)));
+            if idle.is_none() {
+                let digest = self.digest(account, &prices, billed());
+                let resting = Resting { digest, until };
+                self.resting.lock().insert(namespace.to_owned(), resting);
+                return Ok(Some(self.until(until).min(LONGEST)));
+            }
         }
+        let next = self.until_next(&state, &step);
+        let mut again = [settled, again, next, idle].into_iter().flatten().min();
         if let Some(closing_for) = closing_for
             && is_resting
             && subjects.is_empty()
@@ -332,24 +363,68 @@ impl Reconciler {
         Ok(again)
     }
 
-    /// When the next work is due if nothing changes.
-    fn until_next(
+    /// The next step, or when it is due.
+    fn next_step(
         &self,
         state: &State,
         account: &Account,
         subjects: &HashMap<&str, Subject<'_>>,
         prices: &PriceHistory,
-    ) -> Option<Duration> {
+    ) -> Step {
         let now = self.shared.now();
         let terms = self.shared.deps.catalogue.current();
-        match next(
+        next(
             &state.books,
             &facts(account, subjects, prices, &terms.invoices, now, false),
-        ) {
-            Step::Rest(Some(at)) => Some(Duration::try_from(at.duration_since(now)).ok()?.min(LONGEST)),
+        )
+    }
+
+    /// When the next step is due if nothing changes.
+    fn until_next(&self, state: &State, step: &Step) -> Option<Duration> {
+        match step {
+            Step::Rest(Some(at)) => Some(self.until(*at).min(LONGEST)),
             Step::Rest(None) if state.books.invoices.is_empty() => None,
             _ => Some(LONGEST),
         }
+    }
+
+    /// How long it is until a time.
+    fn until(&self, at: Timestamp) -> Duration {
+        Duration::try_from(at.duration_since(self.shared.now())).unwrap_or_default()
+    }
+
+    /// How long there is nothing to do for an account whose books are not in memory; `None` if there is something, or the
+    /// books are in memory.
+    fn rests(&self, namespace: &str, digest: impl FnOnce() -> u64) -> Option<Duration> {
+        let known = self.resting.lock().remove(namespace)?;
+        let left = self.until(known.until);
+        if left.is_zero() || known.digest != digest() {
+            return None;
+        }
+        self.resting.lock().insert(namespace.to_owned(), known);
+        Some(left)
+    }
+
+    /// A digest of everything that decides whether there is something to do for an account before its invoice is due: who it
+    /// belongs to, what is billed, and the currency, but not names. Two digests are equal only if nothing has changed, but for an
+    /// accident of 1 in 2^64.
+    fn digest<'a>(
+        &self,
+        account: &Account,
+        prices: &PriceHistory,
+        subjects: impl Iterator<Item = (&'a str, Subject<'a>)>,
+    ) -> u64 {
+        let hasher = &self.shared.hasher;
+        let uid = origin::uid(&account.metadata);
+        let holder = hasher.hash_one((
+            uid,
+            account.invoices_closed_until(),
+            prices.currency().to_string(),
+        ));
+        // A sum, because the subjects come in no order.
+        subjects.fold(holder, |sum, (uid, subject)| {
+            sum.wrapping_add(hasher.hash_one((uid, subject.metered, subject.ended)))
+        })
     }
 
     /// Does everything that is due. If it has to wait, returns when to continue.
@@ -375,7 +450,7 @@ impl Reconciler {
                     state.books.issued_until = Some(until);
                 }
                 Step::Page { page, is_urgent } => {
-                    if let Some(waits) = self.waits(state).filter(|_| !is_urgent) {
+                    if let Some(waits) = self.left(TOGETHER, state.written).filter(|_| !is_urgent) {
                         return Ok(Some(waits));
                     }
                     let written = self.put(*page).await?;
@@ -392,7 +467,7 @@ impl Reconciler {
                     state.books.put_invoice(written);
                 }
                 Step::Replace { invoice, is_urgent } => {
-                    if let Some(waits) = self.waits(state).filter(|_| !is_urgent) {
+                    if let Some(waits) = self.left(TOGETHER, state.written).filter(|_| !is_urgent) {
                         return Ok(Some(waits));
                     }
                     let written = self.put(*invoice).await?;
@@ -452,10 +527,10 @@ impl Reconciler {
         Ok(kept.map(|kept| kept.max(own)))
     }
 
-    /// How long a change that is not urgent waits for others. Does not wait if the clock was set back.
-    fn waits(&self, state: &State) -> Option<Duration> {
-        let age = self.shared.deps.clock.now().duration_since(state.written?);
-        let left = TOGETHER.saturating_sub(Duration::try_from(age).ok()?);
+    /// How much is left of this time since a moment. Nothing is if the clock was set back.
+    fn left(&self, whole: Duration, since: Option<Timestamp>) -> Option<Duration> {
+        let age = self.shared.deps.clock.now().duration_since(since?);
+        let left = whole.saturating_sub(Duration::try_from(age).ok()?);
         (!left.is_zero()).then_some(left)
     }
 
@@ -599,13 +674,13 @@ fn facts<'a>(
     }
 }
 
-/// Everything that is billed, by UID: existing instances, instances deleted by force, and backups.
-fn subjects<'a>(
+/// Everything that is billed, with its UID: existing instances, instances deleted by force, and backups.
+fn billed<'a>(
     instances: &'a [Arc<Instance>],
     gone: &'a HashMap<String, Gone>,
     backups: &'a [Arc<Backup>],
     backup_ids: &'a [String],
-) -> HashMap<&'a str, Subject<'a>> {
+) -> impl Iterator<Item = (&'a str, Subject<'a>)> {
     let of_instance = |instance: &'a Instance, ended: Option<Timestamp>| {
         let subject = Subject {
             instance_id: instance.id(),
@@ -617,11 +692,11 @@ fn subjects<'a>(
     };
     let existing = instances
         .iter()
-        .filter_map(|instance| of_instance(instance, ended(instance)));
+        .filter_map(move |instance| of_instance(instance, ended(instance)));
     let forced = gone
         .values()
-        .filter_map(|gone| of_instance(&gone.instance, Some(ended(&gone.instance).unwrap_or(gone.at))));
-    let of_backup = backups.iter().zip(backup_ids).filter_map(|(backup, id)| {
+        .filter_map(move |gone| of_instance(&gone.instance, Some(ended(&gone.instance).unwrap_or(gone.at))));
+    let of_backup = backups.iter().zip(backup_ids).filter_map(move |(backup, id)| {
         let (since, megabytes) = metered_backup(backup)?;
         let source = backup.status.as_ref()?.source.as_ref()?;
         let subject = Subject {
@@ -632,5 +707,5 @@ fn subjects<'a>(
         };
         Some((origin::uid(&backup.metadata), subject))
     });
-    existing.chain(forced).chain(of_backup).collect()
+    existing.chain(forced).chain(of_backup)
 }

@@ -45,6 +45,8 @@ struct State {
     /// Writes that have not been taken yet.
     writes: VecDeque<Stored>,
     events: Vec<Value>,
+    /// Plurals that have been listed since the last call.
+    lists: Vec<String>,
     rng: StdRng,
     process: u64,
     /// Number of writes before the process dies.
@@ -75,6 +77,7 @@ impl ApiServer {
             made: 0,
             writes: VecDeque::new(),
             events: Vec::new(),
+            lists: Vec::new(),
             rng: StdRng::seed_from_u64(seed),
             process: 0,
             left: None,
@@ -128,6 +131,11 @@ impl ApiServer {
     /// The Kubernetes Events since the last call.
     pub fn take_events(&self) -> Vec<Value> {
         std::mem::take(&mut self.0.lock().events)
+    }
+
+    /// The plural of each list since the last call.
+    pub fn take_lists(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().lists)
     }
 
     pub fn list<K: DeserializeOwned>(&self, plural: &str) -> Vec<K> {
@@ -303,7 +311,8 @@ impl State {
         found.map_or_else(|| refusal(404, "NotFound", "not found"), |found| (200, found))
     }
 
-    fn list(&self, plural: &str, namespace: &str, query: &str) -> Answer {
+    fn list(&mut self, plural: &str, namespace: &str, query: &str) -> Answer {
+        self.lists.push(plural.to_owned());
         let selector = url::form_urlencoded::parse(query.as_bytes())
             .find(|(name, _)| name == "labelSelector")
             .map(|(_, selector)| selector.into_owned());

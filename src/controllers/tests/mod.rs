@@ -2,6 +2,7 @@
 //!
 //! - `year`: what happens in a simulated year;
 //! - `late`: a provider that takes its time to answer;
+//! - `resting`: an account whose books are not in memory;
 //! - `operator`: one process of the operator, with a clock that jumps to the next moment at which there is something to do;
 //! - `api_server`: an in-memory API server, which fails at times, and at whose writes a process can be killed;
 //! - `chronicle`: what must follow from what happened.
@@ -10,4 +11,5 @@ mod api_server;
 mod chronicle;
 mod late;
 mod operator;
+mod resting;
 mod year;

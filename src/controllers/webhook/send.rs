@@ -44,7 +44,7 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     };
     let at = shared.deps.clock.now();
     let event_type = event.event_type.as_str();
-    let mut headers = signature::headers(&keys, &event.id, event_type, event.created_at, at, &event.body);
+    let mut headers = signature::headers(&keys, &event.id, event_type, event.created_at, at, event.body());
     if !shared.leads() {
         return Report::Unready;
     }
@@ -56,7 +56,7 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     }
     let receivers = &shared.deps.receivers;
     let outcome = receivers
-        .post(&webhook.spec.url, headers, event.body.clone())
+        .post(&webhook.spec.url, headers, event.body().clone())
         .await;
     if let Some(span) = span {
         if let Some(status) = outcome.status {
@@ -94,7 +94,7 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
 /// The span of an attempt, if the event is traced. It contains only the receiver's host: path and query may contain the
 /// receiver's secrets.
 fn traced(webhook: &Webhook, event: &Event, number: i32) -> Option<Span> {
-    let span = traces::continued(event.traceparent.as_deref()?, "deliver event", SpanKind::Client)?;
+    let span = traces::continued(event.traceparent()?, "deliver event", SpanKind::Client)?;
     span.set("http.request.method", "POST");
     if let Ok(url) = Url::parse(&webhook.spec.url) {
         span.set("server.address", url.host_str().unwrap_or_default().to_owned());

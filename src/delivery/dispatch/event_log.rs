@@ -135,8 +135,8 @@ impl Draft {
             created_at: event.created_at,
             sequence: event.sequence,
             subject: event.subject.to_string(),
-            body: String::from_utf8_lossy(&event.body).into_owned(),
-            traceparent: event.traceparent.as_deref().map(ToOwned::to_owned),
+            body: String::from_utf8_lossy(event.body()).into_owned(),
+            traceparent: event.traceparent().map(ToOwned::to_owned),
             deliveries: self.deliveries.clone(),
         }
     }
@@ -214,7 +214,7 @@ impl Dispatcher {
             namespace: namespace.clone(),
             event: event.clone(),
             deliveries: Vec::new(),
-            bytes: event_bytes(&String::from_utf8_lossy(&event.body)),
+            bytes: event_bytes(&String::from_utf8_lossy(event.body())),
             place: Place::Open,
         };
         // There already is one if the entry was thought to be gone.

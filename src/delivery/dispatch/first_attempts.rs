@@ -131,9 +131,8 @@ mod tests {
             event_type: EventType::InstanceStarted,
             created_at: jiff::Timestamp::UNIX_EPOCH,
             sequence,
-            body: bytes::Bytes::new(),
-            traceparent: None,
             subject: subject.into(),
+            content: None,
         };
         Job::of_event(format!("ns/{sequence}").into(), "ns/one".into(), Arc::new(event))
     }

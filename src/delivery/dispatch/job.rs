@@ -23,13 +23,19 @@ pub struct Event {
     pub created_at: Timestamp,
     /// Sequence number among the events of its object.
     pub sequence: i64,
-    /// The request body, byte for byte.
-    pub body: Bytes,
-    /// The W3C traceparent of the span that recorded it, if that is traced.
-    pub traceparent: Option<Arc<str>>,
     /// UID of the object that the event is about; empty if unknown. First attempts of an object's events are made in
     /// order.
     pub subject: Arc<str>,
+    /// What is sent, unless nobody will send it any more. Apart, because it lives shorter, and so that an event takes less memory
+    /// than what lives long in an instance: where the two have one size, they leave gaps.
+    pub(super) content: Option<Arc<Content>>,
+}
+
+/// What is sent of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Content {
+    body: Bytes,
+    traceparent: Option<Arc<str>>,
 }
 
 impl Event {
@@ -40,19 +46,28 @@ impl Event {
             event_type: entry.event_type,
             created_at: entry.created_at,
             sequence: entry.sequence,
-            body: Bytes::copy_from_slice(entry.body.as_bytes()),
-            traceparent: entry.traceparent.as_deref().map(Into::into),
             subject: subject.clone(),
+            content: Some(Content::of(&entry.body, entry.traceparent.as_deref())),
         }
+    }
+
+    /// The request body, byte for byte; empty once nobody will send it any more.
+    pub fn body(&self) -> &Bytes {
+        static EMPTY: Bytes = Bytes::new();
+        self.content.as_ref().map_or(&EMPTY, |content| &content.body)
+    }
+
+    /// The W3C traceparent of the span that recorded it, if that is traced.
+    pub fn traceparent(&self) -> Option<&str> {
+        self.content.as_ref()?.traceparent.as_deref()
     }
 
     /// The event without its body, once nobody will send it any more.
     pub(super) fn without_body(&self) -> Self {
         Self {
             id: self.id.clone(),
-            body: Bytes::new(),
-            traceparent: None,
             subject: self.subject.clone(),
+            content: None,
             ..*self
         }
     }
@@ -63,10 +78,21 @@ impl Event {
             event_type: record.spec.event_type,
             created_at: record.spec.event_created_at,
             sequence: record.spec.sequence,
-            body: Bytes::copy_from_slice(catalogue::body_of(&record.spec).as_bytes()),
-            traceparent: record.spec.traceparent.as_deref().map(Into::into),
             subject: subject.clone(),
+            content: Some(Content::of(
+                &catalogue::body_of(&record.spec),
+                record.spec.traceparent.as_deref(),
+            )),
         }
+    }
+}
+
+impl Content {
+    fn of(body: &str, traceparent: Option<&str>) -> Arc<Self> {
+        Arc::new(Self {
+            body: Bytes::copy_from_slice(body.as_bytes()),
+            traceparent: traceparent.map(Into::into),
+        })
     }
 }
 

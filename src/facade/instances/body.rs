@@ -115,7 +115,7 @@ impl CreateInstance {
             region: self.region,
             image: self.image.unwrap_or_default(),
             ssh_keys: self.ssh_keys,
-            private_network: self.private_network,
+            private_network: self.private_network.map(Box::new),
             backup_enabled: self.backup_enabled,
             monitoring_enabled: self.monitoring_enabled,
             tags: self.tags,

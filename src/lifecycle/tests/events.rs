@@ -116,7 +116,7 @@ fn every_operation_records_the_decided_events() {
 #[test]
 fn a_power_cycle_records_started_alone() {
     let power_off = |world: &mut World| {
-        world.edit(|spec| spec.power_off_requested_at = Some("2026-11-21T10:00:00Z".into()));
+        world.edit(|spec| spec.power_off_requested_at = Some(Box::new("2026-11-21T10:00:00Z".to_owned())));
     };
     let stop_and_start_again = |world: &mut World| {
         world.act(Action::Stop);

@@ -116,7 +116,7 @@ proptest! {
                 Happening::Plan(plan, change) => world.edit(|spec| (spec.plan, spec.plan_change) = (plan, change)),
                 Happening::Image(image) => world.edit(|spec| spec.image = image.to_owned()),
                 Happening::Power(power) => world.edit(|spec| spec.power_state = power),
-                Happening::PowerOffNonce => world.edit(|spec| spec.power_off_requested_at = Some(nonce)),
+                Happening::PowerOffNonce => world.edit(|spec| spec.power_off_requested_at = Some(Box::new(nonce))),
                 Happening::Delete => world.delete(),
                 Happening::GuestExit(cause) => world.exit(cause),
                 Happening::ServerLost => {

@@ -18,7 +18,6 @@ use crate::{
 };
 
 #[test]
-#[expect(clippy::large_stack_arrays, reason = "six small worlds")]
 fn every_operation_takes_the_decided_path() {
     assert_eq!(World::new(spec()).path(), [Provisioning, Running]);
     for (action, mut world, path) in [

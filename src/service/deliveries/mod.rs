@@ -658,7 +658,7 @@ fn attempt_nonce(delivery: &Delivery, now: Timestamp) -> String {
         delivery.requested_attempt().map(ToOwned::to_owned),
         status.and_then(|status| status.attempt_requested_at.clone()),
     ];
-    nonce(now, &[&taken[0], &taken[1]])
+    nonce(now, &[taken[0].as_ref(), taken[1].as_ref()])
 }
 
 /// The merge patch that requests an attempt now, whatever the delivery's phase. An unfinished delivery that is finished by the

@@ -457,7 +457,7 @@ fn land_with_bytes(world: &mut World, bytes: usize) {
         webhook_uid: facts.uid.to_string(),
         attempt: attempt.clone(),
     };
-    let without = event_bytes(&String::from_utf8_lossy(&sending.event.body)) + delivery.bytes();
+    let without = event_bytes(&String::from_utf8_lossy(sending.event.body())) + delivery.bytes();
     attempt.response = Some("x".repeat(bytes - without));
     let report = Report::Sent {
         attempt,

@@ -676,7 +676,7 @@ impl World {
             "{job} is logged as delivered, and sent again"
         );
         let body = self.bodies.get(&*event.id).expect("a known event");
-        assert_eq!(event.body, body.as_bytes(), "another body of {}", event.id);
+        assert_eq!(*event.body(), body.as_bytes(), "another body of {}", event.id);
         let at = self.elapsed;
         let sending = Sending {
             job,
