@@ -9,21 +9,22 @@ pub fn instance_nonce(now: Timestamp, spec: &InstanceSpec) -> String {
     nonce(
         now,
         &[
-            spec.start_requested_at.as_deref(),
-            spec.power_off_requested_at.as_deref(),
-            spec.reboot_requested_at.as_deref(),
-            spec.rebuild_requested_at.as_deref(),
-        ],
+            &spec.start_requested_at,
+            &spec.power_off_requested_at,
+            &spec.reboot_requested_at,
+            &spec.rebuild_requested_at,
+        ]
+        .map(|taken| taken.as_deref().map(String::as_str)),
     )
 }
 
 /// `now` with microseconds, increased until it differs from all `taken` ones.
-pub fn nonce(now: Timestamp, taken: &[Option<&String>]) -> String {
+pub fn nonce(now: Timestamp, taken: &[Option<&str>]) -> String {
     let mut time = now;
     loop {
         let text = format!("{time:.6}");
         match time.checked_add(SignedDuration::from_micros(1)) {
-            Ok(next) if taken.contains(&Some(&text)) => time = next,
+            Ok(next) if taken.contains(&Some(text.as_str())) => time = next,
             _ => return text,
         }
     }

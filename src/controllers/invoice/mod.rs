@@ -248,6 +248,11 @@ impl Shared {
         self.prices.current().is_some_and(has_price)
     }
 
+    /// The instances of a namespace that were deleted before their end was recorded, by UID.
+    fn gone(&self, namespace: &str) -> HashMap<String, Gone> {
+        self.gone.lock().get(namespace).cloned().unwrap_or_default()
+    }
+
     /// Remembers an instance that was deleted by force.
     fn instance_gone(&self, change: &Change<Instance>) {
         let Change::Deleted(instance) = change else { return };

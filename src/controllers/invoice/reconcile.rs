@@ -1,8 +1,9 @@
 //! One reconcile of one account: what is metered is copied to its open invoice, and invoices that are due are issued.
 
 use std::{
+    borrow::Borrow,
     collections::{HashMap, HashSet},
-    hash::BuildHasher as _,
+    hash::{BuildHasher as _, Hash},
     sync::Arc,
     time::Duration,
 };
@@ -69,17 +70,20 @@ pub(super) struct Reconciler {
     accounts: Store<Account>,
     /// Invoices that still need work.
     invoices: Store<Invoice>,
-    /// The state of each account, by namespace. Absent while the account is being reconciled, after a failed write, and while
-    /// it is resting.
-    books: Mutex<HashMap<String, State>>,
-    /// The accounts with pages whose books are not in memory, because nothing has changed for a while, by namespace.
-    resting: Mutex<HashMap<String, Resting>>,
+    /// What is known of each account, by namespace. Absent while the account is being reconciled, and after a failed write.
+    known: Mutex<HashMap<String, Known>>,
     /// When accounts with very many instances were last reconciled, by namespace.
     looked: Mutex<HashMap<String, Instant>>,
     backoffs: Backoffs,
 }
 
 /// What this process knows about an account.
+enum Known {
+    Books(State),
+    Resting(Resting),
+}
+
+/// An account whose books are in memory.
 struct State {
     account: String,
     books: Books,
@@ -91,8 +95,9 @@ struct State {
     written: Option<Timestamp>,
 }
 
-/// An account for which there is nothing to do before a time if nothing changes.
+/// An account with pages whose books are not in memory: there is nothing to do before a time if nothing changes.
 struct Resting {
+    account: String,
     /// The [`digest`](Reconciler::digest) of what decisions depend on besides the books.
     digest: u64,
     until: Timestamp,
@@ -170,8 +175,7 @@ impl Reconciler {
             shared,
             accounts,
             invoices,
-            books: Mutex::default(),
-            resting: Mutex::default(),
+            known: Mutex::default(),
             looked: Mutex::default(),
             backoffs: Backoffs::default(),
         }
@@ -190,11 +194,11 @@ impl Reconciler {
                 .iter()
                 .map(|account| origin::uid(&account.metadata))
                 .collect();
-            self.books
-                .lock()
-                .retain(|_, state| known.contains(state.account.as_str()));
-            let exists = |namespace: &String| self.shared.deps.directory.account_of(namespace).is_some();
-            self.resting.lock().retain(|namespace, _| exists(namespace));
+            self.known.lock().retain(|_, account| match account {
+                Known::Books(State { account, .. }) | Known::Resting(Resting { account, .. }) => {
+                    known.contains(account.as_str())
+                }
+            });
             self.looked.lock().retain(|_, looked| looked.elapsed() < ORPHANS);
             let mut orphans: HashMap<(String, String), String> = HashMap::new();
             for invoice in self.invoices.state() {
@@ -266,13 +270,7 @@ impl Reconciler {
         };
         // The order matters: an instance that has gone from the first is already in the second.
         let instances = deps.instances.of(namespace);
-        let gone = self
-            .shared
-            .gone
-            .lock()
-            .get(namespace)
-            .cloned()
-            .unwrap_or_default();
+        let gone = self.shared.gone(namespace);
         let backups = if prices.has_backup_price() {
             deps.backups.within(namespace)
         } else {
@@ -281,21 +279,20 @@ impl Reconciler {
         let backup_ids: Vec<String> = backups.iter().map(|backup| backup.id()).collect();
         let billed = || billed(&instances, &gone, &backups, &backup_ids);
         let is_deleting = account.metadata.deletion_timestamp.is_some();
-        if !is_deleting && let Some(left) = self.rests(namespace, || self.digest(account, &prices, billed()))
+        if !is_deleting && let Some(again) = self.rests(namespace, || self.digest(account, &prices, billed()))
         {
-            return Ok(Some(left.min(LONGEST)));
+            return Ok(Some(again));
         }
         let subjects: HashMap<&str, Subject<'_>> = billed().collect();
         // The watches may still show objects that the Account controller no longer saw.
         let closing_for = deps.ledger.closing_for(uid).filter(|_| instances.is_empty());
-        let known = self.books.lock().remove(namespace);
-        let known = known.filter(|state| state.account == uid);
+        let known = self.known.lock().remove(namespace);
         let mut state = match known {
-            Some(state) => state,
-            None if subjects.is_empty() && !is_deleting && deps.invoices.of(namespace).is_empty() => {
+            Some(Known::Books(state)) if state.account == uid => state,
+            _ if subjects.is_empty() && !is_deleting && deps.invoices.of(namespace).is_empty() => {
                 return Ok(None);
             }
-            None => {
+            _ => {
                 let state = self.read(namespace, uid).await?;
                 for invoice in &state.issued {
                     deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
@@ -331,10 +328,13 @@ impl Reconciler {
         {
             idle = self.left(IDLE, state.written.max(Some(state.read)));
             if idle.is_none() {
-                let digest = self.digest(account, &prices, billed());
-                let resting = Resting { digest, until };
-                self.resting.lock().insert(namespace.to_owned(), resting);
-                return Ok(Some(self.until(until).min(LONGEST)));
+                let resting = Known::Resting(Resting {
+                    account: uid.to_owned(),
+                    digest: self.digest(account, &prices, &subjects),
+                    until,
+                });
+                self.known.lock().insert(namespace.to_owned(), resting);
+                return Ok(Some(self.until(until)));
             }
         }
         let next = self.until_next(&state, &step);
@@ -358,7 +358,8 @@ impl Reconciler {
             || !state.issued.is_empty()
             || !subjects.is_empty();
         if is_needed {
-            self.books.lock().insert(namespace.to_owned(), state);
+            let books = Known::Books(state);
+            self.known.lock().insert(namespace.to_owned(), books);
         }
         Ok(again)
     }
@@ -382,37 +383,35 @@ impl Reconciler {
     /// When the next step is due if nothing changes.
     fn until_next(&self, state: &State, step: &Step) -> Option<Duration> {
         match step {
-            Step::Rest(Some(at)) => Some(self.until(*at).min(LONGEST)),
+            Step::Rest(Some(at)) => Some(self.until(*at)),
             Step::Rest(None) if state.books.invoices.is_empty() => None,
             _ => Some(LONGEST),
         }
     }
 
-    /// How long it is until a time.
+    /// How long it is until a time, at most [`LONGEST`].
     fn until(&self, at: Timestamp) -> Duration {
-        Duration::try_from(at.duration_since(self.shared.now())).unwrap_or_default()
+        let left = Duration::try_from(at.duration_since(self.shared.now())).unwrap_or_default();
+        left.min(LONGEST)
     }
 
-    /// How long there is nothing to do for an account whose books are not in memory; `None` if there is something, or the
-    /// books are in memory.
+    /// When to look again at an account that is resting; `None` if it is not, something has changed, or its time has come.
     fn rests(&self, namespace: &str, digest: impl FnOnce() -> u64) -> Option<Duration> {
-        let known = self.resting.lock().remove(namespace)?;
-        let left = self.until(known.until);
-        if left.is_zero() || known.digest != digest() {
-            return None;
-        }
-        self.resting.lock().insert(namespace.to_owned(), known);
-        Some(left)
+        let (known, until) = match self.known.lock().get(namespace)? {
+            Known::Resting(Resting { digest, until, .. }) => (*digest, *until),
+            Known::Books(_) => return None,
+        };
+        (self.shared.now() < until && known == digest()).then(|| self.until(until))
     }
 
     /// A digest of everything that decides whether there is something to do for an account before its invoice is due: who it
     /// belongs to, what is billed, and the currency, but not names. Two digests are equal only if nothing has changed, but for an
     /// accident of 1 in 2^64.
-    fn digest<'a>(
+    fn digest<'a, U: Hash, S: Borrow<Subject<'a>>>(
         &self,
         account: &Account,
         prices: &PriceHistory,
-        subjects: impl Iterator<Item = (&'a str, Subject<'a>)>,
+        subjects: impl IntoIterator<Item = (U, S)>,
     ) -> u64 {
         let hasher = &self.shared.hasher;
         let uid = origin::uid(&account.metadata);
@@ -422,7 +421,8 @@ impl Reconciler {
             prices.currency().to_string(),
         ));
         // A sum, because the subjects come in no order.
-        subjects.fold(holder, |sum, (uid, subject)| {
+        subjects.into_iter().fold(holder, |sum, (uid, subject)| {
+            let subject = subject.borrow();
             sum.wrapping_add(hasher.hash_one((uid, subject.metered, subject.ended)))
         })
     }

@@ -16,7 +16,10 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _}
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{resources::conditions::whole_seconds, runtime::client::answered_by};
+use crate::{
+    resources::{conditions::whole_seconds, instance::FINALIZER},
+    runtime::client::answered_by,
+};
 
 /// One in this many writes fails, half of them after being stored.
 const FAILURES: u32 = 200;
@@ -184,6 +187,16 @@ impl ApiServer {
             "status": { "namespace": name, "conditions": [is_ready] },
         });
         self.create("accounts", "", account);
+    }
+
+    /// Creates an instance with the finalizer, as the admission policy does.
+    pub fn create_instance(&self, account: &str, name: &str) {
+        let instance = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Instance",
+            "metadata": { "name": name, "finalizers": [FINALIZER] },
+            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+        });
+        self.create("instances", account, instance);
     }
 
     /// Changes an object as a user would.

@@ -1,18 +1,15 @@
 //! A provider that takes its time to answer.
 
-use std::sync::Arc;
-
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{
     api_server::ApiServer,
-    operator::{Operator, Surroundings, TestClock},
+    operator::{Operator, Surroundings},
 };
 use crate::{
     catalogue::{Catalogue, SharedCatalogue},
     providers::Timings,
-    resources::instance::FINALIZER,
     runtime::Clock as _,
 };
 
@@ -21,31 +18,18 @@ async fn written(waits_for_write: bool) -> Vec<(Value, Value)> {
     let start: Timestamp = "2027-01-01T00:00:00Z".parse().unwrap();
     let server = ApiServer::new(1, start);
     server.create_account("ada");
-    server.create(
-        "instances",
-        "ada",
-        json!({
-            "apiVersion": "stellage.dev/v1", "kind": "Instance",
-            "metadata": { "name": "web", "finalizers": [FINALIZER] },
-            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
-        }),
-    );
+    server.create_instance("ada", "web");
     server.take_writes();
     let around = Surroundings {
-        server,
-        clock: Arc::new(TestClock::default()),
-        inbox: Arc::default(),
-        timings: Timings::for_provisioning(0.0),
         waits_for_write,
+        ..Surroundings::new(server, start, Timings::for_provisioning(0.0))
     };
-    around.clock.set(start);
     let mut operator = Operator::start(&around, SharedCatalogue::new(Catalogue::default()), 1);
     let (mut seen, mut told) = (Vec::new(), Vec::new());
     while seen.last().is_none_or(|(state, _)| *state != "running") {
         let next = operator.next().unwrap();
         if next > around.clock.now() {
-            around.clock.set(next);
-            around.server.set_now(next);
+            around.set_time(next);
             operator.set_time(next);
         }
         operator.step().await;

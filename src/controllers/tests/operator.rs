@@ -421,6 +421,27 @@ pub struct Surroundings {
     pub waits_for_write: bool,
 }
 
+impl Surroundings {
+    /// A world in which it is `now`.
+    pub fn new(server: ApiServer, now: Timestamp, timings: Timings) -> Self {
+        let clock = Arc::new(TestClock::default());
+        clock.set(now);
+        Self {
+            server,
+            clock,
+            inbox: Arc::default(),
+            timings,
+            waits_for_write: false,
+        }
+    }
+
+    /// Lets time pass.
+    pub fn set_time(&self, now: Timestamp) {
+        self.clock.set(now);
+        self.server.set_now(now);
+    }
+}
+
 impl Operator {
     #[expect(clippy::too_many_lines, reason = "it connects the parts, as the program does")]
     pub fn start(surroundings: &Surroundings, catalogue: SharedCatalogue, seed: u64) -> Self {

@@ -1,19 +1,17 @@
 //! An account with so many instances that its invoice has pages, whose books are in memory only while they change.
 
-use std::sync::Arc;
-
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::{
     api_server::ApiServer,
-    operator::{Operator, Surroundings, TestClock},
+    operator::{Operator, Surroundings},
 };
 use crate::{
     billing::Period,
     catalogue::{Catalogue, SharedCatalogue},
     providers::Timings,
-    resources::{Invoice, InvoicePage, instance::FINALIZER, invoice_page::MAX_ENTRIES},
+    resources::{Invoice, InvoicePage, invoice_page::MAX_ENTRIES},
     runtime::Clock as _,
 };
 
@@ -31,40 +29,28 @@ impl World {
         let server = ApiServer::new(1, start);
         server.create_account(ACCOUNT);
         for number in 0..COUNT {
-            let instance = json!({
-                "apiVersion": "stellage.dev/v1", "kind": "Instance",
-                "metadata": { "name": format!("web-{number}"), "finalizers": [FINALIZER] },
-                "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
-            });
-            server.create("instances", ACCOUNT, instance);
+            server.create_instance(ACCOUNT, &format!("web-{number}"));
         }
         server.take_writes();
-        let around = Surroundings {
-            server,
-            clock: Arc::new(TestClock::default()),
-            inbox: Arc::default(),
-            timings: Timings::for_provisioning(0.0),
-            waits_for_write: false,
-        };
-        around.clock.set(start);
+        let around = Surroundings::new(server, start, Timings::for_provisioning(0.0));
         let operator = Operator::start(&around, SharedCatalogue::new(Catalogue::default()), 1);
         Self { around, operator }
     }
 
     async fn run_until(&mut self, end: Timestamp) {
-        let (clock, server) = (self.around.clock.clone(), self.around.server.clone());
         while let Some(next) = self.operator.next().filter(|next| *next <= end) {
-            if next > clock.now() {
-                clock.set(next);
-                server.set_now(next);
-                self.operator.set_time(next);
+            if next > self.around.clock.now() {
+                self.set_time(next);
             }
             self.operator.step().await;
             self.show();
         }
-        clock.set(end);
-        server.set_now(end);
-        self.operator.set_time(end);
+        self.set_time(end);
+    }
+
+    fn set_time(&mut self, time: Timestamp) {
+        self.around.set_time(time);
+        self.operator.set_time(time);
     }
 
     /// Changes an object as a user would.

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
-use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 use serde_json::{Value, json};
 
 use super::{
     api_server::ApiServer,
     chronicle::{Chronicle, Counts},
-    operator::{CPU, Inbox, LIMITS, Operator, SAMPLES, Surroundings, TestClock, alive},
+    operator::{CPU, Inbox, LIMITS, Operator, SAMPLES, Surroundings, alive},
 };
 use crate::{
     backups::retention::{counts, is_left_over},
@@ -61,20 +60,12 @@ impl Year {
     fn new(seed: u64) -> Self {
         let start: Timestamp = START.parse().unwrap();
         let server = ApiServer::new(seed, start);
-        let clock = Arc::new(TestClock::default());
-        clock.set(start);
         for name in ACCOUNTS {
             server.create_account(name);
         }
         server.take_writes();
         Self {
-            around: Surroundings {
-                server,
-                clock,
-                inbox: Arc::new(Mutex::new(Inbox::default())),
-                timings: Timings::default(),
-                waits_for_write: false,
-            },
+            around: Surroundings::new(server, start, Timings::default()),
             operator: None,
             returns_at: start,
             died_at: start,
@@ -116,8 +107,7 @@ impl Year {
     }
 
     fn set_time(&mut self, time: Timestamp) {
-        self.around.clock.set(time);
-        self.around.server.set_now(time);
+        self.around.set_time(time);
         if let Some(operator) = &mut self.operator {
             operator.set_time(time);
         }

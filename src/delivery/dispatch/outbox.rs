@@ -449,7 +449,7 @@ impl Dispatcher {
         let Some(entry) = self.entries.by_event.get_mut(id) else {
             return;
         };
-        if entry.is_settled() && !entry.event.body().is_empty() {
+        if entry.is_settled() && entry.event.content.is_some() {
             // It may stay in the outbox for a while.
             entry.event = Arc::new(entry.event.without_body());
         }

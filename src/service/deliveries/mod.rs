@@ -654,11 +654,8 @@ fn too_slow() -> Error {
 /// The value of the annotation that requests an attempt now.
 fn attempt_nonce(delivery: &Delivery, now: Timestamp) -> String {
     let status = delivery.status.as_ref();
-    let taken = [
-        delivery.requested_attempt().map(ToOwned::to_owned),
-        status.and_then(|status| status.attempt_requested_at.clone()),
-    ];
-    nonce(now, &[taken[0].as_ref(), taken[1].as_ref()])
+    let taken_up = status.and_then(|status| status.attempt_requested_at.as_deref());
+    nonce(now, &[delivery.requested_attempt(), taken_up])
 }
 
 /// The merge patch that requests an attempt now, whatever the delivery's phase. An unfinished delivery that is finished by the

@@ -75,7 +75,7 @@ impl WebhookChange {
         }
         spec.active = self.active.unwrap_or(spec.active);
         if self.active == Some(true) && webhook.disabled().is_some() {
-            spec.enable_requested_at = Some(nonce(now, &[spec.enable_requested_at.as_ref()]));
+            spec.enable_requested_at = Some(nonce(now, &[spec.enable_requested_at.as_deref()]));
         }
         spec
     }
