@@ -72,26 +72,7 @@ impl BareClient {
         has_finalizers: bool,
         status: Value,
     ) -> Result<Self> {
-        let labels = if has_finalizers {
-            json!({ ACCOUNT_LABEL: namespace })
-        } else {
-            json!({})
-        };
-        let object = json!({ "metadata": { "name": namespace, "labels": labels } }).to_string();
-        let body = Some(("application/json", object.as_str()));
-        cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
-        let quota = json!({
-            "metadata": { "name": "instances" }, "spec": { "hard": { COUNTED: "1000000" } },
-        });
-        let path = format!("/api/v1/namespaces/{namespace}/resourcequotas");
-        let body = quota.to_string();
-        cluster
-            .admin
-            .call("POST", &path, Some(("application/json", &body)))
-            .await?;
-        tokio::time::timeout(PATIENCE, counted(cluster, &format!("{path}/instances")))
-            .await
-            .map_err(|_| "Kubernetes does not count the bare client's instances")??;
+        create_namespace(cluster, namespace, has_finalizers).await?;
         Ok(Self {
             namespace,
             has_finalizers,
@@ -159,6 +140,32 @@ impl BareClient {
         }
         Ok(())
     }
+}
+
+/// Creates a namespace that belongs to no account, but has a native quota like an account's. `has_finalizers` says whether it has
+/// the label of an account's, so that the API server adds the finalizer.
+pub async fn create_namespace(cluster: &Cluster, namespace: &str, has_finalizers: bool) -> Result<()> {
+    let labels = if has_finalizers {
+        json!({ ACCOUNT_LABEL: namespace })
+    } else {
+        json!({})
+    };
+    let object = json!({ "metadata": { "name": namespace, "labels": labels } }).to_string();
+    let body = Some(("application/json", object.as_str()));
+    cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
+    let quota = json!({
+        "metadata": { "name": "instances" }, "spec": { "hard": { COUNTED: "1000000" } },
+    });
+    let path = format!("/api/v1/namespaces/{namespace}/resourcequotas");
+    let body = quota.to_string();
+    cluster
+        .admin
+        .call("POST", &path, Some(("application/json", &body)))
+        .await?;
+    tokio::time::timeout(PATIENCE, counted(cluster, &format!("{path}/instances")))
+        .await
+        .map_err(|_| format!("Kubernetes does not count the instances of {namespace}"))??;
+    Ok(())
 }
 
 /// Waits until the quota counts, since creates are refused before. If Kubernetes could not count a quota, it checks that quota

@@ -1,9 +1,10 @@
 //! The time until instances run, and the memory of the process that brings them to run, compared with KWOK, which simulates
 //! resources in stages: the same creates of the same kind, with stages for the same states.
 //!
-//! Each turn has its own cluster, with the policy that adds the instances' finalizer on both sides, and a first instance that
-//! shows that the program is ready. KWOK has the easier part: it writes only the state, and its namespace has no quota. It plays
-//! the stages of kinds other than its own one after the other, which cannot be configured.
+//! Each turn has its own cluster, with the policy that adds the instances' finalizer and a native quota on both sides, and a first
+//! instance that shows that the program is ready. KWOK's stage writes the status that this build has written for its first
+//! instance; without a target, it writes only the state. KWOK plays the stages of kinds other than its own one after the other,
+//! which cannot be configured.
 
 use std::{
     env, fs,
@@ -15,16 +16,15 @@ use std::{
 use control_plane::{Daemon, Identity, cache_folder};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use stellage::resources::ACCOUNT_LABEL;
 
 use crate::{
     Result,
     account::Account,
-    bare_client::CREATORS,
+    bare_client::{CREATORS, create_namespace},
     cluster::{Cluster, run},
     load::{Client, Extent},
     objects,
-    processes::resident_mib,
+    processes::{allocated_mib, resident_mib},
     product::Product,
     samples::{self, Samples},
     say,
@@ -34,7 +34,6 @@ use crate::{
 
 const GO_MOD: &str = include_str!("../kwok/go.mod");
 const GO_SUM: &str = include_str!("../kwok/go.sum");
-const STAGES: &str = include_str!("../kwok/stages.yaml");
 const PACKAGE: &str = "sigs.k8s.io/kwok/cmd/kwok";
 /// Timeout for all instances.
 const PATIENCE: Duration = Duration::from_mins(10);
@@ -45,6 +44,9 @@ const NAMESPACE: &str = "kwok";
 struct Turn {
     took: f64,
     resident: f64,
+    allocated: f64,
+    /// The status of the first instance.
+    status: Value,
 }
 
 /// Measures both, if KWOK is in the cache or may be built.
@@ -55,26 +57,27 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         say("  without KWOK: --quick does not build it, which takes minutes");
         return Ok(());
     };
-    let (mut own, mut theirs) = (Vec::new(), Vec::new());
+    let (mut own, mut same, mut least) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..sizes.rounds {
-        own.push(ours(count, sizes).await?);
-        theirs.push(kwoks(&program, count, sizes).await?);
+        let turn = ours(count, sizes).await?;
+        same.push(kwoks(&program, &turn.status, count, sizes).await?);
+        least.push(kwoks(&program, &json!({ "state": "running" }), count, sizes).await?);
+        own.push(turn);
     }
     let each = |turns: &[Turn], of: fn(&Turn) -> f64| -> Samples { turns.iter().map(of).collect() };
-    table.compare(
-        &format!("{count} instances applied to running, PROVISIONING=0, stellage : KWOK"),
-        &each(&own, |turn| turn.took),
-        &each(&theirs, |turn| turn.took),
-        samples::SECONDS,
-        Some(Aim::AtMost(0.5)),
-    );
-    table.compare(
-        "    resident memory with them",
-        &each(&own, |turn| turn.resident),
-        &each(&theirs, |turn| turn.resident),
-        samples::MEBIBYTES,
-        Some(Aim::AtMost(0.5)),
-    );
+    let mut compare = |what: &str, of: fn(&Turn) -> f64, unit, aim: Option<f64>| {
+        let own = each(&own, of);
+        let what = format!("{what}, stellage : KWOK");
+        table.compare(&what, &own, &each(&same, of), unit, aim.map(Aim::AtMost));
+        let what = format!("{what} that writes only the state");
+        table.compare(&what, &own, &each(&least, of), unit, None);
+    };
+    let what = format!("{count} instances applied to running, PROVISIONING=0");
+    compare(&what, |turn| turn.took, samples::SECONDS, Some(0.5));
+    let what = "    resident memory with them";
+    compare(what, |turn| turn.resident, samples::MEBIBYTES, Some(0.5));
+    let what = "    of it allocated (RssAnon)";
+    compare(what, |turn| turn.allocated, samples::MEBIBYTES, None);
     Ok(())
 }
 
@@ -92,18 +95,17 @@ async fn ours(count: u64, sizes: &Sizes) -> Result<Turn> {
         sizes,
     )
     .await?;
+    if turn.status["outbox"].as_array().is_none_or(Vec::is_empty) {
+        return Err("the outbox of the first instance was cleared before it was read".into());
+    }
     product.stop().await?;
     cluster.stop().await?;
     Ok(turn)
 }
 
-async fn kwoks(program: &Path, count: u64, sizes: &Sizes) -> Result<Turn> {
+async fn kwoks(program: &Path, status: &Value, count: u64, sizes: &Sizes) -> Result<Turn> {
     let cluster = Cluster::start_with_finalizer_policy().await?;
-    // The policy adds the finalizer only where this label is.
-    let labels = json!({ ACCOUNT_LABEL: NAMESPACE });
-    let namespace = json!({ "metadata": { "name": NAMESPACE, "labels": labels } }).to_string();
-    let body = Some(("application/json", namespace.as_str()));
-    cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
+    create_namespace(&cluster, NAMESPACE, true).await?;
     cluster.until_created(NAMESPACE).await?;
     // KWOK also watches nodes and pods. Only the operator may write statuses, so KWOK gets the operator's identity and
     // additional rights.
@@ -123,14 +125,14 @@ async fn kwoks(program: &Path, count: u64, sizes: &Sizes) -> Result<Turn> {
         .call("POST", bindings, Some(("application/json", &body)))
         .await?;
     let folder = cluster.plane.folder();
-    let stages = folder.join("stages.yaml");
-    fs::write(&stages, STAGES)?;
+    let stage = folder.join("stage.json");
+    fs::write(&stage, stage_of(status).to_string())?;
     let mut command = Command::new(program);
     command
         .arg("--kubeconfig")
         .arg(cluster.plane.kubeconfig(Identity::Operator))
         .arg("--config")
-        .arg(&stages)
+        .arg(&stage)
         .args(["--manage-all-nodes=false", "--manage-single-node=none"])
         // KWOK reads its own settings from the home folder.
         .env("HOME", folder);
@@ -140,7 +142,23 @@ async fn kwoks(program: &Path, count: u64, sizes: &Sizes) -> Result<Turn> {
     let measured = measured.map_err(|error| daemon.error(error.to_string()));
     daemon.kill();
     cluster.stop().await?;
-    Ok(measured?)
+    let measured = measured?;
+    if measured.status != *status {
+        return Err(format!("not what KWOK was to store: {}", measured.status).into());
+    }
+    Ok(measured)
+}
+
+/// The stage that brings an instance to run: one write of this status, as by an operator whose provider is done at once.
+fn stage_of(status: &Value) -> Value {
+    json!({
+        "apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "Stage", "metadata": { "name": "instance-running" },
+        "spec": {
+            "resourceRef": { "apiGroup": "stellage.dev/v1", "kind": "Instance" },
+            "selector": { "matchExpressions": [{ "key": ".status.state", "operator": "DoesNotExist" }] },
+            "next": { "statusTemplate": status.to_string() },
+        },
+    })
 }
 
 /// Brings instances to run, and reads the memory of the process that did.
@@ -153,17 +171,21 @@ async fn turn(
     sizes: &Sizes,
 ) -> Result<Turn> {
     converge(cluster, namespace, "first", 1).await?;
+    let first = objects::path(namespace, "first", 0);
+    let mut first: Value = cluster.admin.call("GET", &first, None).await?.json()?;
     let begun = Instant::now();
     converge(cluster, namespace, "kwok", count).await?;
     let took = begun.elapsed();
     tokio::time::sleep(sizes.settling).await;
-    let resident = resident_mib(pid)?;
+    let (resident, allocated) = (resident_mib(pid)?, allocated_mib(pid)?);
     say(&format!(
         "  {name}: {count} instances in {took:.1?}, {resident:.1} MiB resident"
     ));
     Ok(Turn {
         took: took.as_secs_f64(),
         resident,
+        allocated,
+        status: first["status"].take(),
     })
 }
 
