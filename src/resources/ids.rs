@@ -137,6 +137,17 @@ pub fn is_event_id(id: &str) -> bool {
     id.strip_prefix("evt_").is_some_and(is_suffix)
 }
 
+/// Whether `name` may be the name of an object (a DNS subdomain name, RFC 1123). Any other text must not become part of a path of the
+/// API server.
+pub fn is_object_name(name: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let mut bytes = name.bytes();
+    name.len() <= 253
+        && bytes.clone().next().is_some_and(is_inner)
+        && bytes.clone().next_back().is_some_and(is_inner)
+        && bytes.all(|byte| is_inner(byte) || byte == b'-' || byte == b'.')
+}
+
 /// A random instance id (about 82 bits).
 pub fn random_instance_id() -> String {
     format!("i-{}", random_suffix())

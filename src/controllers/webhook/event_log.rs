@@ -17,7 +17,7 @@ use super::{
     store::{FIELD_MANAGER, is_hopeless},
 };
 use crate::{
-    delivery::dispatch::{Mentions, Page, PageWritten},
+    delivery::dispatch::{LogQuestion, Mentions, Page, PageWritten},
     resources::{
         EventLog, PageIndex,
         event_log::{CLOCKS_DIFFER, written_at},
@@ -28,7 +28,7 @@ use crate::{
 
 /// Event log pages per list request.
 const AT_ONCE: u32 = 100;
-/// How often to retry a page whose write is forbidden: for some seconds, in which the rights may be granted.
+/// How often to retry a write or a lookup that is forbidden: for some seconds, in which the rights may be granted.
 const MAX_REFUSALS: u32 = 5;
 
 /// Writes a page.
@@ -102,23 +102,23 @@ const fn is_forbidden(status: &Status) -> bool {
     matches!(status.code, 403 | 404)
 }
 
-/// Returns which of these events are on pages of a namespace. The earliest of them happened at `since`.
+/// Returns which events are on pages of a namespace.
 pub(super) async fn mentions(
     shared: &Shared,
     namespace: &str,
-    since: Timestamp,
-    events: &[Arc<str>],
+    question: &LogQuestion,
 ) -> Result<Mentions, CallError> {
     let api = api(shared, namespace);
-    let since = since.saturating_sub(CLOCKS_DIFFER).unwrap_or(Timestamp::MIN);
-    let wanted: HashMap<&str, &Arc<str>> = events.iter().map(|id| (&**id, id)).collect();
+    let since = question.since.saturating_sub(CLOCKS_DIFFER);
+    let since = since.unwrap_or(Timestamp::MIN);
+    let wanted: HashMap<&str, &Arc<str>> = question.events.iter().map(|id| (&**id, id)).collect();
     let mut mentions = Mentions::new();
     let mut params = ListParams::default().limit(AT_ONCE);
     loop {
         let list = match bounded(api.list_metadata(&params)).await {
-            // Then there are no pages.
-            Err(error) if error.status().is_some_and(is_forbidden) => {
-                tracing::error!(namespace, %error, "cannot read the event log");
+            // Not the first time: whatever pages there are would be sent again.
+            Err(error) if question.failures >= MAX_REFUSALS && error.status().is_some_and(is_forbidden) => {
+                tracing::error!(namespace, %error, "cannot read the event log; what it says was delivered is sent again");
                 return Ok(mentions);
             }
             list => list?,

@@ -214,14 +214,17 @@ async fn prune_pages(
             .filter(|page| {
                 let newer = std::iter::from_fn(|| finished.next_if(|delivery| !is_older(delivery, page)));
                 surplus_deliveries.extend(beyond(newer, of_page(&mut kept, page), limit));
-                is_surplus(page, &mut kept, limit, since) && {
-                    let is_needed = is_needed(shared, page);
-                    if is_needed {
-                        // The page is deleted once the event has left the outbox.
-                        again(shared, page.namespace.as_deref().unwrap_or_default(), bounds);
-                    }
-                    !is_needed
+                let Some(surplus) = surplus(page, &mut kept, limit, since) else {
+                    return false;
+                };
+                if !is_needed(shared, page) {
+                    return true;
                 }
+                // The page is deleted once the event has left the outbox. If it is only old, the next round will do.
+                if surplus == Surplus::Excess {
+                    again(shared, page.namespace.as_deref().unwrap_or_default(), bounds);
+                }
+                false
             })
             .filter_map(|page| Some((page.namespace?, page.name?)))
             .collect();
@@ -296,22 +299,40 @@ fn beyond(deliveries: impl Iterator<Item = Finished>, kept: &mut Kept, limit: Si
     surplus
 }
 
-/// Whether a page is too old or exceeds the limit; an account's newest page never does. Pages must be passed in the order of
-/// their names, newest first. A page that is being deleted still takes up room.
-fn is_surplus(page: &ObjectMeta, kept: &mut HashMap<String, Kept>, limit: Size, since: Timestamp) -> bool {
+/// Why a page is to be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Surplus {
+    /// It exceeds the limit.
+    Excess,
+    /// It is too old.
+    Old,
+}
+
+/// Whether a page exceeds the limit, which an account's newest page never does, or is too old. Pages must be passed in the order
+/// of their names, newest first. A page that is being deleted still takes up room.
+fn surplus(
+    page: &ObjectMeta,
+    kept: &mut HashMap<String, Kept>,
+    limit: Size,
+    since: Timestamp,
+) -> Option<Surplus> {
     let size = PageIndex::read(page).map_or_else(Size::default, |index| Size {
         events: index.ids.len() as u64,
         bytes: index.bytes,
     });
     // Both times are the API server's: the clock of this leader, or of an earlier one, may be wrong.
-    let created = origin::created_at(page);
-    let is_old = created.is_some_and(|at| at < since);
+    let is_old = origin::created_at(page).is_some_and(|at| at < since);
     let kept = of_page(kept, page);
-    let is_surplus = kept.is_beyond(size, limit) || is_old;
-    if !is_surplus || page.deletion_timestamp.is_some() {
+    let surplus = if kept.is_beyond(size, limit) {
+        Some(Surplus::Excess)
+    } else {
+        is_old.then_some(Surplus::Old)
+    };
+    let is_deleting = page.deletion_timestamp.is_some();
+    if surplus.is_none() || is_deleting {
         kept.size = kept.size.plus(size);
     }
-    is_surplus && page.deletion_timestamp.is_none()
+    surplus.filter(|_| !is_deleting)
 }
 
 /// Whether an event of a page is still in an outbox: without the page, a new leader would log and send it again.
@@ -333,6 +354,8 @@ mod tests {
     use super::*;
     use crate::{
         controllers::webhook::{Deps, WebhookController, tests::deps},
+        delivery::dispatch::Origin,
+        events::OutboxVersion,
         resources::{EventType, LoggedEvent},
         runtime::{Clock, client::answered_by},
     };
@@ -365,13 +388,23 @@ mod tests {
         serde_json::from_value(delivery).unwrap()
     }
 
-    /// Returns which of the stored objects a round deletes, for a controller with these flags. The API
-    /// server's time is noon.
+    /// Returns which of the stored objects a round deletes, for a controller with these flags.
     async fn deleted_by_a_round(
+        flags: &[&str],
+        pages: Vec<ObjectMeta>,
+        deliveries: Vec<ObjectMeta>,
+    ) -> Vec<String> {
+        a_round(flags, pages, deliveries, None).await.0
+    }
+
+    /// Returns which of the stored objects a round deletes, and which accounts are to be pruned again soon, for a controller with
+    /// these flags while the `unsent` event is in an outbox. The API server's time is noon.
+    async fn a_round(
         flags: &[&str],
         mut pages: Vec<ObjectMeta>,
         deliveries: Vec<ObjectMeta>,
-    ) -> Vec<String> {
+        unsent: Option<&str>,
+    ) -> (Vec<String>, Vec<Arc<str>>) {
         pages.sort_by_key(|page| (page.namespace.clone(), page.name.clone()));
         let names: HashMap<String, String> = pages
             .iter()
@@ -424,16 +457,51 @@ mod tests {
         let date = HeaderValue::from_static("Sun, 22 Nov 2026 12:00:00 GMT");
         deps.server_time.answered(&HeaderMap::from_iter([(DATE, date)]));
         let shared = WebhookController::new(deps).shared;
-        round(&shared, &Bounds::of(&shared)).await.unwrap();
+        if let Some(id) = unsent {
+            let entry = json!({
+                "id": id, "type": "instance.started", "sequence": 1, "createdAt": NOON, "body": "{}",
+            });
+            let outbox = OutboxVersion {
+                kind: "Instance",
+                namespace: "a",
+                name: "i",
+                uid: "i",
+                revision: 1,
+                is_deleting: false,
+                entries: &[serde_json::from_value(entry).unwrap()],
+            };
+            let now = shared.now();
+            let dispatcher = &mut shared.state.lock().dispatcher;
+            dispatcher.outbox_seen(&outbox, Origin::Found, now);
+        }
+        let bounds = Bounds::of(&shared);
+        round(&shared, &bounds).await.unwrap();
         let mut deleted = std::mem::take(&mut *deleted.lock());
         deleted.sort();
-        deleted
+        (deleted, due(&shared, &bounds).0)
     }
 
     #[tokio::test]
     async fn a_leader_whose_clock_is_a_day_ahead_deletes_only_what_is_old() {
         let pages = vec![stored_page("a", 1), stored_page("a", 23), stored_page("a", 25)];
         assert_eq!(deleted_by_a_round(&[], pages, Vec::new()).await, ["a/page-25"]);
+    }
+
+    #[tokio::test]
+    async fn a_page_is_kept_while_one_of_its_events_is_in_an_outbox() {
+        let event_of = |page: &ObjectMeta| PageIndex::read(page).unwrap().event_ids().next().unwrap();
+        let excess = ["--logged-events-per-account=1"];
+        for (flags, hours, is_due_again) in [(&[][..], 25, false), (&excess, 2, true)] {
+            let pages = vec![stored_page("a", 1), stored_page("a", hours)];
+            let unsent = event_of(&pages[1]);
+            let (deleted, due) = a_round(flags, pages.clone(), Vec::new(), Some(&unsent)).await;
+            assert!(deleted.is_empty(), "{deleted:?}");
+            // One that is only old can wait for the next round.
+            assert_eq!(due == [Arc::from("a")], is_due_again);
+            let (deleted, due) = a_round(flags, pages, Vec::new(), Some("evt_of-another-page")).await;
+            assert_eq!(deleted, [format!("a/page-{hours}")]);
+            assert!(due.is_empty());
+        }
     }
 
     #[tokio::test]
@@ -512,7 +580,7 @@ mod tests {
         let since = Timestamp::from_second(since).unwrap();
         let deleted = pages
             .into_iter()
-            .filter(|page| is_surplus(page, &mut kept, limit, since));
+            .filter(|page| surplus(page, &mut kept, limit, since).is_some());
         let times = deleted.map(|page| {
             let at = page.creation_timestamp.unwrap().0.as_second();
             (page.namespace.unwrap(), at)

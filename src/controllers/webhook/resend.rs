@@ -1,7 +1,7 @@
 //! Completes the Deliveries with which account holders and the facade request that a delivery from the event log be sent again: the
 //! content comes from the page that they name. Nothing that they write is signed.
 
-use kube::{Api, ResourceExt as _, api::PostParams};
+use kube::{Api, ResourceExt as _, api::PostParams, core::DeserializeGuard};
 
 use super::{
     shared::{Shared, State},
@@ -9,7 +9,9 @@ use super::{
 };
 use crate::{
     delivery::dispatch::{job_key_of, key},
-    resources::{Delivery, EventLog, Webhook, event_log::page_of, instance::IDEMPOTENCY_ANNOTATION, origin},
+    resources::{
+        Delivery, EventLog, Webhook, event_log::page_of, ids, instance::IDEMPOTENCY_ANNOTATION, origin,
+    },
     runtime::client::{CallError, bounded},
 };
 
@@ -71,13 +73,10 @@ async fn in_log(
     namespace: &str,
     request: &Delivery,
 ) -> Result<Option<(Delivery, Webhook)>, CallError> {
-    let of_request = key(namespace, &request.spec.webhook);
-    let webhook = {
-        let state = shared.state.lock();
-        let cached = state.webhooks.get(&of_request);
-        cached.map(|cached| cached.webhook.clone())
+    let Some(page) = page_of(&request.metadata) else {
+        return Ok(None);
     };
-    let (Some(webhook), Some(page)) = (webhook, page_of(&request.metadata)) else {
+    let Some(webhook) = webhook(shared, namespace, &request.spec.webhook).await? else {
         return Ok(None);
     };
     let pages: Api<EventLog> = Api::namespaced(shared.deps.client.clone(), namespace);
@@ -86,5 +85,25 @@ async fn in_log(
     };
     let logged = page.delivery_of(&request.spec.event_id, origin::uid(&webhook.metadata));
     let logged = logged.filter(|logged| logged.metadata.name == request.metadata.name);
-    Ok(logged.map(|logged| (logged, (*webhook).clone())))
+    Ok(logged.map(|logged| (logged, webhook)))
+}
+
+/// A webhook as known here, or else as stored: the watch of webhooks may be behind that of Deliveries.
+async fn webhook(shared: &Shared, namespace: &str, name: &str) -> Result<Option<Webhook>, CallError> {
+    let known = {
+        let state = shared.state.lock();
+        let cached = state.webhooks.get(&key(namespace, name));
+        cached.map(|cached| cached.webhook.clone())
+    };
+    if let Some(known) = known {
+        return Ok(Some((*known).clone()));
+    }
+    // The account holder may have written it.
+    if !ids::is_object_name(name) {
+        return Ok(None);
+    }
+    let api: Api<DeserializeGuard<Webhook>> = Api::namespaced(shared.deps.client.clone(), namespace);
+    // Nothing is ever sent to a webhook that does not match its schema.
+    let stored = bounded(api.get_opt(name)).await?;
+    Ok(stored.and_then(|stored| stored.0.ok()))
 }

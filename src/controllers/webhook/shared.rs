@@ -122,6 +122,12 @@ impl State {
     fn webhooks_after(&self, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
         keys_after(&self.webhooks, last, AT_ONCE)
     }
+
+    /// Ends a webhook's turns to be written: its status is written or needs no write.
+    pub(super) fn end_turns(&mut self, webhook: &WebhookKey) {
+        self.counter_writes.end_turn(webhook);
+        self.health_writes.end_turn(webhook);
+    }
 }
 
 /// The latest version of a webhook, and what still has to be written to its status.
@@ -138,10 +144,6 @@ pub(super) struct CachedWebhook {
     pub(super) notification: Option<Notification>,
     /// When its status was last written.
     pub(super) written: Option<Instant>,
-    /// The time reserved for a write of its counters.
-    pub(super) write_counters_at: Option<Instant>,
-    /// The time reserved for a write of its health.
-    pub(super) write_health_at: Option<Instant>,
     /// When a write of its status last failed.
     pub(super) failed: Option<Instant>,
 }
@@ -295,8 +297,6 @@ impl Shared {
                     disablement: None,
                     notification: None,
                     written: None,
-                    write_counters_at: None,
-                    write_health_at: None,
                     failed: None,
                 };
                 state.webhooks.insert(key.clone(), cached);
@@ -417,6 +417,7 @@ impl Shared {
             return;
         };
         state.dirty.remove(key);
+        state.end_turns(key);
         state.disabled.remove(key);
         let namespace = cached.webhook.metadata.namespace.as_deref();
         state.mails.remove(namespace.unwrap_or_default(), key);

@@ -90,7 +90,10 @@ pub(super) async fn finish(shared: &Arc<Shared>, events: &Events) {
         let mut state = shared.state.lock();
         state.is_ending = true;
         let later = std::mem::take(&mut state.later);
-        state.dirty.extend(later.into_iter().map(|(_, key)| key));
+        let mut left: Vec<WebhookKey> = later.into_iter().map(|(_, key)| key).collect();
+        left.extend(state.counter_writes.close());
+        left.extend(state.health_writes.close());
+        state.dirty.extend(left);
     }
     if tokio::time::timeout(FINISH, flush(shared, events)).await.is_err() {
         tracing::warn!(
@@ -103,11 +106,15 @@ pub(super) async fn finish(shared: &Arc<Shared>, events: &Events) {
 fn wake_some(state: &mut State) -> bool {
     let now = Instant::now();
     for _ in 0..AT_ONCE {
-        if state.later.first().is_none_or(|(at, _)| *at > now) {
-            return false;
-        }
-        let due = state.later.pop_first();
-        state.dirty.extend(due.map(|(_, key)| key));
+        let is_due = state.later.first().is_some_and(|(at, _)| *at <= now);
+        let due = if is_due {
+            state.later.pop_first().map(|(_, key)| key)
+        } else {
+            let admitted = state.health_writes.admit(now);
+            admitted.or_else(|| state.counter_writes.admit(now))
+        };
+        let Some(key) = due else { return false };
+        state.dirty.insert(key);
     }
     true
 }
@@ -119,6 +126,7 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
     let mut due = Vec::new();
     for key in dirty {
         let Some(cached) = state.webhooks.get(&key) else {
+            state.end_turns(&key);
             continue;
         };
         // Do not write a first status before the secret has been read, which takes a few milliseconds.
@@ -132,59 +140,62 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
         let status = status_of(shared, &state, &key, cached, now.wall);
         let before = cached.webhook.status.clone().unwrap_or_default();
         if status == before {
-            give_up_reserved(&mut state, &key);
+            state.end_turns(&key);
             release(&mut state, &key);
             continue;
         }
         let may_be_tried = cached.failed.map(|at| at + AFTER_FAILURE);
         let webhook = cached.webhook.clone();
         let urgency = status::urgency(&before, &status);
-        let at = may_be_tried
+        let when = may_be_tried
             .filter(|at| *at > now.mono)
-            .or_else(|| write_at(&mut state, &key, urgency, now.mono));
-        if let Some(at) = at.filter(|at| *at > now.mono) {
-            state.later.insert((at, key));
-            continue;
+            .map_or_else(|| when(&mut state, &key, urgency, now.mono), When::At);
+        match when {
+            When::Now => {
+                state.end_turns(&key);
+                due.push((webhook, status));
+            }
+            When::At(at) => {
+                state.end_turns(&key);
+                state.later.insert((at, key));
+            }
+            When::InTurn => {}
         }
-        give_up_reserved(&mut state, &key);
-        due.push((webhook, status));
     }
     due
 }
 
-/// Gives up the times reserved for writes of a webhook's status.
-fn give_up_reserved(state: &mut State, key: &WebhookKey) {
-    if let Some(cached) = state.webhooks.get_mut(key) {
-        cached.write_counters_at = None;
-        cached.write_health_at = None;
-    }
+/// When a status may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    Now,
+    /// It must be looked at again then.
+    At(Instant),
+    /// It waits for its turn in a [`WriteBudget`](super::write_budget::WriteBudget).
+    InTurn,
 }
 
-/// When a webhook's status may be written: some time after its last write, and within the budget shared by all webhooks. May
-/// be now. `None` if it need not wait.
-pub(super) fn write_at(
-    state: &mut State,
-    key: &WebhookKey,
-    urgency: Urgency,
-    now: Instant,
-) -> Option<Instant> {
-    if state.is_ending {
-        return None;
+/// When a webhook's status may be written: some time after its last write, and within the budget shared by all webhooks.
+pub(super) fn when(state: &mut State, key: &WebhookKey, urgency: Urgency, now: Instant) -> When {
+    if state.is_ending || urgency == Urgency::Now {
+        return When::Now;
     }
-    let cached = state.webhooks.get_mut(key)?;
-    if matches!(urgency, Urgency::Now | Urgency::Counters) {
-        // The health is back to what it was, or is written anyway.
-        cached.write_health_at = None;
+    let written = state.webhooks.get(key).and_then(|cached| cached.written);
+    let may_be_repeated = written.map(|at| at + EVERY).filter(|at| *at > now);
+    if let Some(at) = may_be_repeated.filter(|_| urgency != Urgency::Recovery) {
+        return When::At(at);
     }
-    let (write_at, budget) = match urgency {
-        Urgency::Now => return None,
-        Urgency::Failure | Urgency::Recovery => (&mut cached.write_health_at, &mut state.health_writes),
-        Urgency::Counters => (&mut cached.write_counters_at, &mut state.counter_writes),
+    // A write includes everything, whichever of the two its turn was for.
+    let is_its_turn = state.health_writes.is_turn_of(key) || state.counter_writes.is_turn_of(key);
+    let budget = match urgency {
+        Urgency::Counters => &mut state.counter_writes,
+        _ => &mut state.health_writes,
     };
-    let may_be_repeated = cached.written.map(|at| at + EVERY);
-    may_be_repeated
-        .filter(|at| urgency != Urgency::Recovery && *at > now)
-        .or_else(|| Some(*write_at.get_or_insert_with(|| budget.reserve(now))))
+    if is_its_turn || budget.ask(key, now) {
+        When::Now
+    } else {
+        When::InTurn
+    }
 }
 
 /// Forgets a disablement that has been written, or that a change of the spec has made obsolete.

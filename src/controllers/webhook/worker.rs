@@ -190,19 +190,19 @@ fn spawn_page(shared: &Arc<Shared>, tasks: &Tasks, namespace: Arc<str>, permit: 
 }
 
 fn spawn_log_check(shared: &Arc<Shared>, tasks: &Tasks, namespace: Arc<str>, permit: Permit) {
-    let Some((since, events)) = shared.state.lock().dispatcher.unknown_to_log(&namespace) else {
+    let Some(question) = shared.state.lock().dispatcher.unknown_to_log(&namespace) else {
         return;
     };
     let shared = shared.clone();
     tasks.spawn(async move {
-        let found = event_log::mentions(&shared, &namespace, since, &events).await;
+        let found = event_log::mentions(&shared, &namespace, &question).await;
         drop(permit);
         if let Err(error) = &found {
             tracing::warn!(%namespace, %error, "cannot read the event log; will retry");
         }
         let now = shared.now();
         let dispatcher = &mut shared.state.lock().dispatcher;
-        dispatcher.log_checked(&namespace, &events, found.as_ref().map_err(|_| ()), now);
+        dispatcher.log_checked(&namespace, &question.events, found.as_ref().map_err(|_| ()), now);
         shared.wake.notify_one();
     });
 }

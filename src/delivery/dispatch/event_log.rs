@@ -77,6 +77,17 @@ pub enum PageWritten {
     Failed,
 }
 
+/// What to look up in the pages of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogQuestion {
+    /// The ids of the events.
+    pub events: Vec<Arc<str>>,
+    /// When the earliest of them happened.
+    pub since: Timestamp,
+    /// Number of consecutive failed lookups.
+    pub failures: u32,
+}
+
 /// For each event found on a page, the UIDs of the webhooks that pages say it was delivered to.
 pub type Mentions = HashMap<Arc<str>, HashSet<String>>;
 
@@ -179,17 +190,18 @@ struct PageUnderWay {
 /// Entries of a namespace that may be on a page.
 #[derive(Debug, Default)]
 struct Unknown {
-    events: BTreeMap<Arc<str>, LookUp>,
+    /// By the time of the event, so that those that are looked up together are on few pages.
+    events: BTreeMap<(Timestamp, Arc<str>), LookUp>,
     /// Whether a [`Command::CheckLog`] or a [`Timer::CheckLog`] is outstanding.
     is_asked: bool,
-    /// Those that are being looked up. An entry that disappears and reappears in the meantime is looked up again.
-    asked: HashSet<Arc<str>>,
+    /// Those that are being looked up, and their times. An entry that disappears and reappears in the meantime is looked up
+    /// again.
+    asked: HashMap<Arc<str>, Timestamp>,
     failures: u32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct LookUp {
-    created_at: Timestamp,
     /// Jobs of an entry that has since disappeared. An entry that still exists lists its own jobs.
     left: Vec<JobKey>,
 }
@@ -444,28 +456,28 @@ impl Dispatcher {
     ) {
         let unknown = self.logs.unknown.entry(namespace.clone()).or_default();
         unknown.asked.remove(id);
-        let look_up = unknown.events.entry(id.clone()).or_insert(LookUp {
-            created_at,
-            left: Vec::new(),
-        });
+        let look_up = unknown.events.entry((created_at, id.clone())).or_default();
         look_up.left.extend(left);
         if !std::mem::replace(&mut unknown.is_asked, true) {
             self.commands.push_back(Command::CheckLog(namespace.clone()));
         }
     }
 
-    /// The events to look up in the pages of a namespace for a [`Command::CheckLog`], and when the earliest of them
-    /// happened. Report the result with [`Self::log_checked`].
-    pub fn unknown_to_log(&mut self, namespace: &str) -> Option<(Timestamp, Vec<Arc<str>>)> {
+    /// What to look up in the pages of a namespace for a [`Command::CheckLog`]. Report the result with [`Self::log_checked`].
+    pub fn unknown_to_log(&mut self, namespace: &str) -> Option<LogQuestion> {
         let unknown = self.logs.unknown.get_mut(namespace)?;
-        let asked = unknown.events.iter().take(LOOKED_UP_AT_ONCE);
-        let Some(earliest) = asked.clone().map(|(_, it)| it.created_at).min() else {
+        let Some(((since, _), _)) = unknown.events.first_key_value() else {
             self.logs.unknown.remove(namespace);
             return None;
         };
-        let asked: Vec<_> = asked.map(|(id, _)| id.clone()).collect();
-        unknown.asked = asked.iter().cloned().collect();
-        Some((earliest, asked))
+        let since = *since;
+        let asked = unknown.events.keys().take(LOOKED_UP_AT_ONCE);
+        unknown.asked = asked.map(|(at, id)| (id.clone(), *at)).collect();
+        Some(LogQuestion {
+            events: unknown.asked.keys().cloned().collect(),
+            since,
+            failures: unknown.failures,
+        })
     }
 
     /// Reports which of the `asked` events are on pages, and the webhooks to which they were delivered according to
@@ -487,10 +499,13 @@ impl Dispatcher {
         };
         unknown.failures = 0;
         let current = std::mem::take(&mut unknown.asked);
-        let asked: Vec<_> = asked.iter().filter(|id| current.contains(*id)).collect();
+        let asked: Vec<_> = asked
+            .iter()
+            .filter_map(|id| Some((current.get(id)?, id)))
+            .collect();
         let mut left = Vec::new();
-        for id in &asked {
-            let look_up = unknown.events.remove(*id);
+        for (at, id) in &asked {
+            let look_up = unknown.events.remove(&(**at, (*id).clone()));
             left.extend(look_up.into_iter().flat_map(|it| it.left).map(|job| (*id, job)));
         }
         if unknown.events.is_empty() {
@@ -505,7 +520,7 @@ impl Dispatcher {
                 self.look_up_unless(&job, is_delivered);
             }
         }
-        for id in asked {
+        for (_, id) in asked {
             let Some((event, jobs)) = self.entries.if_unknown_to_log(id) else {
                 continue;
             };

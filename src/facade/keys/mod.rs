@@ -29,7 +29,7 @@ use super::{
         view::{List, Pagination, Single},
     },
 };
-use crate::resources::KeyScope;
+use crate::resources::{KeyScope, ids};
 
 /// An API key to create.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
@@ -74,15 +74,7 @@ impl<S: Sync> FromRequestParts<S> for KeyName {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         let name = parts.uri.path().rsplit('/').next().unwrap_or_default();
-        let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        let has_form = (1..=253).contains(&name.len())
-            && name
-                .bytes()
-                .all(|byte| is_inner(byte) || byte == b'-' || byte == b'.')
-            && [name.bytes().next(), name.bytes().last()]
-                .into_iter()
-                .all(|end| end.is_some_and(is_inner));
-        Ok(Self(has_form.then(|| name.to_owned())))
+        Ok(Self(ids::is_object_name(name).then(|| name.to_owned())))
     }
 }
 

@@ -6,36 +6,174 @@ use std::{
 };
 
 use jiff::{Timestamp, ToSpan as _};
+use kube::Client;
 use parking_lot::Mutex;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
-    super::{Deps, WebhookController, event_log, lookup, status::Urgency, status_writer},
+    super::{
+        Deps, WebhookController, event_log, lookup, resend, secrets,
+        shared::{Shared, key_of},
+        status::Urgency,
+        status_writer::{self, When},
+    },
     deps,
     locks::{caches, controller, opening},
     webhook,
 };
 use crate::{
-    delivery::dispatch::{Page, PageWritten},
+    delivery::dispatch::{LogQuestion, Page, PageWritten},
     events::EventType,
-    resources::LoggedEvent,
+    resources::{EventLog, LoggedEvent},
     runtime::{client::answered_by, lease::Tenure, watch::Change},
 };
+
+/// A client whose every call gets this answer, and the paths of the calls.
+fn answering(code: u16, answer: Value) -> (Client, Arc<Mutex<Vec<String>>>) {
+    let paths = Arc::new(Mutex::new(Vec::new()));
+    let calls = paths.clone();
+    let client = answered_by(move |_, path, _| {
+        calls.lock().push(path);
+        let answer = answer.clone();
+        async move { (code, answer) }
+    });
+    (client, paths)
+}
+
+fn shared_with(client: Client) -> Arc<Shared> {
+    WebhookController::new(Deps { client, ..deps(&[]) }).shared
+}
+
+#[tokio::test]
+async fn webhooks_are_listed_for_the_namespace_of_an_event_no_older_than_the_event() {
+    let (client, paths) = answering(200, json!({ "metadata": {}, "items": [] }));
+    let shared = shared_with(client);
+    assert!(lookup::look_up(shared, "ns".into(), lookup::Unlisted::default(), Some(41)).await);
+    let path = paths.lock().concat();
+    let (path, query) = path.split_once('?').unwrap();
+    assert_eq!(path, "/apis/stellage.dev/v1/namespaces/ns/webhooks");
+    for parameter in ["resourceVersion=41", "resourceVersionMatch=NotOlderThan"] {
+        assert!(query.split('&').any(|it| it == parameter), "{query}");
+    }
+}
+
+#[tokio::test]
+async fn secrets_are_read_from_the_api_servers_cache_no_older_than_the_version_that_is_known() {
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "secret", "resourceVersion": "7" } });
+    let (client, paths) = answering(200, secret);
+    let shared = shared_with(client);
+    let mut webhook = webhook(0);
+    for announced in [None, Some("9")] {
+        let annotation = announced.map(|at| ("stellage.dev/secret-changed".to_owned(), at.to_owned()));
+        webhook.metadata.annotations = annotation.map(|it| [it].into());
+        let key = key_of(&webhook);
+        shared.secrets.forget(&key);
+        secrets::keys(&shared, &key, &webhook).await.unwrap_err();
+    }
+    let path = "/api/v1/namespaces/ns/secrets/secret?&resourceVersion=";
+    assert_eq!(*paths.lock(), [format!("{path}0"), format!("{path}9")]);
+}
+
+#[tokio::test]
+async fn a_log_that_may_not_be_read_is_not_taken_for_empty_before_the_right_could_be_granted() {
+    let refusal =
+        json!({ "kind": "Status", "status": "Failure", "reason": "Forbidden", "message": "no", "code": 403 });
+    let (client, _) = answering(403, refusal);
+    let shared = shared_with(client);
+    for (failures, gives_up) in [(0, false), (4, false), (5, true)] {
+        let question = LogQuestion {
+            events: vec!["evt_1".into()],
+            since: Timestamp::UNIX_EPOCH,
+            failures,
+        };
+        let found = event_log::mentions(&shared, "ns", &question).await;
+        assert_eq!(found.is_ok(), gives_up, "after {failures} failures");
+    }
+}
+
+#[tokio::test]
+async fn a_webhook_that_the_watch_has_not_shown_is_asked_for_before_a_request_to_send_again_is_refused() {
+    let at: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
+    let delivery = json!({
+        "webhook": "hook-0000", "webhookUid": "hook-0", "at": at, "statusCode": 200, "durationMs": 5,
+    });
+    let event = LoggedEvent {
+        id: "evt_1".to_owned(),
+        event_type: EventType::InstanceCreated,
+        created_at: at,
+        sequence: 1,
+        subject: "i".to_owned(),
+        body: "{}".to_owned(),
+        traceparent: None,
+        deliveries: vec![serde_json::from_value(delivery).unwrap()],
+    };
+    let page = EventLog::page("ns", "usr", at, vec![event]).unwrap();
+    let logged = page.delivery_of("evt_1", "hook-0").unwrap();
+    let name = logged.metadata.name.clone().unwrap();
+    for (webhook_name, is_sent) in [("hook-0000", true), ("../../ns2/webhooks/hook-0000", false)] {
+        let request = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+            "metadata": {
+                "namespace": "ns", "name": name, "uid": "d", "resourceVersion": "30",
+                "annotations": { "stellage.dev/logged-in": page.metadata.name },
+            },
+            "spec": {
+                "webhook": webhook_name, "eventId": "evt_1", "eventType": "instance.created",
+                "eventCreatedAt": at, "sequence": 1, "body": "",
+            },
+        });
+        let (calls, page) = (Arc::new(Mutex::new(Vec::new())), page.clone());
+        let log = calls.clone();
+        let client = answered_by(move |method, path, _| {
+            log.lock().push(format!("{method} {path}"));
+            let answer = if path.contains("/deliveries/") {
+                request.clone()
+            } else if path.contains("/eventlogs/") {
+                json!(page)
+            } else {
+                json!(webhook(0))
+            };
+            async move { (200, answer) }
+        });
+        let shared = shared_with(client);
+        let in_a_minute = tokio::time::Instant::now() + Duration::from_mins(1);
+        shared.state.lock().tenure = Some(Tenure::until(in_a_minute));
+        resend::complete(&shared, "ns", &name).await.unwrap();
+        let calls = calls.lock();
+        let has = |call: &str| calls.iter().any(|it| it.starts_with(call));
+        assert_eq!(has("PUT "), is_sent, "{calls:?}");
+        assert_eq!(has("DELETE "), !is_sent, "{calls:?}");
+        assert!(
+            !has("GET /apis/stellage.dev/v1/namespaces/ns/webhooks/.."),
+            "{calls:?}"
+        );
+    }
+}
 
 #[tokio::test]
 async fn events_need_no_list_of_webhooks_once_the_watch_has_shown_their_version() {
     let (shared, mut listeners, _) = controller();
     let caches = caches();
     opening(&shared, &caches.stores, 0..1).await;
-    let mut changed = webhook(0);
-    changed.metadata.resource_version = Some("40".into());
-    listeners.webhooks.changed(&Change::Applied(Arc::new(changed)));
-    for (version, is_known) in [(40, true), (41, false)] {
+    let at_version = |version: u64| {
+        let mut webhook = webhook(0);
+        webhook.metadata.resource_version = Some(version.to_string());
+        Arc::new(webhook)
+    };
+    let needs_list = async |version| {
         let unlisted = lookup::Unlisted::default();
         // There is no API server to ask.
-        let found = lookup::look_up(shared.clone(), "ns".into(), unlisted, Some(version)).await;
-        assert_eq!(found, is_known, "{version}");
-    }
+        !lookup::look_up(shared.clone(), "ns".into(), unlisted, Some(version)).await
+    };
+    listeners.webhooks.changed(&Change::Applied(at_version(40)));
+    assert!(!needs_list(40).await);
+    assert!(needs_list(41).await);
+    // Versions start over when etcd is restored.
+    listeners
+        .webhooks
+        .changed(&Change::Replaced(vec![at_version(15)]));
+    assert!(!needs_list(15).await);
+    assert!(needs_list(16).await);
 }
 
 #[tokio::test]
@@ -117,63 +255,28 @@ fn the_api_server_is_never_made_to_wait_for_a_version_of_a_secret_that_does_not_
 }
 
 #[tokio::test]
-async fn counters_are_written_for_one_webhook_at_a_time_a_fifth_of_a_second_apart() {
+async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
     let (shared, _, _) = controller();
     let caches = caches();
     opening(&shared, &caches.stores, 0..3).await;
     let mut state = shared.state.lock();
     let keys: Vec<_> = state.webhooks.keys().cloned().collect();
     let now = Instant::now();
-    let mut reserved = |at| -> Vec<_> {
-        let write_at = |key| status_writer::write_at(&mut state, key, Urgency::Counters, at).unwrap();
-        keys.iter()
-            .map(write_at)
-            .map(|write_at| write_at.duration_since(now).as_millis())
-            .collect()
-    };
-    assert_eq!(reserved(now), [0, 200, 400]);
+    let mut when = |number: usize, urgency| status_writer::when(&mut state, &keys[number], urgency, now);
+    assert_eq!(when(0, Urgency::Counters), When::Now);
+    assert_eq!(when(1, Urgency::Counters), When::InTurn);
+    assert_eq!(when(1, Urgency::Failure), When::Now);
+    assert_eq!(when(2, Urgency::Recovery), When::InTurn);
+    assert_eq!(when(2, Urgency::Now), When::Now);
+    // Its turn came, but its health is what it was: the turn serves its counters.
     assert_eq!(
-        reserved(now + Duration::from_secs(1)),
-        [0, 200, 400],
-        "a time stays reserved until it is used"
+        state.health_writes.admit(now + Duration::from_secs(1)),
+        Some(keys[2].clone())
     );
-    for cached in state.webhooks.values_mut() {
-        cached.write_counters_at = None;
-    }
-    let mut write_at = |key, at| status_writer::write_at(&mut state, key, Urgency::Counters, at).unwrap();
-    assert_eq!(write_at(&keys[2], now), now + Duration::from_millis(600));
-    let later = now + Duration::from_secs(60);
     assert_eq!(
-        write_at(&keys[0], later),
-        later,
-        "time in which nobody wrote is lost"
+        status_writer::when(&mut state, &keys[2], Urgency::Counters, now),
+        When::Now
     );
-}
-
-#[tokio::test]
-async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
-    let (shared, _, _) = controller();
-    let caches = caches();
-    opening(&shared, &caches.stores, 0..300).await;
-    let mut state = shared.state.lock();
-    let keys: Vec<_> = state.webhooks.keys().cloned().collect();
-    let now = Instant::now();
-    let mut wait = |key, urgency| {
-        let write_at = status_writer::write_at(&mut state, key, urgency, now);
-        write_at.map(|write_at| write_at.duration_since(now).as_millis())
-    };
-    for key in &keys {
-        wait(key, Urgency::Counters);
-    }
-    let health: Vec<_> = keys[..250]
-        .iter()
-        .map(|key| wait(key, Urgency::Failure))
-        .collect();
-    assert_eq!((health[0], health[200]), (Some(0), Some(10_000)));
-    assert_eq!(wait(&keys[299], Urgency::Now), None);
-    // If the health is back to what it was before its reserved time, that time is given up and a later one reserved.
-    wait(&keys[0], Urgency::Counters);
-    assert_eq!(wait(&keys[0], Urgency::Recovery), Some(12_500));
 }
 
 #[tokio::test]
@@ -185,12 +288,10 @@ async fn a_webhook_that_recovers_is_written_at_once_however_short_ago_its_failur
     let key = state.webhooks.keys().next().unwrap().clone();
     let now = Instant::now();
     state.webhooks.get_mut(&key).unwrap().written = Some(now);
-    let mut wait = |urgency| {
-        let write_at = status_writer::write_at(&mut state, &key, urgency, now);
-        write_at.map(|write_at| write_at.duration_since(now).as_secs())
-    };
-    assert_eq!(wait(Urgency::Failure), Some(10));
-    assert_eq!(wait(Urgency::Counters), Some(10));
-    assert_eq!(wait(Urgency::Recovery), Some(0));
-    assert_eq!(wait(Urgency::Now), None);
+    let mut when = |urgency| status_writer::when(&mut state, &key, urgency, now);
+    let later = When::At(now + Duration::from_secs(10));
+    assert_eq!(when(Urgency::Failure), later);
+    assert_eq!(when(Urgency::Counters), later);
+    assert_eq!(when(Urgency::Recovery), When::Now);
+    assert_eq!(when(Urgency::Now), When::Now);
 }

@@ -389,6 +389,35 @@ fn a_failed_look_up_in_the_log_is_tried_again_ever_more_slowly() {
 }
 
 #[test]
+fn events_are_looked_up_in_the_log_in_the_order_of_time_so_that_they_are_on_few_pages() {
+    let (mut world, _) = world();
+    let mut recorded = Vec::new();
+    for number in 0..501 {
+        world.pass(Duration::from_millis(1));
+        recorded.extend(world.record("ns", &format!("i-{number}"), Fate::Good));
+    }
+    let first = world.wall - jiff::SignedDuration::from_millis(500);
+    world.crash(|_| false);
+    assert_eq!(world.commands, [Command::CheckLog("ns".into())]);
+    let question = world.dispatcher.unknown_to_log("ns").unwrap();
+    assert_eq!((question.since, question.failures), (first, 0));
+    let mut asked: Vec<_> = question.events.iter().map(ToString::to_string).collect();
+    asked.sort();
+    let mut earliest = recorded[..500].to_vec();
+    earliest.sort();
+    assert_eq!(asked, earliest);
+    let now = world.now();
+    let mut answer = |events: &[Arc<str>], found| {
+        world.dispatcher.log_checked(&"ns".into(), events, found, now);
+        world.dispatcher.unknown_to_log("ns").unwrap()
+    };
+    assert_eq!(answer(&question.events, Err(())).failures, 1);
+    let last = answer(&question.events, Ok(&Mentions::new()));
+    assert_eq!(last.events.len(), 1);
+    assert_eq!((&*last.events[0], last.failures), (&*recorded[500], 0));
+}
+
+#[test]
 fn an_event_that_waits_for_its_other_webhooks_is_not_on_the_page_of_an_earlier_one() {
     let (mut world, one) = world();
     world.add_hook("ns", "two");

@@ -653,7 +653,7 @@ impl World {
                 }
             }
             Command::CheckLog(namespace) => {
-                if let Some((_, events)) = self.dispatcher.unknown_to_log(&namespace) {
+                if let Some(LogQuestion { events, .. }) = self.dispatcher.unknown_to_log(&namespace) {
                     let found = match fate {
                         Fate::Good => Ok(self.mentions(&namespace, &events)),
                         _ => Err(()),
