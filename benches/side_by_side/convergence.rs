@@ -103,10 +103,17 @@ async fn written_status(cluster: &Cluster, product: &Product, account: &Account)
     let path = objects::path(&account.namespace, PREFIX, 0);
     let mut instance: Value = cluster.admin.call("GET", &path, None).await?.json()?;
     let status = instance["status"].take();
-    if status["outbox"].as_array().is_none_or(Vec::is_empty) {
-        return Err("the outbox of the template was cleared before it was read".into());
-    }
+    has_outbox(&status)?;
     Ok(status)
+}
+
+/// Fails if this status of an instance that has just been brought to run no longer has its events: it is to be compared with what
+/// was written first.
+pub fn has_outbox(status: &Value) -> Result<()> {
+    if status["outbox"].as_array().is_none_or(Vec::is_empty) {
+        return Err("the outbox of an instance was cleared before it was read".into());
+    }
+    Ok(())
 }
 
 /// Starts a new process of a build, which brings instances to run.

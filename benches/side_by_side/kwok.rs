@@ -22,6 +22,7 @@ use crate::{
     account::Account,
     bare_client::{CREATORS, create_namespace},
     cluster::{Cluster, run},
+    convergence::has_outbox,
     load::{Client, Extent},
     objects,
     processes::{allocated_mib, resident_mib},
@@ -95,9 +96,7 @@ async fn ours(count: u64, sizes: &Sizes) -> Result<Turn> {
         sizes,
     )
     .await?;
-    if turn.status["outbox"].as_array().is_none_or(Vec::is_empty) {
-        return Err("the outbox of the first instance was cleared before it was read".into());
-    }
+    has_outbox(&turn.status)?;
     product.stop().await?;
     cluster.stop().await?;
     Ok(turn)
