@@ -217,8 +217,10 @@ async fn write(client: Client, mut waiting: mpsc::Receiver<Published>, pace: Pac
 #[cfg(test)]
 mod tests {
     use governor::clock::FakeRelativeClock;
+    use k8s_openapi::api::core::v1::ConfigMap;
 
     use super::*;
+    use crate::runtime::client::answered_by;
 
     #[test]
     fn events_about_a_busy_object_are_limited_without_dropping_its_warnings_or_those_of_others() {
@@ -234,6 +236,33 @@ mod tests {
         assert_eq!(published("other", false), 25);
         clock.advance(REFILL);
         assert_eq!(published("busy", false), 1);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_an_api_server_that_does_not_answer_and_what_is_too_much_is_dropped() {
+        let (answers, written) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (may_answer, count) = (answers.clone(), written.clone());
+        let client = answered_by(move |_, _, event| {
+            let (may_answer, count) = (may_answer.clone(), count.clone());
+            async move {
+                let _permit = may_answer.acquire().await;
+                count.fetch_add(1, Ordering::Relaxed);
+                (201, event)
+            }
+        });
+        let events = Events::new(client, "test", "test");
+        for number in 0..2 * BACKLOG {
+            let mut object = ConfigMap::default();
+            object.metadata.uid = Some(number.to_string());
+            events.publish(&object, false, "Started", "Start", "");
+        }
+        // Nothing has been written meanwhile: this thread runs the writers, too.
+        assert_eq!(events.queue.capacity(), 0);
+        answers.add_permits(WRITERS);
+        while written.load(Ordering::Relaxed) < BACKLOG {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(events.queue.capacity(), BACKLOG);
     }
 
     #[test]

@@ -112,6 +112,39 @@ async fn a_webhook_that_only_rest_has_written_is_tracked_no_more_once_it_changes
 }
 
 #[tokio::test]
+async fn who_applies_a_webhook_still_owns_its_fields_after_changes_through_rest() {
+    let tenant = Tenant::new("rest-applied-hook").await;
+    let webhooks: Api<Webhook> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let apply = async |events: &[&str]| {
+        let manifest = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "applied" },
+            "spec": {
+                "url": "https://hooks.example.com/in", "events": events, "secretRef": { "name": "signing" },
+            },
+        });
+        let params = PatchParams::apply("flux");
+        webhooks.patch("applied", &params, &Patch::Apply(&manifest)).await
+    };
+    let is_tracked = async || {
+        let webhook = webhooks.get("applied").await.unwrap();
+        let entries = webhook.metadata.managed_fields.unwrap_or_default().into_iter();
+        entries
+            .into_iter()
+            .any(|entry| entry.manager.as_deref() == Some("flux"))
+    };
+    let applied = apply(&["instance.created", "instance.deleted"]).await.unwrap();
+    let path = format!("/v1/webhooks/{}", applied.id());
+    let body = json!({ "active": false });
+    let answer = async || tenant.call(Method::PATCH, &path, Some(&body)).await;
+    eventually("the facade to know the webhook", answer, |it| it.status == 200).await;
+    assert!(is_tracked().await);
+    // There is no conflict with anybody, and what REST has set stays.
+    let after = apply(&["instance.created"]).await.unwrap();
+    assert_eq!((after.spec.events.len(), after.spec.active), (1, false));
+    assert!(is_tracked().await);
+}
+
+#[tokio::test]
 async fn who_applies_an_instance_still_owns_its_fields_after_changes_through_rest() {
     let tenant = Tenant::new("rest-applied").await;
     let flux = ("flux".to_owned(), "Apply".to_owned());

@@ -12,6 +12,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use control_plane::{ControlPlane, Identity};
+use jiff::Timestamp;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -69,6 +70,24 @@ async fn put(plane: &ControlPlane, object: &Value) {
     let url = format!("{}/v3/kv/put", plane.etcd_url());
     let answer = reqwest::Client::new().post(url).json(&body).send().await.unwrap();
     answer.error_for_status().unwrap();
+}
+
+/// A pending Delivery as it would be had it been delivered just now under a version without an event log, which kept such objects.
+fn delivered(pending: &Value) -> Value {
+    let now = Timestamp::now();
+    let mut delivery = pending.clone();
+    let metadata = delivery["metadata"].as_object_mut().unwrap();
+    metadata["name"] = "dlv-delivered0000000".into();
+    metadata["uid"] = "00000000-0000-4000-8000-000000000000".into();
+    metadata["creationTimestamp"] = now.strftime("%FT%TZ").to_string().into();
+    metadata["labels"]["stellage.dev/finished"] = "true".into();
+    metadata["labels"]["stellage.dev/phase"] = "delivered".into();
+    delivery["spec"]["eventId"] = "evt_delivered0000000".into();
+    delivery["status"] = json!({
+        "phase": "Delivered", "attemptCount": 1, "lastStatusCode": 200,
+        "attempts": [{ "at": now, "durationMs": 1, "statusCode": 200 }],
+    });
+    delivery
 }
 
 /// Puts everything that was recorded into a control plane.
@@ -216,6 +235,7 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
     let of = |kind: &'static str| own.iter().filter(move |object| object["kind"] == kind);
     let plane = bare_plane(ControlPlane::options()).await;
     restore(&plane, &objects).await;
+    put(&plane, &delivered(of("Delivery").next().unwrap())).await;
 
     install(&plane);
     let receivers = receiver_arguments(&plane);
@@ -268,6 +288,14 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
     for (id, body) in &owed {
         assert_eq!(sent[*id], body.as_bytes(), "{id}");
     }
+    // What had been delivered is still shown, and not sent again.
+    let webhook = data(&tenant, "/v1/webhooks").await[0]["id"].clone();
+    let path = format!("/v1/webhooks/{}/deliveries?limit=100", webhook.as_str().unwrap());
+    let deliveries = data(&tenant, &path).await;
+    let mut shown = deliveries.as_array().unwrap().iter();
+    let delivered = shown.find(|delivery| delivery["id"] == "dlv_delivered0000000");
+    assert_eq!(delivered.unwrap()["status"], "delivered", "{deliveries}");
+    assert!(!sent.contains_key("evt_delivered0000000"));
     // Interrupted operations are finished.
     let midway = async || get(&plane, "instances", "midway")["status"]["state"].clone();
     eventually("the interrupted instance to run", midway, |state| {
