@@ -17,7 +17,7 @@ use super::{
     store::{FIELD_MANAGER, is_hopeless},
 };
 use crate::{
-    delivery::dispatch::{LogQuestion, Mentions, Page, PageWritten},
+    delivery::dispatch::{LogQuestion, Mentions, Page, PageWritten, Unreadable},
     resources::{
         EventLog, PageIndex,
         event_log::{CLOCKS_DIFFER, written_at},
@@ -28,7 +28,7 @@ use crate::{
 
 /// Event log pages per list request.
 const AT_ONCE: u32 = 100;
-/// How often to retry a write or a lookup that is forbidden: for some seconds, in which the rights may be granted.
+/// How often to retry a page whose write is forbidden: for some seconds, in which the rights may be granted.
 const MAX_REFUSALS: u32 = 5;
 
 /// Writes a page.
@@ -96,6 +96,15 @@ fn is_refused(error: &CallError, failures: u32) -> bool {
     error.status().is_some_and(is_final)
 }
 
+/// Why the pages could not be read.
+pub(super) fn unreadable(error: &CallError) -> Unreadable {
+    if error.status().is_some_and(is_forbidden) {
+        Unreadable::Refused
+    } else {
+        Unreadable::Failed
+    }
+}
+
 /// Whether the operator lacks the permission or the kind does not exist, because rights or CRDs are of an
 /// earlier version.
 const fn is_forbidden(status: &Status) -> bool {
@@ -115,14 +124,7 @@ pub(super) async fn mentions(
     let mut mentions = Mentions::new();
     let mut params = ListParams::default().limit(AT_ONCE);
     loop {
-        let list = match bounded(api.list_metadata(&params)).await {
-            // Not the first time: whatever pages there are would be sent again.
-            Err(error) if question.failures >= MAX_REFUSALS && error.status().is_some_and(is_forbidden) => {
-                tracing::error!(namespace, %error, "cannot read the event log; what it says was delivered is sent again");
-                return Ok(mentions);
-            }
-            list => list?,
-        };
+        let list = bounded(api.list_metadata(&params)).await?;
         let mut is_over = !next_page(&mut params, &list.metadata);
         for page in &list.items {
             let name = page.metadata.name.as_deref().unwrap_or_default();

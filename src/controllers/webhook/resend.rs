@@ -104,6 +104,6 @@ async fn webhook(shared: &Shared, namespace: &str, name: &str) -> Result<Option<
     }
     let api: Api<DeserializeGuard<Webhook>> = Api::namespaced(shared.deps.client.clone(), namespace);
     // Nothing is ever sent to a webhook that does not match its schema.
-    let stored = bounded(api.get_opt(name)).await?;
-    Ok(stored.and_then(|stored| stored.0.ok()))
+    let stored = bounded(api.get_opt(name)).await?.and_then(|stored| stored.0.ok());
+    Ok(stored.filter(|webhook| !webhook.is_deleting()))
 }

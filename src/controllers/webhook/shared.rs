@@ -122,12 +122,6 @@ impl State {
     fn webhooks_after(&self, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
         keys_after(&self.webhooks, last, AT_ONCE)
     }
-
-    /// Ends a webhook's turns to be written: its status is written or needs no write.
-    pub(super) fn end_turns(&mut self, webhook: &WebhookKey) {
-        self.counter_writes.end_turn(webhook);
-        self.health_writes.end_turn(webhook);
-    }
 }
 
 /// The latest version of a webhook, and what still has to be written to its status.
@@ -417,7 +411,8 @@ impl Shared {
             return;
         };
         state.dirty.remove(key);
-        state.end_turns(key);
+        state.counter_writes.forget(key);
+        state.health_writes.forget(key);
         state.disabled.remove(key);
         let namespace = cached.webhook.metadata.namespace.as_deref();
         state.mails.remove(namespace.unwrap_or_default(), key);

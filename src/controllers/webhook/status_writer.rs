@@ -95,7 +95,13 @@ pub(super) async fn finish(shared: &Arc<Shared>, events: &Events) {
         left.extend(state.health_writes.close());
         state.dirty.extend(left);
     }
-    if tokio::time::timeout(FINISH, flush(shared, events)).await.is_err() {
+    let writing = async {
+        while !shared.state.lock().dirty.is_empty() {
+            flush(shared, events).await;
+            tokio::time::sleep(GATHER).await;
+        }
+    };
+    if tokio::time::timeout(FINISH, writing).await.is_err() {
         tracing::warn!(
             "the counts of some webhooks since their last write are lost: writing them takes too long"
         );
@@ -110,8 +116,8 @@ fn wake_some(state: &mut State) -> bool {
         let due = if is_due {
             state.later.pop_first().map(|(_, key)| key)
         } else {
-            let admitted = state.health_writes.admit(now);
-            admitted.or_else(|| state.counter_writes.admit(now))
+            let admitted = state.health_writes.admit_next(now);
+            admitted.or_else(|| state.counter_writes.admit_next(now))
         };
         let Some(key) = due else { return false };
         state.dirty.insert(key);
@@ -126,7 +132,6 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
     let mut due = Vec::new();
     for key in dirty {
         let Some(cached) = state.webhooks.get(&key) else {
-            state.end_turns(&key);
             continue;
         };
         // Do not write a first status before the secret has been read, which takes a few milliseconds.
@@ -140,26 +145,21 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
         let status = status_of(shared, &state, &key, cached, now.wall);
         let before = cached.webhook.status.clone().unwrap_or_default();
         if status == before {
-            state.end_turns(&key);
-            release(&mut state, &key);
+            status_done(&mut state, &key);
             continue;
         }
         let may_be_tried = cached.failed.map(|at| at + AFTER_FAILURE);
         let webhook = cached.webhook.clone();
         let urgency = status::urgency(&before, &status);
         let when = may_be_tried
-            .filter(|at| *at > now.mono)
-            .map_or_else(|| when(&mut state, &key, urgency, now.mono), When::At);
+            .filter(|at| *at > now.mono && !state.is_ending)
+            .map_or_else(|| when(&mut state, &key, urgency, now.mono), When::NotBefore);
         match when {
-            When::Now => {
-                state.end_turns(&key);
-                due.push((webhook, status));
-            }
-            When::At(at) => {
-                state.end_turns(&key);
+            When::Now => due.push((webhook, status)),
+            When::NotBefore(at) => {
                 state.later.insert((at, key));
             }
-            When::InTurn => {}
+            When::Queued => {}
         }
     }
     due
@@ -169,33 +169,34 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     Now,
-    /// It must be looked at again then.
-    At(Instant),
-    /// It waits for its turn in a [`WriteBudget`](super::write_budget::WriteBudget).
-    InTurn,
+    /// Not yet; ask again then.
+    NotBefore(Instant),
+    /// Once the budget admits it.
+    Queued,
 }
 
 /// When a webhook's status may be written: some time after its last write, and within the budget shared by all webhooks.
 pub(super) fn when(state: &mut State, key: &WebhookKey, urgency: Urgency, now: Instant) -> When {
-    if state.is_ending || urgency == Urgency::Now {
-        return When::Now;
-    }
     let written = state.webhooks.get(key).and_then(|cached| cached.written);
     let may_be_repeated = written.map(|at| at + EVERY).filter(|at| *at > now);
-    if let Some(at) = may_be_repeated.filter(|_| urgency != Urgency::Recovery) {
-        return When::At(at);
-    }
-    // A write includes everything, whichever of the two its turn was for.
-    let is_its_turn = state.health_writes.is_turn_of(key) || state.counter_writes.is_turn_of(key);
     let budget = match urgency {
+        _ if state.is_ending => return When::Now,
+        Urgency::Now => return When::Now,
+        Urgency::Failure | Urgency::Recovery => &mut state.health_writes,
         Urgency::Counters => &mut state.counter_writes,
-        _ => &mut state.health_writes,
     };
-    if is_its_turn || budget.ask(key, now) {
-        When::Now
-    } else {
-        When::InTurn
+    match may_be_repeated {
+        Some(at) if urgency != Urgency::Recovery => When::NotBefore(at),
+        _ if budget.admit(key, now) => When::Now,
+        _ => When::Queued,
     }
+}
+
+/// Notes that a status is as it should be.
+fn status_done(state: &mut State, key: &WebhookKey) {
+    state.counter_writes.done(key);
+    state.health_writes.done(key);
+    release(state, key);
 }
 
 /// Forgets a disablement that has been written, or that a change of the spec has made obsolete.
@@ -270,7 +271,7 @@ async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: 
             if let Some(cached) = state.webhooks.get_mut(&key) {
                 cached.written = Some(Instant::now());
             }
-            release(&mut state, &key);
+            status_done(&mut state, &key);
             drop(state);
             shared.wake.notify_one();
         }

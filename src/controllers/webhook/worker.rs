@@ -198,11 +198,15 @@ fn spawn_log_check(shared: &Arc<Shared>, tasks: &Tasks, namespace: Arc<str>, per
         let found = event_log::mentions(&shared, &namespace, &question).await;
         drop(permit);
         if let Err(error) = &found {
-            tracing::warn!(%namespace, %error, "cannot read the event log; will retry");
+            tracing::warn!(
+                %namespace, %error,
+                "cannot read the event log; will retry; if it stays forbidden for half a minute, events may be sent again"
+            );
         }
+        let found = found.map_err(|error| event_log::unreadable(&error));
         let now = shared.now();
         let dispatcher = &mut shared.state.lock().dispatcher;
-        dispatcher.log_checked(&namespace, &question.events, found.as_ref().map_err(|_| ()), now);
+        dispatcher.log_checked(&namespace, &question.events, found, now);
         shared.wake.notify_one();
     });
 }

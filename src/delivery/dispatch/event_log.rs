@@ -39,6 +39,9 @@ const ENOUGH_EVENTS: usize = 64;
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Maximum size of a page as stored, in bytes, approximately. etcd takes 1.5 MiB.
 const MAX_BYTES: usize = 256 * 1024;
+/// How often in a row the API server may refuse to show the pages before the log counts as empty: for half a minute, in which
+/// the right may be granted.
+const MAX_REFUSALS: u32 = 5;
 /// Maximum number of events that are looked up in the pages at once.
 const LOOKED_UP_AT_ONCE: usize = 500;
 
@@ -84,8 +87,15 @@ pub struct LogQuestion {
     pub events: Vec<Arc<str>>,
     /// When the earliest of them happened.
     pub since: Timestamp,
-    /// Number of consecutive failed lookups.
-    pub failures: u32,
+}
+
+/// Why the pages could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// The API server refuses it: the operator lacks the right, or the kind does not exist.
+    Refused,
+    /// For another reason.
+    Failed,
 }
 
 /// For each event found on a page, the UIDs of the webhooks that pages say it was delivered to.
@@ -198,6 +208,8 @@ struct Unknown {
     /// again.
     asked: HashMap<Arc<str>, Timestamp>,
     failures: u32,
+    /// Number of consecutive refusals.
+    refusals: u32,
 }
 
 #[derive(Debug, Default)]
@@ -476,7 +488,6 @@ impl Dispatcher {
         Some(LogQuestion {
             events: unknown.asked.keys().cloned().collect(),
             since,
-            failures: unknown.failures,
         })
     }
 
@@ -486,16 +497,24 @@ impl Dispatcher {
         &mut self,
         namespace: &Arc<str>,
         asked: &[Arc<str>],
-        found: Result<&Mentions, ()>,
+        found: Result<Mentions, Unreadable>,
         now: Now,
     ) {
         let Some(unknown) = self.logs.unknown.get_mut(namespace) else {
             return;
         };
-        let Ok(found) = found else {
-            let pause = pause_after(&mut unknown.failures);
-            self.timer(now.mono + pause, Timer::CheckLog(namespace.clone()));
-            return;
+        unknown.refusals = match found {
+            Err(Unreadable::Refused) => unknown.refusals + 1,
+            _ => 0,
+        };
+        let found = match found {
+            Ok(found) => found,
+            Err(Unreadable::Refused) if unknown.refusals > MAX_REFUSALS => Mentions::new(),
+            Err(_) => {
+                let pause = pause_after(&mut unknown.failures);
+                self.timer(now.mono + pause, Timer::CheckLog(namespace.clone()));
+                return;
+            }
         };
         unknown.failures = 0;
         let current = std::mem::take(&mut unknown.asked);

@@ -52,7 +52,7 @@ use std::{
 use jiff::Timestamp;
 
 pub use bounds::Bound;
-pub use event_log::{LogQuestion, Mentions, Page, PageWritten};
+pub use event_log::{LogQuestion, Mentions, Page, PageWritten, Unreadable};
 pub use job::Event;
 pub use observed::{job_key_of, sort_for_adoption};
 pub use outbox::{Origin, Unverified};

@@ -400,21 +400,46 @@ fn events_are_looked_up_in_the_log_in_the_order_of_time_so_that_they_are_on_few_
     world.crash(|_| false);
     assert_eq!(world.commands, [Command::CheckLog("ns".into())]);
     let question = world.dispatcher.unknown_to_log("ns").unwrap();
-    assert_eq!((question.since, question.failures), (first, 0));
+    assert_eq!(question.since, first);
     let mut asked: Vec<_> = question.events.iter().map(ToString::to_string).collect();
     asked.sort();
     let mut earliest = recorded[..500].to_vec();
     earliest.sort();
     assert_eq!(asked, earliest);
     let now = world.now();
-    let mut answer = |events: &[Arc<str>], found| {
-        world.dispatcher.log_checked(&"ns".into(), events, found, now);
-        world.dispatcher.unknown_to_log("ns").unwrap()
+    let none = Ok(Mentions::new());
+    world
+        .dispatcher
+        .log_checked(&"ns".into(), &question.events, none, now);
+    let last = world.dispatcher.unknown_to_log("ns").unwrap();
+    assert_eq!(last.events, [recorded[500].as_str().into()]);
+}
+
+#[test]
+fn a_log_that_was_refused_five_times_in_a_row_counts_as_empty() {
+    let (mut world, _) = world();
+    world.record("ns", "i-1", Fate::Good);
+    world.crash(|_| false);
+    let mut is_asked_again = |answer| {
+        let question = world.dispatcher.unknown_to_log("ns").unwrap();
+        let now = world.now();
+        world
+            .dispatcher
+            .log_checked(&"ns".into(), &question.events, Err(answer), now);
+        world.dispatcher.unknown_to_log("ns").is_some()
     };
-    assert_eq!(answer(&question.events, Err(())).failures, 1);
-    let last = answer(&question.events, Ok(&Mentions::new()));
-    assert_eq!(last.events.len(), 1);
-    assert_eq!((&*last.events[0], last.failures), (&*recorded[500], 0));
+    for answer in [[Unreadable::Failed; 9], [Unreadable::Refused; 9]]
+        .concat()
+        .into_iter()
+        .take(14)
+    {
+        assert!(is_asked_again(answer));
+    }
+    assert!(is_asked_again(Unreadable::Failed), "its refusals no longer count");
+    for _ in 0..5 {
+        assert!(is_asked_again(Unreadable::Refused));
+    }
+    assert!(!is_asked_again(Unreadable::Refused));
 }
 
 #[test]

@@ -92,7 +92,7 @@ pub enum Answer {
     Written(JobKey, Written),
     Checked(JobKey, Result<Option<Arc<Delivery>>, ()>),
     Paged(Arc<str>, PageWritten),
-    LogChecked(Arc<str>, Vec<Arc<str>>, Result<Mentions, ()>),
+    LogChecked(Arc<str>, Vec<Arc<str>>, Result<Mentions, Unreadable>),
 }
 
 #[derive(Clone, Debug)]
@@ -656,7 +656,7 @@ impl World {
                 if let Some(LogQuestion { events, .. }) = self.dispatcher.unknown_to_log(&namespace) {
                     let found = match fate {
                         Fate::Good => Ok(self.mentions(&namespace, &events)),
-                        _ => Err(()),
+                        _ => Err(Unreadable::Failed),
                     };
                     self.answers.push(Answer::LogChecked(namespace, events, found));
                 }
@@ -743,7 +743,6 @@ impl World {
             Answer::Checked(job, result) => self.dispatcher.checked(&job, result, now),
             Answer::Paged(namespace, written) => self.dispatcher.page_written(&namespace, written, now),
             Answer::LogChecked(namespace, events, found) => {
-                let found = found.as_ref().or(Err(()));
                 self.dispatcher.log_checked(&namespace, &events, found, now);
             }
         }
