@@ -12,7 +12,8 @@
 //! The API server tracks which client wrote which field, but not for instances created through REST once they have been changed
 //! through REST, which empties their `managedFields`. So both kinds are measured: all instances are made and changed as with
 //! kubectl, and the `managedFields` of the untracked ones are emptied. With `--baseline`, another build of `stellage` does the
-//! same on the same cluster, in turns, with tracked instances: older builds always track fields.
+//! same on the same cluster, in turns, with tracked instances: older builds always track fields. What one of them has left behind,
+//! such as thousands of Deliveries, is deleted before the next one's turns.
 
 use std::{
     path::Path,
@@ -146,6 +147,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
             if side.name == UNTRACKED && sizes.drained {
                 lone_pages.push(pages_of_lone_events(&stage, side.churn, sizes).await?);
             }
+            clean_up(&stage).await?;
         }
     }
     stage.stop().await?;
@@ -195,6 +197,20 @@ async fn round(side: &mut Side<'_>, stage: &mut Stage, receivers: &Receivers, si
         let measured = turn(stage, receivers, side.churn, webhooks, sizes).await?;
         tell(side.name, &format!("{webhooks} webhooks"), &measured);
         turns.push(measured);
+    }
+    Ok(())
+}
+
+/// Deletes what a build has left behind, besides the instances.
+async fn clean_up(stage: &Stage) -> Result<()> {
+    let namespace = &stage.account.namespace;
+    for (version, kind) in [
+        ("stellage.dev/v1", "deliveries"),
+        ("stellage.dev/v1", "eventlogs"),
+        ("events.k8s.io/v1", "events"),
+    ] {
+        let path = format!("/apis/{version}/namespaces/{namespace}/{kind}");
+        stage.cluster.admin.call("DELETE", &path, None).await?;
     }
     Ok(())
 }
