@@ -127,10 +127,8 @@ async fn who_applies_a_webhook_still_owns_its_fields_after_changes_through_rest(
     };
     let is_tracked = async || {
         let webhook = webhooks.get("applied").await.unwrap();
-        let entries = webhook.metadata.managed_fields.unwrap_or_default().into_iter();
-        entries
-            .into_iter()
-            .any(|entry| entry.manager.as_deref() == Some("flux"))
+        let mut entries = webhook.metadata.managed_fields.iter().flatten();
+        entries.any(|entry| entry.manager.as_deref() == Some("flux"))
     };
     let applied = apply(&["instance.created", "instance.deleted"]).await.unwrap();
     let path = format!("/v1/webhooks/{}", applied.id());

@@ -55,15 +55,16 @@ async fn fill(maps: &Api<ConfigMap>, ballast: &[(usize, std::ops::Range<usize>)]
 /// Fills etcd until no more than [`ROOM_BYTES`] are left. Returns the number of objects for that. How much has been written until
 /// then depends on how long it took to start.
 async fn nearly_fill(plane: &ControlPlane, maps: &Api<ConfigMap>, size: usize) -> usize {
-    for number in 0.. {
+    let used = async || -> usize {
         let status = etcd(plane, "/v3/maintenance/status", &json!({})).await;
-        let used: usize = status["dbSize"].as_str().unwrap().parse().unwrap();
-        if used + ROOM_BYTES > QUOTA_BYTES {
-            return number;
-        }
-        fill(maps, &[(size, number..number + 1)]).await;
+        status["dbSize"].as_str().unwrap().parse().unwrap()
+    };
+    let mut objects = 0;
+    while used().await + ROOM_BYTES <= QUOTA_BYTES {
+        fill(maps, &[(size, objects..objects + 1)]).await;
+        objects += 1;
     }
-    0
+    objects
 }
 
 /// Sends a request to etcd.

@@ -308,8 +308,8 @@ enum Surplus {
     Old,
 }
 
-/// Whether a page exceeds the limit, which an account's newest page never does, or is too old. Pages must be passed in the order
-/// of their names, newest first. A page that is being deleted still takes up room.
+/// Why a page is to be deleted, if it is. An account's newest page never exceeds the limit. Pages must be passed in the order of their
+/// names, newest first. A page that is being deleted still takes up room.
 fn surplus(
     page: &ObjectMeta,
     kept: &mut HashMap<String, Kept>,

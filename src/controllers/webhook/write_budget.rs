@@ -3,11 +3,13 @@
 use std::{
     collections::HashSet,
     mem,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
-use crate::{delivery::dispatch::WebhookKey, runtime::FairQueue};
+use crate::{
+    delivery::dispatch::{WebhookKey, namespace_of},
+    runtime::FairQueue,
+};
 
 /// Minimum time between two writes of counters, across all webhooks: five a second in all (decisions, section
 /// 5).
@@ -67,8 +69,7 @@ impl WriteBudget {
             return true;
         }
         if self.waiting.insert(webhook.clone()) {
-            let account = webhook.split_once('/').map_or(&**webhook, |(account, _)| account);
-            self.queue.push(&Arc::from(account), webhook.clone());
+            self.queue.push(&namespace_of(webhook).into(), webhook.clone());
         }
         false
     }

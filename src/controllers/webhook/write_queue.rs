@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use crate::{
-    delivery::dispatch::{JobKey, WriteClass},
+    delivery::dispatch::{JobKey, WriteClass, namespace_of},
     runtime::FairQueue,
 };
 
@@ -48,8 +48,7 @@ impl Drop for Permit {
 impl CallQueue {
     /// Adds a call for a job, or for a whole namespace.
     pub(super) fn push(&mut self, key: Arc<str>) {
-        let account = key.split_once('/').map_or(&*key, |(namespace, _)| namespace);
-        self.waiting.push(&account.into(), key);
+        self.waiting.push(&namespace_of(&key).into(), key);
     }
 
     /// The number of running calls.

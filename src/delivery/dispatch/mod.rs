@@ -334,6 +334,11 @@ pub fn keys_after<V>(map: &BTreeMap<Arc<str>, V>, last: Option<&Arc<str>>, limit
     keys.take(limit).cloned().collect()
 }
 
+/// The namespace in a [`key`]; a key without a name is a namespace.
+pub fn namespace_of(key: &str) -> &str {
+    key.split_once('/').map_or(key, |(namespace, _)| namespace)
+}
+
 /// The name in a key.
 fn name_of(key: &str) -> &str {
     key.split_once('/').map_or(key, |(_, name)| name)

@@ -30,7 +30,7 @@ use super::{
 use crate::{
     delivery::dispatch::{LogQuestion, Page, PageWritten, Unreadable},
     events::EventType,
-    resources::{EventLog, LoggedEvent},
+    resources::{EventLog, LoggedDelivery, LoggedEvent},
     runtime::{client::answered_by, events::Events, lease::Tenure, watch::Change},
 };
 
@@ -44,6 +44,19 @@ fn answering(code: u16, answer: Value) -> (Client, Arc<Mutex<Vec<String>>>) {
         async move { (code, answer) }
     });
     (client, paths)
+}
+
+fn logged_event(created_at: Timestamp, deliveries: Vec<LoggedDelivery>) -> LoggedEvent {
+    LoggedEvent {
+        id: "evt_1".to_owned(),
+        event_type: EventType::InstanceCreated,
+        created_at,
+        sequence: 1,
+        subject: "i".to_owned(),
+        body: "{}".to_owned(),
+        traceparent: None,
+        deliveries,
+    }
 }
 
 fn shared_with(client: Client) -> Arc<Shared> {
@@ -105,16 +118,7 @@ async fn a_webhook_that_the_watch_has_not_shown_is_asked_for_before_a_request_to
     let delivery = json!({
         "webhook": "hook-0000", "webhookUid": "hook-0", "at": at, "statusCode": 200, "durationMs": 5,
     });
-    let event = LoggedEvent {
-        id: "evt_1".to_owned(),
-        event_type: EventType::InstanceCreated,
-        created_at: at,
-        sequence: 1,
-        subject: "i".to_owned(),
-        body: "{}".to_owned(),
-        traceparent: None,
-        deliveries: vec![serde_json::from_value(delivery).unwrap()],
-    };
+    let event = logged_event(at, vec![serde_json::from_value(delivery).unwrap()]);
     let page = EventLog::page("ns", "usr", at, vec![event]).unwrap();
     let logged = page.delivery_of("evt_1", "hook-0").unwrap();
     let name = logged.metadata.name.clone().unwrap();
@@ -220,16 +224,7 @@ async fn the_leader_logs_events_of_the_account_that_had_them_whatever_the_clocks
         at,
         begun,
         failures: 0,
-        events: vec![LoggedEvent {
-            id: "evt_1".to_owned(),
-            event_type: EventType::InstanceCreated,
-            created_at: at,
-            sequence: 1,
-            subject: "i".to_owned(),
-            body: "{}".to_owned(),
-            traceparent: None,
-            deliveries: Vec::new(),
-        }],
+        events: vec![logged_event(at, Vec::new())],
     };
     let in_a_minute = tokio::time::Instant::now() + Duration::from_mins(1);
     shared.state.lock().tenure = Some(Tenure::until(in_a_minute));
