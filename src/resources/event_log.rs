@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use kube::{CustomResource, KubeSchema, api::ObjectMeta};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::{
     Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus,
@@ -23,8 +24,6 @@ pub const MAX_EVENTS: usize = 200;
 pub const MAX_DELIVERIES: usize = 256;
 /// Bytes of an event as it is stored, beside its body: with its place in the index.
 const EVENT_BYTES: usize = 256;
-/// Bytes of a delivery of an event, beside the texts of its attempt.
-const DELIVERY_BYTES: usize = 256;
 /// Bytes of a page, beside its events.
 const PAGE_BYTES: usize = 1024;
 /// Annotation of a page with its [`PageIndex`] as JSON.
@@ -58,14 +57,12 @@ const INVERTED: usize = 13;
 const SUFFIX: usize = 8;
 
 /// A delivery that succeeded at the first attempt.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoggedDelivery {
     /// Name of the Webhook.
-    #[schemars(length(max = 63))]
     pub webhook: String,
     /// UID of the Webhook.
-    #[schemars(length(max = 64))]
     pub webhook_uid: String,
     /// The attempt.
     #[serde(flatten)]
@@ -75,6 +72,7 @@ pub struct LoggedDelivery {
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = with_objects)]
 pub struct LoggedEvent {
     /// Id of the event, `evt_…`.
     #[schemars(length(max = 64))]
@@ -98,10 +96,62 @@ pub struct LoggedEvent {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "traceparent::optional")]
     pub traceparent: Option<String>,
-    /// The deliveries that succeeded at the first attempt. Others are Deliveries.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_DELIVERIES))]
+    /// The deliveries that succeeded at the first attempt, as the text of a JSON array of objects with webhook (its name),
+    /// webhookUid, at, durationMs, statusCode and response. Others are Deliveries.
+    // As objects, they would cost the API server several times what the rest of the page costs it: it checks each field.
+    #[serde(
+        default,
+        rename = "deliveredTo",
+        alias = "deliveries",
+        skip_serializing_if = "Vec::is_empty",
+        with = "json_text"
+    )]
+    #[schemars(with = "String")]
     pub deliveries: Vec<LoggedDelivery>,
+}
+
+/// A list as the text of a JSON array.
+mod json_text {
+    use serde::{Deserialize, Deserializer, Serialize as _, Serializer, ser::Error as _};
+
+    use super::LoggedDelivery;
+
+    pub(super) fn serialize<S: Serializer>(
+        list: &[LoggedDelivery],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let text = serde_json::to_string(list).map_err(S::Error::custom)?;
+        text.serialize(serializer)
+    }
+
+    /// Also reads lists of objects, which earlier versions wrote. A text that somebody has tampered with is an empty list: it must
+    /// not hide the other events.
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<LoggedDelivery>, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Stored {
+            Text(String),
+            Objects(Vec<LoggedDelivery>),
+        }
+        Ok(match Stored::deserialize(deserializer)? {
+            Stored::Text(text) => serde_json::from_str(&text).unwrap_or_default(),
+            Stored::Objects(list) => list,
+        })
+    }
+}
+
+/// Adds what earlier versions wrote, so that the API server shows it.
+fn with_objects(schema: &mut Schema) {
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        let deliveries = json!({
+            "description": "The same as a list of objects, as builds before 0.1.0 wrote it.",
+            "type": "array",
+            "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+        });
+        properties.insert("deliveries".to_owned(), deliveries);
+    }
 }
 
 /// A page of events.
@@ -278,10 +328,9 @@ pub fn event_bytes(body: &str) -> usize {
 }
 
 impl LoggedDelivery {
-    /// Its bytes as it is stored, approximately.
+    /// Its bytes as it is stored: a text in a text, in which what is escaped is escaped again.
     pub fn bytes(&self) -> usize {
-        let texts = self.attempt.response.iter().chain(&self.attempt.error);
-        DELIVERY_BYTES + texts.map(|text| size::of_text(text)).sum::<usize>()
+        serde_json::to_string(self).map_or(0, |text| size::of_text(&text))
     }
 }
 
@@ -327,5 +376,74 @@ impl LoggedEvent {
         status.attempts.push(attempt.clone());
         delivery.set_status(status, finished_at);
         Some(delivery)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> LoggedEvent {
+        LoggedEvent {
+            id: "evt_0123456789abcdef".to_owned(),
+            event_type: EventType::InstanceStarted,
+            created_at: "2026-11-26T10:00:00Z".parse().unwrap(),
+            sequence: 1,
+            subject: "uid".to_owned(),
+            body: "{}".to_owned(),
+            traceparent: None,
+            deliveries: vec![LoggedDelivery {
+                webhook: "hook".to_owned(),
+                webhook_uid: "hook-uid".to_owned(),
+                attempt: Attempt {
+                    at: "2026-11-26T10:00:01Z".parse().unwrap(),
+                    duration_ms: 12,
+                    status_code: Some(200),
+                    error: None,
+                    response: Some("<p class=\"ok\">\\</p>\n".to_owned()),
+                },
+            }],
+        }
+    }
+
+    #[test]
+    fn the_deliveries_of_an_event_are_stored_as_one_text_and_the_objects_of_earlier_versions_can_be_read() {
+        let stored = serde_json::to_value(event()).unwrap();
+        let objects: Value = serde_json::from_str(stored["deliveredTo"].as_str().unwrap()).unwrap();
+        assert_eq!(objects[0]["webhook"], "hook");
+        assert_eq!(
+            serde_json::from_value::<LoggedEvent>(stored.clone()).unwrap(),
+            event()
+        );
+
+        let mut earlier = stored;
+        earlier.as_object_mut().unwrap().remove("deliveredTo");
+        earlier["deliveries"] = objects;
+        assert_eq!(serde_json::from_value::<LoggedEvent>(earlier).unwrap(), event());
+    }
+
+    #[test]
+    fn a_text_of_deliveries_that_cannot_be_read_hides_no_event() {
+        let mut stored = serde_json::to_value(event()).unwrap();
+        stored["deliveredTo"] = json!("[{");
+        let read: LoggedEvent = serde_json::from_value(stored).unwrap();
+        assert_eq!((read.id, read.deliveries), (event().id, Vec::new()));
+    }
+
+    #[test]
+    fn the_size_of_a_delivery_counts_what_is_escaped_twice() {
+        let stored = serde_json::to_string(&event()).unwrap();
+        // As Go writes it.
+        let stored = stored.replace('<', "\\u003c").replace('>', "\\u003e");
+        let without = serde_json::to_string(&LoggedEvent {
+            deliveries: Vec::new(),
+            ..event()
+        })
+        .unwrap();
+        let frame = r#","deliveredTo":"[]""#.len();
+        assert_eq!(
+            event().deliveries[0].bytes(),
+            stored.len() - without.len() - frame
+        );
     }
 }
