@@ -27,10 +27,13 @@ use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
-use kube::{Api, Client, Resource, api::PostParams};
+use kube::{Client, Resource, api::PostParams};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::{client::bounded, pace::Pace};
+use super::{
+    client::{self, bounded},
+    pace::Pace,
+};
 
 /// Events that may wait to be written; further ones are dropped.
 const BACKLOG: usize = 8192;
@@ -202,12 +205,12 @@ async fn write(client: Client, mut waiting: mpsc::Receiver<Published>, pace: Pac
         let Ok(permit) = Arc::clone(&writers).acquire_owned().await else {
             return;
         };
-        let api: Api<Event> = Api::namespaced(client.clone(), published.namespace());
+        let client = client.clone();
         tokio::spawn(async move {
             let event = published.event();
             let _permit = permit;
             // Ignored: a namespace that is being deleted, for example, accepts no Events.
-            if let Err(error) = bounded(api.create(&PostParams::default(), &event)).await {
+            if let Err(error) = bounded(client::create(&client, &event, &PostParams::default())).await {
                 tracing::debug!(%error, namespace = event.metadata.namespace, "cannot write an Event");
             }
         });

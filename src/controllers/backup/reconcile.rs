@@ -4,7 +4,7 @@ use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
 
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -27,7 +27,7 @@ use crate::{
     runtime::{
         Place, ReconcileQueue,
         backoff::Backoffs,
-        client::{CallError, bounded, this_version},
+        client::{self, CallError, bounded},
         traces::{self, Span, SpanKind},
         watch::key,
         work_queue::{Class, Reconcile},
@@ -459,22 +459,16 @@ impl<P: Provider> Reconciler<P> {
         bounded(self.api(backup).patch(&name, &params, &Patch::Merge(&patch))).await
     }
 
-    /// Replaces the status, guarded by the resourceVersion that the decision was based on, so that a stale decision is
-    /// refused.
     async fn write_status(&self, backup: &Backup, status: &BackupStatus) -> Result<Arc<Backup>, CallError> {
-        let object = Backup {
-            metadata: this_version(&backup.metadata),
+        let client = &self.controller.client;
+        let _permit = self.writes.acquire().await;
+        let write = client::replace_status(client, backup, status, CONTROLLER_MANAGER);
+        let metadata = bounded(write).await?;
+        Ok(self.remember(Backup {
+            metadata,
             spec: backup.spec.clone(),
             status: Some(status.clone()),
-        };
-        let params = PostParams {
-            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        let _permit = self.writes.acquire().await;
-        let name = backup.name_any();
-        let written = bounded(self.api(backup).replace_status(&name, &params, &object)).await?;
-        Ok(self.remember(written))
+        }))
     }
 
     fn remember(&self, mut written: Backup) -> Arc<Backup> {

@@ -6,7 +6,7 @@ use futures::FutureExt as _;
 use jiff::Timestamp;
 use kube::{
     Api,
-    api::{Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams},
 };
 use serde_json::json;
 use thiserror::Error;
@@ -30,7 +30,7 @@ use crate::{
     runtime::{
         Place, ReconcileQueue,
         backoff::Backoffs,
-        client::{CallError, bounded, this_version},
+        client::{self, CallError, bounded},
         traces::{self, SpanKind},
         watch::key,
         work_queue::{Class, Reconcile},
@@ -521,27 +521,20 @@ impl<P: Provider> Reconciler<P> {
         Ok(bounded(api.patch(name(instance), &params, &Patch::Merge(&patch))).await?)
     }
 
-    /// Replaces the status, guarded by the resourceVersion that the decision was based on, so that a stale decision is
-    /// refused. A PUT costs the API server less than server-side apply, and is equivalent because this controller owns the
-    /// whole status.
     async fn write_status(
         &self,
         instance: &Instance,
         status: &InstanceStatus,
     ) -> Result<Arc<Instance>, ReconcileError> {
-        let object = Instance {
-            metadata: this_version(&instance.metadata),
+        let client = &self.controller.client;
+        let _permit = self.writes.acquire().await;
+        let write = client::replace_status(client, instance, status, CONTROLLER_MANAGER);
+        let metadata = bounded(write).await?;
+        Ok(self.remember(Instance {
+            metadata,
             spec: instance.spec.clone(),
             status: Some(status.clone()),
-        };
-        let params = PostParams {
-            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        let _permit = self.writes.acquire().await;
-        let api = self.api(instance);
-        let written = bounded(api.replace_status(self::name(instance), &params, &object)).await?;
-        Ok(self.remember(written))
+        }))
     }
 
     fn remember(&self, mut written: Instance) -> Arc<Instance> {

@@ -23,7 +23,7 @@ use crate::{
         event_log::{CLOCKS_DIFFER, written_at},
         quota,
     },
-    runtime::client::{CallError, bounded, is_denial, next_page},
+    runtime::client::{self, CallError, bounded, is_denial, next_page},
 };
 
 /// Event log pages per list request.
@@ -60,7 +60,7 @@ pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageW
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
     };
-    match bounded(api(shared, namespace).create(&params, &page)).await {
+    match bounded(client::create(&shared.deps.client, &page, &params)).await {
         Ok(_) => {}
         // An earlier attempt succeeded after all: the name is derived from the contents.
         Err(error) if error.is_already_exists() => {}

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::StreamExt as _;
-use kube::{Api, api::PostParams};
+use kube::Api;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -20,7 +20,7 @@ use crate::{
     delivery::dispatch::{Disablement, WebhookKey},
     resources::{Webhook, WebhookStatus, tracking::forget_foreign},
     runtime::{
-        client::{CallError, bounded, this_version},
+        client::{self, CallError, bounded},
         events::Events,
     },
 };
@@ -240,28 +240,19 @@ fn status_of(
 
 async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: WebhookStatus) {
     let webhook = &*webhook;
-    let object = Webhook {
-        metadata: this_version(&webhook.metadata),
-        spec: webhook.spec.clone(),
-        status: Some(status),
-    };
-    let params = PostParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
     let api: Api<Webhook> = Api::namespaced(
         shared.deps.client.clone(),
         webhook.metadata.namespace.as_deref().unwrap_or_default(),
     );
     let key = key_of(webhook);
-    let written = bounded(api.replace_status(
-        webhook.metadata.name.as_deref().unwrap_or_default(),
-        &params,
-        &object,
-    ))
-    .await;
-    match written {
-        Ok(mut written) => {
+    let client = &shared.deps.client;
+    match bounded(client::replace_status(client, webhook, &status, FIELD_MANAGER)).await {
+        Ok(metadata) => {
+            let mut written = Webhook {
+                metadata,
+                spec: webhook.spec.clone(),
+                status: Some(status),
+            };
             written.metadata.managed_fields = None;
             forget_foreign(&mut written);
             publish(events, webhook, &written);
