@@ -17,6 +17,7 @@ use crate::{
 /// The binary under test.
 pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
 
+const POLICIES: &str = "validatingadmissionpolicies,validatingadmissionpolicybindings";
 /// Timeout for the API server to know the schema of Instances.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL_EVERY: Duration = Duration::from_millis(200);
@@ -57,14 +58,21 @@ impl Cluster {
             admin,
             operator,
         };
-        let mut crds = Command::new(STELLAGE);
-        let crds = run(crds.args(["crds", "--with-policies"]).args(policies), "")?;
-        cluster.kubectl(&["apply", "--server-side", "-f", "-"], &crds)?;
+        cluster.define(STELLAGE.as_ref(), policies)?;
         let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
         cluster.kubectl(&["apply", "--server-side", "-f", &rbac.to_string_lossy()], "")?;
-        let established = ["wait", "--for=condition=Established", "crd", "--all"];
-        cluster.kubectl(&established, "")?;
         Ok(cluster)
+    }
+
+    /// Installs the CRDs and the admission policies of a build, in place of those of another one. The API server takes some
+    /// seconds to know them.
+    pub fn define(&self, program: &Path, policies: &[&str]) -> Result<()> {
+        let mut crds = Command::new(program);
+        let crds = run(crds.args(["crds", "--with-policies"]).args(policies), "")?;
+        self.kubectl(&["delete", POLICIES, "--all"], "")?;
+        self.kubectl(&["apply", "--server-side", "-f", "-"], &crds)?;
+        self.kubectl(&["wait", "--for=condition=Established", "crd", "--all"], "")?;
+        Ok(())
     }
 
     /// Waits until an instance can be created in a namespace.

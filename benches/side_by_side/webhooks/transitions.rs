@@ -12,8 +12,9 @@
 //! The API server tracks which client wrote which field, but not for instances created through REST once they have been changed
 //! through REST, which empties their `managedFields`. So both kinds are measured: all instances are made and changed as with
 //! kubectl, and the `managedFields` of the untracked ones are emptied. With `--baseline`, another build of `stellage` does the
-//! same on the same cluster, in turns, with tracked instances: older builds always track fields. What one of them has left behind,
-//! such as thousands of Deliveries, is deleted before the next one's turns.
+//! same on the same cluster, in turns, with tracked instances: older builds always track fields. Each build has its own CRDs and
+//! policies, since much of what a write costs is their doing. What one of them has left behind, such as thousands of Deliveries,
+//! is deleted before the next one's turns.
 
 use std::{
     path::Path,
@@ -182,6 +183,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
 async fn round(side: &mut Side<'_>, stage: &mut Stage, receivers: &Receivers, sizes: &Sizes) -> Result<()> {
     let numbers = sizes.transition_webhooks;
     let most = numbers.iter().copied().max().unwrap_or(0);
+    stage.cluster.define(side.program, &[])?;
     stage.restart_as(side.program, ARGUMENTS).await?;
     if side.name == UNTRACKED {
         // Older builds write to all instances when they start, and so have them tracked again.
