@@ -218,7 +218,7 @@ fn fields(
 fn crd(
     kind: &str,
 ) -> k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition {
-    stellage::resources::crds()
+    stellage::resources::complete_crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == kind)
         .unwrap()

@@ -41,6 +41,26 @@ pub(super) fn without_subresources(mut crd: CustomResourceDefinition) -> CustomR
     crd
 }
 
+/// Removes these fields of the status from the schema, and has the API server keep what is not in it.
+pub(super) fn without_fields_of_status(
+    mut crd: CustomResourceDefinition,
+    fields: &[&str],
+) -> CustomResourceDefinition {
+    for version in &mut crd.spec.versions {
+        let schema = version
+            .schema
+            .as_mut()
+            .and_then(|s| s.open_api_v3_schema.as_mut());
+        let properties = schema.and_then(|schema| schema.properties.as_mut());
+        if let Some(status) = properties.and_then(|properties| properties.get_mut("status")) {
+            status.x_kubernetes_preserve_unknown_fields = Some(true);
+            let fields_of_status = status.properties.get_or_insert_default();
+            fields_of_status.retain(|name, _| !fields.contains(&name.as_str()));
+        }
+    }
+    crd
+}
+
 fn polish_schema(schema: &mut JSONSchemaProps) {
     // The title only repeats the kind.
     schema.title = None;
@@ -74,7 +94,7 @@ fn polish_schema(schema: &mut JSONSchemaProps) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::crds;
+    use super::super::{complete_crds, crds, instance::NOTES};
     use super::*;
 
     /// Calls `see` with every schema below `path`.
@@ -89,7 +109,7 @@ mod tests {
     }
 
     fn walk_all(mut see: impl FnMut(&str, &JSONSchemaProps)) {
-        for crd in crds() {
+        for crd in complete_crds() {
             let schema = crd.spec.versions[0].schema.as_ref().unwrap();
             walk(
                 &crd.spec.names.kind,
@@ -106,6 +126,31 @@ mod tests {
             assert!(description.len() > 3, "{path} has no description");
             assert!(!description.contains("Auto-generated"), "{path}: {description}");
         });
+    }
+
+    #[test]
+    fn the_installed_crd_of_instances_lacks_the_notes_of_the_status_and_nothing_else() {
+        let fields = |crds: Vec<CustomResourceDefinition>| {
+            let mut fields = Vec::new();
+            let crd = crds
+                .into_iter()
+                .find(|crd| crd.spec.names.kind == "Instance")
+                .unwrap();
+            let schema = crd.spec.versions[0].schema.as_ref().unwrap();
+            walk("", schema.open_api_v3_schema.as_ref().unwrap(), &mut |path, _| {
+                fields.push(path.to_owned());
+            });
+            fields
+        };
+        let is_note = |path: &String| {
+            let name = path.strip_prefix(".status.").unwrap_or_default();
+            NOTES.contains(&name.split(['.', '[']).next().unwrap())
+        };
+        let (notes, others): (Vec<_>, Vec<_>) = fields(complete_crds()).into_iter().partition(is_note);
+        assert_eq!(fields(crds()), others);
+        for note in NOTES {
+            assert!(notes.contains(&format!(".status.{note}")), "{note}");
+        }
     }
 
     #[test]

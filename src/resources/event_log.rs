@@ -112,7 +112,8 @@ pub struct LoggedEvent {
 
 /// A list as the text of a JSON array.
 mod json_text {
-    use serde::{Deserialize, Deserializer, Serialize as _, Serializer, ser::Error as _};
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, ser::Error as _};
+    use serde_json::Value;
 
     use super::LoggedDelivery;
 
@@ -124,31 +125,33 @@ mod json_text {
         text.serialize(serializer)
     }
 
-    /// Also reads lists of objects, which earlier versions wrote. A text that somebody has tampered with is an empty list: it must
-    /// not hide the other events.
+    /// Also reads lists of objects, which earlier versions wrote. A list that somebody has tampered with is empty: it must not hide
+    /// the other events.
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Vec<LoggedDelivery>, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Stored {
-            Text(String),
-            Objects(Vec<LoggedDelivery>),
-        }
-        Ok(match Stored::deserialize(deserializer)? {
-            Stored::Text(text) => serde_json::from_str(&text).unwrap_or_default(),
-            Stored::Objects(list) => list,
-        })
+        let list = match Value::deserialize(deserializer)? {
+            Value::String(text) => serde_json::from_str(&text),
+            objects => serde_json::from_value(objects),
+        };
+        Ok(list.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the deliveries of an event on a page of the event log cannot be read");
+            Vec::new()
+        }))
     }
 }
 
-/// Adds what earlier versions wrote, so that the API server shows it.
+/// Adds the field of earlier versions to the schema, so that the API server does not drop it.
 fn with_objects(schema: &mut Schema) {
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         let deliveries = json!({
             "description": "The same as a list of objects, as builds before 0.1.0 wrote it.",
             "type": "array",
-            "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+            "items": {
+                "description": "A delivery.",
+                "type": "object",
+                "x-kubernetes-preserve-unknown-fields": true,
+            },
         });
         properties.insert("deliveries".to_owned(), deliveries);
     }
@@ -328,7 +331,7 @@ pub fn event_bytes(body: &str) -> usize {
 }
 
 impl LoggedDelivery {
-    /// Its bytes as it is stored: a text in a text, in which what is escaped is escaped again.
+    /// Its bytes as it is stored: JSON in a JSON string, so that escapes are escaped again.
     pub fn bytes(&self) -> usize {
         serde_json::to_string(self).map_or(0, |text| size::of_text(&text))
     }

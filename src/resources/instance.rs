@@ -364,13 +364,26 @@ pub struct InstanceSpec {
     pub deletion_protection: bool,
 }
 
-/// The observed state of the server, and how much of the spec has been acted on. Other fields than these are the operator's own
-/// notes, which nobody else writes or needs.
-// Its own notes are not in the schema: for each field of an object that is written, the API server builds a map of all fields that
-// the schema has beside it. With all of them in it, a change of an instance takes it a quarter more CPU time.
+/// The fields of the status that are the operator's own notes, as in JSON. They are not in the schema of the CRD that is installed: for
+/// each field of an object, the API server builds a map of all fields beside it in the schema. With the notes in it, a change of an
+/// instance takes it a quarter more CPU time.
+pub const NOTES: [&str; 10] = [
+    "announcedPower",
+    "eventSequence",
+    "metering",
+    "power",
+    "providerState",
+    "provisionedAt",
+    "refusedInstallation",
+    "startedAt",
+    "traceparent",
+    "updatedAt",
+];
+
+/// The observed state of the server, and how much of the spec has been acted on. Fields that are not described here are the operator's
+/// own notes, and may change.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct InstanceStatus {
     /// Public identifier, `i-…`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -408,7 +421,6 @@ pub struct InstanceStatus {
 
     /// Whether the server is running, as last observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub power: Option<PowerState>,
 
     /// The spec.powerState that was last acted on.
@@ -421,22 +433,18 @@ pub struct InstanceStatus {
 
     /// The spec.startRequestedAt that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub start_requested_at: RareText,
 
     /// The spec.powerOffRequestedAt that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub power_off_requested_at: RareText,
 
     /// The spec.rebootRequestedAt that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub reboot_requested_at: RareText,
 
     /// The spec.rebuildRequestedAt that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub rebuild_requested_at: RareText,
 
     /// Name of the Backup that was last restored to the server, if it has not been reinstalled from an image since.
@@ -446,7 +454,6 @@ pub struct InstanceStatus {
     /// The installation that the spec asks for and that cannot be done; the condition Ready says why. The instance is not
     /// reinstalled until that changes; all else that the spec asks for is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub refused_installation: Option<Box<RefusedInstallation>>,
 
     /// When the next backup of the daily schedule is due.
@@ -456,38 +463,36 @@ pub struct InstanceStatus {
 
     /// The hours for which the instance is billed, as far as they may not have been invoiced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub metering: Option<Metering>,
 
     /// When the server was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
+    #[schemars(schema_with = "times::optional_time")]
     pub provisioned_at: Option<Timestamp>,
 
     /// When the server was last powered on; network counters count from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
+    #[schemars(schema_with = "times::optional_time")]
     pub started_at: Option<Timestamp>,
 
     /// When this status last changed in a way that an account holder can see.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
+    #[schemars(schema_with = "times::optional_time")]
     pub updated_at: Option<Timestamp>,
 
     /// The power state that the last power event announced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub announced_power: Option<PowerState>,
 
     /// Sequence number of the last event.
     #[serde(default, skip_serializing_if = "is_zero")]
-    #[schemars(skip)]
+    #[schemars(extend("format" = "int64"))]
     pub event_sequence: i64,
 
     /// Events not yet handed to all webhooks of the account. Each is written together with the change that it reports, and
     /// removed once every webhook has received it or has a Delivery for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(skip)]
+    #[schemars(length(max = 256))]
     pub outbox: Vec<OutboxEntry>,
 
     /// The alerts that are firing, and the last ones that have ended: at most four of each rule. Those that ended more than a day
@@ -498,12 +503,11 @@ pub struct InstanceStatus {
 
     /// The value of the annotation stellage.dev/traceparent that was last taken up with a change of the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
+    #[schemars(schema_with = "traceparent::optional")]
     pub traceparent: RareText,
 
     /// The provider's own data about this server.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(skip)]
     pub provider_state: BTreeMap<String, String>,
 
     /// Ready, Reconciling, Stalled; RestartRequired while a plan change waits for a reboot.

@@ -64,7 +64,7 @@ pub use webhook::{
 };
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::CustomResourceExt;
+use kube::{CustomResourceExt, Resource};
 
 /// The API group of every kind (decisions, preamble).
 pub const GROUP: &str = "stellage.dev";
@@ -78,6 +78,20 @@ pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage"
 
 /// The CRDs, in the order in which an installer applies them.
 pub fn crds() -> Vec<CustomResourceDefinition> {
+    complete_crds().into_iter().map(without_notes).collect()
+}
+
+/// A CRD as it is installed: without the [notes](instance::NOTES) of the operator in a status.
+pub fn without_notes(crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    if crd.spec.names.kind == Instance::kind(&()) {
+        crd::without_fields_of_status(crd, &instance::NOTES)
+    } else {
+        crd
+    }
+}
+
+/// The CRDs with all fields that this program writes.
+pub fn complete_crds() -> Vec<CustomResourceDefinition> {
     [
         Account::crd(),
         ApiKey::crd(),

@@ -135,8 +135,7 @@ pub async fn bounded<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T
     }
 }
 
-/// Creates an object, of which the API server answers with the metadata alone: encoding the rest, which the caller has, would cost
-/// it more.
+/// Creates an object. The API server answers with its metadata alone: the caller has the rest, and encoding it would cost more.
 pub async fn create<K>(client: &Client, object: &K, params: &PostParams) -> kube::Result<ObjectMeta>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize,
@@ -145,8 +144,8 @@ where
     answered_with_metadata(client, requests(object).create(params, body)).await
 }
 
-/// Replaces the status of this version of an object, so that the API server refuses a stale decision. Nothing but the metadata and
-/// the status is sent, and like [`create`] it answers with the metadata alone. A PUT costs it less than server-side apply.
+/// Replaces the status of this version of an object, so that the API server refuses a stale decision. Only metadata and status are
+/// sent, and as with [`create`] the answer is the metadata alone. A PUT costs the API server less than server-side apply.
 pub async fn replace_status<K>(
     client: &Client,
     object: &K,
@@ -485,7 +484,8 @@ pub(crate) fn refusals_of_a_second_try() -> [serde_json::Value; 2] {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -504,6 +504,40 @@ mod tests {
         assert_eq!(as_of_now(&streamed), Some(uri(initial)));
         assert_eq!(as_of_now(&uri("&resourceVersion=0")), None);
         assert_eq!(as_of_now(&uri("&resourceVersion=70")), None);
+    }
+
+    #[tokio::test]
+    async fn a_status_is_replaced_without_the_spec_and_only_the_metadata_is_asked_for() {
+        let service = tower::service_fn(async |request: Request<Body>| {
+            let (head, body) = request.into_parts();
+            assert_eq!(head.method, http::Method::PUT);
+            assert_eq!(
+                head.uri.to_string(),
+                "/api/v1/namespaces/ns/pods/web/status?&fieldManager=manager"
+            );
+            assert_eq!(head.headers[header::ACCEPT], METADATA);
+            let sent: Value = serde_json::from_slice(&body.collect_bytes().await?)?;
+            assert_eq!(
+                sent,
+                json!({
+                    "apiVersion": "v1", "kind": "Pod", "status": { "phase": "Running" },
+                    "metadata": { "name": "web", "namespace": "ns", "resourceVersion": "7", "uid": "u" },
+                })
+            );
+            let answer = json!({
+                "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": { "resourceVersion": "8" },
+            });
+            Ok::<_, BoxError>(Response::new(Body::from(serde_json::to_vec(&answer)?)))
+        });
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": { "name": "web", "namespace": "ns", "resourceVersion": "7", "uid": "u", "labels": { "a": "b" } },
+            "spec": { "containers": [] },
+        }))
+        .unwrap();
+        let client = Client::new(service, "default");
+        let status = json!({ "phase": "Running" });
+        let metadata = replace_status(&client, &pod, &status, "manager").await.unwrap();
+        assert_eq!(metadata.resource_version.as_deref(), Some("8"));
     }
 
     #[test]

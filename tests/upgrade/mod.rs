@@ -6,7 +6,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::PathBuf,
-    process::Command,
     time::Duration,
 };
 
@@ -17,9 +16,8 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Operator, STELLAGE, Tenant, bare_plane, eventually, install, kubectl, receiver_arguments,
+    Operator, Tenant, bare_plane, eventually, install, kubectl, receiver_arguments,
     receivers::{Answer, Receiver},
-    run,
 };
 
 /// The receiver's port when the objects were recorded.
@@ -163,7 +161,12 @@ fn lacks(now: &Value, before: &Value, path: &str, found: &mut BTreeSet<String>) 
 fn new_fields() -> BTreeSet<String> {
     let before = schemas(&fs::read_to_string(recorded("crds.yaml")).unwrap());
     let mut new = BTreeSet::new();
-    for (kind, schema) in schemas(&run(Command::new(STELLAGE).arg("crds"), None).unwrap()) {
+    let complete = stellage::resources::complete_crds();
+    let complete: Vec<_> = complete
+        .iter()
+        .map(|crd| serde_json::to_string(crd).unwrap())
+        .collect();
+    for (kind, schema) in schemas(&complete.join("\n---\n")) {
         let Some(before) = before.get(&kind) else {
             new.insert(kind);
             continue;

@@ -52,6 +52,8 @@ const BASELINE: &str = "baseline";
 const ARGUMENTS: &[&str] = &["--delivery-log=all"];
 /// The servers whose CPU time is shown, in addition to that of `stellage`.
 const SERVERS: [&str; 3] = ["kube-apiserver", "etcd", "kube-controller-manager"];
+/// How long the API server may take to build what it serves anew from changed CRDs and policies.
+const UNTIL_DEFINED: Duration = Duration::from_secs(10);
 /// Timeout for all events to arrive.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Events stay in an outbox for ten seconds, so checking earlier is pointless.
@@ -184,6 +186,7 @@ async fn round(side: &mut Side<'_>, stage: &mut Stage, receivers: &Receivers, si
     let numbers = sizes.transition_webhooks;
     let most = numbers.iter().copied().max().unwrap_or(0);
     stage.cluster.define(side.program, &[])?;
+    tokio::time::sleep(UNTIL_DEFINED).await;
     stage.restart_as(side.program, ARGUMENTS).await?;
     if side.name == UNTRACKED {
         // Older builds write to all instances when they start, and so have them tracked again.
