@@ -366,7 +366,7 @@ pub struct InstanceSpec {
 
 /// The fields of the status that are the operator's own notes, as in JSON. They are not in the schema of the CRD that is installed: for
 /// each field of an object, the API server builds a map of all fields beside it in the schema. With the notes in it, a change of an
-/// instance takes it a quarter more CPU time.
+/// instance takes it a tenth more CPU time.
 pub const NOTES: [&str; 10] = [
     "announcedPower",
     "eventSequence",
