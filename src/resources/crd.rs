@@ -1,23 +1,18 @@
 //! Improvements to the derived schemas.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    CustomResourceDefinition, CustomResourceDefinitionVersion, JSONSchemaProps, JSONSchemaPropsOrArray,
+    JSONSchemaPropsOrBool,
 };
 
 /// Adapts a derived CRD, so that the API server accepts it without warnings and `kubectl explain` prints it well.
 pub(super) fn polish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
-        if let Some(schema) = version
-            .schema
-            .as_mut()
-            .and_then(|s| s.open_api_v3_schema.as_mut())
-        {
+        let subresources = version.subresources.as_ref();
+        let has_status = subresources.is_some_and(|sub| sub.status.is_some());
+        if let Some(schema) = schema_of(version) {
             polish_schema(schema);
-            if version
-                .subresources
-                .as_ref()
-                .is_some_and(|sub| sub.status.is_some())
-            {
+            if has_status {
                 own_status_whole(schema);
             }
         }
@@ -28,7 +23,7 @@ pub(super) fn polish(mut crd: CustomResourceDefinition) -> CustomResourceDefinit
 /// Has the API server track who wrote the status as one field. The operator alone writes it, and always whole; of each field on its own,
 /// that would be a third of an Instance as stored, and of the work of a write.
 fn own_status_whole(schema: &mut JSONSchemaProps) {
-    if let Some(status) = schema.properties.as_mut().and_then(|all| all.get_mut("status")) {
+    if let Some(status) = status_of(schema) {
         status.x_kubernetes_map_type = Some("atomic".to_owned());
     }
 }
@@ -47,18 +42,21 @@ pub(super) fn without_fields_of_status(
     fields: &[&str],
 ) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
-        let schema = version
-            .schema
-            .as_mut()
-            .and_then(|s| s.open_api_v3_schema.as_mut());
-        let properties = schema.and_then(|schema| schema.properties.as_mut());
-        if let Some(status) = properties.and_then(|properties| properties.get_mut("status")) {
+        if let Some(status) = schema_of(version).and_then(status_of) {
             status.x_kubernetes_preserve_unknown_fields = Some(true);
             let fields_of_status = status.properties.get_or_insert_default();
             fields_of_status.retain(|name, _| !fields.contains(&name.as_str()));
         }
     }
     crd
+}
+
+fn schema_of(version: &mut CustomResourceDefinitionVersion) -> Option<&mut JSONSchemaProps> {
+    version.schema.as_mut()?.open_api_v3_schema.as_mut()
+}
+
+fn status_of(schema: &mut JSONSchemaProps) -> Option<&mut JSONSchemaProps> {
+    schema.properties.as_mut()?.get_mut("status")
 }
 
 fn polish_schema(schema: &mut JSONSchemaProps) {

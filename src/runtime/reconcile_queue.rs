@@ -101,11 +101,14 @@ impl<K: Queued> ReconcileQueue<K> {
         }
     }
 
-    /// Remembers an object that was just written, so that no decision is based on an older version.
-    pub fn wrote(&self, object: Arc<K>) {
+    /// Remembers an object that was just written, but for its `managedFields`, so that no decision is based on an older version.
+    pub fn wrote(&self, mut object: K) -> Arc<K> {
+        object.meta_mut().managed_fields = None;
+        let object = Arc::new(object);
         if let Some(uid) = object.meta().uid.clone() {
-            self.inner.lock().written.insert(uid, object);
+            self.inner.lock().written.insert(uid, object.clone());
         }
+        object
     }
 
     /// The newer of the watch's current version and our last write; `None` if the watch does not have the object.

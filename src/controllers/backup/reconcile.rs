@@ -431,7 +431,7 @@ impl<P: Provider> Reconciler<P> {
         let mut list = backup.finalizers().to_vec();
         list.push(FINALIZER.to_owned());
         let written = self.patch_finalizers(backup, list).await?;
-        Ok(self.remember(written))
+        Ok(self.queue.wrote(written))
     }
 
     /// Removes our finalizer. Other controllers' finalizers are left alone.
@@ -464,18 +464,11 @@ impl<P: Provider> Reconciler<P> {
         let _permit = self.writes.acquire().await;
         let write = client::replace_status(client, backup, status, CONTROLLER_MANAGER);
         let metadata = bounded(write).await?;
-        Ok(self.remember(Backup {
+        Ok(self.queue.wrote(Backup {
             metadata,
             spec: backup.spec.clone(),
             status: Some(status.clone()),
         }))
-    }
-
-    fn remember(&self, mut written: Backup) -> Arc<Backup> {
-        written.metadata.managed_fields = None;
-        let written = Arc::new(written);
-        self.queue.wrote(Arc::clone(&written));
-        written
     }
 
     fn api(&self, backup: &Backup) -> Api<Backup> {

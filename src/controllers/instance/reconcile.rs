@@ -465,7 +465,7 @@ impl<P: Provider> Reconciler<P> {
     async fn add_finalizer(&self, instance: &Instance) -> Result<Arc<Instance>, ReconcileError> {
         let finalizers = instance.metadata.finalizers.iter().flatten().map(String::as_str);
         let written = self.patch_finalizers(instance, finalizers.chain([FINALIZER]).collect());
-        Ok(self.remember(written.await?))
+        Ok(self.queue.wrote(written.await?))
     }
 
     /// Removes our finalizers, including those of earlier versions, once the server is gone. Other controllers' finalizers are
@@ -530,18 +530,11 @@ impl<P: Provider> Reconciler<P> {
         let _permit = self.writes.acquire().await;
         let write = client::replace_status(client, instance, status, CONTROLLER_MANAGER);
         let metadata = bounded(write).await?;
-        Ok(self.remember(Instance {
+        Ok(self.queue.wrote(Instance {
             metadata,
             spec: instance.spec.clone(),
             status: Some(status.clone()),
         }))
-    }
-
-    fn remember(&self, mut written: Instance) -> Arc<Instance> {
-        written.metadata.managed_fields = None;
-        let written = Arc::new(written);
-        self.queue.wrote(Arc::clone(&written));
-        written
     }
 
     fn api(&self, instance: &Instance) -> Api<Instance> {
