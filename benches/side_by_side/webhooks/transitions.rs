@@ -142,9 +142,14 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         side(TRACKED, Path::new(STELLAGE), &tracked),
     ];
     builds.extend(baseline.map(|program| side(BASELINE, program, &tracked)));
-    let mut lone_pages = Vec::new();
+    let (mut lone_pages, mut defined) = (Vec::new(), Path::new(STELLAGE));
     for _ in 0..sizes.rounds {
         for side in &mut builds {
+            if side.program != defined {
+                stage.cluster.define(side.program, &[])?;
+                defined = side.program;
+                tokio::time::sleep(UNTIL_DEFINED).await;
+            }
             round(side, &mut stage, &receivers, sizes).await?;
             if side.name == UNTRACKED && sizes.drained {
                 lone_pages.push(pages_of_lone_events(&stage, side.churn, sizes).await?);
@@ -185,8 +190,6 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
 async fn round(side: &mut Side<'_>, stage: &mut Stage, receivers: &Receivers, sizes: &Sizes) -> Result<()> {
     let numbers = sizes.transition_webhooks;
     let most = numbers.iter().copied().max().unwrap_or(0);
-    stage.cluster.define(side.program, &[])?;
-    tokio::time::sleep(UNTIL_DEFINED).await;
     stage.restart_as(side.program, ARGUMENTS).await?;
     if side.name == UNTRACKED {
         // Older builds write to all instances when they start, and so have them tracked again.
