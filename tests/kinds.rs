@@ -673,7 +673,7 @@ async fn an_outbox_is_bounded_even_for_the_operator() {
         .create(&PostParams::default(), &serde_json::from_value(manifest).unwrap())
         .await
         .unwrap();
-    let entry = |id: &str, body: &str| json!({ "id": id, "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": body });
+    let entry = |body: &str| json!({ "id": "evt_a", "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": body });
     let write = async |outbox: Vec<Value>| {
         let mut status = whole_instance_status();
         status["outbox"] = json!(outbox);
@@ -683,17 +683,11 @@ async fn an_outbox_is_bounded_even_for_the_operator() {
             .await
             .map(drop)
     };
-    write(vec![entry("evt_a", "{}"); 256]).await.unwrap();
-    write(vec![entry(&"e".repeat(64), &"b".repeat(16_384))])
-        .await
-        .unwrap();
+    write(vec![entry("{}"); 256]).await.unwrap();
+    write(vec![entry(&"b".repeat(16_384))]).await.unwrap();
     for (outbox, why) in [
-        (vec![entry("evt_a", "{}"); 257], "must have at most 256 items"),
-        (vec![entry(&"e".repeat(65), "{}")], "may not be more than 64"),
-        (
-            vec![entry("evt_a", &"b".repeat(16_385))],
-            "may not be more than 16384",
-        ),
+        (vec![entry("{}"); 257], "must have at most 256 items"),
+        (vec![entry(&"b".repeat(16_385))], "may not be more than 16384"),
     ] {
         let refused = write(outbox).await.unwrap_err().to_string();
         assert!(refused.contains(why), "{refused}");

@@ -1,7 +1,8 @@
-//! The cheapest possible client, with which (d) is compared.
+//! The client with the minimum of writes, with which (d) is compared.
 //!
 //! It creates the same manifests, over as many connections as (d), and replaces the status of each instance once, over as many
-//! connections as the operator's maximum of concurrent writes. It decides nothing, reads nothing but the answers to its creates,
+//! connections as the operator's maximum of concurrent writes, in the plain way: it sends the object and is answered with it. It
+//! decides nothing, reads nothing but the answers to its creates,
 //! has the machine to itself, runs in its own process, and uses the operator's identity.
 //!
 //! What it stores is either the same as the operator stores, or as little as possible. Like an account's, its namespaces have a
@@ -27,7 +28,9 @@ use crate::{
     Result, client,
     cluster::Cluster,
     load::{Extent, Load, NUMBER, Requests, numbered},
-    objects, say,
+    objects,
+    processes::processor_time_of,
+    say,
     sizes::Sizes,
     wire::{Server, Target},
     writes::Writes,
@@ -52,6 +55,13 @@ pub struct BareClient {
     /// The status of each instance.
     status: Value,
     turns: u64,
+}
+
+/// What the writes of one turn took.
+pub struct Minimum {
+    pub took: Duration,
+    /// CPU time of the API server and etcd, in seconds.
+    pub servers: f64,
 }
 
 impl BareClient {
@@ -81,8 +91,8 @@ impl BareClient {
         })
     }
 
-    /// Does the writes, then deletes the created objects. Returns how long the writes took.
-    pub async fn turn(&mut self, cluster: &Cluster, sizes: &Sizes) -> Result<Duration> {
+    /// Does the writes, then deletes the created objects. Returns what the writes took.
+    pub async fn turn(&mut self, cluster: &Cluster, sizes: &Sizes) -> Result<Minimum> {
         let (count, prefix) = (sizes.converging, format!("bare{}", self.turns));
         self.turns += 1;
         say(&format!(
@@ -97,12 +107,17 @@ impl BareClient {
             count,
             status: self.status.clone(),
         };
+        let servers = cluster.api_server_pids();
+        let used = processor_time_of(&servers)?;
         let took = client::run(KIND, &job).await?;
+        let servers = processor_time_of(&servers)? - used;
         let writes = (Writes::count(&cluster.admin).await? - before).instances;
-        say(&format!("  {took:.1?}: {writes} writes"));
+        say(&format!(
+            "  {took:.1?}: {writes} writes; CPU time: API server and etcd {servers:.1} s"
+        ));
         self.confirm(cluster, &prefix).await?;
         self.delete(cluster, &prefix, count).await?;
-        Ok(took)
+        Ok(Minimum { took, servers })
     }
 
     /// Fails unless the first instance is stored as intended.
@@ -254,7 +269,7 @@ async fn create(
     Ok(())
 }
 
-/// Replaces the status of the created instances, as the operator does, until the channel closes.
+/// Replaces the status of the created instances until the channel closes.
 async fn put(
     target: Target,
     created: Arc<Mutex<mpsc::UnboundedReceiver<Value>>>,

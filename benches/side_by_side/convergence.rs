@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::{
     Result,
     account::Account,
-    bare_client::{BareClient, CREATORS},
+    bare_client::{BareClient, CREATORS, Minimum},
     cluster::{Cluster, STELLAGE},
     latencies::as_f64,
     load::{Client, Extent},
@@ -46,6 +46,8 @@ const TELL_EVERY: Duration = Duration::from_mins(1);
 /// The result of bringing instances to run.
 pub struct Converged {
     took: Duration,
+    /// CPU time of the API server and etcd, in seconds.
+    servers: f64,
     writes: Writes,
 }
 
@@ -59,8 +61,8 @@ struct Turn {
 /// The turns of the bare clients: with the same contents, and with the least.
 #[derive(Default)]
 struct BareTurns {
-    same: Vec<Duration>,
-    least: Vec<Duration>,
+    same: Vec<Minimum>,
+    least: Vec<Minimum>,
 }
 
 /// Measures this build against the bare client, and against the baseline if there is one.
@@ -229,7 +231,11 @@ pub async fn converge(
         of_servers - servers_before
     ));
     confirm(cluster, account, wanted).await?;
-    Ok(Converged { took, writes })
+    Ok(Converged {
+        took,
+        servers: of_servers - servers_before,
+        writes,
+    })
 }
 
 fn total(page: &[u8]) -> Result<u64> {
@@ -262,7 +268,9 @@ fn report(table: &mut Table, sizes: &Sizes, bare: &BareTurns, own: &[Turn], befo
             .map(|turn| turn.converged.took.as_secs_f64())
             .collect()
     };
-    let bare_seconds = |turns: &[Duration]| -> Samples { turns.iter().map(Duration::as_secs_f64).collect() };
+    let bare_seconds =
+        |turns: &[Minimum]| -> Samples { turns.iter().map(|turn| turn.took.as_secs_f64()).collect() };
+    let millis_each = |seconds: f64| seconds * 1000.0 / as_f64(count);
     let each = |turns: &[Turn], of: fn(&Turn) -> u64| -> Samples {
         turns
             .iter()
@@ -285,9 +293,18 @@ fn report(table: &mut Table, sizes: &Sizes, bare: &BareTurns, own: &[Turn], befo
         samples::SECONDS,
         None,
     );
+    table.compare(
+        "    CPU time of API server and etcd, each, compared with the bare client of the same contents",
+        &own.iter()
+            .map(|turn| millis_each(turn.converged.servers))
+            .collect(),
+        &bare.same.iter().map(|turn| millis_each(turn.servers)).collect(),
+        samples::CORE_MILLIS,
+        None,
+    );
     if !before.is_empty() {
         table.compare(
-            "    the same, this build : baseline",
+            "    the time, this build : baseline",
             &seconds(own),
             &seconds(before),
             samples::SECONDS,

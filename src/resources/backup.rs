@@ -52,7 +52,7 @@ pub const DEFAULT_PER_ACCOUNT: u32 = 1000;
     ),
     printcolumn(name = "Error", type_ = "string", json_path = ".status.error.code", priority = 1),
     printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1),
-    validation = Rule::new("has(self.spec.name) || size(self.metadata.name) <= 63")
+    validation = Rule::new("size(self.metadata.name) <= 63 || has(self.spec.name)")
         .message("metadata.name is also the backup's name, so it must be at most 63 characters; or set spec.name"),
     selectable = ".spec.instance",
     selectable = ".status.phase"

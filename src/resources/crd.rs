@@ -51,12 +51,35 @@ pub(super) fn without_fields_of_status(
     crd
 }
 
+/// Has the API server check of the events in an outbox only how many there are and how long each body is: each further field that it
+/// checks, it also looks at in every other step of every write and watch.
+pub(super) fn with_opaque_outbox(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    for version in &mut crd.spec.versions {
+        if let Some(event) = schema_of(version).and_then(status_of).and_then(event_of_outbox) {
+            event.x_kubernetes_preserve_unknown_fields = Some(true);
+            event.required = None;
+            event
+                .properties
+                .get_or_insert_default()
+                .retain(|name, _| name == "body");
+        }
+    }
+    crd
+}
+
 fn schema_of(version: &mut CustomResourceDefinitionVersion) -> Option<&mut JSONSchemaProps> {
     version.schema.as_mut()?.open_api_v3_schema.as_mut()
 }
 
 fn status_of(schema: &mut JSONSchemaProps) -> Option<&mut JSONSchemaProps> {
     schema.properties.as_mut()?.get_mut("status")
+}
+
+fn event_of_outbox(status: &mut JSONSchemaProps) -> Option<&mut JSONSchemaProps> {
+    match status.properties.as_mut()?.get_mut("outbox")?.items.as_mut()? {
+        JSONSchemaPropsOrArray::Schema(event) => Some(event),
+        JSONSchemaPropsOrArray::Schemas(_) => None,
+    }
 }
 
 fn polish_schema(schema: &mut JSONSchemaProps) {
@@ -127,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_installed_crd_of_instances_lacks_the_notes_of_the_status_and_nothing_else() {
+    fn the_installed_crd_of_instances_lacks_the_notes_of_the_status_what_is_in_events_and_nothing_else() {
         let fields = |crds: Vec<CustomResourceDefinition>| {
             let mut fields = Vec::new();
             let crd = crds
@@ -142,7 +165,8 @@ mod tests {
         };
         let is_note = |path: &String| {
             let name = path.strip_prefix(".status.").unwrap_or_default();
-            NOTES.contains(&name.split(['.', '[']).next().unwrap())
+            let is_of_event = name.starts_with("outbox[].") && name != "outbox[].body";
+            is_of_event || NOTES.contains(&name.split(['.', '[']).next().unwrap())
         };
         let (notes, others): (Vec<_>, Vec<_>) = fields(complete_crds()).into_iter().partition(is_note);
         assert_eq!(fields(crds()), others);

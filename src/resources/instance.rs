@@ -266,15 +266,15 @@ impl Operation {
         json_path = ".status.ipv6Address",
         priority = 1
     ),
-    validation = Rule::new("has(self.spec.name) || size(self.metadata.name) <= 63")
+    validation = Rule::new("size(self.metadata.name) <= 63 || has(self.spec.name)")
         .message("metadata.name is also the instance's name, so it must be at most 63 characters; or set spec.name"),
     selectable = ".spec.region",
     selectable = ".status.state"
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("has(self.privateNetwork) == has(oldSelf.privateNetwork) && (!has(self.privateNetwork) || self.privateNetwork == oldSelf.privateNetwork)")
+#[x_kube(validation = Rule::new("has(self.privateNetwork) ? has(oldSelf.privateNetwork) && self.privateNetwork == oldSelf.privateNetwork : !has(oldSelf.privateNetwork)")
     .message("spec.privateNetwork is immutable: create another instance in that network instead"))]
-#[x_kube(validation = Rule::new("has(self.sshKeys) == has(oldSelf.sshKeys) && (!has(self.sshKeys) || self.sshKeys == oldSelf.sshKeys)")
+#[x_kube(validation = Rule::new("has(self.sshKeys) ? has(oldSelf.sshKeys) && self.sshKeys == oldSelf.sshKeys : !has(oldSelf.sshKeys)")
     .message("spec.sshKeys is immutable: keys are installed when the server is created; create another instance instead"))]
 pub struct InstanceSpec {
     /// Display name and host name: 1 to 63 letters, digits, '.' or '-'. Need not be unique. Default: metadata.name.

@@ -81,10 +81,11 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     complete_crds().into_iter().map(without_notes).collect()
 }
 
-/// A CRD as it is installed: without the [notes](instance::NOTES) of the operator in a status.
+/// A CRD as it is installed: without the [notes](instance::NOTES) of the operator in a status, and of the events in its outbox with no
+/// more than what bounds them.
 pub fn without_notes(crd: CustomResourceDefinition) -> CustomResourceDefinition {
     if crd.spec.names.kind == Instance::kind(&()) {
-        crd::without_fields_of_status(crd, &instance::NOTES)
+        crd::with_opaque_outbox(crd::without_fields_of_status(crd, &instance::NOTES))
     } else {
         crd
     }
