@@ -20,7 +20,7 @@ use governor::{
     Quota, RateLimiter,
     clock::{Clock, DefaultClock},
     middleware::NoOpMiddleware,
-    state::keyed::HashMapStateStore,
+    state::{InMemoryState, NotKeyed, keyed::HashMapStateStore},
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
@@ -39,6 +39,10 @@ use super::{
 const BACKLOG: usize = 8192;
 /// How long an Event gives way to what a controller has to write, unless half of the backlog is used up.
 const GIVES_WAY: SignedDuration = SignedDuration::from_secs(10);
+/// Events per second, and at once, that are written then while there is still much else to write (the kubelet's defaults of
+/// `eventRecordQPS` and `eventBurst`).
+const BESIDE: NonZeroU32 = NonZeroU32::new(50).unwrap();
+const BESIDE_AT_ONCE: NonZeroU32 = NonZeroU32::new(100).unwrap();
 /// How often to check whether it still has to.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Events written at the same time.
@@ -87,6 +91,27 @@ struct SpamFilter<C: Clock = DefaultClock> {
     seen: AtomicUsize,
 }
 
+/// Decides when an Event is written, so that Events take little from what else there is to write.
+struct Turns<C: Clock = DefaultClock> {
+    pace: Pace,
+    beside: RateLimiter<NotKeyed, InMemoryState, C, NoOpMiddleware<C::Instant>>,
+}
+
+impl<C: Clock> Turns<C> {
+    fn new(pace: Pace, clock: C) -> Self {
+        let quota = Quota::per_second(BESIDE).allow_burst(BESIDE_AT_ONCE);
+        Self {
+            pace,
+            beside: RateLimiter::direct_with_clock(quota, clock),
+        }
+    }
+
+    /// Whether an Event of this age, behind which as many wait, is to be written now.
+    fn has_come(&self, age: SignedDuration, waiting: usize) -> bool {
+        !self.pace.is_busy() || waiting >= BACKLOG / 2 || (age >= GIVES_WAY && self.beside.check().is_ok())
+    }
+}
+
 impl<C: Clock> SpamFilter<C> {
     fn new(clock: C) -> Self {
         let quota = Quota::with_period(REFILL).map(|quota| quota.allow_burst(BURST));
@@ -116,7 +141,8 @@ impl Events {
         Self::behind(Pace::default(), client, controller, instance)
     }
 
-    /// Like [`Self::new`], but the Events wait for up to ten seconds while there is much else to write.
+    /// Like [`Self::new`], but while there is much else to write, an Event waits for ten seconds, and only a limited number a second
+    /// are then written.
     pub fn behind(pace: Pace, client: Client, controller: &'static str, instance: &str) -> Self {
         let (queue, waiting) = mpsc::channel(BACKLOG);
         tokio::spawn(write(client, waiting, pace));
@@ -197,9 +223,10 @@ impl Published {
 
 async fn write(client: Client, mut waiting: mpsc::Receiver<Published>, pace: Pace) {
     let writers = Arc::new(Semaphore::new(WRITERS));
+    let turns = Turns::new(pace, DefaultClock::default());
     while let Some(published) = waiting.recv().await {
-        let may_wait = || Timestamp::now().duration_since(published.time) < GIVES_WAY;
-        while pace.is_busy() && may_wait() && waiting.len() < BACKLOG / 2 {
+        let age = || Timestamp::now().duration_since(published.time);
+        while !turns.has_come(age(), waiting.len()) {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         let Ok(permit) = Arc::clone(&writers).acquire_owned().await else {
@@ -239,6 +266,23 @@ mod tests {
         assert_eq!(published("other", false), 25);
         clock.advance(REFILL);
         assert_eq!(published("busy", false), 1);
+    }
+
+    #[test]
+    fn events_give_way_to_other_writes_and_then_take_little_from_them_unless_too_many_wait() {
+        let (clock, pace) = (FakeRelativeClock::default(), Pace::default());
+        let turns = Turns::new(pace.clone(), clock.clone());
+        assert!(turns.has_come(SignedDuration::ZERO, 0));
+        for _ in 0..1000 {
+            pace.wrote();
+        }
+        let young = GIVES_WAY - SignedDuration::from_millis(1);
+        assert!(!turns.has_come(young, BACKLOG / 2 - 1));
+        assert!(turns.has_come(young, BACKLOG / 2));
+        let written = || (0..1000).filter(|_| turns.has_come(GIVES_WAY, 0)).count();
+        assert_eq!(written(), 100);
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(written(), 50);
     }
 
     #[tokio::test]
