@@ -661,7 +661,7 @@ async fn a_bad_webhook_is_refused_in_words_that_name_the_field_and_the_fix() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outbox_is_bounded_even_for_the_operator() {
+async fn the_events_in_an_outbox_are_bounded_in_number_and_length_even_for_the_operator() {
     let plane = support::shared().await.plane;
     support::kubectl(plane, &["create", "namespace", "kinds-outbox"], None).unwrap();
     let mut manifest = whole_instance();

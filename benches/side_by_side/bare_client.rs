@@ -1,9 +1,9 @@
 //! The client with the minimum of writes, with which (d) is compared.
 //!
 //! It creates the same manifests, over as many connections as (d), and replaces the status of each instance once, over as many
-//! connections as the operator's maximum of concurrent writes, in the plain way: it sends the object and is answered with it. It
-//! decides nothing, reads nothing but the answers to its creates,
-//! has the machine to itself, runs in its own process, and uses the operator's identity.
+//! connections as the operator's maximum of concurrent writes. It sends whole objects and is answered with them. It decides
+//! nothing, reads nothing but the answers to its creates, has the machine to itself, runs in its own process, and uses the
+//! operator's identity.
 //!
 //! What it stores is either the same as the operator stores, or as little as possible. Like an account's, its namespaces have a
 //! native quota.

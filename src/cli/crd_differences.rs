@@ -3,7 +3,7 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
-use crate::resources::without_notes;
+use crate::resources::as_installed;
 
 /// The differences between two schemas.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(super) fn of(ours: &CustomResourceDefinition, theirs: &CustomResourceDefinit
     };
     between(
         &schema(ours).unwrap_or_default(),
-        &schema(&without_notes(ours.clone())).unwrap_or_default(),
+        &schema(&as_installed(ours.clone())).unwrap_or_default(),
         &schema(theirs).unwrap_or_default(),
     )
 }
@@ -90,6 +90,7 @@ fn is_same(ours: &Value, theirs: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaPropsOrArray;
     use serde_json::json;
 
     use super::*;
@@ -125,7 +126,7 @@ mod tests {
             .iter()
             .find(|crd| crd.spec.names.plural == "instances")
             .unwrap();
-        assert_eq!(of(ours, &without_notes(ours.clone())), Differences::default());
+        assert_eq!(of(ours, &as_installed(ours.clone())), Differences::default());
 
         // An earlier version, which has all fields.
         let differences = of(ours, ours);
@@ -137,5 +138,19 @@ mod tests {
         let status = schema.properties.as_mut().unwrap().get_mut("status").unwrap();
         status.properties.as_mut().unwrap().remove("metering");
         assert_eq!(of(ours, &earlier).lacks, ["status.metering"]);
+
+        // Nor may what is in an event be missing, unless it is kept.
+        let schema = earlier.spec.versions[0].schema.as_mut().unwrap();
+        let schema = schema.open_api_v3_schema.as_mut().unwrap();
+        let status = schema.properties.as_mut().unwrap().get_mut("status").unwrap();
+        let outbox = status.properties.as_mut().unwrap().get_mut("outbox").unwrap();
+        let Some(JSONSchemaPropsOrArray::Schema(event)) = &mut outbox.items else {
+            panic!("no schema of events");
+        };
+        event.properties.as_mut().unwrap().remove("traceparent");
+        assert_eq!(
+            of(ours, &earlier).lacks,
+            ["status.metering", "status.outbox[].traceparent"]
+        );
     }
 }

@@ -78,12 +78,12 @@ pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage"
 
 /// The CRDs, in the order in which an installer applies them.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    complete_crds().into_iter().map(without_notes).collect()
+    complete_crds().into_iter().map(as_installed).collect()
 }
 
 /// A CRD as it is installed: without the [notes](instance::NOTES) of the operator in a status, and of the events in its outbox with no
 /// more than what bounds them.
-pub fn without_notes(crd: CustomResourceDefinition) -> CustomResourceDefinition {
+pub fn as_installed(crd: CustomResourceDefinition) -> CustomResourceDefinition {
     if crd.spec.names.kind == Instance::kind(&()) {
         crd::with_opaque_outbox(crd::without_fields_of_status(crd, &instance::NOTES))
     } else {

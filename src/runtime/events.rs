@@ -37,13 +37,13 @@ use super::{
 
 /// Events that may wait to be written; further ones are dropped.
 const BACKLOG: usize = 8192;
-/// How long an Event gives way to what a controller has to write, unless half of the backlog is used up.
+/// How long an Event gives way at least to what else a controller has to write, unless half of the backlog is used up.
 const GIVES_WAY: SignedDuration = SignedDuration::from_secs(10);
-/// Events per second, and at once, that are written then while there is still much else to write (the kubelet's defaults of
-/// `eventRecordQPS` and `eventBurst`).
-const BESIDE: NonZeroU32 = NonZeroU32::new(50).unwrap();
-const BESIDE_AT_ONCE: NonZeroU32 = NonZeroU32::new(100).unwrap();
-/// How often to check whether it still has to.
+/// Normal Events that are written per second, and at once, if there is still much else to write (the kubelet's defaults of
+/// `eventRecordQPS` and `eventBurst`). A Warning no longer waits then.
+const WHILE_BUSY: NonZeroU32 = NonZeroU32::new(50).unwrap();
+const AT_ONCE_WHILE_BUSY: NonZeroU32 = NonZeroU32::new(100).unwrap();
+/// How often to check whether an Event may be written.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Events written at the same time.
 const WRITERS: usize = 4;
@@ -92,23 +92,25 @@ struct SpamFilter<C: Clock = DefaultClock> {
 }
 
 /// Decides when an Event is written, so that Events take little from what else there is to write.
-struct Turns<C: Clock = DefaultClock> {
+struct WriteGate<C: Clock = DefaultClock> {
     pace: Pace,
-    beside: RateLimiter<NotKeyed, InMemoryState, C, NoOpMiddleware<C::Instant>>,
+    limiter: RateLimiter<NotKeyed, InMemoryState, C, NoOpMiddleware<C::Instant>>,
 }
 
-impl<C: Clock> Turns<C> {
+impl<C: Clock> WriteGate<C> {
     fn new(pace: Pace, clock: C) -> Self {
-        let quota = Quota::per_second(BESIDE).allow_burst(BESIDE_AT_ONCE);
+        let quota = Quota::per_second(WHILE_BUSY).allow_burst(AT_ONCE_WHILE_BUSY);
         Self {
             pace,
-            beside: RateLimiter::direct_with_clock(quota, clock),
+            limiter: RateLimiter::direct_with_clock(quota, clock),
         }
     }
 
-    /// Whether an Event of this age, behind which as many wait, is to be written now.
-    fn has_come(&self, age: SignedDuration, waiting: usize) -> bool {
-        !self.pace.is_busy() || waiting >= BACKLOG / 2 || (age >= GIVES_WAY && self.beside.check().is_ok())
+    /// Whether to write an Event now that has this age, and so many others behind it. If so, it counts towards the limit.
+    fn lets_through(&self, age: SignedDuration, warning: bool, waiting: usize) -> bool {
+        !self.pace.is_busy()
+            || waiting >= BACKLOG / 2
+            || (age >= GIVES_WAY && (warning || self.limiter.check().is_ok()))
     }
 }
 
@@ -141,8 +143,8 @@ impl Events {
         Self::behind(Pace::default(), client, controller, instance)
     }
 
-    /// Like [`Self::new`], but while there is much else to write, an Event waits for ten seconds, and only a limited number a second
-    /// are then written.
+    /// Like [`Self::new`], but while there is much else to write, Events wait for at least ten seconds, and only a limited number a
+    /// second are then written, unless half of the backlog is used up.
     pub fn behind(pace: Pace, client: Client, controller: &'static str, instance: &str) -> Self {
         let (queue, waiting) = mpsc::channel(BACKLOG);
         tokio::spawn(write(client, waiting, pace));
@@ -223,10 +225,10 @@ impl Published {
 
 async fn write(client: Client, mut waiting: mpsc::Receiver<Published>, pace: Pace) {
     let writers = Arc::new(Semaphore::new(WRITERS));
-    let turns = Turns::new(pace, DefaultClock::default());
+    let gate = WriteGate::new(pace, DefaultClock::default());
     while let Some(published) = waiting.recv().await {
         let age = || Timestamp::now().duration_since(published.time);
-        while !turns.has_come(age(), waiting.len()) {
+        while !gate.lets_through(age(), published.warning, waiting.len()) {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         let Ok(permit) = Arc::clone(&writers).acquire_owned().await else {
@@ -271,18 +273,23 @@ mod tests {
     #[test]
     fn events_give_way_to_other_writes_and_then_take_little_from_them_unless_too_many_wait() {
         let (clock, pace) = (FakeRelativeClock::default(), Pace::default());
-        let turns = Turns::new(pace.clone(), clock.clone());
-        assert!(turns.has_come(SignedDuration::ZERO, 0));
-        for _ in 0..1000 {
-            pace.wrote();
-        }
+        let gate = WriteGate::new(pace.clone(), clock.clone());
+        let written = |age, warning, waiting| {
+            let let_through = |_: &usize| {
+                // Busy at the moment, however long this test takes.
+                (0..100).for_each(|_| pace.wrote());
+                gate.lets_through(age, warning, waiting)
+            };
+            (0..1000).filter(let_through).count()
+        };
+        assert!(gate.lets_through(SignedDuration::ZERO, false, 0));
         let young = GIVES_WAY - SignedDuration::from_millis(1);
-        assert!(!turns.has_come(young, BACKLOG / 2 - 1));
-        assert!(turns.has_come(young, BACKLOG / 2));
-        let written = || (0..1000).filter(|_| turns.has_come(GIVES_WAY, 0)).count();
-        assert_eq!(written(), 100);
+        assert_eq!(written(young, true, BACKLOG / 2 - 1), 0);
+        assert_eq!(written(young, false, BACKLOG / 2), 1000);
+        assert_eq!(written(GIVES_WAY, false, 0), 100);
         clock.advance(Duration::from_secs(1));
-        assert_eq!(written(), 50);
+        assert_eq!(written(GIVES_WAY, true, 0), 1000);
+        assert_eq!(written(GIVES_WAY, false, 0), 50);
     }
 
     #[tokio::test]

@@ -57,7 +57,8 @@ async fn set_conditions(
         .unwrap_or_default();
     let mut after = before.clone();
     let message = format!(
-        "the object does not match its schema, so it is ignored; fix it with kubectl edit: {}",
+        "the object does not match its schema, so it is ignored; fix it with kubectl edit, for a status without the policy \
+         operator-status.stellage.dev meanwhile: {}",
         object.error
     );
     for (type_, status) in [(RECONCILING, false), (STALLED, true), (READY, false)] {
