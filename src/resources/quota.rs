@@ -1,6 +1,6 @@
 //! The ResourceQuota of an account: what it counts, and how the API server rejects requests because of it.
 
-use kube::core::Status;
+use kube::core::{Status, response::StatusDetails};
 
 /// The account's Instances.
 pub const INSTANCES: &str = "count/instances.stellage.dev";
@@ -23,4 +23,11 @@ pub fn is_exceeded(refusal: &Status) -> bool {
 /// Whether a request is refused only because Kubernetes has not computed the quota yet.
 pub fn is_pending(refusal: &Status) -> bool {
     refusal.code == 403 && refusal.message.contains("forbidden: status unknown for quota")
+}
+
+/// Whether a create is refused only because the API server could not count it: other writers, such as the controller manager, kept
+/// changing the quota meanwhile. Nothing has been counted.
+pub fn is_contended(refusal: &Status) -> bool {
+    let is_of_quota = |details: &StatusDetails| details.kind == "resourcequotas";
+    refusal.code == 409 && refusal.details.as_ref().is_some_and(is_of_quota)
 }

@@ -200,6 +200,9 @@ fn refused(status: &Status) -> Error {
             Some("backups") => "backup",
             _ => "instance",
         }),
+        409 if quota::is_contended(status) => {
+            Error::unavailable("Kubernetes is busy counting what the account has; try again")
+        }
         409 => Error::new(
             ErrorKind::Conflict,
             "the object changed during the request; read it and try again",
@@ -410,6 +413,12 @@ mod tests {
         }
         let busy = answered(429, "slow down", &json!({ "retryAfterSeconds": 7 }));
         assert_eq!(busy.retry_after, Some(7));
+        let counting = answered(
+            409,
+            "the object has been modified",
+            &json!({ "kind": "resourcequotas" }),
+        );
+        assert!(counting.kind == ErrorKind::Unavailable && counting.retry_after.is_some());
         let ending = answered(
             403,
             "forbidden",

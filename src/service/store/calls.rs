@@ -9,8 +9,9 @@ use kube::{
 };
 use serde_json::Value;
 
+use super::modify::{MAX_ATTEMPTS, pause};
 use crate::{
-    resources::tracking::API_MANAGER,
+    resources::{quota, tracking::API_MANAGER},
     runtime::{
         FairPermits,
         client::{CallError, bounded},
@@ -85,14 +86,24 @@ impl ApiCalls {
         bounded(self.api(namespace).get_opt(name)).await
     }
 
-    /// Creates an object.
+    /// Creates an object. Tries again while the API server cannot count it.
     pub async fn create<K: Object>(&self, namespace: &str, object: &K) -> Result<K, CallError> {
         let parameters = PostParams {
             field_manager: Some(API_MANAGER.to_owned()),
             ..PostParams::default()
         };
-        let _permit = self.permit(namespace).await?;
-        bounded(self.api(namespace).create(&parameters, object)).await
+        let mut attempt = 1;
+        loop {
+            let permit = self.permit(namespace).await?;
+            let created = bounded(self.api(namespace).create(&parameters, object)).await;
+            let refusal = created.as_ref().err().and_then(CallError::status);
+            if attempt == MAX_ATTEMPTS || !refusal.is_some_and(quota::is_contended) {
+                return created;
+            }
+            drop(permit);
+            pause(attempt).await;
+            attempt += 1;
+        }
     }
 
     /// Changes an object with a merge patch.
@@ -158,9 +169,45 @@ impl LongRead<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use kube::Config;
+    use serde_json::json;
 
     use super::*;
+    use crate::{resources::Instance, runtime::client::answered_by};
+
+    #[tokio::test]
+    async fn a_create_that_the_api_server_cannot_count_is_tried_again_for_a_while() {
+        for (refused, attempts) in [(2, 3), (u32::MAX, MAX_ATTEMPTS)] {
+            let creates = Arc::new(AtomicU32::new(0));
+            let counted = creates.clone();
+            let client = answered_by(move |_, _, object| {
+                let is_refused = counted.fetch_add(1, Ordering::Relaxed) < refused;
+                async move {
+                    if !is_refused {
+                        return (201, object);
+                    }
+                    let refusal = json!({
+                        "kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409,
+                        "message": "Operation cannot be fulfilled on resourcequotas \"stellage\": the object has been modified",
+                        "details": { "name": "stellage", "kind": "resourcequotas" },
+                    });
+                    (409, refusal)
+                }
+            });
+            let instance = Instance::new(
+                "web",
+                serde_json::from_value(json!({
+                    "plan": "starter", "region": "fr-par-1", "image": "debian-13",
+                }))
+                .unwrap(),
+            );
+            let created = ApiCalls::new(client, 4).create("demo", &instance).await;
+            assert_eq!(created.is_ok(), attempts < MAX_ATTEMPTS);
+            assert_eq!(creates.load(Ordering::Relaxed), attempts);
+        }
+    }
 
     #[tokio::test]
     async fn a_call_that_waits_too_long_is_refused_and_another_account_is_not() {
