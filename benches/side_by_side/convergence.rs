@@ -150,8 +150,8 @@ async fn turn(
     })
 }
 
-/// Waits until the outboxes have been cleared and the invoices have everything. Otherwise that would be part of what is
-/// measured next. Returns at once unless [`Sizes::drained`].
+/// Waits until the outboxes have been cleared, the invoices have everything and the Kubernetes Events are written. Otherwise that
+/// would be part of what is measured next. Returns at once unless [`Sizes::drained`].
 pub async fn until_quiet(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
     if !sizes.drained {
         return Ok(());
@@ -160,21 +160,26 @@ pub async fn until_quiet(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
     let (mut last, mut told) = (None, begun);
     while begun.elapsed() < UNTIL_QUIET {
         let Writes {
-            instances, invoices, ..
+            instances,
+            invoices,
+            events,
+            ..
         } = Writes::count(&cluster.admin).await?;
-        if last.replace((instances, invoices)) == Some((instances, invoices)) {
+        let now = (instances, invoices, events);
+        if last.replace(now) == Some(now) {
             return Ok(());
         }
         if told.elapsed() >= TELL_EVERY {
             told = Instant::now();
             say(&format!(
-                "  still writing after {:.0?}: {instances} writes of instances and {invoices} of invoices so far",
+                "  still writing after {:.0?}: {instances} writes of instances, {invoices} of invoices and {events} of \
+                 Kubernetes Events so far",
                 begun.elapsed()
             ));
         }
         tokio::time::sleep(OUTBOX_LINGERS).await;
     }
-    Err("instances or invoices are written for ever".into())
+    Err("instances, invoices or Kubernetes Events are written for ever".into())
 }
 
 /// The first of the converged instances with this prefix, once nothing is left to do for it.

@@ -180,8 +180,8 @@ mod tests {
     #[tokio::test]
     async fn a_create_that_the_api_server_cannot_count_is_tried_again_for_a_while() {
         for (refused, attempts) in [(2, 3), (u32::MAX, MAX_ATTEMPTS)] {
-            let creates = Arc::new(AtomicU32::new(0));
-            let counted = creates.clone();
+            let received = Arc::new(AtomicU32::new(0));
+            let counted = received.clone();
             let client = answered_by(move |_, _, object| {
                 let is_refused = counted.fetch_add(1, Ordering::Relaxed) < refused;
                 async move {
@@ -205,7 +205,7 @@ mod tests {
             );
             let created = ApiCalls::new(client, 4).create("demo", &instance).await;
             assert_eq!(created.is_ok(), attempts < MAX_ATTEMPTS);
-            assert_eq!(creates.load(Ordering::Relaxed), attempts);
+            assert_eq!(received.load(Ordering::Relaxed), attempts);
         }
     }
 
