@@ -234,21 +234,21 @@ pub async fn converge(
         })
         .await?;
     let took = begun.elapsed();
-    let (own, of_servers) = used()?;
+    let (own, servers) = used()?;
+    let servers = servers - servers_before;
     let writes = Writes::count(&cluster.admin).await? - before;
     say(&format!(
         "  {took:.1?} (applied in {applied:.1?}): {} writes of instances, {} refused, {} Events; CPU time: \
-         stellage {:.1} s, API server and etcd {:.1} s",
+         stellage {:.1} s, API server and etcd {servers:.1} s",
         writes.instances,
         writes.refused,
         writes.events,
-        own - own_before,
-        of_servers - servers_before
+        own - own_before
     ));
     confirm(cluster, account, wanted).await?;
     Ok(Converged {
         took,
-        servers: of_servers - servers_before,
+        servers,
         writes,
     })
 }
