@@ -31,7 +31,6 @@ use crate::{
     objects,
     processes::processor_time_of,
     say,
-    sizes::Sizes,
     wire::{Server, Target},
     writes::Writes,
 };
@@ -91,10 +90,17 @@ impl BareClient {
         })
     }
 
-    /// Does the writes, then deletes the created objects. Returns what the writes took.
-    pub async fn turn(&mut self, cluster: &Cluster, sizes: &Sizes) -> Result<Minimum> {
-        let (count, prefix) = (sizes.converging, format!("bare{}", self.turns));
+    /// Does the writes for this many instances, then deletes them. Returns what the writes took.
+    pub async fn turn(&mut self, cluster: &Cluster, count: u64) -> Result<Minimum> {
+        let prefix = format!("bare{}", self.turns);
         self.turns += 1;
+        let took = self.write(cluster, &prefix, count).await?;
+        self.delete(cluster, &prefix, count).await?;
+        Ok(took)
+    }
+
+    /// Does the writes for this many instances, with this prefix of their names. Returns what they took.
+    pub async fn write(&self, cluster: &Cluster, prefix: &str, count: u64) -> Result<Minimum> {
         say(&format!(
             "a bare client's turn in {}: {count} creates and as many statuses",
             self.namespace
@@ -103,7 +109,7 @@ impl BareClient {
         let job = Job {
             server: cluster.operator.server(),
             namespace: self.namespace.to_owned(),
-            prefix: prefix.clone(),
+            prefix: prefix.to_owned(),
             count,
             status: self.status.clone(),
         };
@@ -115,8 +121,7 @@ impl BareClient {
         say(&format!(
             "  {took:.1?}: {writes} writes; CPU time: API server and etcd {servers:.1} s"
         ));
-        self.confirm(cluster, &prefix).await?;
-        self.delete(cluster, &prefix, count).await?;
+        self.confirm(cluster, prefix).await?;
         Ok(Minimum { took, servers })
     }
 

@@ -80,8 +80,8 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     let mut least = BareClient::of_least_contents(&cluster).await?;
     let (mut bare, mut own, mut before) = (BareTurns::default(), Vec::new(), Vec::new());
     for round in 0..sizes.rounds {
-        bare.same.push(same.turn(&cluster, sizes).await?);
-        bare.least.push(least.turn(&cluster, sizes).await?);
+        bare.same.push(same.turn(&cluster, sizes.converging).await?);
+        bare.least.push(least.turn(&cluster, sizes.converging).await?);
         own.push(
             turn(
                 &cluster,

@@ -3,7 +3,8 @@
 //!
 //! Each turn has its own cluster, with the policy that adds the instances' finalizer and a native quota on both sides, and a first
 //! instance that shows that the program is ready. KWOK's stage writes the status that this build has written for its first
-//! instance; without a target, it writes only the state. KWOK plays the stages of kinds other than its own one after the other,
+//! instance; without a target, it writes only the state. A bare client that only creates the same instances and writes the same status
+//! shows how little time both writes can take on this machine. KWOK plays the stages of kinds other than its own one after the other,
 //! which cannot be configured.
 
 use std::{
@@ -20,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     Result,
     account::Account,
-    bare_client::{CREATORS, create_namespace},
+    bare_client::{BareClient, CREATORS, create_namespace},
     cluster::{Cluster, run},
     convergence::has_outbox,
     load::{Client, Extent},
@@ -59,8 +60,10 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         return Ok(());
     };
     let (mut own, mut same, mut least) = (Vec::new(), Vec::new(), Vec::new());
+    let mut minimum = Vec::new();
     for _ in 0..sizes.rounds {
         let turn = ours(count, sizes).await?;
+        minimum.push(bare_clients(&turn.status, count).await?);
         same.push(kwoks(&program, &turn.status, count, sizes).await?);
         least.push(kwoks(&program, &json!({ "state": "running" }), count, sizes).await?);
         own.push(turn);
@@ -79,6 +82,16 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     compare(what, |turn| turn.resident, samples::MEBIBYTES, Some(0.5));
     let what = "    of it allocated (RssAnon)";
     compare(what, |turn| turn.allocated, samples::MEBIBYTES, None);
+    let what =
+        format!("the same {count} creates and statuses, by a bare client that does nothing else : KWOK");
+    let bare = minimum.into_iter().collect();
+    table.compare(
+        &what,
+        &bare,
+        &each(&same, |turn| turn.took),
+        samples::SECONDS,
+        None,
+    );
     Ok(())
 }
 
@@ -100,6 +113,16 @@ async fn ours(count: u64, sizes: &Sizes) -> Result<Turn> {
     product.stop().await?;
     cluster.stop().await?;
     Ok(turn)
+}
+
+/// The seconds in which a bare client creates the instances and writes this status for each.
+async fn bare_clients(status: &Value, count: u64) -> Result<f64> {
+    let cluster = Cluster::start_with_finalizer_policy().await?;
+    let client = BareClient::of_same_contents(&cluster, status.clone()).await?;
+    client.write(&cluster, "first", 1).await?;
+    let minimum = client.write(&cluster, "kwok", count).await?;
+    cluster.stop().await?;
+    Ok(minimum.took.as_secs_f64())
 }
 
 async fn kwoks(program: &Path, status: &Value, count: u64, sizes: &Sizes) -> Result<Turn> {

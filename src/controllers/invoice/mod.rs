@@ -32,7 +32,7 @@ use crate::{
     billing::Period,
     catalogue::SharedCatalogue,
     events::Outbox,
-    resources::{Account, Backup, Instance, Invoice, metering::MeteredHour, origin},
+    resources::{Account, Backup, Instance, Invoice, origin},
     runtime::{
         ByNamespace, Clock, Metrics, Place, ReconcileQueue, ServerTime, Store,
         events::Events,
@@ -90,19 +90,13 @@ struct Shared {
     deps: Deps,
     numbers: InvoiceNumbers,
     prices: KeptPrices,
-    /// Last seen metering state of each instance, so that other status changes queue nothing. Keyed by a hash of the
-    /// UID: two instances with the same hash cost needless reconciles at worst.
-    seen: Mutex<HashMap<u64, Seen>>,
+    /// A hash of the last seen metering state of each instance, so that other status changes queue nothing. Keyed by a
+    /// hash of the UID: two instances with the same hash cost needless reconciles at worst.
+    seen: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
     /// Instances that were deleted before their end was recorded, by namespace and then UID, with the time of
     /// deletion.
     gone: Mutex<HashMap<String, HashMap<String, Gone>>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
-    last: Option<MeteredHour>,
-    is_deleting: bool,
 }
 
 #[derive(Clone)]
@@ -290,10 +284,8 @@ impl Shared {
                 else {
                     return;
                 };
-                let seen = Seen {
-                    last: metering.changes.last().copied(),
-                    is_deleting: instance.is_deleting(),
-                };
+                let state = (metering.changes.last(), instance.is_deleting());
+                let seen = self.hasher.hash_one(state);
                 let uid = self.hasher.hash_one(origin::uid(&instance.metadata));
                 if self.seen.lock().insert(uid, seen) != Some(seen) {
                     self.request(std::slice::from_ref(instance));
