@@ -30,7 +30,8 @@ pub static SETTINGS: &[u8; 87] =
 
 /// Returns the small objects that this thread has freed and keeps for its next allocations, unless it has done so in the last 50 ms.
 /// Call it before a thread sleeps. jemalloc empties these caches only as threads allocate, so after a burst, each idle thread would hold
-/// on to some thousand objects, and with them to all the pages of the burst that they are scattered over.
+/// on to some thousand objects, and with them to all the pages of the burst that they are scattered over. Now it keeps at most what it
+/// has freed in those 50 ms.
 pub fn before_sleep() {
     thread_local!(static EMPTIED: Cell<Option<Instant>> = const { Cell::new(None) });
     let now = Instant::now();

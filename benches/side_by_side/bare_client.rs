@@ -82,6 +82,7 @@ impl BareClient {
         status: Value,
     ) -> Result<Self> {
         create_namespace(cluster, namespace, has_finalizers).await?;
+        cluster.until_created(namespace).await?;
         Ok(Self {
             namespace,
             has_finalizers,

@@ -36,7 +36,7 @@ use crate::{
     say,
     sizes::Sizes,
     wire::{Server, Target},
-    writes::Writes,
+    writes::{Writes, until_events_are_written},
 };
 
 /// The kind of this client's job.
@@ -46,12 +46,14 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// Longer than any measurement.
 const WATCH_SECONDS: u32 = 290;
 const PACE: Duration = Duration::from_millis(5);
+/// Kubernetes Events that the operator writes for an object before it limits their rate.
+const EVENTS_OF_EACH: u64 = 25;
 /// How long instances are stopped and started before the Events are counted again, and how many Events per transition
 /// count as none.
 const SLICE: Duration = Duration::from_secs(2);
 const HARDLY_ANY: f64 = 0.02;
 /// Number of slices after which Events must have become few.
-const SLICES: usize = 60;
+const SLICES: usize = 20;
 
 /// The rate of transitions.
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -94,6 +96,8 @@ pub struct Churn {
     namespace: String,
     /// The prefix of their names.
     prefix: String,
+    /// Their number.
+    count: u64,
 }
 
 impl Churn {
@@ -132,6 +136,7 @@ impl Churn {
             kubeconfig: cluster.plane.kubeconfig(Identity::Admin),
             namespace: account.namespace.clone(),
             prefix: prefix.to_owned(),
+            count,
         })
     }
 
@@ -149,15 +154,25 @@ impl Churn {
         Ok(())
     }
 
-    /// Stops and starts the instances until the operator writes hardly any Kubernetes Events for them. It writes only a limited
-    /// number for each instance in five minutes, and a turn without Events cannot be compared with one with them. Call this for
-    /// each new process.
+    /// Stops and starts the instances until the operator writes hardly any Kubernetes Events for them, and has written those that it
+    /// held back meanwhile. It writes only a limited number for each instance in five minutes, and a turn without Events cannot be
+    /// compared with one with them. Call this for each new process.
     pub async fn drain(&self, cluster: &Cluster, at_a_time: usize, sizes: &Sizes) -> Result<()> {
+        if !sizes.drained {
+            return Ok(());
+        }
+        let slice = async || Ok::<_, crate::Error>(self.run(Pace::AtATime(at_a_time), SLICE).await?.events);
+        let mut transitions = 0;
+        while transitions <= self.count * EVENTS_OF_EACH {
+            transitions += slice().await?;
+        }
+        until_events_are_written(&cluster.admin).await?;
         for _ in 0..SLICES {
             let before = Writes::count(&cluster.admin).await?;
-            let transitions = self.run(Pace::AtATime(at_a_time), SLICE).await?.events;
+            let transitions = slice().await?;
+            until_events_are_written(&cluster.admin).await?;
             let events = (Writes::count(&cluster.admin).await? - before).events;
-            if !sizes.drained || as_f64(events) <= as_f64(transitions) * HARDLY_ANY {
+            if as_f64(events) <= as_f64(transitions) * HARDLY_ANY {
                 return Ok(());
             }
         }

@@ -340,15 +340,16 @@ fn report(table: &mut Table, sizes: &Sizes, bare: &BareTurns, own: &[Turn], befo
             table.compare(&what, &each(own, of), &each(before, of), samples::EACH, None);
         }
     };
-    writes("    writes of instances, each, creates included", |turn| {
-        turn.converged.writes.instances
-    });
+    writes(
+        "    writes of instances until all run, each, creates included",
+        |turn| turn.converged.writes.instances,
+    );
     writes(
         "    writes of instances until the outboxes are cleared, each",
         |turn| turn.cleared,
     );
     table.value(
-        "    Kubernetes Events written meanwhile, each",
+        "    Kubernetes Events that are written until all run, each",
         &each(own, |turn| turn.converged.writes.events),
         samples::EACH,
         None,

@@ -23,7 +23,7 @@ use crate::{
     account::Account,
     bare_client::{BareClient, CREATORS, create_namespace},
     cluster::{Cluster, run},
-    convergence::has_outbox,
+    convergence::{has_outbox, until_quiet},
     load::{Client, Extent},
     objects,
     processes::{allocated_mib, resident_mib},
@@ -198,6 +198,7 @@ async fn turn(
     let begun = Instant::now();
     converge(cluster, namespace, "kwok", count).await?;
     let took = begun.elapsed();
+    until_quiet(cluster, sizes).await?;
     tokio::time::sleep(sizes.settling).await;
     let (resident, allocated) = (resident_mib(pid)?, allocated_mib(pid)?);
     say(&format!(

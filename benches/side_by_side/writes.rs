@@ -1,8 +1,30 @@
 //! Counts the API server's writes, and lists of webhooks, from its metrics, since an audit log would slow down the measurements.
 
-use std::ops::Sub;
+use std::{
+    ops::Sub,
+    time::{Duration, Instant},
+};
 
 use crate::{Result, wire::Target};
+
+/// Longer than the operator holds Kubernetes Events back once it has little else to write.
+const EVENTS_GIVE_WAY: Duration = Duration::from_secs(3);
+/// Timeout for the Events that it has held back.
+const UNTIL_WRITTEN: Duration = Duration::from_mins(2);
+
+/// Waits until the operator has written the Kubernetes Events that it held back while it was busy.
+pub async fn until_events_are_written(admin: &Target) -> Result<()> {
+    let begun = Instant::now();
+    let mut before = Writes::count(admin).await?.events;
+    while begun.elapsed() < UNTIL_WRITTEN {
+        tokio::time::sleep(EVENTS_GIVE_WAY).await;
+        let now = Writes::count(admin).await?.events;
+        if std::mem::replace(&mut before, now) == now {
+            return Ok(());
+        }
+    }
+    Err("Kubernetes Events are written for ever".into())
+}
 
 /// Numbers of writes, and of one kind of read, since the API server started.
 #[derive(Clone, Copy, Default)]

@@ -5,9 +5,9 @@
 //! server's whole process, from the first patch until every event has arrived and all outboxes are empty. So it includes the log,
 //! the counters and the clearing of outboxes, and also what the servers do when idle for that long.
 //!
-//! A process first has one turn without webhooks, in which it writes Kubernetes Events for every transition. Before the other
-//! turns, instances are stopped and started until it writes hardly any, because it writes only a limited number for each
-//! instance.
+//! For each number of webhooks, a new process first has a turn in which it writes Kubernetes Events for every transition; it ends once
+//! they are written. Before the other turns, instances are stopped and started until the process writes hardly any Events, because it
+//! writes only a limited number for each instance.
 //!
 //! The API server tracks which client wrote which field, but not for instances created through REST once they have been changed
 //! through REST, which empties their `managedFields`. So both kinds are measured: all instances are made and changed as with
@@ -38,12 +38,11 @@ use crate::{
     say,
     sizes::Sizes,
     table::{Aim, Table},
-    writes::Writes,
+    writes::{Writes, until_events_are_written},
 };
 
-/// Number of instances of each kind: enough that none has used up its Kubernetes Events by the end of the
-/// first turn.
-const INSTANCES: u64 = 64;
+/// Number of instances of each kind: enough that none has used up its Kubernetes Events (25) by the end of a process's first turn.
+const INSTANCES: u64 = 144;
 /// Number of concurrent transitions.
 const AT_A_TIME: usize = 32;
 const UNTRACKED: &str = "this build, untracked";
@@ -82,9 +81,9 @@ struct Side<'a> {
     name: &'static str,
     program: &'a Path,
     churn: &'a Churn,
-    /// The turns with Kubernetes Events.
-    with_events: Vec<Turn>,
-    /// The turns of all rounds, for each number of webhooks.
+    /// The turns with Kubernetes Events of all rounds, for each number of webhooks.
+    with_events: Vec<Vec<Turn>>,
+    /// The turns without, likewise.
     turns: Vec<Vec<Turn>>,
 }
 
@@ -134,7 +133,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         name,
         program,
         churn,
-        with_events: Vec::new(),
+        with_events: numbers.iter().map(|_| Vec::new()).collect(),
         turns: numbers.iter().map(|_| Vec::new()).collect(),
     };
     let mut builds = vec![
@@ -162,11 +161,12 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         let turns: Vec<_> = builds.iter().map(|side| (side.name, &*side.turns[n])).collect();
         report(table, &turns, &format!("{webhooks} webhooks"), aim(*webhooks));
     }
-    let turns: Vec<_> = builds
-        .iter()
-        .map(|side| (side.name, &*side.with_events))
-        .collect();
-    report(table, &turns, "0 webhooks, with Kubernetes Events", aim(0));
+    for (n, webhooks) in numbers.iter().enumerate() {
+        let sides = builds.iter();
+        let turns: Vec<_> = sides.map(|side| (side.name, &*side.with_events[n])).collect();
+        let what = format!("{webhooks} webhooks, with Kubernetes Events");
+        report(table, &turns, &what, aim(*webhooks));
+    }
     report_deliveries(table, &builds, numbers);
     if !lone_pages.is_empty() {
         table.value(
@@ -186,26 +186,30 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     Ok(())
 }
 
-/// Runs one turn of a build with Kubernetes Events, then one without them for each number of webhooks.
+/// Runs the turns of a build with Kubernetes Events, each in a new process, then those without.
 async fn round(side: &mut Side<'_>, stage: &mut Stage, receivers: &Receivers, sizes: &Sizes) -> Result<()> {
     let numbers = sizes.transition_webhooks;
     let most = numbers.iter().copied().max().unwrap_or(0);
-    stage.restart_as(side.program, ARGUMENTS).await?;
-    if side.name == UNTRACKED {
-        // Older builds write to all instances when they start, and so have them tracked again.
-        side.churn.untrack().await?;
+    for (turns, &webhooks) in side.with_events.iter_mut().zip(numbers) {
+        stage.restart_as(side.program, ARGUMENTS).await?;
+        if side.name == UNTRACKED {
+            // Older builds write to all instances when they start, and so have them tracked again.
+            side.churn.untrack().await?;
+        }
+        stage.activate(webhooks, most, false).await?;
+        stage.activate(0, webhooks, true).await?;
+        let measured = turn(stage, receivers, side.churn, webhooks, true, sizes).await?;
+        tell(side.name, &format!("{webhooks} webhooks, with Events"), &measured);
+        turns.push(measured);
     }
     stage.activate(0, most, false).await?;
-    let measured = turn(stage, receivers, side.churn, 0, sizes).await?;
-    tell(side.name, "0 webhooks, with Events", &measured);
-    side.with_events.push(measured);
     side.churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
     until_cleared(stage, sizes).await?;
     let mut active = 0;
     for (turns, &webhooks) in side.turns.iter_mut().zip(numbers) {
         stage.activate(active, webhooks, true).await?;
         active = webhooks;
-        let measured = turn(stage, receivers, side.churn, webhooks, sizes).await?;
+        let measured = turn(stage, receivers, side.churn, webhooks, false, sizes).await?;
         tell(side.name, &format!("{webhooks} webhooks"), &measured);
         turns.push(measured);
     }
@@ -269,6 +273,7 @@ async fn turn(
     receivers: &Receivers,
     churn: &Churn,
     webhooks: usize,
+    with_events: bool,
     sizes: &Sizes,
 ) -> Result<Turn> {
     let cluster = &stage.cluster;
@@ -297,6 +302,9 @@ async fn turn(
         .await?;
     let later = changed.elapsed();
     until_cleared(stage, sizes).await?;
+    if with_events && sizes.drained {
+        until_events_are_written(&cluster.admin).await?;
+    }
     // Delivery is promised at least once, so duplicates are only reported.
     let surplus = receivers.count() - received - owed;
     say(&format!(

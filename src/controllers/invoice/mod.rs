@@ -91,7 +91,7 @@ struct Shared {
     numbers: InvoiceNumbers,
     prices: KeptPrices,
     /// A hash of the last seen metering state of each instance, so that other status changes queue nothing. Keyed by a
-    /// hash of the UID: two instances with the same hash cost needless reconciles at worst.
+    /// hash of the UID. Where two hashes happen to be equal, a change is recorded with the account's next one.
     seen: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
     /// Instances that were deleted before their end was recorded, by namespace and then UID, with the time of
