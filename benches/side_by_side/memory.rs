@@ -1,10 +1,14 @@
 //! (e): memory and CPU time of `stellage run` in one account. With ten thousand instances two processes are measured, because
 //! an allocator does not return all memory: one that has brought the instances to run, in two halves, and a new one that finds
 //! them running. With a hundred thousand, most are stored as if they had been running for a long time. Each process is measured
-//! once its outboxes are cleared and its invoices written, before and after a client has read all lists and all details through
-//! REST twice: the facade keeps what it serialises from the second request on.
+//! once its outboxes are cleared and its invoices and Kubernetes Events written; again a minute later, when the ledger of the idle
+//! account has left memory; and again after a client has read all lists and all details through REST twice: the facade keeps what it
+//! serialises from the second request on.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -29,6 +33,8 @@ const PAGE: usize = 100;
 /// Number of walks: what is read only once is not kept.
 const WALKS: usize = 2;
 const FIRST: &str = "first";
+/// How long the ledger of an account stays in memory after its last change.
+const LEDGER_STAYS: Duration = Duration::from_secs(60);
 /// Maximum memory of the process in megabytes, with [`Sizes::large`] and with [`Sizes::most`] instances.
 const AIMS: [Aim; 2] = [Aim::AtMost(64.0), Aim::AtMost(400.0)];
 
@@ -47,12 +53,15 @@ async fn idle(product: &Product, sizes: &Sizes) -> Result<f64> {
 
 /// Memory of a process in megabytes.
 struct Resident {
-    /// Before the walks.
+    /// Once everything is written.
     before: f64,
     /// The part of it that the process has allocated.
     allocated: f64,
     /// The part of it that is pages of files.
     of_files: f64,
+    /// A minute later.
+    at_rest: f64,
+    /// After the walks.
     after: f64,
 }
 
@@ -67,6 +76,10 @@ impl Resident {
         convergence::until_quiet(cluster, sizes).await?;
         let before = megabytes(product, sizes).await?;
         let (allocated, of_files) = (allocated_mib(product.pid)?, of_files_mib(product.pid)?);
+        if sizes.drained {
+            tokio::time::sleep(LEDGER_STAYS).await;
+        }
+        let at_rest = megabytes(product, sizes).await?;
         for _ in 0..WALKS {
             walk(product, account, count).await?;
         }
@@ -74,6 +87,7 @@ impl Resident {
             before,
             allocated: allocated * MEGABYTES_OF_MEBIBYTE,
             of_files: of_files * MEGABYTES_OF_MEBIBYTE,
+            at_rest,
             after: megabytes(product, sizes).await?,
         })
     }
@@ -90,6 +104,11 @@ impl Resident {
         row("", self.before, Some(aim));
         row(", of it allocated (RssAnon)", self.allocated, None);
         row(", of it pages of files (RssFile)", self.of_files, None);
+        row(
+            ", a minute later, without the idle account's ledger",
+            self.at_rest,
+            Some(aim),
+        );
         row(
             ", after reading all lists and details twice",
             self.after,
