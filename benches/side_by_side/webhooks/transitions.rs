@@ -162,8 +162,10 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         report(table, &turns, &format!("{webhooks} webhooks"), aim(*webhooks));
     }
     for (n, webhooks) in numbers.iter().enumerate() {
-        let sides = builds.iter();
-        let turns: Vec<_> = sides.map(|side| (side.name, &*side.with_events[n])).collect();
+        let turns: Vec<_> = builds
+            .iter()
+            .map(|side| (side.name, &*side.with_events[n]))
+            .collect();
         let what = format!("{webhooks} webhooks, with Kubernetes Events");
         report(table, &turns, &what, aim(*webhooks));
     }
