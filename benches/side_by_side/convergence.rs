@@ -212,8 +212,14 @@ pub async fn converge(
     let mut connection = facade.connect().await?;
     let total_request = facade.request("GET", "/v1/instances?limit=1", None);
     let running_request = facade.request("GET", "/v1/instances?limit=1&status=running", None);
-    connection.exchange(total_request.as_bytes()).await?;
-    let wanted = total(&connection.body())? + count;
+    let before = product
+        .until(PATIENCE, "the key to be known", async || {
+            // The watch may not have shown it yet.
+            let is_known = connection.exchange(total_request.as_bytes()).await? != 401;
+            is_known.then(|| total(&connection.body())).transpose()
+        })
+        .await?;
+    let wanted = before + count;
 
     let servers = cluster.api_server_pids();
     let used = || -> Result<_> { Ok((processor_time(product.pid)?, processor_time_of(&servers)?)) };
@@ -228,9 +234,8 @@ pub async fn converge(
     // Ask the facade, whose index can answer at almost no cost.
     product
         .until(PATIENCE, "all instances running", async || {
-            // The watch may not have shown the key yet.
-            let is_known = connection.exchange(running_request.as_bytes()).await? != 401;
-            Ok((is_known && total(&connection.body())? == wanted).then_some(()))
+            connection.exchange(running_request.as_bytes()).await?;
+            Ok((total(&connection.body())? == wanted).then_some(()))
         })
         .await?;
     let took = begun.elapsed();

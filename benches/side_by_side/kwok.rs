@@ -3,8 +3,8 @@
 //!
 //! Each turn has its own cluster, with the policy that adds the instances' finalizer and a native quota on both sides, and a first
 //! instance that shows that the program is ready. KWOK's stage writes the status that this build has written for its first
-//! instance; without a target, it writes only the state. A bare client that only creates the same instances and writes the same status
-//! shows how little time both writes can take on this machine. KWOK plays the stages of kinds other than its own one after the other,
+//! instance; without a target, it writes only the state. After this build's turn, a bare client creates as many instances and writes the
+//! same statuses on its cluster, which shows how little time both can take. KWOK plays the stages of kinds other than its own one after the other,
 //! which cannot be configured.
 
 use std::{
@@ -62,10 +62,12 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let (mut own, mut same, mut least) = (Vec::new(), Vec::new(), Vec::new());
     let mut minimum = Vec::new();
     for _ in 0..sizes.rounds {
-        let turn = ours(count, sizes).await?;
-        minimum.push(bare_clients(&turn.status, count).await?);
+        let (turn, bare) = ours(count, sizes).await?;
+        minimum.push(bare);
         same.push(kwoks(&program, &turn.status, count, sizes).await?);
-        least.push(kwoks(&program, &json!({ "state": "running" }), count, sizes).await?);
+        if sizes.kwok_of_least {
+            least.push(kwoks(&program, &json!({ "state": "running" }), count, sizes).await?);
+        }
         own.push(turn);
     }
     let each = |turns: &[Turn], of: fn(&Turn) -> f64| -> Samples { turns.iter().map(of).collect() };
@@ -73,8 +75,10 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         let own = each(&own, of);
         let what = format!("{what}, stellage : KWOK");
         table.compare(&what, &own, &each(&same, of), unit, aim.map(Aim::AtMost));
-        let what = format!("{what} that writes only the state");
-        table.compare(&what, &own, &each(&least, of), unit, None);
+        if !least.is_empty() {
+            let what = format!("{what} that writes only the state");
+            table.compare(&what, &own, &each(&least, of), unit, None);
+        }
     };
     let what = format!("{count} instances applied to running, PROVISIONING=0");
     compare(&what, |turn| turn.took, samples::SECONDS, Some(0.5));
@@ -84,10 +88,10 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     compare(what, |turn| turn.allocated, samples::MEBIBYTES, None);
     let what =
         format!("the same {count} creates and statuses, by a bare client that does nothing else : KWOK");
-    let bare = minimum.into_iter().collect();
+    let minimum = minimum.into_iter().collect();
     table.compare(
         &what,
-        &bare,
+        &minimum,
         &each(&same, |turn| turn.took),
         samples::SECONDS,
         None,
@@ -95,7 +99,8 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     Ok(())
 }
 
-async fn ours(count: u64, sizes: &Sizes) -> Result<Turn> {
+/// The turn of this build, and the seconds of the bare client's after it.
+async fn ours(count: u64, sizes: &Sizes) -> Result<(Turn, f64)> {
     let cluster = Cluster::start_with_finalizer_policy().await?;
     let mut product = Product::run(&cluster).await?;
     let account = Account::create(&cluster, &product).await?;
@@ -111,18 +116,11 @@ async fn ours(count: u64, sizes: &Sizes) -> Result<Turn> {
     .await?;
     has_outbox(&turn.status)?;
     product.stop().await?;
-    cluster.stop().await?;
-    Ok(turn)
-}
-
-/// The seconds in which a bare client creates the instances and writes this status for each.
-async fn bare_clients(status: &Value, count: u64) -> Result<f64> {
-    let cluster = Cluster::start_with_finalizer_policy().await?;
-    let client = BareClient::of_same_contents(&cluster, status.clone()).await?;
+    let client = BareClient::of_same_contents(&cluster, turn.status.clone()).await?;
     client.write(&cluster, "first", 1).await?;
     let minimum = client.write(&cluster, "kwok", count).await?;
     cluster.stop().await?;
-    Ok(minimum.took.as_secs_f64())
+    Ok((turn, minimum.took.as_secs_f64()))
 }
 
 async fn kwoks(program: &Path, status: &Value, count: u64, sizes: &Sizes) -> Result<Turn> {

@@ -16,6 +16,8 @@ pub struct Sizes {
     pub kwok: u64,
     /// Whether to build KWOK, which takes minutes, if the cache does not contain it.
     pub builds_kwok: bool,
+    /// Whether KWOK is also measured with a stage that writes only the state, which takes another cluster.
+    pub kwok_of_least: bool,
     /// Whether to use up Kubernetes Events before measuring transitions, and to wait afterwards until outboxes are cleared and
     /// invoices written.
     pub drained: bool,
@@ -83,6 +85,7 @@ impl Sizes {
         converging: 5_000,
         kwok: 5_000,
         builds_kwok: true,
+        kwok_of_least: true,
         drained: true,
         rounds: 3,
         creates: 2_000,
@@ -119,6 +122,7 @@ impl Sizes {
         converging: 100,
         kwok: 10,
         builds_kwok: false,
+        kwok_of_least: false,
         drained: false,
         rounds: 1,
         creates: 100,
