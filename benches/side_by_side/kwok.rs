@@ -3,9 +3,9 @@
 //!
 //! Each turn has its own cluster, with the policy that adds the instances' finalizer and a native quota on both sides, and a first
 //! instance that shows that the program is ready. KWOK's stage writes the status that this build has written for its first
-//! instance; without a target, it writes only the state. After this build's turn, a bare client creates as many instances and writes the
-//! same statuses on its cluster, which shows how little time both can take. KWOK plays the stages of kinds other than its own one after the other,
-//! which cannot be configured.
+//! instance; without a target, it writes only the state. After this build's turn, a bare client creates as many instances on its
+//! cluster and writes the same statuses, which shows how little time both can take. KWOK plays the stages of kinds other than its
+//! own one after the other, which cannot be configured.
 
 use std::{
     env, fs,
