@@ -53,7 +53,6 @@ pub struct BareClient {
     has_finalizers: bool,
     /// The status of each instance.
     status: Value,
-    turns: u64,
 }
 
 /// What the writes of one turn took.
@@ -82,21 +81,17 @@ impl BareClient {
         status: Value,
     ) -> Result<Self> {
         create_namespace(cluster, namespace, has_finalizers).await?;
-        cluster.until_created(namespace).await?;
         Ok(Self {
             namespace,
             has_finalizers,
             status,
-            turns: 0,
         })
     }
 
-    /// Does the writes for this many instances, then deletes them. Returns what the writes took.
-    pub async fn turn(&mut self, cluster: &Cluster, count: u64) -> Result<Minimum> {
-        let prefix = format!("bare{}", self.turns);
-        self.turns += 1;
-        let took = self.write(cluster, &prefix, count).await?;
-        self.delete(cluster, &prefix, count).await?;
+    /// Like [`Self::write`], but deletes the instances afterwards.
+    pub async fn turn(&self, cluster: &Cluster, prefix: &str, count: u64) -> Result<Minimum> {
+        let took = self.write(cluster, prefix, count).await?;
+        self.delete(cluster, prefix, count).await?;
         Ok(took)
     }
 
@@ -164,7 +159,7 @@ impl BareClient {
 }
 
 /// Creates a namespace that belongs to no account, but has a native quota like an account's. `has_finalizers` says whether it has
-/// the label of an account's, so that the API server adds the finalizer.
+/// the label of an account's, so that the API server adds the finalizer. Waits until instances can be created in it.
 pub async fn create_namespace(cluster: &Cluster, namespace: &str, has_finalizers: bool) -> Result<()> {
     let labels = if has_finalizers {
         json!({ ACCOUNT_LABEL: namespace })
@@ -186,7 +181,7 @@ pub async fn create_namespace(cluster: &Cluster, namespace: &str, has_finalizers
     tokio::time::timeout(PATIENCE, counted(cluster, &format!("{path}/instances")))
         .await
         .map_err(|_| format!("Kubernetes does not count the instances of {namespace}"))??;
-    Ok(())
+    cluster.until_created(namespace).await
 }
 
 /// Waits until the quota counts, since creates are refused before. If Kubernetes could not count a quota, it checks that quota

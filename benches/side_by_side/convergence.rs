@@ -31,7 +31,7 @@ use crate::{
     say,
     sizes::Sizes,
     table::{Aim, Table},
-    writes::Writes,
+    writes::{Writes, until_steady},
 };
 
 /// Timeout for all instances.
@@ -41,8 +41,6 @@ pub const PATIENCE: Duration = Duration::from_mins(5);
 const OUTBOX_LINGERS: Duration = Duration::from_secs(12);
 /// Timeout for nothing to be left to write: the invoices of a hundred thousand new instances take a quarter of an hour.
 const UNTIL_QUIET: Duration = Duration::from_mins(20);
-/// Interval of the lines of progress meanwhile.
-const TELL_EVERY: Duration = Duration::from_mins(1);
 
 /// The result of bringing instances to run.
 pub struct Converged {
@@ -76,12 +74,15 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     cluster.until_created(&account.namespace).await?;
     let status = written_status(&cluster, &product, &account).await?;
     product.stop().await?;
-    let mut same = BareClient::of_same_contents(&cluster, status).await?;
-    let mut least = BareClient::of_least_contents(&cluster).await?;
+    let same = BareClient::of_same_contents(&cluster, status).await?;
+    let least = BareClient::of_least_contents(&cluster).await?;
     let (mut bare, mut own, mut before) = (BareTurns::default(), Vec::new(), Vec::new());
     for round in 0..sizes.rounds {
-        bare.same.push(same.turn(&cluster, sizes.converging).await?);
-        bare.least.push(least.turn(&cluster, sizes.converging).await?);
+        let prefix = format!("bare{round}");
+        bare.same
+            .push(same.turn(&cluster, &prefix, sizes.converging).await?);
+        bare.least
+            .push(least.turn(&cluster, &prefix, sizes.converging).await?);
         own.push(
             turn(
                 &cluster,
@@ -156,30 +157,13 @@ pub async fn until_quiet(cluster: &Cluster, sizes: &Sizes) -> Result<()> {
     if !sizes.drained {
         return Ok(());
     }
-    let begun = Instant::now();
-    let (mut last, mut told) = (None, begun);
-    while begun.elapsed() < UNTIL_QUIET {
-        let Writes {
-            instances,
-            invoices,
-            events,
-            ..
-        } = Writes::count(&cluster.admin).await?;
-        let now = (instances, invoices, events);
-        if last.replace(now) == Some(now) {
-            return Ok(());
-        }
-        if told.elapsed() >= TELL_EVERY {
-            told = Instant::now();
-            say(&format!(
-                "  still writing after {:.0?}: {instances} writes of instances, {invoices} of invoices and {events} of \
-                 Kubernetes Events so far",
-                begun.elapsed()
-            ));
-        }
-        tokio::time::sleep(OUTBOX_LINGERS).await;
-    }
-    Err("instances, invoices or Kubernetes Events are written for ever".into())
+    until_steady(&cluster.admin, OUTBOX_LINGERS, UNTIL_QUIET, |writes| {
+        format!(
+            "{} writes of instances, {} of invoices and {} of Kubernetes Events",
+            writes.instances, writes.invoices, writes.events
+        )
+    })
+    .await
 }
 
 /// The first of the converged instances with this prefix, once nothing is left to do for it.
@@ -212,14 +196,14 @@ pub async fn converge(
     let mut connection = facade.connect().await?;
     let total_request = facade.request("GET", "/v1/instances?limit=1", None);
     let running_request = facade.request("GET", "/v1/instances?limit=1&status=running", None);
-    let before = product
+    let already = product
         .until(PATIENCE, "the key to be known", async || {
             // The watch may not have shown it yet.
             let is_known = connection.exchange(total_request.as_bytes()).await? != 401;
             is_known.then(|| total(&connection.body())).transpose()
         })
         .await?;
-    let wanted = before + count;
+    let wanted = already + count;
 
     let servers = cluster.api_server_pids();
     let used = || -> Result<_> { Ok((processor_time(product.pid)?, processor_time_of(&servers)?)) };

@@ -126,7 +126,6 @@ async fn ours(count: u64, sizes: &Sizes) -> Result<(Turn, f64)> {
 async fn kwoks(program: &Path, status: &Value, count: u64, sizes: &Sizes) -> Result<Turn> {
     let cluster = Cluster::start_with_finalizer_policy().await?;
     create_namespace(&cluster, NAMESPACE, true).await?;
-    cluster.until_created(NAMESPACE).await?;
     // KWOK also watches nodes and pods. Only the operator may write statuses, so KWOK gets the operator's identity and
     // additional rights.
     let body = json!({

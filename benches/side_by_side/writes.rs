@@ -5,25 +5,49 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Result, wire::Target};
+use crate::{Result, say, wire::Target};
 
 /// Longer than the operator holds Kubernetes Events back once it has little else to write.
 const EVENTS_GIVE_WAY: Duration = Duration::from_secs(3);
 /// Timeout for the Events that it has held back.
 const UNTIL_WRITTEN: Duration = Duration::from_mins(2);
 
+/// Interval of the lines of progress of [`until_steady`].
+const TELL_EVERY: Duration = Duration::from_mins(1);
+
 /// Waits until the operator has written the Kubernetes Events that it held back while it was busy.
 pub async fn until_events_are_written(admin: &Target) -> Result<()> {
+    until_steady(admin, EVENTS_GIVE_WAY, UNTIL_WRITTEN, |writes| {
+        format!("{} Kubernetes Events", writes.events)
+    })
+    .await
+}
+
+/// Waits until the writes that `shown` shows are the same after this interval as before it. Fails after `patience`.
+pub async fn until_steady(
+    admin: &Target,
+    interval: Duration,
+    patience: Duration,
+    shown: impl Fn(Writes) -> String,
+) -> Result<()> {
     let begun = Instant::now();
-    let mut before = Writes::count(admin).await?.events;
-    while begun.elapsed() < UNTIL_WRITTEN {
-        tokio::time::sleep(EVENTS_GIVE_WAY).await;
-        let now = Writes::count(admin).await?.events;
-        if std::mem::replace(&mut before, now) == now {
+    let (mut last, mut told) = (String::new(), begun);
+    while begun.elapsed() < patience {
+        let now = shown(Writes::count(admin).await?);
+        if now == last {
             return Ok(());
         }
+        last = now;
+        if told.elapsed() >= TELL_EVERY {
+            told = Instant::now();
+            say(&format!(
+                "  still writing after {:.0?}: {last} so far",
+                begun.elapsed()
+            ));
+        }
+        tokio::time::sleep(interval).await;
     }
-    Err("Kubernetes Events are written for ever".into())
+    Err(format!("written for ever: {last} so far").into())
 }
 
 /// Numbers of writes, and of one kind of read, since the API server started.
