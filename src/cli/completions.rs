@@ -125,8 +125,8 @@ mod tests {
             ["starter", "business", "performance", "enterprise"]
         );
         assert_eq!(complete("instance resize -n ada web --on"), ["--on-reboot"]);
-        assert_eq!(complete("instance list -o j"), ["json"]);
-        assert!(complete("instance show -n ").is_empty());
+        assert_eq!(complete("instance stop -o j"), ["json"]);
+        assert!(complete("instance stop -n ").is_empty());
         let script = answer_to_kubectl(&Command::new("stellage"), &[]);
         assert!(script.ends_with(":4"), "{script}");
     }

@@ -1,13 +1,12 @@
 //! `stellage key …`.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use jiff::{Timestamp, civil::Date};
+use jiff::Timestamp;
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, PostParams},
-    core::DeserializeGuard,
+    api::{DeleteParams, PostParams},
 };
 use serde::Serialize;
 
@@ -20,22 +19,20 @@ use super::{
 };
 use crate::{
     resources::{Account, ApiKey, KeyScope, ids, origin},
-    runtime::client::next_page,
     service::keys::new_key,
 };
 
 /// How long to wait for the account to be ready.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Create, list and revoke API keys.
+/// Create and revoke API keys.
+///
+/// `kubectl get apikeys` lists them, with the day, in UTC, on which each was last used.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
     /// Create a key and print it; it is shown only once
     #[command(after_help = CREATE)]
     Create(CreateArgs),
-    /// List keys and the day, in UTC, on which each was last used, without the keys themselves
-    #[command(after_help = LIST)]
-    List(ListArgs),
     /// Revoke a key; it stops working within a second
     #[command(after_help = REVOKE)]
     Revoke(RevokeArgs),
@@ -46,10 +43,6 @@ Examples:
   stellage key create --account ada
   stellage key create --account ada --scope read --expires 90d --name dashboard
   stellage key create --account ada --output json";
-const LIST: &str = "\
-Examples:
-  stellage key list
-  stellage key list --account ada";
 const REVOKE: &str = "\
 Example:
   stellage key revoke key-5m2k8x1t --account ada";
@@ -78,22 +71,10 @@ pub struct CreateArgs {
     output: Output,
 }
 
-/// List keys, of one account or of all, with the day, in UTC, on which each was last used.
-#[derive(Args, Debug)]
-pub struct ListArgs {
-    /// Only keys of this account
-    #[arg(long)]
-    account: Option<String>,
-
-    /// Output format
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
-}
-
 /// Revoke a key: requests with it will be refused.
 #[derive(Args, Debug)]
 pub struct RevokeArgs {
-    /// Name of the key, as `stellage key list` shows it
+    /// Name of the key, as `kubectl get apikeys` shows it
     name: String,
 
     /// Account that the key belongs to
@@ -111,88 +92,10 @@ struct Created<'a> {
     expires_at: Option<Timestamp>,
 }
 
-/// The JSON form of a key in a list.
-#[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON form")]
-#[derive(Serialize)]
-struct Listed {
-    name: String,
-    account: Option<String>,
-    scope: KeyScope,
-    ends_in: Option<String>,
-    expires_at: Option<Timestamp>,
-    expired: bool,
-    /// The latest day, in UTC, on which it was used.
-    last_used_on: Option<Date>,
-    /// The digest covers the key alone, so that the key should be replaced.
-    outdated: bool,
-    /// Made for a former owner of the namespace; does not work.
-    former: bool,
-    /// A copy of the digest of another account's key; does not work.
-    copy: bool,
-    created_at: Option<Timestamp>,
-}
-
-impl Listed {
-    fn of(key: ApiKey, owner: Option<&Account>, now: Timestamp) -> Self {
-        let created_at = origin::created_at(&key.metadata);
-        Self {
-            account: owner.and_then(|owner| owner.metadata.name.clone()),
-            expired: key.is_expired(now),
-            last_used_on: key.last_used_on(),
-            outdated: key.is_outdated(),
-            former: owner.is_some_and(|owner| created_at.is_some_and(|at| at < owner.owner_since())),
-            copy: key.spec.is_copy,
-            created_at,
-            name: key.name_any(),
-            scope: key.spec.scope,
-            ends_in: key.spec.last_characters,
-            expires_at: key.spec.expires_at,
-        }
-    }
-
-    /// Why it does not work, or should not be used.
-    const fn note(&self) -> Option<&'static str> {
-        if self.former {
-            Some("former account")
-        } else if self.copy {
-            Some("copy")
-        } else if self.outdated {
-            Some("outdated")
-        } else {
-            None
-        }
-    }
-
-    /// The cells of its row.
-    fn row(self, now: Timestamp) -> [String; 8] {
-        let none = || "-".to_owned();
-        // Objects made by hand may have any characters here.
-        let ends_in = |end: String| format!("…{}", end.replace(|c: char| !c.is_ascii_graphic(), "?"));
-        let remark = self.note().map_or_else(none, ToOwned::to_owned);
-        [
-            self.name,
-            self.account.unwrap_or_else(none),
-            scope_word(self.scope).to_owned(),
-            self.ends_in.map_or_else(none, ends_in),
-            match self.expires_at {
-                None => "never".to_owned(),
-                Some(end) if self.expired => format!("{end} (expired)"),
-                Some(end) => end.to_string(),
-            },
-            self.last_used_on
-                .map_or_else(|| "never".to_owned(), |day| day.to_string()),
-            self.created_at
-                .map_or_else(none, |since| duration::age(since, now)),
-            remark,
-        ]
-    }
-}
-
 pub(super) async fn run(command: KeyCommand) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     match command {
         KeyCommand::Create(args) => create(&cluster, args).await,
-        KeyCommand::List(args) => list(&cluster, args).await,
         KeyCommand::Revoke(args) => revoke(&cluster, args).await,
     }
 }
@@ -243,104 +146,10 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
-    let (keys, accounts) = if let Some(name) = &args.account {
-        let account = account::get(cluster, name).await?;
-        // An account that does not own its namespace has no keys; any keys there belong to another account.
-        let keys = match account.owned_namespace() {
-            Some(namespace) => list_in(cluster, Api::namespaced(cluster.client.clone(), namespace)).await?,
-            None => Vec::new(),
-        };
-        (keys, vec![account])
-    } else {
-        let keys = list_in(cluster, Api::all(cluster.client.clone())).await?;
-        (keys, account::all(cluster).await?)
-    };
-    let accounts: HashMap<&str, &Account> = accounts
-        .iter()
-        .filter_map(|account| Some((account.owned_namespace()?, account)))
-        .collect();
-    let now = Timestamp::now();
-    let owner = |key: &ApiKey| accounts.get(key.metadata.namespace.as_deref()?).copied();
-    let mut keys: Vec<Listed> = keys
-        .into_iter()
-        .map(|key| {
-            let owner = owner(&key);
-            Listed::of(key, owner, now)
-        })
-        .collect();
-    keys.sort_by(|a, b| (&a.account, &a.name).cmp(&(&b.account, &b.name)));
-    if args.output == Output::Json {
-        return output::json(&keys);
-    }
-    if keys.is_empty() {
-        let account = args.account.as_deref().unwrap_or("NAME");
-        output::note(&format!(
-            "There are no keys. `{} key create --account {account}` creates one.",
-            program()
-        ));
-        return Ok(());
-    }
-    let (former, copy) = (
-        keys.iter().any(|key| key.former),
-        keys.iter().any(|key| key.copy && !key.former),
-    );
-    let outdated = keys.iter().any(|key| key.outdated && !key.former && !key.copy);
-    let rows: Vec<_> = keys.into_iter().map(|key| key.row(now)).collect();
-    output::line(&output::table(
-        &[
-            "NAME",
-            "ACCOUNT",
-            "SCOPE",
-            "ENDS-IN",
-            "EXPIRES",
-            "LAST-USED",
-            "AGE",
-            "NOTE",
-        ],
-        &rows,
-    ));
-    if outdated {
-        output::note(&format!(
-            "Outdated keys work, but their digest would, too, in any other namespace. Replace each: `{stellage} key create`, switch over, `{stellage} key revoke`.",
-            stellage = program()
-        ));
-    }
-    if copy {
-        output::note("Copies have the digest of another account's older key. They do not work. Revoke them.");
-    }
-    if former {
-        output::note("Keys of a former account of the namespace do not work. Revoke them.");
-    }
-    Ok(())
-}
-
-/// The keys that can be read; one that cannot is named on stderr.
-async fn list_in(cluster: &Cluster, api: Api<DeserializeGuard<ApiKey>>) -> Result<Vec<ApiKey>, CliError> {
-    let mut page = ListParams::default().limit(500);
-    let mut keys = Vec::new();
-    loop {
-        let list = cluster.call("list keys", api.list(&page)).await?;
-        for key in list.items {
-            match key.0 {
-                Ok(key) => keys.push(key),
-                Err(error) => output::note(&format!(
-                    "cannot read key {} in namespace {}: {}; it does not work, delete it",
-                    error.metadata.name.unwrap_or_default(),
-                    error.metadata.namespace.unwrap_or_default(),
-                    error.error
-                )),
-            }
-        }
-        if !next_page(&mut page, &list.metadata) {
-            return Ok(keys);
-        }
-    }
-}
-
 async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
-    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(&account)?);
+    let namespace = namespace(&account)?;
+    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace);
     cluster
         .call(
             &format!("revoke key {} of account {}", args.name, args.account),
@@ -351,6 +160,7 @@ async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
             failure.or(404, || CliError::NoKey {
                 account: args.account.clone(),
                 name: args.name.clone(),
+                namespace: namespace.to_owned(),
             })
         })?;
     output::note(&format!(
@@ -377,39 +187,5 @@ pub(super) const fn scope_word(scope: KeyScope) -> &'static str {
     match scope {
         KeyScope::Read => "read",
         KeyScope::Write => "write",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_list_marks_outdated_keys_and_those_of_a_former_account_and_prints_no_control_characters() {
-        let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
-        let owner: Account = serde_json::from_value(json!({
-            "metadata": { "name": "ada", "creationTimestamp": "2026-11-20T10:00:00Z" },
-            "spec": { "email": "ada@example.com" },
-        }))
-        .unwrap();
-        let row_of = |created: &str, digest_of: Option<&str>, is_copy: bool| {
-            let key: ApiKey = serde_json::from_value(json!({
-                "metadata": { "name": "key", "namespace": "ada", "creationTimestamp": created },
-                "spec": { "sha256": "", "digestOf": digest_of, "isCopy": is_copy, "lastCharacters": "\u{1b}[\nx" },
-            }))
-            .unwrap();
-            Listed::of(key, Some(&owner), now).row(now)
-        };
-        let row = |created, digest_of| row_of(created, digest_of, false);
-        let [.., note] = row_of("2026-11-20T10:00:00Z", None, true);
-        assert_eq!(note, "copy");
-        let [.., note] = row("2026-11-20T10:00:00Z", Some("AccountAndKey"));
-        assert_eq!(note, "-");
-        let [.., ends_in, _, _, _, note] = row("2026-11-20T10:00:00Z", None);
-        assert_eq!((ends_in.as_str(), note.as_str()), ("…?[?x", "outdated"));
-        let [.., note] = row("2026-11-20T09:59:59Z", Some("AccountAndKey"));
-        assert_eq!(note, "former account");
     }
 }

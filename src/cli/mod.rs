@@ -3,7 +3,7 @@
 //!
 //! A command changes the objects directly, with its user's own permissions, as kubectl does. `objects` finds them by name or id,
 //! `change` requests an operation with a guarded patch, `wait` waits until it is done, and `output` prints for people and
-//! scripts.
+//! scripts. There is no command for what kubectl does as well: `kubectl get` lists and `kubectl describe` shows.
 
 mod account;
 mod backup;
@@ -44,16 +44,16 @@ const INTERRUPTED: u8 = 130;
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List, show and operate instances
+    /// Operate instances
     #[command(subcommand, visible_alias = "instances", alias = "inst")]
     Instance(instance::InstanceCommand),
-    /// List, show and make backups of instances
+    /// Make backups of instances
     #[command(subcommand, visible_alias = "backups", alias = "bkp")]
     Backup(backup::BackupCommand),
-    /// List, show, test and enable webhooks, and rotate their secrets
+    /// Test and enable webhooks, and rotate their secrets
     #[command(subcommand, visible_alias = "webhooks", alias = "wh")]
     Webhook(webhook::WebhookCommand),
-    /// List and show deliveries to webhooks, and send them again
+    /// Send deliveries to webhooks again
     #[command(subcommand, visible_alias = "deliveries", alias = "dlv")]
     Delivery(delivery::DeliveryCommand),
     /// Create, list and show accounts
@@ -62,7 +62,7 @@ pub enum Command {
     /// List and show invoices, and issue them before the end of the month
     #[command(subcommand, visible_alias = "invoices", alias = "inv")]
     Invoice(invoice::InvoiceCommand),
-    /// Create, list and revoke API keys
+    /// Create and revoke API keys
     #[command(subcommand)]
     Key(key::KeyCommand),
     /// Make sign-in links for the customer console
@@ -182,14 +182,15 @@ pub enum CliError {
     },
     /// There is no such key.
     #[error(
-        "account {account} has no key {name}; perhaps it was already revoked\n`{stellage} key list --account {account}` lists its keys.",
-        stellage = program()
+        "account {account} has no key {name}; perhaps it was already revoked\n`kubectl get apikeys -n {namespace}` lists its keys."
     )]
     NoKey {
         /// The account.
         account: String,
         /// The key's name.
         name: String,
+        /// The account's namespace.
+        namespace: String,
     },
     /// There is a key of that name.
     #[error(

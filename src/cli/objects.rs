@@ -1,22 +1,20 @@
-//! Finds the objects that commands work on: by name or id, in one namespace or in all.
+//! Finds the objects that commands work on, by name or id.
 
 use std::fmt::Debug;
 
 use clap::Args;
-use jiff::Timestamp;
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::Namespace};
 use kube::{
     Api, Resource, ResourceExt as _,
     api::ListParams,
-    core::{DeserializeGuard, ObjectList, TypeMeta, error_boundary::InvalidObject},
+    core::{DeserializeGuard, error_boundary::InvalidObject},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     CliError,
     connect::{Cluster, Failure},
-    output::{self, Output},
-    program::program,
+    output,
 };
 use crate::{
     resources::{Delivery, Instance, Webhook, ids},
@@ -37,25 +35,6 @@ pub struct InNamespace {
 impl InNamespace {
     pub(super) fn of<'a>(&'a self, cluster: &'a Cluster) -> &'a str {
         self.namespace.as_deref().unwrap_or(&cluster.namespace)
-    }
-}
-
-/// The namespace of a list, or all of them.
-#[derive(Args, Debug)]
-pub struct InNamespaces {
-    /// Namespace of the account [default: that of the kubeconfig's context]
-    #[arg(long, short, value_name = "NAMESPACE", value_parser = name)]
-    namespace: Option<String>,
-
-    /// List the objects of all namespaces
-    #[arg(long, short = 'A', conflicts_with = "namespace")]
-    all_namespaces: bool,
-}
-
-impl InNamespaces {
-    /// The namespace; `None` for all.
-    pub(super) fn of<'a>(&'a self, cluster: &'a Cluster) -> Option<&'a str> {
-        (!self.all_namespaces).then(|| self.namespace.as_deref().unwrap_or(&cluster.namespace))
     }
 }
 
@@ -85,8 +64,6 @@ pub(super) trait Named:
 {
     /// The kind in the singular, in messages and commands.
     const WORD: &'static str;
-    /// The kind in the plural.
-    const WORDS: &'static str;
 
     /// The public id.
     fn id(&self) -> String;
@@ -97,7 +74,6 @@ pub(super) trait Named:
 
 impl Named for Instance {
     const WORD: &'static str = "instance";
-    const WORDS: &'static str = "instances";
 
     fn id(&self) -> String {
         self.id()
@@ -110,7 +86,6 @@ impl Named for Instance {
 
 impl Named for Webhook {
     const WORD: &'static str = "webhook";
-    const WORDS: &'static str = "webhooks";
 
     fn id(&self) -> String {
         self.id()
@@ -123,7 +98,6 @@ impl Named for Webhook {
 
 impl Named for Delivery {
     const WORD: &'static str = "delivery";
-    const WORDS: &'static str = "deliveries";
 
     fn id(&self) -> String {
         self.id()
@@ -132,65 +106,6 @@ impl Named for Delivery {
     fn name_of(id: &str) -> Option<String> {
         ids::delivery_name_of(id)
     }
-}
-
-/// A kind that `list` and `show` print.
-pub(super) trait Shown: Named {
-    /// The columns of a table, without the namespace.
-    const COLUMNS: &'static [&'static str];
-
-    /// The cells of one object.
-    fn row(&self, now: Timestamp) -> Vec<String>;
-
-    /// One object in full.
-    fn description(&self, now: Timestamp) -> String;
-}
-
-/// Prints the object with this name or id.
-pub(super) async fn show<K: Shown>(
-    cluster: &Cluster,
-    namespace: &str,
-    name: &str,
-    output: Output,
-) -> Result<(), CliError> {
-    let object: K = find(cluster, namespace, name).await?;
-    match output {
-        Output::Json => print(&object),
-        Output::Text => {
-            output::line(&object.description(Timestamp::now()));
-            Ok(())
-        }
-    }
-}
-
-/// Prints objects that [`list`] has found, with their namespaces if it looked in all.
-pub(super) fn show_all<K: Shown>(
-    objects: Vec<K>,
-    namespace: Option<&str>,
-    output: Output,
-) -> Result<(), CliError> {
-    if output == Output::Json {
-        return print_all(objects);
-    }
-    if objects.is_empty() {
-        note_empty::<K>(namespace);
-    } else {
-        output::line(&table(&objects, namespace.is_none(), Timestamp::now()));
-    }
-    Ok(())
-}
-
-/// Objects as a table.
-pub(super) fn table<K: Shown>(objects: &[K], with_namespace: bool, now: Timestamp) -> String {
-    let mut head = K::COLUMNS.to_vec();
-    let mut rows: Vec<Vec<String>> = objects.iter().map(|object| object.row(now)).collect();
-    if with_namespace {
-        head.insert(0, "NAMESPACE");
-        for (row, object) in rows.iter_mut().zip(objects) {
-            row.insert(0, object.namespace().unwrap_or_default());
-        }
-    }
-    output::table(&head, &rows)
 }
 
 /// The object with this name or id.
@@ -206,7 +121,7 @@ pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &st
     }
     // An object created with kubectl under another name also has an id.
     let found = if named.is_some() {
-        let all = list::<K>(cluster, Some(namespace), &ListParams::default()).await?;
+        let all = list::<K>(cluster, namespace).await?;
         all.into_iter().find(|object| object.id() == name)
     } else {
         None
@@ -219,14 +134,8 @@ pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &st
         word: K::WORD,
         name: name.to_owned(),
         namespace: namespace.to_owned(),
-        list: list_command::<K>(namespace),
+        list: format!("kubectl get {} -n {namespace}", K::plural(&())),
     })
-}
-
-/// The command that lists the objects. Deliveries are listed per webhook.
-fn list_command<K: Named>(namespace: &str) -> String {
-    let webhook = if K::WORD == Delivery::WORD { " WEBHOOK" } else { "" };
-    format!("{} {} list{webhook} -n {namespace}", program(), K::WORD)
 }
 
 /// All objects that `api` lists of a selection, page by page. `unreadable` gets those that do not match their schema.
@@ -253,22 +162,10 @@ pub(super) async fn read_all<K: Resource + Clone + Debug + DeserializeOwned>(
     }
 }
 
-/// The objects that `selection` selects, in one namespace or in all, sorted by namespace and name. Objects that do not match
-/// their schema are reported on stderr.
-pub(super) async fn list<K: Named>(
-    cluster: &Cluster,
-    namespace: Option<&str>,
-    selection: &ListParams,
-) -> Result<Vec<K>, CliError> {
-    let client = cluster.client.clone();
-    let api: Api<DeserializeGuard<K>> = match namespace {
-        Some(namespace) => Api::namespaced(client, namespace),
-        None => Api::all(client),
-    };
-    let doing = match namespace {
-        Some(namespace) => format!("list {} in namespace {namespace}", K::WORDS),
-        None => format!("list {} in all namespaces", K::WORDS),
-    };
+/// The objects of a namespace. Those that do not match their schema are reported on stderr.
+pub(super) async fn list<K: Named>(cluster: &Cluster, namespace: &str) -> Result<Vec<K>, CliError> {
+    let api = Api::<DeserializeGuard<K>>::namespaced(cluster.client.clone(), namespace);
+    let doing = format!("list {} in namespace {namespace}", K::plural(&()));
     let unreadable = |error: InvalidObject| {
         output::note(&format!(
             "cannot read {} {}: {}",
@@ -277,14 +174,7 @@ pub(super) async fn list<K: Named>(
             error.error
         ));
     };
-    let mut objects = read_all(cluster, &doing, &api, selection, unreadable).await?;
-    if let Some(namespace) = namespace
-        && objects.is_empty()
-    {
-        check_namespace(cluster, namespace).await?;
-    }
-    objects.sort_by_cached_key(|object: &K| (object.namespace(), object.name_any()));
-    Ok(objects)
+    Ok(read_all(cluster, &doing, &api, &ListParams::default(), unreadable).await?)
 }
 
 /// An error if the namespace does not exist. Missing rights to check that are ignored, since this only improves a message.
@@ -302,38 +192,10 @@ async fn check_namespace(cluster: &Cluster, namespace: &str) -> Result<(), CliEr
     }
 }
 
-/// Prints that a list is empty.
-fn note_empty<K: Named>(namespace: Option<&str>) {
-    output::note(&match namespace {
-        Some(namespace) => format!(
-            "There are no {} in namespace {namespace}; use -n for another namespace, or -A for all.",
-            K::WORDS
-        ),
-        None => format!("There are no {}.", K::WORDS),
-    });
-}
-
-/// Prints one object as `kubectl get -o json` does.
-pub(super) fn print<K: Named>(object: &K) -> Result<(), CliError> {
-    output::json(&pruned(object.clone()))
-}
-
-/// Prints a list of objects as `kubectl get -o json` does.
-pub(super) fn print_all<K: Named>(objects: Vec<K>) -> Result<(), CliError> {
-    output::json(&ObjectList {
-        types: TypeMeta {
-            api_version: "v1".to_owned(),
-            kind: "List".to_owned(),
-        },
-        metadata: kube::core::ListMeta::default(),
-        items: objects.into_iter().map(pruned).collect::<Vec<K>>(),
-    })
-}
-
-/// Removes managedFields, as kubectl does.
-fn pruned<K: Named>(mut object: K) -> K {
+/// Prints an object as `kubectl get -o json` does: without managedFields.
+pub(super) fn print<K: Named>(mut object: K) -> Result<(), CliError> {
     object.meta_mut().managed_fields = None;
-    object
+    output::json(&object)
 }
 
 #[cfg(test)]

@@ -93,17 +93,6 @@ pub fn printable(text: &str) -> String {
     safe
 }
 
-/// One line of at most `longest` characters, for a cell of a table.
-pub(super) fn cell(text: &str, longest: usize) -> String {
-    let line = printable(text).replace(['\n', '\t'], " ");
-    if line.chars().count() <= longest {
-        return line;
-    }
-    let mut cut: String = line.chars().take(longest.saturating_sub(1)).collect();
-    cut.push('…');
-    cut
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,7 +119,5 @@ mod tests {
     fn untrusted_text_cannot_control_the_terminal() {
         assert_eq!(printable("a\u{1b}[2Jb\r\n\tc"), "a\\u{1b}[2Jb\\r\n\tc");
         assert_eq!(printable("\u{202e}txt \u{9b}1m é"), "\\u{202e}txt \\u{9b}1m é");
-        assert_eq!(cell("one\ntwo", 20), "one two");
-        assert_eq!(cell("äöüäöü", 4), "äöü…");
     }
 }

@@ -18,7 +18,6 @@ use super::{
     duration,
     objects::Named,
     output,
-    program::program,
 };
 use crate::runtime::watch::{self, revision};
 
@@ -70,7 +69,7 @@ pub(super) async fn until_done<K: Named>(
         ended = tokio::time::timeout(timeout, waiting.watch(api, written)) => ended,
     };
     let Wait { what, printed, .. } = waiting;
-    let look = format!("{} {} show {name} -n {namespace}", program(), K::WORD);
+    let look = format!("kubectl describe {} {name} -n {namespace}", K::WORD);
     match ended {
         Ok(Ok(object)) => Ok(object),
         Ok(Err(End::Failed(why))) => Err(CliError::Failed { what, why, look }),

@@ -41,6 +41,7 @@ pub const DEFAULT_PER_ACCOUNT: u32 = 1000;
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Size-GB", type_ = "number", json_path = ".status.sizeGB"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Display-Name", type_ = "string", json_path = ".spec.name", priority = 1),
     printcolumn(name = "Scheduled-For", type_ = "date", json_path = ".spec.scheduledFor", priority = 1),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.source.image", priority = 1),
     printcolumn(name = "Disk-GB", type_ = "integer", json_path = ".status.source.diskSizeGB", priority = 1),

@@ -1,22 +1,21 @@
 //! `stellage backup …`, and restoring one with `stellage instance rebuild`.
 
-use stellage::{providers::simulator::FAULT_ANNOTATION, resources::InstanceState};
+use kube::{Api, api::ListParams};
+use stellage::{
+    providers::simulator::FAULT_ANNOTATION,
+    resources::{Backup, InstanceState},
+};
 
 use super::run;
 use crate::support::Tenant;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backup_is_made_shown_and_restored_and_the_next_image_takes_its_place() {
+async fn a_backup_is_made_and_restored_and_the_next_image_takes_its_place() {
     let tenant = Tenant::new("cmd-backups").await;
     tenant.apply("web", |_| {}).await;
     tenant.wait_for_state("web", InstanceState::Running).await;
     let run = async |line: &str| run("cmd-backups", line).await;
 
-    let empty = run("backup list").await;
-    assert!(
-        empty.text().is_empty() && empty.notes.contains("There are no backups"),
-        "{empty:?}"
-    );
     let made = run("backup create web --name nightly --wait --timeout 3m --output json").await;
     let made = made.json();
     assert_eq!(
@@ -25,22 +24,6 @@ async fn a_backup_is_made_shown_and_restored_and_the_next_image_takes_its_place(
     );
     let id = made["status"]["id"].as_str().unwrap();
     let image = made["status"]["source"]["image"].as_str().unwrap();
-
-    for line in ["backup list", "backup list --instance web"] {
-        let listed = run(line).await;
-        let row = listed.text().lines().nth(1).unwrap();
-        assert!(
-            row.starts_with("nightly ") && row.contains(id) && row.contains("Completed"),
-            "{row}"
-        );
-    }
-    let others = run("backup list --instance db").await;
-    assert!(others.text().is_empty(), "{others:?}");
-    let shown = run(&format!("backup show {id}")).await;
-    assert!(
-        shown.text().contains("Phase:") && shown.text().contains(image),
-        "{shown:?}"
-    );
 
     run("instance rebuild web --image fedora-42 --wait --timeout 3m")
         .await
@@ -76,11 +59,14 @@ async fn a_backup_that_fails_says_why_and_is_not_restored() {
 
     let failed = run("backup create web --wait --timeout 3m").await;
     assert!(failed.error().contains("has failed: "), "{failed:?}");
-    let id = run("backup list --output json").await.json()["items"][0]["status"]["id"]
-        .as_str()
+    let backups: Api<Backup> = Api::namespaced(tenant.kube.clone(), "cmd-backup-fails");
+    let backup = backups
+        .list(&ListParams::default())
+        .await
         .unwrap()
-        .to_owned();
-    let refused = run(&format!("instance rebuild web --backup {id}")).await;
+        .items
+        .remove(0);
+    let refused = run(&format!("instance rebuild web --backup {}", backup.id())).await;
     assert!(
         refused
             .error()

@@ -55,8 +55,8 @@ async fn kubectl_finds_the_commands_as_its_plugin() {
         again.error().contains("stop is allowed from running"),
         "{again:?}"
     );
-    let unknown = kubectl(&["stellage", "instance", "show", "nope", "-n", "cmd-plugin"]).await;
-    let advice = "`kubectl stellage instance list -n cmd-plugin`";
+    let unknown = kubectl(&["stellage", "instance", "stop", "nope", "-n", "cmd-plugin"]).await;
+    let advice = "`kubectl get instances -n cmd-plugin`";
     assert!(unknown.error().contains(advice), "{unknown:?}");
 
     let help = kubectl(&["stellage", "instance", "resize", "--help"]).await;

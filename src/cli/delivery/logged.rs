@@ -1,6 +1,5 @@
 //! Deliveries in the event log: those that succeeded at the first attempt, for which there is no Delivery object.
 
-use futures::{StreamExt as _, TryStreamExt as _};
 use kube::{
     Api, ResourceExt as _,
     api::{ListParams, PostParams},
@@ -12,38 +11,13 @@ use crate::{
         connect::{Cluster, Failure},
         objects,
     },
-    events::EventType,
     resources::{Delivery, EventLog, PageIndex, Webhook, origin},
     runtime::client::next_page,
-    service::deliveries::logged::{deliveries_to, event_of, request},
+    service::deliveries::logged::{event_of, request},
 };
 
 /// Pages per list call, without their contents.
 const PAGE: u32 = 500;
-/// Number of pages read concurrently.
-const READS_AT_ONCE: usize = 4;
-
-/// The deliveries to a webhook in the log, of all events or of one type.
-pub(super) async fn list(
-    cluster: &Cluster,
-    namespace: &str,
-    webhook: &Webhook,
-    event_type: Option<EventType>,
-) -> Result<Vec<Delivery>, CliError> {
-    let uid = origin::uid(&webhook.metadata);
-    let mut pages = list_pages(cluster, namespace).await?;
-    pages.retain(|(_, index)| index.delivered_to(uid, event_type) > 0);
-    let reads = pages
-        .into_iter()
-        .map(async |(name, _)| read(cluster, namespace, &name).await);
-    let mut reads = futures::stream::iter(reads).buffered(READS_AT_ONCE);
-    let mut deliveries = Vec::new();
-    while let Some(page) = reads.try_next().await? {
-        let page = page.iter();
-        deliveries.extend(page.flat_map(|page| deliveries_to(uid, page, event_type)));
-    }
-    Ok(deliveries)
-}
 
 /// Requests that a delivery in the log be sent again, by creating a Delivery that names its page. The operator reads what to send
 /// from that page, because nobody else may write it.
@@ -67,7 +41,7 @@ pub(super) async fn find(
     namespace: &str,
     name: &str,
 ) -> Result<Option<(Delivery, Webhook)>, CliError> {
-    let webhooks: Vec<Webhook> = objects::list(cluster, Some(namespace), &ListParams::default()).await?;
+    let webhooks: Vec<Webhook> = objects::list(cluster, namespace).await?;
     if webhooks.is_empty() {
         return Ok(None);
     }

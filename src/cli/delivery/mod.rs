@@ -1,19 +1,12 @@
-//! `stellage delivery …`: list and show deliveries, and send them again.
+//! `stellage delivery …`: send deliveries again.
 
 mod logged;
-mod view;
 
-use std::{
-    collections::HashSet,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use clap::{
-    Args, Subcommand,
-    builder::{PossibleValuesParser, TypedValueParser as _},
-};
+use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use kube::{ResourceExt as _, api::ListParams};
+use kube::ResourceExt as _;
 use serde_json::json;
 
 use super::{
@@ -22,79 +15,26 @@ use super::{
     connect::Cluster,
     objects::{self, InNamespace, Named as _},
     output::{self, Output, printable},
-    program::program,
     wait::{self, Progress, Waiting},
 };
 use crate::{
-    events::EventType,
-    resources::{Delivery, DeliveryPhase, Webhook, delivery::WEBHOOK_LABEL},
-    service::deliveries::{When, newest_first, next_attempt, send_now, shown_phase},
+    resources::{Delivery, DeliveryPhase, Webhook},
+    service::deliveries::{When, next_attempt, send_now, shown_phase},
 };
 
-/// List and show deliveries to webhooks, and send them again.
+/// Send deliveries to webhooks again.
 ///
-/// Each command uses your kubectl rights.
+/// The command uses your kubectl rights. `kubectl get deliveries` and `kubectl describe delivery` show deliveries.
 #[derive(Debug, Subcommand)]
 pub enum DeliveryCommand {
-    /// List the deliveries of a webhook, newest first
-    #[command(visible_alias = "ls", after_help = LIST)]
-    List(ListArgs),
-    /// Show one delivery: the request, and every attempt with its answer
-    #[command(after_help = SHOW)]
-    Show(ShowArgs),
     /// Send a delivery now, whatever its status
     #[command(after_help = REDELIVER)]
     Redeliver(RedeliverArgs),
 }
 
-const LIST: &str = "\
-Examples:
-  stellage delivery list orders -n ada
-  stellage delivery list orders -n ada --status exhausted --event-type instance.stopped";
-const SHOW: &str = "\
-Example:
-  stellage delivery show dlv_4q7hz0c9k2m8x1ta -n ada";
 const REDELIVER: &str = "\
 Example:
   stellage delivery redeliver dlv_4q7hz0c9k2m8x1ta -n ada --wait";
-
-/// List the deliveries of a webhook.
-#[derive(Args, Debug)]
-pub struct ListArgs {
-    /// Name or id of the webhook
-    #[arg(value_parser = objects::name)]
-    webhook: String,
-
-    #[command(flatten)]
-    place: InNamespace,
-
-    /// Only deliveries with this status
-    #[arg(long, value_parser = phases())]
-    status: Option<DeliveryPhase>,
-
-    /// Only deliveries of this event type
-    #[arg(long, value_name = "TYPE", value_enum)]
-    event_type: Option<EventType>,
-
-    /// Output format: text for a table, json for the objects
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
-}
-
-/// Show one delivery.
-#[derive(Args, Debug)]
-pub struct ShowArgs {
-    /// Name or id of the delivery
-    #[arg(value_parser = objects::name)]
-    name: String,
-
-    #[command(flatten)]
-    place: InNamespace,
-
-    /// Output format: text, or json for the object
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
-}
 
 /// Send a delivery now.
 #[derive(Args, Debug)]
@@ -114,83 +54,9 @@ pub struct RedeliverArgs {
     output: Output,
 }
 
-fn phases() -> impl clap::builder::TypedValueParser<Value = DeliveryPhase> {
-    PossibleValuesParser::new(DeliveryPhase::ALL.map(DeliveryPhase::as_str)).try_map(|text| {
-        let mut phases = DeliveryPhase::ALL.into_iter();
-        phases
-            .find(|phase| phase.as_str() == text)
-            .ok_or("is not a status")
-    })
-}
-
 pub(super) async fn run(command: DeliveryCommand) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
-    match command {
-        DeliveryCommand::List(args) => list(&cluster, &args).await,
-        DeliveryCommand::Show(args) => show(&cluster, &args).await,
-        DeliveryCommand::Redeliver(args) => redeliver(&cluster, &args).await,
-    }
-}
-
-async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
-    let namespace = args.place.of(cluster);
-    let webhook: Webhook = objects::find(cluster, namespace, &args.webhook).await?;
-    let selection = ListParams::default().labels(&format!("{WEBHOOK_LABEL}={}", webhook.name_any()));
-    let mut deliveries: Vec<Delivery> = objects::list(cluster, Some(namespace), &selection).await?;
-    deliveries.retain(|delivery| is_of(delivery, &webhook));
-    let stored: HashSet<String> = deliveries.iter().map(kube::ResourceExt::name_any).collect();
-    deliveries.retain(|delivery| {
-        args.status.is_none_or(|status| status == shown_phase(delivery))
-            && args
-                .event_type
-                .is_none_or(|wanted| wanted == delivery.spec.event_type)
-    });
-    if args
-        .status
-        .is_none_or(|status| status == DeliveryPhase::Delivered)
-    {
-        let mut logged = logged::list(cluster, namespace, &webhook, args.event_type).await?;
-        // A delivery that was sent again exists as a Delivery, whatever its status is now.
-        logged.retain(|delivery| !stored.contains(&delivery.name_any()));
-        deliveries.extend(logged);
-    }
-    deliveries.sort_by_cached_key(|delivery| newest_first(&delivery.metadata));
-    if args.output == Output::Json {
-        return objects::print_all(deliveries);
-    }
-    if deliveries.is_empty() {
-        output::note(&format!(
-            "There are no matching deliveries to webhook {}.",
-            webhook.name_any()
-        ));
-        return Ok(());
-    }
-    output::line(&view::table(&deliveries, Timestamp::now()));
-    Ok(())
-}
-
-/// Whether a delivery belongs to this webhook, and not to a deleted one of the same name.
-fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
-    let mut owners = delivery.metadata.owner_references.iter().flatten();
-    owners.any(|owner| webhook.uid().as_ref() == Some(&owner.uid))
-}
-
-async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
-    let namespace = args.place.of(cluster);
-    let delivery: Delivery = match objects::find(cluster, namespace, &args.name).await {
-        Err(unknown @ CliError::NoObject { .. }) => match in_log(cluster, namespace, &args.name).await? {
-            Some((delivery, _)) => delivery,
-            None => return Err(unknown),
-        },
-        found => found?,
-    };
-    match args.output {
-        Output::Json => objects::print(&delivery),
-        Output::Text => {
-            output::line(&view::description(&delivery, Timestamp::now()));
-            Ok(())
-        }
-    }
+    let DeliveryCommand::Redeliver(args) = command;
+    redeliver(&Cluster::current().await?, &args).await
 }
 
 /// The delivery with this name or id, if it is in the event log, and its webhook.
@@ -237,7 +103,7 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
         return Err(CliError::Failed {
             what: format!("delivery {}", delivery.id()),
             why: when.describe().to_owned(),
-            look: format!("{} webhook show {} -n {namespace}", program(), webhook.name_any()),
+            look: format!("kubectl describe webhook {} -n {namespace}", webhook.name_any()),
         });
     }
     let begun = format!("delivery {} {}", delivery.id(), when.describe());
@@ -262,15 +128,14 @@ pub(super) async fn finish(
         (delivery, text)
     } else {
         let look = format!(
-            "`{} delivery show {} -n {}` shows the result",
-            program(),
-            delivery.id(),
+            "`kubectl describe delivery {} -n {}` shows the result",
+            delivery.name_any(),
             delivery.namespace().unwrap_or_default()
         );
         (delivery, format!("{begun}; {look}"))
     };
     match output {
-        Output::Json => objects::print(&delivery),
+        Output::Json => objects::print(delivery),
         Output::Text => {
             output::line(&text);
             Ok(())

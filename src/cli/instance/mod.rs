@@ -1,36 +1,29 @@
-//! `stellage instance …`: the operations that REST offers on instances, for kubectl users.
+//! `stellage instance …`: the operations that REST offers on instances, for kubectl users, who list and show them with kubectl.
 
 mod operate;
-mod view;
 
 use clap::{Args, Subcommand, builder::PossibleValuesParser, builder::TypedValueParser as _};
-use kube::api::ListParams;
 
 use self::operate::{Operation, operate};
 use super::{
     CliError, backup,
     connect::Cluster,
-    objects::{self, InNamespace, InNamespaces},
+    objects::{self, InNamespace},
     output::{self, Output},
     wait::Waiting,
 };
 use crate::{
     lifecycle::Action,
-    resources::{Instance, Plan, validation},
+    resources::{Plan, validation},
     service::instances::Installation,
 };
 
-/// List, show and operate instances.
+/// Operate instances.
 ///
-/// Each command uses your kubectl rights, and requests an operation by changing the instance's spec.
+/// Each command uses your kubectl rights, and requests an operation by changing the instance's spec. `kubectl get instances` and
+/// `kubectl describe instance` show instances.
 #[derive(Debug, Subcommand)]
 pub enum InstanceCommand {
-    /// List instances
-    #[command(visible_alias = "ls", after_help = LIST)]
-    List(ListArgs),
-    /// Show one instance: its state and the reason, plan and addresses
-    #[command(after_help = SHOW)]
-    Show(ShowArgs),
     /// Power an instance on; allowed from stopped and error
     #[command(after_help = START)]
     Start(OperateArgs),
@@ -51,14 +44,6 @@ pub enum InstanceCommand {
     Rebuild(RebuildArgs),
 }
 
-const LIST: &str = "\
-Examples:
-  stellage instance list -n ada
-  stellage instance list --all-namespaces --output json | jq -r '.items[].status.ipAddress'";
-const SHOW: &str = "\
-Examples:
-  stellage instance show web -n ada
-  stellage instance show i-4q7hz0c9k2m8x1ta -n ada --output json";
 const START: &str = "\
 Example:
   stellage instance start web -n ada --wait";
@@ -79,32 +64,6 @@ const REBUILD: &str = "\
 Examples:
   stellage instance rebuild web -n ada --image debian-13 --wait
   stellage instance rebuild web -n ada --backup bkp_4q7hz0c9k2m8x1ta --wait";
-
-/// List instances.
-#[derive(Args, Debug)]
-pub struct ListArgs {
-    #[command(flatten)]
-    place: InNamespaces,
-
-    /// Output format: text for a table, json for the objects
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
-}
-
-/// Show one instance.
-#[derive(Args, Debug)]
-pub struct ShowArgs {
-    /// Name or id of the instance
-    #[arg(value_parser = objects::name)]
-    name: String,
-
-    #[command(flatten)]
-    place: InNamespace,
-
-    /// Output format: text, or json for the object
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
-}
 
 /// Operate an instance.
 #[derive(Args, Debug)]
@@ -185,11 +144,6 @@ fn image(text: &str) -> Result<String, &'static str> {
 pub(super) async fn run(command: InstanceCommand) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     let (args, operation) = match command {
-        InstanceCommand::List(args) => return list(&cluster, &args).await,
-        InstanceCommand::Show(args) => {
-            return objects::show::<Instance>(&cluster, args.place.of(&cluster), &args.name, args.output)
-                .await;
-        }
         InstanceCommand::Start(args) => (args, Operation::Power(Action::Start)),
         InstanceCommand::Stop(args) => (args, Operation::Power(Action::Stop)),
         InstanceCommand::Poweroff(args) => (args, Operation::Power(Action::PowerOff)),
@@ -207,16 +161,10 @@ pub(super) async fn run(command: InstanceCommand) -> Result<(), CliError> {
     let namespace = args.place.of(&cluster);
     let ended = operate(&cluster, namespace, &args.name, &operation, args.waiting).await?;
     match args.output {
-        Output::Json => objects::print(&ended.instance),
+        Output::Json => objects::print(ended.instance),
         Output::Text => {
             output::line(&ended.message);
             Ok(())
         }
     }
-}
-
-async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
-    let namespace = args.place.of(cluster);
-    let instances: Vec<Instance> = objects::list(cluster, namespace, &ListParams::default()).await?;
-    objects::show_all(instances, namespace, args.output)
 }

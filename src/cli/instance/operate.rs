@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde_json::Value;
 
-use super::view;
 use crate::{
     cli::{
         CliError,
@@ -15,7 +14,7 @@ use crate::{
         program::program,
         wait::{self, Progress, Waiting},
     },
-    lifecycle::Action,
+    lifecycle::{Action, current},
     resources::{
         Instance, InstanceSpec, InstanceState, Plan,
         conditions::{self, READY, STALLED},
@@ -90,7 +89,7 @@ impl Operation {
             return change.apply(indexed).map_err(|_| unsuitable());
         }
         let is_allowed = |state| self.action().allowed_from().contains(&state);
-        if !view::state(instance).is_some_and(is_allowed) {
+        if !state(instance).is_some_and(is_allowed) {
             return Err(unsuitable());
         }
         let mut spec = instance.spec.clone();
@@ -117,7 +116,7 @@ impl Operation {
             Self::Rebuild(Installation::Backup(backup)) => {
                 format!("instance {name} is being restored from backup {}", backup.id)
             }
-            Self::Resize { plan, .. } if view::state(instance) == Some(InstanceState::Resizing) => {
+            Self::Resize { plan, .. } if state(instance) == Some(InstanceState::Resizing) => {
                 format!("instance {name} is changing to plan {}", plan.as_str())
             }
             Self::Resize { plan, .. } => settled(instance, *plan),
@@ -131,7 +130,7 @@ impl Operation {
             _ => format!(
                 "instance {} is {}",
                 instance.name_any(),
-                view::state(instance).map_or("gone", InstanceState::as_str)
+                state(instance).map_or("gone", InstanceState::as_str)
             ),
         }
     }
@@ -183,6 +182,19 @@ pub(super) async fn operate(
     Ok(Ended { instance, message })
 }
 
+/// The state as shown by REST, which reflects a new request immediately. `None` if the instance is not managed, because its
+/// namespace belongs to no account.
+fn state(instance: &Instance) -> Option<InstanceState> {
+    let is_orphan = instance
+        .status
+        .as_ref()
+        .is_some_and(|status| status.state.is_none() && !status.conditions.is_empty());
+    if is_orphan {
+        return None;
+    }
+    current(instance).state
+}
+
 /// How far the operator has got with the instance's spec.
 fn progress(instance: &Instance) -> Progress {
     if instance.is_deleting() {
@@ -195,7 +207,7 @@ fn progress(instance: &Instance) -> Progress {
     let Some(ready) = status.and_then(|status| conditions::find(&status.conditions, READY)) else {
         return Progress::Pending("waiting for the operator".to_owned());
     };
-    let state = view::state(instance).map_or_else(String::new, |state| format!("{state}, "));
+    let state = state(instance).map_or_else(String::new, |state| format!("{state}, "));
     let seen = format!("{state}{}: {}", ready.reason, ready.message);
     let is_stalled = status.is_some_and(|status| conditions::is_true(&status.conditions, STALLED));
     match ready.status.as_str() {
@@ -209,12 +221,13 @@ fn progress(instance: &Instance) -> Progress {
 fn wrong_state(operation: &Operation, instance: &Instance) -> CliError {
     let (name, namespace) = (instance.name_any(), instance.namespace().unwrap_or_default());
     let what = format!("instance {name}");
-    let look = format!("{} instance show {name} -n {namespace}", program());
-    let Some(state) = view::state(instance) else {
-        let (_, message) = view::why(instance).unwrap_or_default();
+    let look = format!("kubectl describe instance {name} -n {namespace}");
+    let Some(state) = state(instance) else {
+        let status = instance.status.as_ref();
+        let ready = status.and_then(|status| conditions::find(&status.conditions, READY));
         return CliError::WrongState {
             what,
-            why: format!("is not managed: {message}"),
+            why: format!("is not managed: {}", ready.map_or("", |ready| &ready.message)),
             fix: "The operator will manage it once that is fixed.".to_owned(),
         };
     };
@@ -255,6 +268,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::resources::PowerState;
 
     fn now() -> Timestamp {
         "2026-11-21T10:05:00Z".parse().unwrap()
@@ -359,6 +373,32 @@ mod tests {
         assert!(
             resize.contains("is error; resize is allowed from running, stopped"),
             "{resize}"
+        );
+    }
+
+    #[test]
+    fn a_request_shows_before_the_controller_has_seen_it() {
+        let mut stopping = instance("running", "Running");
+        stopping.spec.power_state = PowerState::Stopped;
+        stopping.metadata.generation = Some(4);
+        assert_eq!(state(&stopping), Some(InstanceState::Stopping));
+    }
+
+    #[test]
+    fn an_instance_of_no_account_is_not_operated_and_says_why() {
+        let mut orphan = instance("running", "Running");
+        orphan.status = serde_json::from_value(json!({ "conditions": [{
+            "type": "Ready", "status": "False", "reason": "NoAccount", "message": "namespace ada belongs to no Account",
+            "lastTransitionTime": "2026-11-21T10:03:00Z",
+        }]}))
+        .unwrap();
+        let error = Operation::Power(Action::Stop)
+            .patch(&orphan, now())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("instance web is not managed: namespace ada belongs to no Account\n"),
+            "{error}"
         );
     }
 

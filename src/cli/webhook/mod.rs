@@ -1,16 +1,12 @@
-//! `stellage webhook …`: show the health of webhooks, test and enable them, rotate their secrets.
+//! `stellage webhook …`: test and enable webhooks, rotate their secrets.
 
 mod rotate;
-mod view;
 
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use kube::{
-    Api, ResourceExt as _,
-    api::{ListParams, PostParams},
-};
+use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::Value;
 
 use self::rotate::RotateArgs;
@@ -19,7 +15,7 @@ use super::{
     change::change,
     connect::Cluster,
     delivery,
-    objects::{self, InNamespace, InNamespaces},
+    objects::{self, InNamespace},
     output::{self, Output},
     program::program,
     wait::{self, Progress, Waiting},
@@ -38,17 +34,11 @@ use crate::{
     },
 };
 
-/// List, show, test and enable webhooks, and rotate their secrets.
+/// Test and enable webhooks, and rotate their secrets.
 ///
-/// Each command uses your kubectl rights.
+/// Each command uses your kubectl rights. `kubectl get webhooks` and `kubectl describe webhook` show webhooks.
 #[derive(Debug, Subcommand)]
 pub enum WebhookCommand {
-    /// List webhooks
-    #[command(visible_alias = "ls", after_help = LIST)]
-    List(ListArgs),
-    /// Show one webhook: its health and the reason, last success and failure, and counters; not its secret
-    #[command(after_help = SHOW)]
-    Show(ShowArgs),
     /// Send a test event, once; also works on a disabled webhook
     #[command(after_help = TEST)]
     Test(TestArgs),
@@ -60,13 +50,6 @@ pub enum WebhookCommand {
     RotateSecret(RotateArgs),
 }
 
-const LIST: &str = "\
-Examples:
-  stellage webhook list -n ada
-  stellage webhook list --all-namespaces --output json";
-const SHOW: &str = "\
-Example:
-  stellage webhook show orders -n ada";
 const TEST: &str = "\
 Examples:
   stellage webhook test orders -n ada --wait
@@ -74,32 +57,6 @@ Examples:
 const ENABLE: &str = "\
 Example:
   stellage webhook enable orders -n ada --wait";
-
-/// List webhooks.
-#[derive(Args, Debug)]
-pub struct ListArgs {
-    #[command(flatten)]
-    place: InNamespaces,
-
-    /// Output format: text for a table, json for the objects
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
-}
-
-/// Show one webhook.
-#[derive(Args, Debug)]
-pub struct ShowArgs {
-    /// Name or id of the webhook
-    #[arg(value_parser = objects::name)]
-    name: String,
-
-    #[command(flatten)]
-    place: InNamespace,
-
-    /// Output format: text, or json for the object
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
-}
 
 /// Send a test event.
 #[derive(Args, Debug)]
@@ -144,20 +101,10 @@ pub struct EnableArgs {
 pub(super) async fn run(command: WebhookCommand) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     match command {
-        WebhookCommand::List(args) => list(&cluster, &args).await,
-        WebhookCommand::Show(args) => {
-            objects::show::<Webhook>(&cluster, args.place.of(&cluster), &args.name, args.output).await
-        }
         WebhookCommand::Test(args) => test(&cluster, &args).await,
         WebhookCommand::Enable(args) => enable(&cluster, &args).await,
         WebhookCommand::RotateSecret(args) => rotate::rotate(&cluster, &args).await,
     }
-}
-
-async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
-    let namespace = args.place.of(cluster);
-    let webhooks: Vec<Webhook> = objects::list(cluster, namespace, &ListParams::default()).await?;
-    objects::show_all(webhooks, namespace, args.output)
 }
 
 async fn test(cluster: &Cluster, args: &TestArgs) -> Result<(), CliError> {
@@ -209,7 +156,7 @@ async fn enable(cluster: &Cluster, args: &EnableArgs) -> Result<(), CliError> {
         webhook = wait::until_done(cluster, webhook, args.waiting.timeout, enabled).await?;
     }
     match args.output {
-        Output::Json => objects::print(&webhook),
+        Output::Json => objects::print(webhook),
         Output::Text => {
             output::line(&format!("webhook {} is enabled", webhook.name_any()));
             Ok(())

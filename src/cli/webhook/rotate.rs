@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams, PostParams},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -236,7 +236,7 @@ async fn announce(cluster: &Cluster, webhook: &Webhook, namespace: &str, secret:
 
 /// Names of the other webhooks that use the same secret.
 async fn others_with(cluster: &Cluster, webhook: &Webhook, namespace: &str) -> Result<Vec<String>, CliError> {
-    let all: Vec<Webhook> = objects::list(cluster, Some(namespace), &ListParams::default()).await?;
+    let all: Vec<Webhook> = objects::list(cluster, namespace).await?;
     let others = all.iter().filter(|other| {
         other.spec.secret_ref == webhook.spec.secret_ref && other.metadata.uid != webhook.metadata.uid
     });
