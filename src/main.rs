@@ -3,11 +3,9 @@
 use std::{io::Write as _, process::ExitCode};
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap_complete::Shell;
 use stellage::{
-    cli::{
-        self,
-        completions::{self, Shell},
-    },
+    cli::{self, completions},
     serve::serve,
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };

@@ -4,31 +4,23 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use kube::{
-    Api, ResourceExt,
-    api::{ListParams, PostParams},
-};
+use kube::{Api, ResourceExt as _, api::PostParams};
 use serde::Serialize;
-use tokio::time::{Instant, sleep};
 
 use super::{
     CliError,
     connect::Cluster,
     duration,
+    objects::{self, note_unreadable, read_all},
     output::{self, Output},
     program::program,
+    wait::{self, Progress},
 };
-use crate::{
-    resources::{
-        Account, AccountSpec,
-        conditions::{READY, STALLED, find},
-        origin,
-    },
-    runtime::client::next_page,
+use crate::resources::{
+    Account, AccountSpec,
+    conditions::{READY, STALLED, find, is_true},
+    origin,
 };
-
-/// Interval between reads of an Account.
-const POLL: Duration = Duration::from_millis(250);
 
 /// Create, list and show accounts.
 #[derive(Debug, Subcommand)]
@@ -187,8 +179,8 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
 }
 
 async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
-    let mut accounts = all(cluster).await?;
-    accounts.sort_by_key(ResourceExt::name_any);
+    let api = Api::all(cluster.client.clone());
+    let accounts: Vec<Account> = read_all(cluster, "list accounts", &api, note_unreadable).await?;
     if args.output == Output::Json {
         return output::json(&accounts.iter().map(view).collect::<Vec<_>>());
     }
@@ -256,27 +248,13 @@ fn show(account: &Account, output: Output) -> Result<(), CliError> {
     Ok(())
 }
 
-/// All Accounts.
-pub(super) async fn all(cluster: &Cluster) -> Result<Vec<Account>, CliError> {
-    let api = Api::<Account>::all(cluster.client.clone());
-    let mut page = ListParams::default().limit(500);
-    let mut accounts = Vec::new();
-    loop {
-        let list = cluster.call("list accounts", api.list(&page)).await?;
-        accounts.extend(list.items);
-        if !next_page(&mut page, &list.metadata) {
-            return Ok(accounts);
-        }
-    }
-}
-
-/// The namespace of an account, which has its events.
-pub(super) fn namespace_of_events<'a>(account: &'a Account, name: &str) -> Result<&'a str, CliError> {
+/// The namespace that an account owns, which its spec alone does not decide. `what` is in it.
+pub(super) fn namespace<'a>(account: &'a Account, what: &str) -> Result<&'a str, CliError> {
     account.owned_namespace().ok_or_else(|| CliError::NotReady {
-        name: name.to_owned(),
+        name: account.name_any(),
         what: format!(
-            "has no namespace, and so no events\n`{} account show {name}` shows why.",
-            program()
+            "has no namespace, and so no {what}\n`{}` shows why.",
+            objects::describe(account)
         ),
     })
 }
@@ -293,60 +271,19 @@ pub(super) async fn get(cluster: &Cluster, name: &str) -> Result<Account, CliErr
 /// Waits until an Account is ready, and prints progress. Fails at once if the Account is stalled or being deleted.
 pub(super) async fn wait_until_ready(
     cluster: &Cluster,
-    mut account: Account,
+    account: Account,
     patience: Duration,
 ) -> Result<Account, CliError> {
-    let name = account.name_any();
-    let not_ready = |what: String| CliError::NotReady {
-        name: name.clone(),
-        what,
-    };
-    let deadline = Instant::now() + patience;
-    let mut printed = None;
-    loop {
-        if account.metadata.deletion_timestamp.is_some() {
-            return Err(not_ready(format!(
-                "is being deleted\n`kubectl get account {name} -o yaml` shows what the deletion waits for."
-            )));
-        }
-        let observed = account
-            .status
-            .as_ref()
-            .filter(|status| status.observed_generation == account.metadata.generation);
-        let ready = observed.and_then(|status| find(&status.conditions, READY));
-        if ready.is_some_and(|ready| ready.status == "True") {
-            return Ok(account);
-        }
-        let stalled = observed
-            .and_then(|status| find(&status.conditions, STALLED))
-            .filter(|stalled| stalled.status == "True");
-        if let Some(stalled) = stalled {
-            return Err(not_ready(format!(
-                "exists, but cannot become ready ({}): {}",
-                stalled.reason, stalled.message
-            )));
-        }
-        let now = ready.map_or_else(
-            || "waiting for the operator".to_owned(),
-            |ready| format!("{}: {}", ready.reason, ready.message),
-        );
-        if Instant::now() >= deadline {
-            return Err(not_ready(match ready {
-                Some(_) => format!(
-                    "is not ready after {} s; {now}\nThe operator keeps trying; `kubectl get account {name} -w` shows when it is ready.",
-                    patience.as_secs()
-                ),
-                None => format!(
-                    "exists, but the operator has not processed it within {} s; it seems not to be running\nStart it (`stellage controller`), or check its Deployment; it will then set up the account.",
-                    patience.as_secs()
-                ),
-            }));
-        }
-        if printed.as_ref() != Some(&now) {
-            output::note(&format!("account {name}: {now}"));
-            printed = Some(now);
-        }
-        sleep(POLL).await;
-        account = get(cluster, &name).await?;
-    }
+    wait::until_done(Api::all(cluster.client.clone()), account, patience, progress).await
+}
+
+fn progress(account: &Account) -> Progress {
+    let status = account.status.clone().unwrap_or_default();
+    let is_stalled = is_true(&status.conditions, STALLED);
+    Progress::of(
+        account,
+        status.observed_generation,
+        &status.conditions,
+        is_stalled,
+    )
 }

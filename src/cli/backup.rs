@@ -7,7 +7,7 @@ use super::{
     CliError,
     connect::Cluster,
     objects::{self, InNamespace, Named},
-    output::{self, Output},
+    output::Output,
     wait::{self, Progress, Waiting},
 };
 use crate::{
@@ -62,8 +62,6 @@ fn display_name(text: &str) -> Result<String, &'static str> {
 }
 
 impl Named for Backup {
-    const WORD: &'static str = "backup";
-
     fn id(&self) -> String {
         self.id()
     }
@@ -99,19 +97,18 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         .call(&doing, api.create(&PostParams::default(), &backup))
         .await?;
     if args.waiting.wait {
-        backup = wait::until_done(cluster, backup, args.waiting.timeout, progress).await?;
+        backup = wait::until_done(api, backup, args.waiting.timeout, progress).await?;
     }
-    match args.output {
-        Output::Json => objects::print(backup),
-        Output::Text => {
-            let (id, name) = (backup.id(), instance.name_any());
-            output::line(&match backup.phase() {
-                BackupPhase::Completed => format!("backup {id} of instance {name} is completed"),
-                _ => format!("backup {id} of instance {name} has been requested"),
-            });
-            Ok(())
-        }
-    }
+    let what = match backup.phase() {
+        BackupPhase::Completed => "is completed",
+        _ => "has been requested",
+    };
+    let text = format!(
+        "backup {} of instance {} {what}",
+        backup.id(),
+        instance.name_any()
+    );
+    objects::print(backup, &text, args.output)
 }
 
 fn progress(backup: &Backup) -> Progress {

@@ -32,7 +32,7 @@ pub(super) async fn change<K: Named>(
             return Ok(object);
         };
         let name = object.name_any();
-        let doing = format!("{verb} {} {name} in namespace {namespace}", K::WORD);
+        let doing = format!("{verb} {} {name} in namespace {namespace}", objects::word::<K>());
         let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
         match cluster.call(&doing, api.patch(&name, &params, &patch)).await {
             // A conflict: the operator, for example, often writes the status.
@@ -40,5 +40,5 @@ pub(super) async fn change<K: Named>(
             changed => return Ok(changed?),
         }
     }
-    Err(CliError::Contended(format!("{} {name}", K::WORD)))
+    Err(CliError::Contended(format!("{} {name}", objects::word::<K>())))
 }

@@ -1,6 +1,7 @@
 //! Completions: scripts for shells, and answers to kubectl, which asks its plugins.
 
-use clap::{Arg, Command, ValueEnum};
+use clap::{Arg, Command};
+use clap_complete::Shell;
 
 /// The file name under which kubectl finds the program that completes `kubectl stellage`.
 pub const PLUGIN_COMPLETER: &str = "kubectl_complete-stellage";
@@ -8,24 +9,8 @@ pub const PLUGIN_COMPLETER: &str = "kubectl_complete-stellage";
 /// Last line of the answer to kubectl: do not complete file names (cobra's `ShellCompDirectiveNoFileComp`).
 const NO_FILES: &str = ":4";
 
-/// A shell whose completions can be printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Shell {
-    /// GNU Bash.
-    Bash,
-    /// Zsh.
-    Zsh,
-    /// fish.
-    Fish,
-}
-
 /// The completion script of a shell.
 pub fn script(shell: Shell, command: &mut Command) -> String {
-    let shell = match shell {
-        Shell::Bash => clap_complete::Shell::Bash,
-        Shell::Zsh => clap_complete::Shell::Zsh,
-        Shell::Fish => clap_complete::Shell::Fish,
-    };
     let mut script = Vec::new();
     clap_complete::generate(shell, command, "stellage", &mut script);
     String::from_utf8_lossy(&script).into_owned()

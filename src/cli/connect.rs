@@ -1,14 +1,23 @@
 //! The connection to the cluster of the current kubeconfig, with error messages that name the fix.
 
-use std::{error::Error as _, future::Future};
+use std::{error::Error as _, fmt::Debug, future::Future};
 
-use kube::{Client, Config, core::Status};
+use kube::{
+    Api, Client, Config,
+    api::ListParams,
+    core::{ObjectList, Status},
+    runtime::watcher,
+};
+use serde::de::DeserializeOwned;
 
-use super::CliError;
+use super::{CliError, output};
 use crate::runtime::{
     Health, Metrics, ServerTime,
-    client::{self, CallError, Observers, bounded},
+    client::{self, CallError, Observers, bounded, next_page},
 };
+
+/// Objects per page of a list, unless its caller limits them.
+const PAGE: u32 = 500;
 
 /// A cluster, and the client for it.
 pub(super) struct Cluster {
@@ -73,6 +82,33 @@ impl Cluster {
         bounded(call).await.map_err(|error| self.failure(doing, &error))
     }
 
+    /// Everything that a list has, page by page. `list` makes one call.
+    pub(super) async fn list<T: Clone>(
+        &self,
+        doing: &str,
+        mut page: ListParams,
+        list: impl AsyncFn(&ListParams) -> kube::Result<ObjectList<T>>,
+    ) -> Result<Vec<T>, Failure> {
+        page.limit.get_or_insert(PAGE);
+        let mut items = Vec::new();
+        loop {
+            let listed = self.call(doing, list(&page)).await?;
+            items.extend(listed.items);
+            if !next_page(&mut page, &listed.metadata) {
+                return Ok(items);
+            }
+        }
+    }
+
+    /// Fails if the objects cannot be listed. A watch would retry after such an error, too, without an end.
+    pub(super) async fn can_list<K>(&self, api: &Api<K>, doing: &str) -> Result<(), Failure>
+    where
+        K: Clone + DeserializeOwned + Debug,
+    {
+        let one = ListParams::default().limit(1);
+        self.call(doing, api.list_metadata(&one)).await.map(drop)
+    }
+
     fn failure(&self, doing: &str, error: &CallError) -> Failure {
         let Some(status) = error.status() else {
             let reason = match error {
@@ -119,6 +155,16 @@ impl Failure {
 impl From<Failure> for CliError {
     fn from(failure: Failure) -> Self {
         *failure.error
+    }
+}
+
+/// Reports that a watch fails, once for each outage.
+pub(super) fn note_outage(is_failing: &mut bool, error: &watcher::Error) {
+    if !std::mem::replace(is_failing, true) {
+        output::note(&format!(
+            "lost the connection to the API server; reconnecting: {}",
+            innermost(error)
+        ));
     }
 }
 

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use kube::{Api, api::PostParams};
 use serde::Serialize;
 use url::Url;
 
 use super::{
     CliError, account,
     connect::Cluster,
-    key::{PATIENCE, namespace, scope_word},
+    key::{self, PATIENCE, scope_word},
     output::{self, Output},
     program::program,
 };
@@ -89,15 +88,8 @@ async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {
     let (token, made) = new_link(uid, now);
     let name = format!("console-{}", &ids::random_suffix()[..8]);
     let mut object = ApiKey::new(&name, spec);
-    object.metadata.namespace = Some(namespace(&account)?.to_owned());
     object.metadata.annotations = Some(BTreeMap::from([(LINK_ANNOTATION.to_owned(), made.annotation())]));
-    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(&account)?);
-    cluster
-        .call(
-            &format!("create a key of account {}", args.account),
-            api.create(&PostParams::default(), &object),
-        )
-        .await?;
+    key::store(cluster, &account, &object).await?;
     let mut url = args.url;
     url.set_path("/console/link");
     url.set_fragment(None);

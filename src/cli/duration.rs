@@ -2,29 +2,16 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{Span, SpanRelativeTo, Timestamp};
 
 /// Parses a number with a unit: seconds, minutes, hours, days (24 h) or weeks.
 pub(super) fn parse(text: &str) -> Result<Duration, String> {
-    let wrong = || "must be a number with a unit, s, m, h, d or w, such as 30s or 90d".to_owned();
-    let unit = text.chars().last().ok_or_else(wrong)?;
-    let seconds = match unit {
-        's' => 1,
-        'm' => 60,
-        'h' => 3600,
-        'd' => 86_400,
-        'w' => 604_800,
-        _ => return Err(wrong()),
-    };
-    let number = &text[..text.len() - unit.len_utf8()];
-    if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
-        return Err(wrong());
-    }
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    number
-        .checked_mul(seconds)
-        .map(Duration::from_secs)
-        .ok_or_else(|| "is too long".to_owned())
+    let wrong = |_| "must be a number with a unit, s, m, h, d or w, such as 30s or 90d".to_owned();
+    let span: Span = text.parse().map_err(wrong)?;
+    let duration = span
+        .to_duration(SpanRelativeTo::days_are_24_hours())
+        .map_err(wrong)?;
+    Duration::try_from(duration).map_err(wrong)
 }
 
 /// Parses an expiry: a duration from `now`, or an RFC 3339 time. In whole seconds.

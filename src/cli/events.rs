@@ -20,14 +20,14 @@ use kube::{
 
 use super::{
     CliError, account,
-    connect::{Cluster, innermost},
+    connect::{Cluster, note_outage},
     duration,
     output::{self, Output, printable},
 };
 use crate::{
     events::EventType,
     resources::{EventLog, LoggedEvent, origin},
-    runtime::{client::next_page, watch},
+    runtime::watch,
     service::events::{EventFilter, instance_of},
 };
 
@@ -70,7 +70,7 @@ pub struct EventsArgs {
 pub(super) async fn run(args: EventsArgs) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     let account = account::get(&cluster, &args.account).await?;
-    let namespace = account::namespace_of_events(&account, &args.account)?;
+    let namespace = account::namespace(&account, "events")?;
     let api = Api::<DeserializeGuard<EventLog>>::namespaced(cluster.client.clone(), namespace);
     let mut log = Log {
         account: origin::uid(&account.metadata).to_owned(),
@@ -87,24 +87,17 @@ pub(super) async fn run(args: EventsArgs) -> Result<(), CliError> {
     };
     let doing = format!("list eventlogs in namespace {namespace}");
     if args.follow {
-        // A watch retries after any error, so report errors that exist from the start here.
-        let one = ListParams::default().limit(1);
-        cluster.call(&doing, api.list_metadata(&one)).await?;
+        cluster.can_list(&api, &doing).await?;
         tokio::select! {
             _ = tokio::signal::ctrl_c() => {}
             () = log.follow(api) => {}
         }
         return Ok(());
     }
-    let mut parameters = ListParams::default().limit(PAGES_PER_CALL);
-    loop {
-        let list = cluster.call(&doing, api.list(&parameters)).await?;
-        for page in list.items {
-            log.take(page);
-        }
-        if !next_page(&mut parameters, &list.metadata) {
-            break;
-        }
+    let list = async |page: &ListParams| api.list(page).await;
+    let parameters = ListParams::default().limit(PAGES_PER_CALL);
+    for page in cluster.list(&doing, parameters, list).await? {
+        log.take(page);
     }
     if log.waiting.is_empty() {
         output::note(&format!(
@@ -184,12 +177,7 @@ impl Log {
         let change = match change {
             Ok(change) => change,
             Err(error) => {
-                if !std::mem::replace(&mut self.is_failing, true) {
-                    output::note(&format!(
-                        "lost the connection to the API server; reconnecting: {}",
-                        innermost(&error)
-                    ));
-                }
+                note_outage(&mut self.is_failing, &error);
                 return Ok(());
             }
         };

@@ -17,23 +17,19 @@ use super::{
     CliError, account,
     connect::Cluster,
     duration,
+    objects::{note_unreadable, read_all},
     output::{self, Output, or_dash},
     program::program,
 };
-use crate::{
-    resources::{
-        Account, Invoice, InvoiceLine, InvoicePage,
-        invoice_page::INVOICE_LABEL,
-        money::{Cents, UnitPrice},
-        origin,
-    },
-    runtime::client::next_page,
+use crate::resources::{
+    Account, Invoice, InvoiceLine, InvoicePage,
+    invoice_page::INVOICE_LABEL,
+    money::{Cents, UnitPrice},
+    origin,
 };
 
 /// How often to look whether the invoice is issued.
 const POLL: Duration = Duration::from_millis(500);
-/// Invoices per list call.
-const INVOICES: u32 = 200;
 /// Pages of lines per list call. Each has some 100 KiB.
 const PAGES: u32 = 50;
 
@@ -179,13 +175,7 @@ pub(super) async fn run(command: InvoiceCommand) -> Result<(), CliError> {
 impl<'a> Books<'a> {
     async fn of(cluster: &'a Cluster, name: &str) -> Result<Self, CliError> {
         let account = account::get(cluster, name).await?;
-        let namespace = account.owned_namespace().ok_or_else(|| CliError::NotReady {
-            name: name.to_owned(),
-            what: format!(
-                "has no namespace, and so no invoices\n`{} account show {name}` shows why.",
-                program()
-            ),
-        })?;
+        let namespace = account::namespace(&account, "invoices")?;
         Ok(Self {
             cluster,
             namespace: namespace.to_owned(),
@@ -198,17 +188,8 @@ impl<'a> Books<'a> {
         let api = Api::<DeserializeGuard<Invoice>>::namespaced(self.cluster.client.clone(), &self.namespace);
         let doing = format!("list invoices in namespace {}", self.namespace);
         let uid = origin::uid(&self.account.metadata);
-        let mut params = ListParams::default().limit(INVOICES);
-        let mut all = Vec::new();
-        loop {
-            let page = self.cluster.call(&doing, api.list(&params)).await?;
-            let has_more = next_page(&mut params, &page.metadata);
-            let readable = page.items.into_iter().filter_map(|invoice| invoice.0.ok());
-            all.extend(readable.filter(|invoice| invoice.spec.account == uid));
-            if !has_more {
-                break;
-            }
-        }
+        let mut all = read_all(self.cluster, &doing, &api, note_unreadable).await?;
+        all.retain(|invoice| invoice.spec.account == uid);
         all.sort_by_key(|invoice| std::cmp::Reverse(invoice.spec.period.from));
         Ok(all)
     }
@@ -251,7 +232,7 @@ impl<'a> Books<'a> {
         };
         let all = self.all().await?;
         let invoice = all.iter().find(is_it).ok_or_else(|| CliError::NoObject {
-            word: "invoice",
+            word: "invoice".to_owned(),
             name: args.name.clone(),
             namespace: self.namespace.clone(),
             list: format!("{} invoice list --account {}", program(), args.account),
@@ -300,16 +281,9 @@ impl<'a> Books<'a> {
         let api = Api::<InvoicePage>::namespaced(self.cluster.client.clone(), &self.namespace);
         let doing = format!("list invoicepages in namespace {}", self.namespace);
         let of_invoice = format!("{INVOICE_LABEL}={}", invoice.name());
-        let mut params = ListParams::default().limit(PAGES).labels(&of_invoice);
-        let mut pages = Vec::new();
-        loop {
-            let page = self.cluster.call(&doing, api.list(&params)).await?;
-            let has_more = next_page(&mut params, &page.metadata);
-            pages.extend(page.items);
-            if !has_more {
-                break;
-            }
-        }
+        let params = ListParams::default().limit(PAGES).labels(&of_invoice);
+        let list = async |page: &ListParams| api.list(page).await;
+        let mut pages = self.cluster.list(&doing, params, list).await?;
         pages.sort_by_key(|page| page.spec.number);
         let of_pages = pages
             .into_iter()

@@ -11,7 +11,8 @@ use kube::{
 use serde::Serialize;
 
 use super::{
-    CliError, account,
+    CliError,
+    account::{self, namespace},
     connect::Cluster,
     duration,
     output::{self, Output},
@@ -108,21 +109,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let name = args
         .name
         .unwrap_or_else(|| format!("key-{}", &ids::random_suffix()[..8]));
-    let mut object = ApiKey::new(&name, spec);
-    object.metadata.namespace = Some(namespace(&account)?.to_owned());
-    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(&account)?);
-    cluster
-        .call(
-            &format!("create a key of account {}", args.account),
-            api.create(&PostParams::default(), &object),
-        )
-        .await
-        .map_err(|failure| {
-            failure.or(409, || CliError::KeyExists {
-                account: args.account.clone(),
-                name: name.clone(),
-            })
-        })?;
+    store(cluster, &account, &ApiKey::new(&name, spec)).await?;
     if args.output == Output::Json {
         return output::json(&Created {
             name: &name,
@@ -146,9 +133,24 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Creates a key in the namespace of its account.
+pub(super) async fn store(cluster: &Cluster, account: &Account, key: &ApiKey) -> Result<(), CliError> {
+    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(account, "keys")?);
+    let doing = format!("create a key of account {}", account.name_any());
+    let created = cluster
+        .call(&doing, api.create(&PostParams::default(), key))
+        .await;
+    created.map(drop).map_err(|failure| {
+        failure.or(409, || CliError::KeyExists {
+            account: account.name_any(),
+            name: key.name_any(),
+        })
+    })
+}
+
 async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
-    let namespace = namespace(&account)?;
+    let namespace = namespace(&account, "keys")?;
     let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace);
     cluster
         .call(
@@ -168,18 +170,6 @@ async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
         args.name, args.account
     ));
     Ok(())
-}
-
-/// The namespace that the account owns, which its spec alone does not decide.
-pub(super) fn namespace(account: &Account) -> Result<&str, CliError> {
-    account.owned_namespace().ok_or_else(|| CliError::NotReady {
-        name: account.name_any(),
-        what: format!(
-            "has no namespace, and so no keys\n`{} account show {}` shows why.",
-            program(),
-            account.name_any()
-        ),
-    })
 }
 
 /// The word for a scope.

@@ -209,7 +209,7 @@ pub enum CliError {
     )]
     NoObject {
         /// The kind.
-        word: &'static str,
+        word: String,
         /// The name or id that was given.
         name: String,
         /// The namespace.
@@ -247,7 +247,7 @@ pub enum CliError {
     },
     /// The operation waited for takes longer than the timeout.
     #[error(
-        "{what} is not done after {seconds} s; last seen: {last}\nThe operation continues; `{look}` shows its progress. Use --timeout to wait longer."
+        "{what} is not done after {seconds} s; last seen: {last}\nThe operation continues; `{look}` shows its progress."
     )]
     TimedOut {
         /// The object.

@@ -14,15 +14,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{
     CliError,
     connect::{Cluster, Failure},
-    output,
+    output::{self, Output},
 };
-use crate::{
-    resources::{Delivery, Instance, Webhook, ids},
-    runtime::client::next_page,
-};
-
-/// Objects per page of a list.
-const PAGE: u32 = 500;
+use crate::resources::{Delivery, Instance, Webhook, ids};
 
 /// The namespace of one object.
 #[derive(Args, Debug)]
@@ -62,9 +56,6 @@ pub(super) trait Named:
     + Send
     + 'static
 {
-    /// The kind in the singular, in messages and commands.
-    const WORD: &'static str;
-
     /// The public id.
     fn id(&self) -> String;
 
@@ -73,8 +64,6 @@ pub(super) trait Named:
 }
 
 impl Named for Instance {
-    const WORD: &'static str = "instance";
-
     fn id(&self) -> String {
         self.id()
     }
@@ -85,8 +74,6 @@ impl Named for Instance {
 }
 
 impl Named for Webhook {
-    const WORD: &'static str = "webhook";
-
     fn id(&self) -> String {
         self.id()
     }
@@ -97,8 +84,6 @@ impl Named for Webhook {
 }
 
 impl Named for Delivery {
-    const WORD: &'static str = "delivery";
-
     fn id(&self) -> String {
         self.id()
     }
@@ -108,11 +93,26 @@ impl Named for Delivery {
     }
 }
 
+/// The kind as a word, in messages and commands.
+pub(super) fn word<K: Resource<DynamicType = ()>>() -> String {
+    K::kind(&()).to_lowercase()
+}
+
+/// The command that shows an object in full.
+pub(super) fn describe<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    let what = format!("kubectl describe {} {}", word::<K>(), object.name_any());
+    match object.namespace() {
+        Some(namespace) => format!("{what} -n {namespace}"),
+        None => what,
+    }
+}
+
 /// The object with this name or id.
 pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &str) -> Result<K, CliError> {
     let api = Api::<K>::namespaced(cluster.client.clone(), namespace);
     let named = K::name_of(name);
-    let doing = format!("read {} {name} in namespace {namespace}", K::WORD);
+    let word = word::<K>();
+    let doing = format!("read {word} {name} in namespace {namespace}");
     let found = cluster
         .call(&doing, api.get_opt(named.as_deref().unwrap_or(name)))
         .await?;
@@ -131,50 +131,39 @@ pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &st
     }
     check_namespace(cluster, namespace).await?;
     Err(CliError::NoObject {
-        word: K::WORD,
+        word,
         name: name.to_owned(),
         namespace: namespace.to_owned(),
         list: format!("kubectl get {} -n {namespace}", K::plural(&())),
     })
 }
 
-/// All objects that `api` lists of a selection, page by page. `unreadable` gets those that do not match their schema.
+/// All objects that `api` lists. `unreadable` gets those that do not match their schema.
 pub(super) async fn read_all<K: Resource + Clone + Debug + DeserializeOwned>(
     cluster: &Cluster,
     doing: &str,
     api: &Api<DeserializeGuard<K>>,
-    selection: &ListParams,
     mut unreadable: impl FnMut(InvalidObject),
 ) -> Result<Vec<K>, Failure> {
-    let mut page = selection.clone().limit(PAGE);
-    let mut objects = Vec::new();
-    loop {
-        let list = cluster.call(doing, api.list(&page)).await?;
-        for object in list.items {
-            match object.0 {
-                Ok(object) => objects.push(object),
-                Err(error) => unreadable(error),
-            }
-        }
-        if !next_page(&mut page, &list.metadata) {
-            return Ok(objects);
-        }
-    }
+    let list = async |page: &ListParams| api.list(page).await;
+    let all = cluster.list(doing, ListParams::default(), list).await?;
+    Ok(all
+        .into_iter()
+        .filter_map(|object| object.0.map_err(&mut unreadable).ok())
+        .collect())
 }
 
 /// The objects of a namespace. Those that do not match their schema are reported on stderr.
 pub(super) async fn list<K: Named>(cluster: &Cluster, namespace: &str) -> Result<Vec<K>, CliError> {
     let api = Api::<DeserializeGuard<K>>::namespaced(cluster.client.clone(), namespace);
     let doing = format!("list {} in namespace {namespace}", K::plural(&()));
-    let unreadable = |error: InvalidObject| {
-        output::note(&format!(
-            "cannot read {} {}: {}",
-            K::WORD,
-            error.metadata.name.unwrap_or_default(),
-            error.error
-        ));
-    };
-    Ok(read_all(cluster, &doing, &api, &ListParams::default(), unreadable).await?)
+    Ok(read_all(cluster, &doing, &api, note_unreadable).await?)
+}
+
+/// Reports an object that does not match its schema.
+pub(super) fn note_unreadable(object: InvalidObject) {
+    let name = object.metadata.name.unwrap_or_default();
+    output::note(&format!("cannot read {name}: {}", object.error));
 }
 
 /// An error if the namespace does not exist. Missing rights to check that are ignored, since this only improves a message.
@@ -192,10 +181,18 @@ async fn check_namespace(cluster: &Cluster, namespace: &str) -> Result<(), CliEr
     }
 }
 
-/// Prints an object as `kubectl get -o json` does: without managedFields.
-pub(super) fn print<K: Named>(mut object: K) -> Result<(), CliError> {
-    object.meta_mut().managed_fields = None;
-    output::json(&object)
+/// Prints the result of a command: a text, or the object as `kubectl get -o json` does, without managedFields.
+pub(super) fn print<K: Named>(mut object: K, text: &str, output: Output) -> Result<(), CliError> {
+    match output {
+        Output::Json => {
+            object.meta_mut().managed_fields = None;
+            output::json(&object)
+        }
+        Output::Text => {
+            output::line(text);
+            Ok(())
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,25 +1,24 @@
-//! `--wait`: watches an object until an operation is done.
+//! Watches an object until an operation is done, for `--wait`.
 
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
 use clap::Args;
 use futures::StreamExt as _;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{
-    Api, ResourceExt as _,
+    Api, Resource, ResourceExt as _,
     runtime::{
         WatchStreamExt as _,
         watcher::{self, watch_object},
     },
 };
+use serde::de::DeserializeOwned;
 
-use super::{
-    CliError,
-    connect::{Cluster, innermost},
-    duration,
-    objects::Named,
-    output,
+use super::{CliError, connect::note_outage, duration, objects, output};
+use crate::{
+    resources::conditions::{READY, find},
+    runtime::watch::{self, revision},
 };
-use crate::runtime::watch::{self, revision};
 
 /// Whether a command waits, and for how long.
 #[derive(Args, Clone, Copy, Debug)]
@@ -44,19 +43,45 @@ pub(super) enum Progress {
     Failed(String),
 }
 
+impl Progress {
+    /// How far the operator has got with the current spec of an object, according to the object's conditions. `is_final`: nothing
+    /// will change without a change of the spec.
+    pub(super) fn of(
+        object: &impl Resource,
+        observed_generation: Option<i64>,
+        conditions: &[Condition],
+        is_final: bool,
+    ) -> Self {
+        if object.meta().deletion_timestamp.is_some() {
+            return Self::Failed("is being deleted".to_owned());
+        }
+        let ready = find(conditions, READY).filter(|_| observed_generation == object.meta().generation);
+        let Some(ready) = ready else {
+            return Self::Pending("waiting for the operator".to_owned());
+        };
+        let seen = format!("{}: {}", ready.reason, ready.message);
+        match ready.status.as_str() {
+            "True" => Self::Done,
+            _ if is_final => Self::Failed(format!("is not ready: {seen}")),
+            _ => Self::Pending(seen),
+        }
+    }
+}
+
 /// Waits until an operation is done or has failed, according to `progress`. `written` is the object as the command has written
 /// it; older versions are ignored. Ctrl-C ends the waiting, but not the operation.
-pub(super) async fn until_done<K: Named>(
-    cluster: &Cluster,
+pub(super) async fn until_done<K>(
+    api: Api<K>,
     written: K,
     timeout: Duration,
     progress: impl Fn(&K) -> Progress,
-) -> Result<K, CliError> {
-    let namespace = written.namespace().unwrap_or_default();
-    let name = written.name_any();
-    let api = Api::<K>::namespaced(cluster.client.clone(), &namespace);
+) -> Result<K, CliError>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let look = objects::describe(&written);
     let mut waiting = Wait {
-        what: format!("{} {name}", K::WORD),
+        what: format!("{} {}", objects::word::<K>(), written.name_any()),
         uid: written.uid(),
         revision: revision(&written),
         printed: None,
@@ -69,14 +94,11 @@ pub(super) async fn until_done<K: Named>(
         ended = tokio::time::timeout(timeout, waiting.watch(api, written)) => ended,
     };
     let Wait { what, printed, .. } = waiting;
-    let look = format!("kubectl describe {} {name} -n {namespace}", K::WORD);
     match ended {
         Ok(Ok(object)) => Ok(object),
         Ok(Err(End::Failed(why))) => Err(CliError::Failed { what, why, look }),
         Ok(Err(End::Forbidden(reason))) => Err(CliError::Forbidden {
-            doing: format!(
-                "watch {what} in namespace {namespace} for --wait (the operation itself continues)"
-            ),
+            doing: format!("watch {what} (the operation itself continues)"),
             reason,
         }),
         Ok(Err(End::Interrupted)) => Err(CliError::Interrupted { what, look }),
@@ -107,8 +129,9 @@ struct Wait<F> {
 }
 
 impl<F> Wait<F> {
-    async fn watch<K: Named>(&mut self, api: Api<K>, written: K) -> Result<K, End>
+    async fn watch<K>(&mut self, api: Api<K>, written: K) -> Result<K, End>
     where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
         F: Fn(&K) -> Progress,
     {
         let name = written.name_any();
@@ -131,13 +154,7 @@ impl<F> Wait<F> {
                     if let Some(reason) = refusal(&error) {
                         return Err(End::Forbidden(reason));
                     }
-                    // Report each outage once.
-                    if !std::mem::replace(&mut is_failing, true) {
-                        output::note(&format!(
-                            "lost the connection to the API server; reconnecting: {}",
-                            innermost(&error)
-                        ));
-                    }
+                    note_outage(&mut is_failing, &error);
                 }
             }
         }

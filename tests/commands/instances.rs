@@ -167,7 +167,7 @@ async fn waiting_fails_with_the_reason_where_the_operation_does() {
     assert!(
         failed
             .error()
-            .contains("instance broken has not reached the requested state: error, RebuildFailed: ")
+            .contains("instance broken is not ready: RebuildFailed: ")
             && failed
                 .error()
                 .contains("`kubectl describe instance broken -n cmd-fails` shows details"),

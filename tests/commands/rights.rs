@@ -94,7 +94,7 @@ async fn a_command_may_do_what_its_user_may_and_says_what_it_may_not() {
         ),
         (
             &["instance", "stop", "web", "--wait"],
-            "not allowed to watch instance web in namespace cmd-rights for --wait",
+            "not allowed to watch instance web (the operation itself continues)",
         ),
     ] {
         let ran = run(words).await;

@@ -197,7 +197,7 @@ async fn a_webhook_that_cannot_be_sent_to_is_not_waited_for_and_what_is_held_goe
     assert!(
         enabled
             .error()
-            .contains("is enabled, but nothing can be sent to it: SecretMissing: "),
+            .contains("webhook hook is not ready: SecretMissing: "),
         "{enabled:?}"
     );
     tenant.apply("web", |_| {}).await;

@@ -12,12 +12,8 @@ use crate::{
         objects,
     },
     resources::{Delivery, EventLog, PageIndex, Webhook, origin},
-    runtime::client::next_page,
     service::deliveries::logged::{event_of, request},
 };
-
-/// Pages per list call, without their contents.
-const PAGE: u32 = 500;
 
 /// Requests that a delivery in the log be sent again, by creating a Delivery that names its page. The operator reads what to send
 /// from that page, because nobody else may write it.
@@ -62,19 +58,12 @@ pub(super) async fn find(
 async fn list_pages(cluster: &Cluster, namespace: &str) -> Result<Vec<(String, PageIndex)>, CliError> {
     let api = Api::<EventLog>::namespaced(cluster.client.clone(), namespace);
     let doing = format!("list eventlogs in namespace {namespace}");
-    let mut parameters = ListParams::default().limit(PAGE);
-    let mut pages = Vec::new();
-    loop {
-        let list = cluster.call(&doing, api.list_metadata(&parameters)).await?;
-        let read = list
-            .items
-            .iter()
-            .map(|page| (page.name_any(), PageIndex::read(&page.metadata)));
-        pages.extend(read.filter_map(|(name, index)| Some((name, index?))));
-        if !next_page(&mut parameters, &list.metadata) {
-            return Ok(pages);
-        }
-    }
+    let list = async |page: &ListParams| api.list_metadata(page).await;
+    let pages = cluster.list(&doing, ListParams::default(), list).await?;
+    let read = pages
+        .iter()
+        .map(|page| (page.name_any(), PageIndex::read(&page.metadata)));
+    Ok(read.filter_map(|(name, index)| Some((name, index?))).collect())
 }
 
 /// A page; `None` if it has been deleted.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use kube::ResourceExt as _;
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
     change::change,
     connect::Cluster,
     objects::{self, InNamespace, Named as _},
-    output::{self, Output, printable},
+    output::{Output, printable},
     wait::{self, Progress, Waiting},
 };
 use crate::{
@@ -103,7 +103,7 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
         return Err(CliError::Failed {
             what: format!("delivery {}", delivery.id()),
             why: when.describe().to_owned(),
-            look: format!("kubectl describe webhook {} -n {namespace}", webhook.name_any()),
+            look: objects::describe(&webhook),
         });
     }
     let begun = format!("delivery {} {}", delivery.id(), when.describe());
@@ -119,7 +119,8 @@ pub(super) async fn finish(
     begun: &str,
 ) -> Result<(), CliError> {
     let (delivery, text) = if waiting.wait {
-        let delivery = wait::until_done(cluster, delivery, waiting.timeout, progress).await?;
+        let api = Api::namespaced(cluster.client.clone(), &delivery.namespace().unwrap_or_default());
+        let delivery = wait::until_done(api, delivery, waiting.timeout, progress).await?;
         let text = format!(
             "delivery {} is delivered: {}",
             delivery.id(),
@@ -127,20 +128,10 @@ pub(super) async fn finish(
         );
         (delivery, text)
     } else {
-        let look = format!(
-            "`kubectl describe delivery {} -n {}` shows the result",
-            delivery.name_any(),
-            delivery.namespace().unwrap_or_default()
-        );
-        (delivery, format!("{begun}; {look}"))
+        let look = objects::describe(&delivery);
+        (delivery, format!("{begun}; `{look}` shows the result"))
     };
-    match output {
-        Output::Json => objects::print(delivery),
-        Output::Text => {
-            output::line(&text);
-            Ok(())
-        }
-    }
+    objects::print(delivery, &text, output)
 }
 
 /// The progress of a delivery.

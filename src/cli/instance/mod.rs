@@ -9,7 +9,7 @@ use super::{
     CliError, backup,
     connect::Cluster,
     objects::{self, InNamespace},
-    output::{self, Output},
+    output::Output,
     wait::Waiting,
 };
 use crate::{
@@ -160,11 +160,5 @@ pub(super) async fn run(command: InstanceCommand) -> Result<(), CliError> {
     };
     let namespace = args.place.of(&cluster);
     let ended = operate(&cluster, namespace, &args.name, &operation, args.waiting).await?;
-    match args.output {
-        Output::Json => objects::print(ended.instance),
-        Output::Text => {
-            output::line(&ended.message);
-            Ok(())
-        }
-    }
+    objects::print(ended.instance, &ended.message, args.output)
 }

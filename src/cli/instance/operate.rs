@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kube::ResourceExt as _;
+use kube::{Api, ResourceExt as _};
 use serde_json::Value;
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
         CliError,
         change::change,
         connect::Cluster,
+        objects,
         program::program,
         wait::{self, Progress, Waiting},
     },
@@ -177,7 +178,8 @@ pub(super) async fn operate(
         let message = operation.begun(&instance);
         return Ok(Ended { instance, message });
     }
-    let instance = wait::until_done(cluster, instance, waiting.timeout, progress).await?;
+    let api = Api::namespaced(cluster.client.clone(), namespace);
+    let instance = wait::until_done(api, instance, waiting.timeout, progress).await?;
     let message = operation.done(&instance);
     Ok(Ended { instance, message })
 }
@@ -195,33 +197,22 @@ fn state(instance: &Instance) -> Option<InstanceState> {
     current(instance).state
 }
 
-/// How far the operator has got with the instance's spec.
 fn progress(instance: &Instance) -> Progress {
-    if instance.is_deleting() {
-        return Progress::Failed("is being deleted".to_owned());
-    }
-    let status = instance.status.as_ref().filter(|status| {
-        // Ignore a status of an earlier spec.
-        status.observed_generation == instance.metadata.generation
-    });
-    let Some(ready) = status.and_then(|status| conditions::find(&status.conditions, READY)) else {
-        return Progress::Pending("waiting for the operator".to_owned());
-    };
-    let state = state(instance).map_or_else(String::new, |state| format!("{state}, "));
-    let seen = format!("{state}{}: {}", ready.reason, ready.message);
-    let is_stalled = status.is_some_and(|status| conditions::is_true(&status.conditions, STALLED));
-    match ready.status.as_str() {
-        "True" => Progress::Done,
-        _ if is_stalled => Progress::Failed(format!("has not reached the requested state: {seen}")),
-        _ => Progress::Pending(seen),
-    }
+    let status = instance.status.clone().unwrap_or_default();
+    let is_stalled = conditions::is_true(&status.conditions, STALLED);
+    Progress::of(
+        instance,
+        status.observed_generation,
+        &status.conditions,
+        is_stalled,
+    )
 }
 
 /// The error if the instance's state does not allow the operation: the state, the allowed ones, and the fix.
 fn wrong_state(operation: &Operation, instance: &Instance) -> CliError {
     let (name, namespace) = (instance.name_any(), instance.namespace().unwrap_or_default());
     let what = format!("instance {name}");
-    let look = format!("kubectl describe instance {name} -n {namespace}");
+    let look = objects::describe(instance);
     let Some(state) = state(instance) else {
         let status = instance.status.as_ref();
         let ready = status.and_then(|status| conditions::find(&status.conditions, READY));
@@ -422,11 +413,11 @@ mod tests {
         assert!(matches!(with(2, "True", "False"), Progress::Pending(_)));
         assert_eq!(
             with(3, "False", "False"),
-            Progress::Pending("running, Reason: m".to_owned())
+            Progress::Pending("Reason: m".to_owned())
         );
         assert_eq!(
             with(3, "False", "True"),
-            Progress::Failed("has not reached the requested state: running, Reason: m".to_owned())
+            Progress::Failed("is not ready: Reason: m".to_owned())
         );
         // The provider cannot be reached.
         assert!(matches!(with(3, "Unknown", "False"), Progress::Pending(_)));

@@ -10,7 +10,7 @@ use futures::{
     StreamExt as _,
     stream::{BoxStream, select_all},
 };
-use kube::{Api, api::ListParams, core::DeserializeGuard, runtime::watcher};
+use kube::{Api, core::DeserializeGuard, runtime::watcher};
 use serde_json::Value;
 use url::Url;
 
@@ -20,7 +20,7 @@ use self::{
 };
 use super::{
     CliError, account,
-    connect::{Cluster, innermost},
+    connect::{Cluster, note_outage},
     output::{self, Output},
     secret,
 };
@@ -75,23 +75,13 @@ pub struct ListenArgs {
 pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     let account = account::get(&cluster, &args.account).await?;
-    let namespace = account::namespace_of_events(&account, &args.account)?;
+    let namespace = account::namespace(&account, "events")?;
     let instances = Api::<DeserializeGuard<Instance>>::namespaced(cluster.client.clone(), namespace);
-    // A watch retries after any error, so report errors that exist from the start here.
-    cluster
-        .call(
-            &format!("list instances in namespace {namespace}"),
-            instances.list_metadata(&ListParams::default().limit(1)),
-        )
-        .await?;
-
+    let doing = format!("list instances in namespace {namespace}");
+    cluster.can_list(&instances, &doing).await?;
     let backups = Api::<DeserializeGuard<Backup>>::namespaced(cluster.client.clone(), namespace);
-    cluster
-        .call(
-            &format!("list backups in namespace {namespace}"),
-            backups.list_metadata(&ListParams::default().limit(1)),
-        )
-        .await?;
+    let doing = format!("list backups in namespace {namespace}");
+    cluster.can_list(&backups, &doing).await?;
 
     let given = args.secret.is_some();
     let secret = args.secret.unwrap_or_else(signature::new_secret);
@@ -157,12 +147,7 @@ impl Listener {
         let news = match news {
             Ok(news) => news,
             Err(error) => {
-                if !std::mem::replace(&mut self.is_failing, true) {
-                    output::note(&format!(
-                        "lost the connection to the API server; reconnecting: {}",
-                        innermost(&error)
-                    ));
-                }
+                note_outage(&mut self.is_failing, &error);
                 return Ok(());
             }
         };

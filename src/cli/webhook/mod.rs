@@ -16,7 +16,7 @@ use super::{
     connect::Cluster,
     delivery,
     objects::{self, InNamespace},
-    output::{self, Output},
+    output::Output,
     program::program,
     wait::{self, Progress, Waiting},
 };
@@ -153,15 +153,11 @@ async fn enable(cluster: &Cluster, args: &EnableArgs) -> Result<(), CliError> {
     let decide = |webhook: &Webhook| Ok(enabling(webhook, Timestamp::now()));
     let mut webhook = change(cluster, namespace, &args.name, "enable", decide).await?;
     if args.waiting.wait {
-        webhook = wait::until_done(cluster, webhook, args.waiting.timeout, enabled).await?;
+        let api = Api::namespaced(cluster.client.clone(), namespace);
+        webhook = wait::until_done(api, webhook, args.waiting.timeout, enabled).await?;
     }
-    match args.output {
-        Output::Json => objects::print(webhook),
-        Output::Text => {
-            output::line(&format!("webhook {} is enabled", webhook.name_any()));
-            Ok(())
-        }
-    }
+    let text = format!("webhook {} is enabled", webhook.name_any());
+    objects::print(webhook, &text, args.output)
 }
 
 /// The patch that enables a webhook; `None` if it is enabled already.
@@ -174,24 +170,12 @@ fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
     merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, &[])
 }
 
-/// How far the operator has come with enabling a webhook.
+/// A webhook that nothing can be sent to stays so until somebody changes it, or its Secret.
 fn enabled(webhook: &Webhook) -> Progress {
-    if webhook.is_deleting() {
-        return Progress::Failed("is being deleted".to_owned());
-    }
-    let status = webhook.status.as_ref().filter(|status| {
-        // Ignore a status of an earlier spec.
-        status.observed_generation == webhook.metadata.generation
-    });
-    let Some(ready) = status.and_then(|status| find(&status.conditions, READY)) else {
-        return Progress::Pending("waiting for the operator".to_owned());
-    };
-    let seen = format!("{}: {}", ready.reason, ready.message);
-    match ready.status.as_str() {
-        "True" => Progress::Done,
-        "False" => Progress::Failed(format!("is enabled, but nothing can be sent to it: {seen}")),
-        _ => Progress::Pending(seen),
-    }
+    let status = webhook.status.clone().unwrap_or_default();
+    let ready = find(&status.conditions, READY);
+    let is_final = ready.is_some_and(|ready| ready.status == "False");
+    Progress::of(webhook, status.observed_generation, &status.conditions, is_final)
 }
 
 #[cfg(test)]
@@ -219,7 +203,7 @@ mod tests {
         assert!(matches!(enabled(&webhook(3, "Unknown")), Progress::Pending(_)));
         assert_eq!(
             enabled(&webhook(3, "False")),
-            Progress::Failed("is enabled, but nothing can be sent to it: Reason: m".to_owned())
+            Progress::Failed("is not ready: Reason: m".to_owned())
         );
     }
 
