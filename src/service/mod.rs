@@ -1,6 +1,7 @@
 //! Everything that an account holder can do, independent of HTTP. The REST facade builds on it.
 //!
 //! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
+//! - [`usage`]: the usage of instances, which their source is asked for;
 //! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, its API keys and its sign-ins to the console;
 //! - [`credentials`]: the index of keys and accounts, for authentication, and the day on which a key was last used;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
@@ -9,8 +10,7 @@
 //! - [`cost`]: what a request costs in addition to being one;
 //! - [`id`]: public ids; [`error`]: the error type.
 //!
-//! The service is stateless: it reads from watches and writes to the API server. Only the leader knows the usage of
-//! servers; the service asks it.
+//! The service is stateless: it reads from watches and writes to the API server.
 
 pub mod account;
 pub mod alerts;
