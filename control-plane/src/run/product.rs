@@ -338,14 +338,14 @@ mod tests {
             "--smtp-url=smtp://u:s3cret@127.0.0.1",
         ]);
         assert_eq!(chosen[1], "--listen=127.0.0.1:0");
-        assert_eq!(chosen[4], "--provisioning-seconds=1");
+        assert_eq!(chosen[3], "--provisioning-seconds=1");
         assert_eq!(
-            chosen[7..],
+            chosen[6..],
             [
                 "--retry-schedule=200ms,1s",
+                usual[7],
                 usual[8],
                 usual[9],
-                usual[10],
                 "--receiver-ca",
                 file
             ]
