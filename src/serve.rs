@@ -29,7 +29,10 @@ use crate::{
     delivery::{ClientError, DeliveryLog, ReceiverUrl, TargetRules},
     facade::Facade,
     mail::MailError,
-    monitoring::{LeaderSlot, measurements::Anywhere, remote::Remote},
+    providers::{
+        UsageSource,
+        simulator::{Faults, SimulatedUsage},
+    },
     resources::{
         Account, ApiKey, Backup, Delivery, Instance, Invoice, OperationKind, Webhook,
         delivery::FINISHED_LABEL, invoice::SETTLED_LABEL, tracking,
@@ -83,9 +86,6 @@ pub enum ServeError {
         /// Why it failed.
         source: std::io::Error,
     },
-    /// The port on which other replicas ask the leader cannot be used again.
-    #[error("cannot listen on the port of --usage-listen again: {0}")]
-    UsageListener(std::io::Error),
     /// The settings of OpenID Connect are invalid.
     #[error(transparent)]
     Oidc(#[from] console::OidcError),
@@ -161,7 +161,6 @@ pub async fn serve(
 
     let (rules, own_ranges_read) = rules(&common, &watches, api_server);
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
-    let own_answers = LeaderSlot::default();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
     let mut on_backups: Vec<Box<dyn Listener<Backup>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
@@ -171,19 +170,7 @@ pub async fn serve(
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
         let catalogue = catalogue.clone();
-        let measurements = Anywhere {
-            own: own_answers.clone(),
-            remote: Remote::new(&watches.client, &common.namespace, clock.clone()),
-        };
-        let service = service(
-            &common,
-            &settings,
-            catalogue,
-            measurements,
-            &rules,
-            &watches,
-            clock.clone(),
-        );
+        let service = service(&common, &settings, catalogue, &rules, &watches, clock.clone());
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service.clone(), provisioning, &metrics);
@@ -227,9 +214,7 @@ pub async fn serve(
     let backups = watch_tenant_objects(&watches, on_backups);
     let webhooks = watch_tenant_objects(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);
-    if let Some(mut candidate) = candidate {
-        candidate.own_answers = own_answers;
-        let usage_listener = bind(candidate.settings.monitoring.usage_listen, "--usage-listen").await?;
+    if let Some(candidate) = candidate {
         let Slots {
             deliveries, invoices, ..
         } = candidate.slots.clone();
@@ -247,13 +232,7 @@ pub async fn serve(
         };
         tasks.push((
             "the controllers",
-            tokio::spawn(candidate.stand(
-                for_lease,
-                stores,
-                usage_listener,
-                own_ranges_read,
-                shutdown.clone(),
-            )),
+            tokio::spawn(candidate.stand(for_lease, stores, own_ranges_read, shutdown.clone())),
         ));
     }
     // A leader starts more watches, but readiness does not wait for these.
@@ -328,11 +307,17 @@ fn rules(
     (rules, read)
 }
 
+/// The source of the usage of servers. The simulator's is a function of time, so each part may have its own.
+fn usage(common: &CommonSettings) -> Arc<dyn UsageSource> {
+    Arc::new(SimulatedUsage {
+        faults: Faults::new(common.simulator_faults),
+    })
+}
+
 fn service(
     common: &CommonSettings,
     settings: &ApiSettings,
     catalogue: SharedCatalogue,
-    measurements: Anywhere,
     rules: &TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
@@ -342,7 +327,7 @@ fn service(
         client: watches.client.clone(),
         catalogue,
         clock,
-        measurements: Box::new(measurements),
+        usage: usage(common),
         receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {
             Ok(_) => Ok(()),
             Err(complaint) => Err(complaint.to_string()),

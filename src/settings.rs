@@ -250,21 +250,9 @@ pub struct ControllerSettings {
 /// Settings of the samples of usage.
 #[derive(Args, Clone, Debug)]
 pub struct MonitoringSettings {
-    /// Address on which other replicas ask the leader about usage; port 0 takes a free one
-    #[arg(long, env = "STELLAGE_USAGE_LISTEN", default_value = "0.0.0.0:9091")]
-    pub usage_listen: SocketAddr,
-
-    /// HOST:PORT under which other replicas reach --usage-listen; default: its address, or the first one of this machine
-    #[arg(long, env = "STELLAGE_USAGE_ADDRESS", value_name = "HOST:PORT", value_parser = host_and_port)]
-    pub usage_address: Option<String>,
-
     /// Samples taken at the same time; accounts take turns, and one gets at most half of them
     #[arg(long, env = "STELLAGE_SAMPLING_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub sampling_concurrency: u16,
-
-    /// Monitored instances whose samples of a day are kept in memory, some 6 KiB each; further ones have alerts but no series
-    #[arg(long, env = "STELLAGE_MONITORING_SERIES", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
-    pub monitoring_series: u32,
 
     /// Show the usage of monitored instances among the metrics, labelled with namespace and instance
     #[arg(long, env = "STELLAGE_INSTANCE_METRICS")]
@@ -286,13 +274,6 @@ fn ipv6_range(text: &str) -> Result<Ipv6Net, String> {
     match text.parse::<Ipv6Net>() {
         Ok(range) if range.prefix_len() <= 64 => Ok(range),
         _ => Err("must be an IPv6 range of a /64 or wider, such as 2001:db8::/32".to_owned()),
-    }
-}
-
-fn host_and_port(text: &str) -> Result<String, String> {
-    match text.parse::<http::uri::Authority>() {
-        Ok(authority) if authority.port_u16().is_some() && !text.contains('@') => Ok(text.to_owned()),
-        _ => Err("must be a host and a port, such as 10.0.0.7:9091".to_owned()),
     }
 }
 

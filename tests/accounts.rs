@@ -541,12 +541,7 @@ async fn the_operator_may_touch_secrets_and_create_keys_in_accounts_namespaces_a
             "{verb}"
         );
         assert!(!may(verb, "configmaps/others", "stellage-system"), "{verb}");
-        for secret in ["stellage-usage-key", "stellage-console"] {
-            assert!(
-                may(verb, &format!("secrets/{secret}"), "stellage-system"),
-                "{verb}"
-            );
-        }
+        assert!(may(verb, "secrets/stellage-console", "stellage-system"), "{verb}");
         assert!(!may(verb, "secrets/others", "stellage-system"), "{verb}");
     }
     for (verb, resource) in [

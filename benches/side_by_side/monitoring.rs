@@ -87,9 +87,9 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     };
     load.run().await?;
     let patience = PATIENCE + sizes.sampling * 2;
-    let sampled = format!("stellage_usage_series {count}");
+    let sampled = format!("stellage_monitored_instances {count}");
     product
-        .until(patience, "all to be sampled", async || {
+        .until(patience, "all to be monitored", async || {
             tokio::time::sleep(Duration::from_millis(500)).await;
             let page = product.metrics().await?;
             Ok(page.lines().any(|line| line == sampled).then_some(()))

@@ -93,7 +93,6 @@ impl Product {
             .args(arguments)
             // A single account has all instances and deliveries.
             .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "1000000")
-            .env("STELLAGE_USAGE_LISTEN", "127.0.0.1:0")
             .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Operator))
             .env_remove("RUST_LOG");
         let log = cluster.plane.folder().join(format!("{name}.log"));

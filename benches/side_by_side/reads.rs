@@ -2,7 +2,7 @@
 //! rate limit; compared with the API server's answer to the same request (`LIST` with limit=20, `GET`), and with an axum handler
 //! that sends the same bytes. Then a later page, filters and metrics; where the API server has no equivalent request, it is left
 //! out. Then the pages and details of a tenth of the instances while these change, compared with none changing; and page and
-//! detail out of few and of many instances. The CPU time of the controllers, which hold the metrics, counts as the facade's.
+//! detail out of few and of many instances.
 //!
 //! With `--baseline`, another build of `stellage`, for example of an earlier commit, is measured as well.
 //!
@@ -10,7 +10,7 @@
 //! checks. Requests per second include the load generator's own work on the same machine, which is the same for all sides except
 //! for TLS. Therefore the CPU time of each server per request is shown as well.
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -34,8 +34,6 @@ use crate::{
 
 /// Number of instances on a page.
 const PAGE: u64 = 20;
-/// Timeout until the usage of an instance is known.
-const SAMPLED: Duration = Duration::from_secs(60);
 /// Number of connections that change instances while they are read.
 const CHANGERS: usize = 8;
 /// Prefix of the instances that the program brings to run.
@@ -108,8 +106,6 @@ struct Question {
     raw: Option<String>,
     /// The targets for the ratios to the API server and to the bare handler, if any.
     aims: [Option<Aim>; 2],
-    /// Path in the API server of the instance whose usage is requested, if any.
-    usage_of: Option<String>,
 }
 
 /// Measures everything, with few, with many, and with the maximum number of instances.
@@ -127,7 +123,6 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         baseline,
         sizes,
         filled: 0,
-        leader: None,
     };
     rig.at(table, sizes.few, false).await?;
     rig.at(table, sizes.large, true).await?;
@@ -147,8 +142,6 @@ struct Rig<'a> {
     sizes: &'a Sizes,
     /// Number of instances in addition to those that the program has brought to run.
     filled: u64,
-    /// The controllers, which run while usage is requested: only the leader knows it.
-    leader: Option<Product>,
 }
 
 impl Rig<'_> {
@@ -174,14 +167,8 @@ impl Rig<'_> {
             &questions[..2]
         };
         for question in questions {
-            if let Some(instance) = &question.usage_of {
-                self.lead(&product, question, instance).await?;
-            }
             self.ask(table, &product, before.as_ref(), question, count, everything)
                 .await?;
-            if let Some(mut leader) = self.leader.take() {
-                leader.stop().await?;
-            }
         }
         if everything {
             self.while_changing(table, &product, count, wanted).await?;
@@ -192,25 +179,6 @@ impl Rig<'_> {
         product.stop().await?;
         self.filled = self.filled.max(wanted);
         Ok(())
-    }
-
-    /// Starts the controllers, and waits until the usage of an instance is known.
-    async fn lead(&mut self, product: &Product, question: &Question, instance: &str) -> Result<()> {
-        let catalogue = self.cluster.plane.folder().join("usage.yaml");
-        std::fs::write(&catalogue, "alerts: {interval: 1s}")?;
-        let catalogue = format!("--catalogue={}", catalogue.display());
-        self.leader = Some(Product::controller(&self.cluster, &[&catalogue]).await?);
-        let monitored = r#"{"spec":{"monitoringEnabled":true}}"#;
-        let patch = Some(("application/merge-patch+json", monitored));
-        self.cluster.admin.call("PATCH", instance, patch).await?;
-        let facade = product.facade(&self.account.key)?;
-        let sampled = async || {
-            let answer: Value = facade.call("GET", &question.path, None).await?.json()?;
-            Ok(answer["data"]["metrics"]["cpu_usage"].is_number().then_some(()))
-        };
-        product
-            .until(SAMPLED, "the usage of a monitored instance", sampled)
-            .await
     }
 
     async fn questions(&self, count: u64, everything: bool) -> Result<Vec<Question>> {
@@ -234,7 +202,6 @@ impl Rig<'_> {
             path,
             raw,
             aims,
-            usage_of: None,
         };
         let none = [None, None];
         let aims = |of_server| [Some(Aim::AtLeast(of_server)), Some(Aim::AtLeast(0.7))];
@@ -247,7 +214,7 @@ impl Rig<'_> {
             question(
                 "(b) detail",
                 format!("/v1/instances/{id}"),
-                Some(instance.clone()),
+                Some(instance),
                 aims(20.0),
             ),
             question("the page in the middle of the list", later, None, none),
@@ -263,15 +230,12 @@ impl Rig<'_> {
                 None,
                 none,
             ),
-            Question {
-                usage_of: Some(instance),
-                ..question(
-                    "detail, include=metrics",
-                    format!("/v1/instances/{id}?include=metrics"),
-                    None,
-                    none,
-                )
-            },
+            question(
+                "detail, include=metrics",
+                format!("/v1/instances/{id}?include=metrics"),
+                None,
+                none,
+            ),
         ])
     }
 
@@ -296,9 +260,7 @@ impl Rig<'_> {
         let answer = facade.call("GET", path, None).await?;
         check(&answer.json()?, count)?;
         let [of_server, of_handler] = *aims;
-        let with_leader = |pid| std::iter::once(pid).chain(self.leader.as_ref().map(|leader| leader.pid));
-        let pids = with_leader(product.pid).collect();
-        let mut rivals = vec![Side::new("facade", &facade, path, pids, None)];
+        let mut rivals = vec![Side::new("facade", &facade, path, vec![product.pid], None)];
         if let Some(raw) = raw {
             let pids = self.cluster.api_server_pids();
             rivals.push(Side::new("API server", &self.cluster.admin, raw, pids, of_server));
@@ -317,8 +279,7 @@ impl Rig<'_> {
         }
         if let Some((baseline, key)) = baseline {
             let before = baseline.facade(key)?;
-            let pids = with_leader(baseline.pid).collect();
-            rivals.push(Side::new("baseline", &before, path, pids, None));
+            rivals.push(Side::new("baseline", &before, path, vec![baseline.pid], None));
         }
         let extent = Extent::For {
             warm_up: self.sizes.warm_up,

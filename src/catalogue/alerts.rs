@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::resources::{AlertMetric, alert::MAX_RULES};
 
-/// Longest interval of samples. The series have one point a minute.
+/// Longest interval of samples: a minute.
 const MAX_INTERVAL: i64 = 60;
 /// Longest time for which a metric may have to stay above a threshold: a day.
 const MAX_FOR: i64 = 86_400;

@@ -5,7 +5,7 @@
 //! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
 //! - [`backup`]: makes, keeps and deletes backups;
 //! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
-//! - [`monitoring`]: samples the usage of servers, and serves it to other replicas;
+//! - [`monitoring`]: samples the usage of servers;
 //! - [`webhook`]: delivers these events, and keeps the records;
 //! - [`key_copies`]: marks `ApiKeys` that have the digest of another account's key.
 

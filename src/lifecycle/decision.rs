@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::{
     events::payload::User,
-    monitoring::alerts::Findings,
+    monitoring::evaluation::Findings,
     providers::{Addresses, Observation, ProviderError},
     resources::{InstanceStatus, Operation, Refusal},
 };

@@ -2,29 +2,18 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{
-    evaluation::{Finding, firing},
-    schedule::wall,
-};
-use crate::resources::{
-    Alert, AlertPhase,
-    alert::{MAX_ALERTS, MAX_PER_RULE},
-    ids,
+use super::{evaluation::Findings, schedule::wall};
+use crate::{
+    catalogue::alerts::AlertRule,
+    resources::{
+        Alert, AlertPhase,
+        alert::{MAX_ALERTS, MAX_PER_RULE},
+        ids,
+    },
 };
 
 /// How long an alert is shown after its end (decisions, section 7).
 pub const SHOWN_FOR: SignedDuration = SignedDuration::from_hours(24);
-
-/// What the samples of a server's current run mean.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Findings {
-    /// When the run began, according to the status. The findings mean nothing for another run.
-    pub started_at: Option<Timestamp>,
-    /// What follows for each rule.
-    pub rules: Vec<Finding>,
-    /// The moment at which they were read from memory, in milliseconds.
-    pub moment: i64,
-}
 
 /// Ends all alerts, since the server is off, is no longer monitored or is being deleted.
 pub fn end_all(alerts: &mut [Alert], now: Timestamp) {
@@ -47,35 +36,24 @@ pub fn advance(
     sequence: i64,
     now: Timestamp,
 ) -> Vec<Alert> {
-    let ends = |alert: &Alert| {
-        let rule = findings.rules.iter().find(|of| *of.rule.name == *alert.rule);
-        // Without its rule nothing would ever end it.
-        rule.is_none_or(|of| of.ends.as_deref() == Some(alert.id.as_str()))
+    for alert in alerts
+        .iter_mut()
+        .filter(|alert| alert.is_firing() && findings.end(alert))
+    {
+        end(alert, now);
+    }
+    let fire = |(number, (rule, since, value)): (i64, (&AlertRule, i64, f64))| Alert {
+        id: ids::alert_id(uid, number),
+        rule: rule.name.to_string(),
+        phase: AlertPhase::Firing,
+        metric: rule.metric,
+        threshold: rule.threshold.value(),
+        value,
+        since: Timestamp::from_millisecond(wall(since, now, findings.moment)).unwrap_or(now),
+        fired_at: now,
+        ended_at: None,
     };
-    for alert in alerts.iter_mut().filter(|alert| alert.is_firing()) {
-        if ends(alert) {
-            end(alert, now);
-        }
-    }
-    let mut fired = Vec::new();
-    for Finding { rule, crossed, .. } in &findings.rules {
-        let Some((first, value)) = crossed.filter(|_| firing(alerts, &rule.name).is_none()) else {
-            continue;
-        };
-        let number = i64::try_from(fired.len()).unwrap_or(0) + 1;
-        let since = Timestamp::from_millisecond(wall(first, now, findings.moment)).unwrap_or(now);
-        fired.push(Alert {
-            id: ids::alert_id(uid, sequence + number),
-            rule: rule.name.to_string(),
-            phase: AlertPhase::Firing,
-            metric: rule.metric,
-            threshold: rule.threshold.value(),
-            value,
-            since,
-            fired_at: now,
-            ended_at: None,
-        });
-    }
+    let fired: Vec<_> = (sequence + 1..).zip(findings.to_fire(alerts)).map(fire).collect();
     alerts.extend_from_slice(&fired);
     bound(alerts);
     fired

@@ -11,10 +11,8 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use super::{
-    alerts::Findings,
-    evaluation::{Evaluation, MAX_MISSED, Run, run_of},
+    evaluation::{Evaluation, Findings, MAX_MISSED, Run, run_of},
     schedule::{self, Timeline, milliseconds},
-    series::{Measured, Series, Window},
 };
 use crate::{
     catalogue::Alerts,
@@ -27,8 +25,6 @@ use crate::{
 #[derive(Debug)]
 pub struct Monitor {
     timeline: Timeline,
-    /// Instances whose series are kept.
-    series_limit: usize,
     state: Mutex<State>,
     #[cfg(test)]
     skipped: std::sync::atomic::AtomicI64,
@@ -39,9 +35,6 @@ struct State {
     entries: HashMap<Arc<str>, Entry>,
     /// The UIDs, ordered by phase.
     schedule: BTreeSet<(u32, Arc<str>)>,
-    /// The instances with a series, by namespace.
-    with_series: HashMap<Box<str>, BTreeSet<Arc<str>>>,
-    series: usize,
 }
 
 #[derive(Debug)]
@@ -50,7 +43,6 @@ struct Entry {
     instance: Arc<Instance>,
     evaluation: Evaluation,
     newest: Option<Newest>,
-    series: Option<Box<Series>>,
     /// Whether a sample is being taken.
     is_busy: bool,
     /// Whether the last one failed.
@@ -82,15 +74,6 @@ impl Due {
     }
 }
 
-/// How many instances are monitored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts {
-    /// Monitored instances.
-    pub instances: usize,
-    /// Those whose series are kept.
-    pub series: usize,
-}
-
 /// The newest sample of an instance.
 #[derive(Clone, Debug)]
 pub struct Current {
@@ -98,13 +81,6 @@ pub struct Current {
     pub instance: Arc<Instance>,
     /// Its usage.
     pub usage: Usage,
-}
-
-impl Counts {
-    /// Monitored instances that have no series.
-    pub const fn instances_without_series(self) -> usize {
-        self.instances.saturating_sub(self.series)
-    }
 }
 
 fn namespace(instance: &Instance) -> &str {
@@ -125,11 +101,10 @@ fn is_monitored(instance: &Instance) -> bool {
 }
 
 impl Monitor {
-    /// A monitor that keeps the series of at most this many instances.
-    pub fn new(series_limit: usize, now: Timestamp) -> Arc<Self> {
+    /// A monitor whose timeline begins at this time.
+    pub fn new(now: Timestamp) -> Arc<Self> {
         Arc::new(Self {
             timeline: Timeline::start(now),
-            series_limit,
             state: Mutex::default(),
             #[cfg(test)]
             skipped: std::sync::atomic::AtomicI64::default(),
@@ -145,11 +120,6 @@ impl Monitor {
     #[expect(clippy::unused_self, reason = "only tests let time pass")]
     const fn skipped(&self) -> i64 {
         0
-    }
-
-    /// Maximum number of instances whose series are kept.
-    pub const fn series_limit(&self) -> usize {
-        self.series_limit
     }
 
     /// The listener for the watch of Instances.
@@ -210,8 +180,6 @@ impl Monitor {
         let moment = self.moment();
         let state = &mut *self.state.lock();
         // It may have been deleted, or is no longer monitored.
-        state.entries.get(&due.uid)?;
-        state.make_room(due, self.series_limit);
         let entry = state.entries.get_mut(&due.uid)?;
         entry.is_busy = false;
         entry.has_failed = usage.is_none();
@@ -219,12 +187,7 @@ impl Monitor {
         let (run, asked) = (run_of(&entry.instance), run_of(&due.instance));
         // An answer about another run says nothing about this one.
         let usage = usage.filter(|_| run == asked);
-        let shown = entry
-            .instance
-            .status
-            .as_ref()
-            .map_or(&[][..], |status| &status.alerts);
-        entry.evaluation.sample(alerts, run, shown, at, usage);
+        entry.evaluation.sample(alerts, run, at, usage);
         if let Some(usage) = usage {
             entry.newest = Some(Newest {
                 at,
@@ -232,67 +195,23 @@ impl Monitor {
                 usage: *usage,
             });
         }
-        let second = at.div_euclid(1000);
-        if state.with_series.contains_series(due) {
-            entry
-                .series
-                .get_or_insert_with(|| Box::new(Series::new(second)))
-                .add(second, usage);
-        }
-        entry
-            .evaluation
-            .calls_for_a_change(run, shown)
-            .then(|| entry.instance.clone())
+        let findings = entry.evaluation.findings(run, moment)?;
+        let status = entry.instance.status.as_ref();
+        let shown = status.map_or(&[][..], |status| &status.alerts);
+        findings.change(shown).then(|| entry.instance.clone())
     }
 
     /// What the samples of an instance's current run mean for its alerts; `None` if there are none.
     pub fn findings(&self, instance: &Instance) -> Option<Findings> {
         let moment = self.moment();
-        let run = run_of(instance);
-        let rules = self
-            .state
-            .lock()
-            .entries
-            .get(uid(instance))?
-            .evaluation
-            .findings(run)?;
-        Some(Findings {
-            started_at: run?,
-            rules,
-            moment,
-        })
+        let state = self.state.lock();
+        let entry = state.entries.get(uid(instance))?;
+        entry.evaluation.findings(run_of(instance), moment)
     }
 
-    /// The newest sample of an instance, unless it is outdated: more than three have been missed since, or the server
-    /// has been started or stopped.
-    pub fn newest(&self, instance: &Instance, interval: Duration) -> Option<Usage> {
-        let moment = self.moment();
-        let state = self.state.lock();
-        let newest = state.entries.get(uid(instance))?.newest?;
-        newest
-            .is_current(run_of(instance), interval, moment)
-            .then_some(newest.usage)
-    }
-
-    /// The series of an instance.
-    pub fn series(&self, instance: &Instance, window: Window, now: Timestamp) -> Measured {
-        let moment = self.moment().div_euclid(1000);
-        let state = self.state.lock();
-        let entry = state.entries.get(uid(instance));
-        let series = entry.and_then(|entry| entry.series.as_deref());
-        series.map_or_else(
-            || Measured::nothing(window, now),
-            |series| series.window(window, now, moment),
-        )
-    }
-
-    /// How many instances are monitored, and how many series are kept.
-    pub fn counts(&self) -> Counts {
-        let state = self.state.lock();
-        Counts {
-            instances: state.entries.len(),
-            series: state.series,
-        }
+    /// How many instances are monitored.
+    pub fn count(&self) -> usize {
+        self.state.lock().entries.len()
     }
 
     /// The newest samples of at most `limit` instances, and the number of further instances. Accounts take turns: each
@@ -335,18 +254,6 @@ impl Newest {
     }
 }
 
-/// Which instances have a series.
-trait SeriesOwners {
-    fn contains_series(&self, due: &Due) -> bool;
-}
-
-impl SeriesOwners for HashMap<Box<str>, BTreeSet<Arc<str>>> {
-    fn contains_series(&self, due: &Due) -> bool {
-        self.get(due.namespace())
-            .is_some_and(|owners| owners.contains(&due.uid))
-    }
-}
-
 impl State {
     fn apply(&mut self, instance: &Arc<Instance>) {
         if !is_monitored(instance) {
@@ -363,7 +270,6 @@ impl State {
             instance: instance.clone(),
             evaluation: Evaluation::default(),
             newest: None,
-            series: None,
             is_busy: false,
             has_failed: false,
         };
@@ -371,51 +277,9 @@ impl State {
     }
 
     fn remove(&mut self, uid: &str) {
-        let Some((uid, entry)) = self.entries.remove_entry(uid) else {
-            return;
-        };
-        self.schedule.remove(&(schedule::phase(&uid), uid.clone()));
-        self.drop_series(namespace(&entry.instance), &uid);
-    }
-
-    fn drop_series(&mut self, namespace: &str, uid: &Arc<str>) {
-        let Some(owners) = self.with_series.get_mut(namespace) else {
-            return;
-        };
-        if owners.remove(uid) {
-            self.series -= 1;
+        if let Some((uid, _)) = self.entries.remove_entry(uid) {
+            self.schedule.remove(&(schedule::phase(&uid), uid));
         }
-        if owners.is_empty() {
-            self.with_series.remove(namespace);
-        }
-        if let Some(entry) = self.entries.get_mut(uid) {
-            entry.series = None;
-        }
-    }
-
-    /// Gives an instance a series if there is room. If there is none, the account with the most series gives one up,
-    /// unless it would then have fewer than this one.
-    fn make_room(&mut self, due: &Due, limit: usize) {
-        if self.with_series.contains_series(due) {
-            return;
-        }
-        if self.series >= limit {
-            let own = self.with_series.get(due.namespace()).map_or(0, BTreeSet::len);
-            let most = self
-                .with_series
-                .iter()
-                .max_by_key(|(_, owners)| owners.len())
-                .filter(|(_, owners)| owners.len() > own + 1);
-            let Some((account, Some(victim))) =
-                most.map(|(account, owners)| (account.clone(), owners.last().cloned()))
-            else {
-                return;
-            };
-            self.drop_series(&account, &victim);
-        }
-        let owners = self.with_series.entry(due.namespace().into()).or_default();
-        owners.insert(due.uid.clone());
-        self.series += 1;
     }
 }
 

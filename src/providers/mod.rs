@@ -2,18 +2,20 @@
 //! observed state; it never decides the desired state (decisions, section 4).
 //!
 //! - [`simulator`]: the embedded default, a pure function of spec, status and time;
-//! - [`timings`]: durations and deadlines of operations.
+//! - [`timings`]: durations and deadlines of operations;
+//! - [`usage`]: the usage of servers.
 
 pub mod simulator;
 pub mod timings;
+pub mod usage;
 
 use std::{collections::BTreeMap, future::Future, time::Duration};
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use timings::Timings;
+pub use usage::{Series, Usage, UsageSource, Window};
 
 use crate::resources::{Backup, Instance};
 
@@ -99,22 +101,6 @@ pub struct Observation {
     pub recheck_after: Option<Duration>,
 }
 
-/// One snapshot of a server's usage (specification, section 2.2). Percentages are 0–100; network counters are bytes since
-/// the last start; `None` is unknown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Usage {
-    /// CPU usage in percent.
-    pub cpu_usage: Option<f64>,
-    /// Memory usage in percent.
-    pub memory_usage: Option<f64>,
-    /// Disk usage in percent.
-    pub disk_usage: Option<f64>,
-    /// Bytes received since the last start.
-    pub network_in: Option<i64>,
-    /// Bytes sent since the last start.
-    pub network_out: Option<i64>,
-}
-
 /// The progress of a backup.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BackupProgress {
@@ -192,15 +178,4 @@ pub trait Provider: Send + Sync + 'static {
     /// Deletes a backup, finished or not; it need not exist. Once this has succeeded, none of its data is left, and no
     /// late call makes another one for the same UID. The caller sets a timeout.
     fn delete_backup(&self, backup: &Backup) -> impl Future<Output = Result<(), ProviderError>> + Send;
-}
-
-/// A source of the usage of servers. Usage is not in the API server: metrics are not part of the status. Only the
-/// leader asks.
-pub trait UsageSource: Send + Sync + 'static {
-    /// The usage at `now`. The caller sets a timeout.
-    fn usage(
-        &self,
-        instance: &Instance,
-        now: Timestamp,
-    ) -> impl Future<Output = Result<Usage, ProviderError>> + Send;
 }

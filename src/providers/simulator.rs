@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future::BoxFuture;
 use ipnet::{Ipv4Net, Ipv6Net};
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
@@ -15,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     Addresses, BackupObservation, BackupProgress, Observation, OffCause, Power, Progress, Provider,
-    ProviderError, Timings, Usage, UsageSource,
+    ProviderError, Series, Timings, Usage, UsageSource, Window,
 };
 use crate::{
     resources::{Backup, Instance, Operation, OperationKind, PowerState, origin},
@@ -384,20 +385,66 @@ impl Provider for Simulator {
     }
 }
 
-/// Usage as a pure function of the Instance and the time.
+/// Usage as a pure function of the Instance and the time, so every replica computes the same.
 #[derive(Debug, Default)]
 pub struct SimulatedUsage {
     /// Whether the fault `unreachable` takes effect.
     pub faults: Faults,
 }
 
-impl UsageSource for SimulatedUsage {
-    async fn usage(&self, instance: &Instance, now: Timestamp) -> Result<Usage, ProviderError> {
+impl SimulatedUsage {
+    /// The answer, unless the server is unreachable.
+    async fn answer<T>(&self, instance: &Instance, answer: T) -> Result<T, ProviderError> {
         if self.faults.of(instance) == Some("unreachable") {
             std::future::pending::<()>().await;
         }
-        Ok(simulate_usage(instance, now))
+        Ok(answer)
     }
+}
+
+impl UsageSource for SimulatedUsage {
+    fn usage<'a>(
+        &'a self,
+        instance: &'a Instance,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<Usage, ProviderError>> {
+        Box::pin(self.answer(instance, simulate_usage(instance, now)))
+    }
+
+    fn series<'a>(
+        &'a self,
+        instance: &'a Instance,
+        window: Window,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<Option<Series>, ProviderError>> {
+        Box::pin(self.answer(instance, Some(simulate_series(instance, window, now))))
+    }
+}
+
+/// What the present says about the past: a server used its disk from its creation on, and the rest from its last start on.
+/// What it did before that is not in its status, and unknown.
+fn simulate_series(instance: &Instance, window: Window, now: Timestamp) -> Series {
+    let status = instance.status.as_ref();
+    let made = status.and_then(|status| status.provisioned_at);
+    let started = status.and_then(|status| status.started_at);
+    let point = |time: Timestamp| {
+        if made.is_none_or(|made| time < made) {
+            return Usage::default();
+        }
+        let usage = simulate_usage(instance, time);
+        if started.is_some_and(|started| time < started) {
+            return Usage {
+                disk_usage: usage.disk_usage,
+                ..Usage::default()
+            };
+        }
+        usage
+    };
+    let points: Vec<_> = window.times(now).map(|time| (time, point(time))).collect();
+    let known_since = made
+        .zip(points.first())
+        .map(|(made, (first, _))| made.max(*first));
+    Series { known_since, points }
 }
 
 /// Percentages that vary around a base of each server's own, and counters that grow from the last start. Unknown while the
@@ -629,5 +676,32 @@ mod tests {
             (None, None, None)
         );
         assert_eq!(off.disk_usage, early.disk_usage);
+    }
+
+    #[test]
+    fn a_series_reaches_back_to_the_last_start_and_for_the_disk_to_the_creation_and_ends_in_the_newest_usage()
+    {
+        let mut instance = running("u", at(0));
+        instance.status.as_mut().unwrap().started_at = Some(at(600));
+        let now = at(1_230);
+        let series = simulate_series(&instance, Window::Hour, now);
+        assert_eq!(series.known_since, Some(at(0)));
+        let known =
+            |value: fn(&Usage) -> bool| series.points.iter().filter(|(_, usage)| value(usage)).count();
+        // One a minute, from 0 or 600 s to 1,200 s.
+        assert_eq!(known(|usage| usage.disk_usage.is_some()), 21);
+        assert_eq!(known(|usage| usage.cpu_usage.is_some()), 11);
+        assert_eq!(known(|usage| usage.network_in.is_some()), 11);
+        let (last, usage) = series.points.last().unwrap();
+        assert_eq!((*last, *usage), (at(1_200), simulate_usage(&instance, at(1_200))));
+        // It is older than the window.
+        let series = simulate_series(&instance, Window::Day, at(200_000));
+        assert_eq!(series.known_since, Some(series.points[0].0));
+        assert!(series.points.iter().all(|(_, usage)| usage.cpu_usage.is_some()));
+        // There is no server yet.
+        instance.status.as_mut().unwrap().provisioned_at = None;
+        let series = simulate_series(&instance, Window::Hour, now);
+        assert_eq!(series.known_since, None);
+        assert!(series.points.iter().all(|(_, usage)| *usage == Usage::default()));
     }
 }

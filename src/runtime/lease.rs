@@ -165,8 +165,6 @@ pub struct LeaderElection {
     identity: Arc<str>,
     times: LeaseTimes,
     metrics: Metrics,
-    /// An annotation that the Lease has while this replica holds it.
-    annotation: Option<(&'static str, Arc<str>)>,
     /// The Lease as this process last wrote it as its holder.
     last_held: Arc<Mutex<Observed>>,
 }
@@ -214,7 +212,6 @@ impl LeaderElection {
             identity: identity.into(),
             times: LeaseTimes::default(),
             metrics,
-            annotation: None,
             last_held: Arc::default(),
         }
     }
@@ -229,26 +226,10 @@ impl LeaderElection {
         }
     }
 
-    /// Makes the Lease carry an annotation while this replica holds it.
-    #[must_use]
-    pub fn with_annotation(mut self, key: &'static str, value: &str) -> Self {
-        self.annotation = Some((key, value.into()));
-        self
-    }
-
     /// The Lease to write as its holder, or to release it.
     fn written(&self, lease: Option<&Lease>, is_held: bool) -> Lease {
         let identity = if is_held { &*self.identity } else { "" };
-        let mut written = written(lease, &self.namespace, identity, self.times, Timestamp::now());
-        if let Some((key, value)) = &self.annotation {
-            let annotations = written.metadata.annotations.get_or_insert_default();
-            if is_held {
-                annotations.insert((*key).to_owned(), value.to_string());
-            } else {
-                annotations.remove(*key);
-            }
-        }
-        written
+        written(lease, &self.namespace, identity, self.times, Timestamp::now())
     }
 
     /// Replaces the default times.

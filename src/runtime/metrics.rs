@@ -155,8 +155,6 @@ pub struct Metrics {
     pub usage_samples: Family<OutcomeLabels, Counter>,
     /// Monitored instances, in the leader.
     pub monitored_instances: Gauge,
-    /// Monitored instances whose series are kept.
-    pub usage_series: Gauge,
     /// The usage of instances, where it is shown.
     pub instances: InstanceMetrics,
     /// 1 while this replica holds the Lease and writes.
@@ -214,7 +212,6 @@ impl Metrics {
             &self.deliveries_held,
             &self.webhooks_disabled,
             &self.monitored_instances,
-            &self.usage_series,
         ] {
             gauge.set(0);
         }
@@ -290,7 +287,6 @@ impl Metrics {
             trace_exports: Family::default(),
             usage_samples: Family::default(),
             monitored_instances: Gauge::default(),
-            usage_series: Gauge::default(),
             instances: InstanceMetrics::default(),
             leader: Gauge::default(),
         };
@@ -401,11 +397,6 @@ impl Metrics {
             "monitored_instances",
             "Monitored instances",
             self.monitored_instances.clone(),
-        );
-        registry.register(
-            "usage_series",
-            "Monitored instances whose series are kept in memory",
-            self.usage_series.clone(),
         );
         registry.register_collector(Box::new(self.instances.clone()));
     }

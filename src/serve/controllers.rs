@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use kube::Client;
-use tokio::{net::TcpListener, sync::SetOnce};
+use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
 use super::ServeError;
@@ -17,13 +17,16 @@ use crate::{
         invoice::{self, InvoiceController},
         key_copies,
         ledger::Ledger,
-        monitoring::{self, MonitoringController},
+        monitoring::MonitoringController,
         webhook::{self, WebhookController},
     },
     delivery::{ReceiverClient, TargetRules},
     mail::Mailer,
-    monitoring::{LeaderSlot, Monitor, wire::ADDRESS_ANNOTATION},
-    providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
+    monitoring::Monitor,
+    providers::{
+        UsageSource,
+        simulator::{Faults, Pools, Simulator},
+    },
     resources::{Account, Backup, Delivery, Instance, Invoice, Webhook},
     runtime::{
         ByNamespace, CheckedClock, Clock, Health, ReconcileQueue, ServerTime, Store,
@@ -70,8 +73,8 @@ pub(super) struct Candidate {
     pub(super) identity: String,
     /// Where the controllers listen.
     pub(super) slots: Slots,
-    /// Where the facade of this process finds what the leader knows.
-    pub(super) own_answers: LeaderSlot,
+    /// Reports the usage of servers.
+    usage: Arc<dyn UsageSource>,
     catalogue: SharedCatalogue,
     rules: TargetRules,
     receivers: ReceiverClient,
@@ -102,7 +105,7 @@ impl Candidate {
             receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
             mailer,
             slots: Slots::default(),
-            own_answers: LeaderSlot::default(),
+            usage: super::usage(common),
             settings,
             common: common.clone(),
             catalogue,
@@ -129,7 +132,6 @@ impl Candidate {
         self,
         for_lease: Client,
         stores: Stores,
-        usage_listener: TcpListener,
         own_ranges_read: Arc<SetOnce<()>>,
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
@@ -137,11 +139,6 @@ impl Candidate {
         let namespace = &self.common.namespace;
         let mut election = LeaderElection::new(for_lease, namespace, &self.identity, metrics.clone())
             .with_times(self.settings.lease_times());
-        let given = self.settings.monitoring.usage_address.as_deref();
-        if let Some(address) = monitoring::advertised(&usage_listener, given) {
-            election = election.with_annotation(ADDRESS_ANNOTATION, &address);
-        }
-        let usage_listener = usage_listener.into_std().map_err(ServeError::UsageListener)?;
         loop {
             // Ends everything that the controllers have started, however they end.
             let term = shutdown.child_token();
@@ -169,16 +166,13 @@ impl Candidate {
             let Some(leadership) = election.acquire(&shutdown).await else {
                 return Ok(());
             };
-            let listener = usage_listener.try_clone().and_then(TcpListener::from_std);
-            let listener = listener.map_err(ServeError::UsageListener)?;
             // On the heap, because it is large; there is only one.
-            let leading = Box::pin(controllers.lead(leadership, stores.clone(), listener, &term));
+            let leading = Box::pin(controllers.lead(leadership, stores.clone(), &term));
             match leading.await? {
                 Term::Lost => {
                     tracing::warn!(
                         "lost the Lease: this replica has stopped all writing, and stands for election again"
                     );
-                    self.own_answers.resign();
                     metrics.resign();
                     // Requests that this term has sent may still arrive: wait like any other replica until its Lease has expired.
                     election = election.renamed(&lease::identity(self.settings.identity.as_deref()));
@@ -284,10 +278,7 @@ impl<'a> Controllers<'a> {
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),
             }),
-            monitor: Monitor::new(
-                usize::try_from(settings.monitoring.monitoring_series).unwrap_or(usize::MAX),
-                clock.now(),
-            ),
+            monitor: Monitor::new(clock.now()),
             directory,
             queue,
             instances,
@@ -448,17 +439,13 @@ impl<'a> Controllers<'a> {
         }
     }
 
-    fn monitoring_controller(&self, instances: Store<Instance>) -> MonitoringController<SimulatedUsage> {
-        let faults = Faults::new(self.candidate.common.simulator_faults);
+    fn monitoring_controller(&self) -> MonitoringController {
         let settings = &self.candidate.settings.monitoring;
         MonitoringController {
-            client: self.watches.client.clone(),
-            namespace: self.candidate.common.namespace.clone(),
-            usage: Arc::new(SimulatedUsage { faults }),
+            usage: self.candidate.usage.clone(),
             monitor: self.monitor.clone(),
             catalogue: self.candidate.catalogue.clone(),
             queue: self.queue.clone(),
-            instances,
             clock: self.candidate.clock.clone(),
             metrics: self.watches.metrics.clone(),
             concurrency: settings.sampling_concurrency,
@@ -474,7 +461,6 @@ impl<'a> Controllers<'a> {
         self,
         leadership: Leadership,
         stores: Stores,
-        usage_listener: TcpListener,
         term: &CancellationToken,
     ) -> Result<Term, ServeError> {
         let Stores {
@@ -489,9 +475,7 @@ impl<'a> Controllers<'a> {
         let provider = self.simulator(&instances);
         let controller = self.instance_controller(provider.clone());
         let backup_controller = self.backup_controller(provider, instances.clone());
-        let monitoring = self.monitoring_controller(instances.clone());
-        let usage = monitoring.answers();
-        self.candidate.own_answers.lead(usage.clone());
+        let monitoring = self.monitoring_controller();
         let grace = self.candidate.common.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.candidate.identity);
         let stores = webhook::Stores {
@@ -521,7 +505,7 @@ impl<'a> Controllers<'a> {
                 controller.run(self.queue, instances, term.clone()),
                 backup_controller.run(self.backup_queue, backups, term.clone()),
                 key_copies::run(client, term.clone()),
-                monitoring.run(usage, usage_listener, term.clone()),
+                monitoring.run(term.clone()),
             )
         };
         let overdue = async {

@@ -13,7 +13,6 @@ use clap::Parser;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::Client;
 use serde_json::json;
-use tokio::net::TcpListener;
 use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
@@ -113,8 +112,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         invoices: watches.spawn(Vec::new()),
     };
     let shown = stores.clone();
-    let usage_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut leading = pin!(candidate.stand(client, stores, usage_listener, read, CancellationToken::new()));
+    let mut leading = pin!(candidate.stand(client, stores, read, CancellationToken::new()));
     let all_shown = async {
         shown.accounts.wait_until_ready().await.unwrap();
         shown.webhooks.wait_until_ready().await.unwrap();

@@ -267,9 +267,9 @@ pub fn check_quota(count: usize, quota: u32, words: &str) -> Result<(), Error> {
     }
 }
 
-/// The refusal to show the samples of an instance that is not monitored.
+/// The refusal to show the usage over time of an instance that is not monitored.
 pub fn not_monitored() -> Error {
-    let message = "is false; set it to true, and wait for samples";
+    let message = "is false; set it to true first";
     Error {
         details: vec![Detail::new("monitoring_enabled", "invalid_state", message)],
         ..Error::new(
@@ -277,6 +277,14 @@ pub fn not_monitored() -> Error {
             "the instance is not monitored: monitoring_enabled is false",
         )
     }
+}
+
+/// The refusal to show the usage over time of an instance whose provider keeps none.
+pub fn no_series() -> Error {
+    Error::new(
+        ErrorKind::InvalidState,
+        "no metrics system keeps the usage of the instance; only its current usage can be shown",
+    )
 }
 
 /// The refusal to delete a protected instance.

@@ -1,6 +1,7 @@
 //! Everything that an account holder can do, independent of HTTP. The REST facade builds on it.
 //!
 //! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
+//! - [`usage`]: the usage of instances, which their source is asked for;
 //! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, its API keys and its sign-ins to the console;
 //! - [`credentials`]: the index of keys and accounts, for authentication, and the day on which a key was last used;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
@@ -9,8 +10,7 @@
 //! - [`cost`]: what a request costs in addition to being one;
 //! - [`id`]: public ids; [`error`]: the error type.
 //!
-//! The service is stateless: it reads from watches and writes to the API server. Only the leader knows the usage of
-//! servers; the service asks it.
+//! The service is stateless: it reads from watches and writes to the API server.
 
 pub mod account;
 pub mod alerts;
@@ -29,6 +29,7 @@ pub mod keys;
 pub mod nonce;
 pub mod precondition;
 pub mod store;
+pub mod usage;
 pub mod webhooks;
 
 use std::sync::{Arc, OnceLock};
@@ -39,9 +40,9 @@ use tokio::sync::mpsc;
 
 use crate::{
     catalogue::{Catalogue, SharedCatalogue},
-    monitoring::Measurements,
+    providers::UsageSource,
     resources::{Account, ApiKey, Backup, Instance, Webhook, api_key::DEFAULT_KEY_QUOTA, backup},
-    runtime::{Clock, watch::Listener},
+    runtime::{Clock, FairPermits, watch::Listener},
 };
 
 use self::{
@@ -62,7 +63,7 @@ pub struct Dependencies {
     /// What can be ordered.
     pub catalogue: SharedCatalogue,
     /// Where the usage of instances is known.
-    pub measurements: Box<dyn Measurements>,
+    pub usage: Arc<dyn UsageSource>,
     /// Validates the URLs of receivers.
     pub receiver_check: ReceiverCheck,
 }
@@ -97,7 +98,9 @@ pub struct Service {
     operator_namespace: String,
     catalogue: SharedCatalogue,
     clock: Arc<dyn Clock>,
-    measurements: Box<dyn Measurements>,
+    usage: Arc<dyn UsageSource>,
+    /// For questions about usage.
+    usage_permits: Arc<FairPermits>,
     receiver_check: ReceiverCheck,
 }
 
@@ -143,7 +146,7 @@ impl Service {
             client,
             clock: Arc::new(crate::runtime::SystemClock),
             catalogue: SharedCatalogue::default(),
-            measurements: Box::new(crate::monitoring::measurements::NoMeasurements),
+            usage: Arc::new(crate::providers::simulator::SimulatedUsage::default()),
             receiver_check: Arc::new(|_| Ok(())),
         })
     }
@@ -168,7 +171,7 @@ impl Service {
             client,
             clock,
             catalogue,
-            measurements,
+            usage,
             receiver_check,
         } = dependencies;
         let calls = Arc::new(ApiCalls::new(client, at_once));
@@ -192,7 +195,8 @@ impl Service {
             operator_namespace: "stellage-system".to_owned(),
             catalogue,
             clock,
-            measurements,
+            usage,
+            usage_permits: FairPermits::new(usage::ASKED_AT_ONCE, usage::ASKED_BY_ONE),
             receiver_check,
         }
     }

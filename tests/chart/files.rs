@@ -227,8 +227,6 @@ const OTHERWISE: &[(&str, &str)] = &[
     ("--smtp-url", "smtp.existingSecret, smtp.url"),
     ("--tls-cert", "tls.existingSecret"),
     ("--tls-key", "tls.existingSecret"),
-    ("--usage-address", "the pod's address, by default"),
-    ("--usage-listen", "listenAddress"),
 ];
 
 /// `--retry-schedule` as `retrySchedule`.

@@ -360,7 +360,6 @@ async fn business(cluster: &Cluster<'_>, api: &Operator) {
         .apply("by-kubectl", |instance| instance.spec.monitoring_enabled = true)
         .await;
     tenant.wait_for_state("by-kubectl", InstanceState::Running).await;
-    // Nothing listens at the address that the leader's pod would have, so usage is unknown.
     let metrics = format!("/v1/instances/{}/metrics?window=1h", mine.id());
     call(tenant, Method::GET, &metrics, Value::Null).await;
 

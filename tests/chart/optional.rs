@@ -143,7 +143,7 @@ async fn without_its_roles_the_chart_has_everything_else() {
         let roles: BTreeSet<String> = with.iter().filter(is_role).cloned().collect();
         assert!(roles.len() > 8, "{roles:?}");
         assert_eq!(&with - &without, roles);
-        assert!(without.contains("Secret stellage-console") && without.contains("Secret stellage-usage-key"));
+        assert!(without.contains("Secret stellage-console"));
     }
 }
 
@@ -423,21 +423,4 @@ async fn the_network_policies_let_pods_call_what_the_values_name_and_nothing_of_
             assert_eq!(more, wanted, "{name} with {values}");
         }
     }
-    // The REST API asks the leader about usage.
-    let ours = json!([{ "podSelector": { "matchLabels": { "app.kubernetes.io/name": "stellage", "app.kubernetes.io/instance": "stellage" } } }]);
-    let ask = tcp(9091, ours.clone());
-    let answer = json!({ "ports": [{ "protocol": "TCP", "port": "usage" }], "from": ours });
-    let in_one = render(&json!({ "mode": "all" }));
-    for (all, who_asks, who_answers) in [
-        (&usual, "stellage-api", "stellage-controller"),
-        (&in_one, "stellage", "stellage"),
-    ] {
-        assert!(rules(all, who_asks, "egress").contains(&ask), "{who_asks}");
-        assert!(
-            rules(all, who_answers, "ingress").contains(&answer),
-            "{who_answers}"
-        );
-    }
-    assert!(!rules(&usual, "stellage-controller", "egress").contains(&ask));
-    assert!(!rules(&usual, "stellage-api", "ingress").contains(&answer));
 }

@@ -374,9 +374,6 @@ fn spawn(
     if arguments.first() != Some(&"controller") {
         command.args(["--listen", "127.0.0.1:0"]);
     }
-    if arguments.first() != Some(&"api") {
-        command.args(["--usage-listen", "127.0.0.1:0"]);
-    }
     command
         .env("RUST_LOG", "info")
         .envs(environment.iter().map(|(name, value)| (name, value)))

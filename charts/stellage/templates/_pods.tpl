@@ -126,8 +126,6 @@ spec:
               value: /etc/stellage/oidc/{{ $values.oidc.existingSecretKey }}
             {{- end }}
             {{- if $controls }}
-            - name: STELLAGE_USAGE_LISTEN
-              value: {{ printf "%s:9091" $values.listenAddress | quote }}
             - name: STELLAGE_SERVICE_ACCOUNT
               value: {{ .serviceAccount | quote }}
             {{- if eq $values.mode "split" }}
@@ -155,9 +153,6 @@ spec:
             - {name: rest, containerPort: 8080}
             {{- end }}
             - {name: metrics, containerPort: 9090}
-            {{- if $controls }}
-            - {name: usage, containerPort: 9091}
-            {{- end }}
           livenessProbe:
             httpGet: {path: /healthz, port: metrics}
             periodSeconds: 10

@@ -196,32 +196,11 @@ has both lists.
   verbs: ["get"]
 {{- end -}}
 
-{{- define "stellage.rules.usage.api" -}}
-# The facade asks the leader about the usage of servers: the Lease has its address, and this one Secret the key with which both sides
-# prove who they are.
-- apiGroups: ["coordination.k8s.io"]
-  resources: ["leases"]
-  resourceNames: ["stellage-controller"]
-  verbs: ["get"]
-- apiGroups: [""]
-  resources: ["secrets"]
-  resourceNames: ["stellage-usage-key"]
-  verbs: ["get"]
-{{- end -}}
-
 {{- define "stellage.rules.console" -}}
 # The console seals its cookies with a key that all replicas share, in this one Secret.
 - apiGroups: [""]
   resources: ["secrets"]
   resourceNames: ["stellage-console"]
-  verbs: ["get", "update"]
-{{- end -}}
-
-{{- define "stellage.rules.usage.controller" -}}
-# The leader writes the key into this one Secret if it has none.
-- apiGroups: [""]
-  resources: ["secrets"]
-  resourceNames: ["stellage-usage-key"]
   verbs: ["get", "update"]
 {{- end -}}
 

@@ -231,7 +231,6 @@ fn arguments(settings: &Settings, ready: &Path, previous: Option<&Urls>) -> Vec<
         "run".into(),
         format!("--listen={api}").into(),
         format!("--metrics-listen={metrics}").into(),
-        "--usage-listen=127.0.0.1:0".into(),
         format!("--provisioning-seconds={}", settings.provisioning).into(),
         "--ready-file".into(),
         ready.into(),
@@ -316,7 +315,6 @@ mod tests {
             "run",
             "--listen=127.0.0.1:8080",
             "--metrics-listen=127.0.0.1:0",
-            "--usage-listen=127.0.0.1:0",
             "--provisioning-seconds=150",
             "--ready-file",
             "/a b/ready.json",
@@ -340,14 +338,14 @@ mod tests {
             "--smtp-url=smtp://u:s3cret@127.0.0.1",
         ]);
         assert_eq!(chosen[1], "--listen=127.0.0.1:0");
-        assert_eq!(chosen[4], "--provisioning-seconds=1");
+        assert_eq!(chosen[3], "--provisioning-seconds=1");
         assert_eq!(
-            chosen[7..],
+            chosen[6..],
             [
                 "--retry-schedule=200ms,1s",
+                usual[7],
                 usual[8],
                 usual[9],
-                usual[10],
                 "--receiver-ca",
                 file
             ]

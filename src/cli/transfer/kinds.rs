@@ -13,9 +13,9 @@ use crate::resources::{
     Account, ApiKey, Backup, Delivery, EventLog, Instance, Invoice, InvoicePage, Webhook,
 };
 
-/// Secrets and ConfigMaps in the operator's namespace that all replicas share: the keys that seal sessions and usage, the invoice
+/// Secrets and ConfigMaps in the operator's namespace that all replicas share: the key that seals sessions, the invoice
 /// numbers, former prices, and the used-up part of the rate limits.
-pub(super) const SHARED_SECRETS: [&str; 2] = ["stellage-console", "stellage-usage-key"];
+pub(super) const SHARED_SECRETS: [&str; 1] = ["stellage-console"];
 pub(super) const SHARED_MAPS: [&str; 3] = [
     "stellage-invoice-numbers",
     "stellage-prices",

@@ -11,11 +11,11 @@ const WIDTH: f64 = 300.0;
 /// Its height.
 const HEIGHT: f64 = 60.0;
 
-/// A window of samples, as `/v1` shows it.
+/// Usage over a window, as `/v1` shows it.
 #[derive(Debug, Deserialize)]
 pub struct Measured {
     resolution_seconds: i64,
-    /// Time since which samples are known.
+    /// Since when anything is known.
     pub known_since: Option<Moment>,
     series: Series,
 }

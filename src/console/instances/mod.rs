@@ -221,7 +221,7 @@ async fn usage(visit: &Visit, id: &str, calls: &mut Vec<Call>) -> Result<Usage, 
         "1h"
     };
     let call = Call::get(format!("/v1/instances/{id}/metrics?window={window}"));
-    // Samples are in the memory of the leader, which may be unavailable for a moment.
+    // The metrics system may be unavailable for a moment, or there is none.
     let (measured, problem) = match visit.get::<Single<Measured>>(&call).await {
         Ok(measured) => (Some(measured.data), None),
         Err(refusal) => (None, Some(refusal.message)),

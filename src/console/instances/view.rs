@@ -5,6 +5,7 @@ use serde::Deserialize;
 use crate::{
     console::text::{Moment, Money, bytes, percent},
     lifecycle::Action,
+    providers::Usage,
     resources::InstanceState,
 };
 
@@ -109,52 +110,23 @@ pub struct Instance {
     /// When it was created.
     pub created_at: Moment,
     /// Current usage.
-    pub metrics: Option<Metrics>,
-}
-
-/// A snapshot of a server's usage.
-#[derive(Debug, Deserialize)]
-pub struct Metrics {
-    /// Percent.
-    pub cpu_usage: Option<f64>,
-    /// Percent.
-    pub memory_usage: Option<f64>,
-    /// Percent.
-    pub disk_usage: Option<f64>,
-    /// Bytes received since the last start.
-    pub network_in: Option<i64>,
-    /// Bytes sent since the last start.
-    pub network_out: Option<i64>,
-}
-
-impl Metrics {
-    /// Usage of the CPU.
-    pub fn cpu(&self) -> String {
-        percent(self.cpu_usage)
-    }
-
-    /// Usage of the memory.
-    pub fn memory(&self) -> String {
-        percent(self.memory_usage)
-    }
-
-    /// Usage of the disk.
-    pub fn disk(&self) -> String {
-        percent(self.disk_usage)
-    }
-
-    /// Bytes received.
-    pub fn received(&self) -> String {
-        bytes(self.network_in)
-    }
-
-    /// Bytes sent.
-    pub fn sent(&self) -> String {
-        bytes(self.network_out)
-    }
+    metrics: Option<Usage>,
 }
 
 impl Instance {
+    /// Current usage, in words.
+    pub fn usage(&self) -> Vec<(&'static str, String)> {
+        self.metrics.map_or_else(Vec::new, |usage| {
+            vec![
+                ("CPU", percent(usage.cpu_usage)),
+                ("Memory", percent(usage.memory_usage)),
+                ("Disk", percent(usage.disk_usage)),
+                ("Received", bytes(usage.network_in)),
+                ("Sent", bytes(usage.network_out)),
+            ]
+        })
+    }
+
     /// Whether its status ends by itself.
     pub fn is_under_way(&self) -> bool {
         is_under_way(&self.status)

@@ -1,50 +1,37 @@
-//! Samples the usage of monitored instances while this process is the leader, and serves it to other replicas.
+//! Samples the usage of monitored instances while this process is the leader.
 //!
-//! - `sampler`: asks the provider, and triggers a reconcile of instances whose alerts fire or end;
-//! - `port`: the port for other replicas; `key`: the Secret with which both sides prove who they are.
+//! - `sampler`: asks the provider, and triggers a reconcile of instances whose alerts fire or end.
 //!
 //! The instance controller fires the alerts themselves, in the same status write as their events.
 
-mod key;
-mod port;
 mod sampler;
 
 use std::{sync::Arc, time::Duration};
 
-use kube::Client;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use self::{key::SharedKey, port::Port, sampler::Sampler};
+use self::sampler::Sampler;
 use crate::{
     catalogue::SharedCatalogue,
-    monitoring::{Monitor, measurements::Leader, monitor::Current},
+    monitoring::{Monitor, monitor::Current},
     providers::UsageSource,
     resources::Instance,
     runtime::{
-        Clock, Metrics, ReconcileQueue, Store,
+        Clock, Metrics, ReconcileQueue,
         instance_metrics::{ShownInstance, ShownInstances},
     },
 };
 
-pub use port::advertised;
-
 /// What the controller depends on.
-pub struct MonitoringController<U> {
-    /// Client of the API server.
-    pub client: Client,
-    /// The operator's namespace, which holds the Secret.
-    pub namespace: String,
+pub struct MonitoringController {
     /// Reports the usage of servers.
-    pub usage: Arc<U>,
+    pub usage: Arc<dyn UsageSource>,
     /// The monitored instances.
     pub monitor: Arc<Monitor>,
     /// The alert rules.
     pub catalogue: SharedCatalogue,
     /// Where instances whose alerts fire or end are queued.
     pub queue: ReconcileQueue<Instance>,
-    /// All instances.
-    pub instances: Store<Instance>,
     /// Source of the time.
     pub clock: Arc<dyn Clock>,
     /// Where samples are counted.
@@ -57,20 +44,9 @@ pub struct MonitoringController<U> {
     pub shown: Option<usize>,
 }
 
-impl<U: UsageSource> MonitoringController<U> {
-    /// What this process can answer as the leader.
-    pub fn answers(&self) -> Arc<Leader<U>> {
-        Arc::new(Leader::new(
-            self.monitor.clone(),
-            self.usage.clone(),
-            self.catalogue.clone(),
-            self.clock.clone(),
-        ))
-    }
-
-    /// Samples usage and answers questions until shutdown.
-    pub async fn run(self, answers: Arc<Leader<U>>, listener: TcpListener, shutdown: CancellationToken) {
-        let key = SharedKey::default();
+impl MonitoringController {
+    /// Samples usage until shutdown.
+    pub async fn run(self, shutdown: CancellationToken) {
         if let Some(limit) = self.shown {
             let (monitor, catalogue) = (self.monitor.clone(), self.catalogue.clone());
             self.metrics.instances.show(move || {
@@ -78,12 +54,6 @@ impl<U: UsageSource> MonitoringController<U> {
                 shown(&monitor, limit, interval)
             });
         }
-        let port = Port {
-            answers,
-            instances: self.instances,
-            key: key.clone(),
-            clock: self.clock.clone(),
-        };
         let sampler = Sampler {
             monitor: self.monitor,
             usage: self.usage,
@@ -94,11 +64,7 @@ impl<U: UsageSource> MonitoringController<U> {
             concurrency: self.concurrency.into(),
             timeout: self.provider_timeout,
         };
-        tokio::join!(
-            sampler.run(&shutdown),
-            port.serve(listener, shutdown.clone()),
-            key.make(&self.client, &self.namespace, &shutdown),
-        );
+        sampler.run(&shutdown).await;
     }
 }
 

@@ -20,9 +20,9 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Samples the monitored instances. Each provider call has a timeout, and accounts take turns, so that no account keeps the
 /// others from being sampled. A sample that is not taken in time leaves a gap.
-pub(super) struct Sampler<U> {
+pub(super) struct Sampler {
     pub(super) monitor: Arc<Monitor>,
-    pub(super) usage: Arc<U>,
+    pub(super) usage: Arc<dyn UsageSource>,
     pub(super) catalogue: SharedCatalogue,
     pub(super) queue: ReconcileQueue<Instance>,
     pub(super) clock: Arc<dyn Clock>,
@@ -38,7 +38,7 @@ struct Permits {
     suspect: Arc<FairPermits>,
 }
 
-impl<U: UsageSource> Sampler<U> {
+impl Sampler {
     /// Samples until shutdown.
     pub(super) async fn run(&self, shutdown: &CancellationToken) {
         let half = |permits: usize| FairPermits::new(permits.max(1), permits.div_ceil(2));
@@ -48,7 +48,6 @@ impl<U: UsageSource> Sampler<U> {
         };
         let mut taking = FuturesUnordered::new();
         let mut looked = self.monitor.moment();
-        let mut was_cut = false;
         loop {
             let alerts = self.catalogue.current().alerts.clone();
             let now = self.monitor.moment();
@@ -56,7 +55,8 @@ impl<U: UsageSource> Sampler<U> {
                 taking.push(self.sample(due, alerts.clone(), &permits));
             }
             looked = now;
-            self.report(&mut was_cut);
+            let monitored = i64::try_from(self.monitor.count()).unwrap_or(i64::MAX);
+            self.metrics.monitored_instances.set(monitored);
             let pause = sleep((alerts.interval / LOOKS).max(SHORTEST_PAUSE));
             let mut pause = std::pin::pin!(pause);
             loop {
@@ -87,23 +87,5 @@ impl<U: UsageSource> Sampler<U> {
         self.metrics.usage_samples.get_or_create_owned(&labels).inc();
         self.queue
             .again(self.monitor.record(&due, &alerts, answer.ok().as_ref()));
-    }
-
-    /// Reports how many instances are monitored, and logs once when there are more than have a series.
-    fn report(&self, was_cut: &mut bool) {
-        let counts = self.monitor.counts();
-        let left_out = counts.instances_without_series();
-        let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-        self.metrics.monitored_instances.set(gauge(counts.instances));
-        self.metrics.usage_series.set(gauge(counts.series));
-        let is_cut = left_out > 0 && counts.series >= self.monitor.series_limit();
-        if is_cut && !*was_cut {
-            tracing::warn!(
-                kept = counts.series,
-                left_out,
-                "more instances are monitored than series are kept; alerts still fire, but the others have no series: see --monitoring-series"
-            );
-        }
-        *was_cut = is_cut;
     }
 }

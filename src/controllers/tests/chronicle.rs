@@ -400,7 +400,7 @@ impl Chronicle {
     fn check_alerts(&self, now: Timestamp) {
         for load in &self.load {
             let to = load.ended.unwrap_or(now);
-            // An alert takes four samples in a row, the first within an hour; some samples fail.
+            // An alert takes four samples in a row; some samples fail.
             let needed = SignedDuration::from_hours(8);
             let (mut calm, mut is_certain) = (load.from, false);
             for (down, up) in &self.outages {

@@ -55,8 +55,8 @@ pub const LIMITS: Limits = Limits {
     per_instance: 5,
     per_account: 60,
 };
-/// Time between two samples.
-pub const SAMPLES: Duration = Duration::from_hours(1);
+/// Time between two samples. Some are missing, but not for an hour, which would end an alert.
+pub const SAMPLES: Duration = Duration::from_mins(15);
 /// Annotation with the CPU usage of a server in percent.
 pub const CPU: &str = "simulator.stellage.dev/cpu";
 /// One in this many provider calls fails.
@@ -484,7 +484,7 @@ impl Operator {
             metrics: metrics.clone(),
             events: events("invoice-controller"),
         });
-        let monitor = Monitor::new(1000, clock.now());
+        let monitor = Monitor::new(clock.now());
         let (mut instances, mut backups) = (Watch::new("instances"), Watch::new("backups"));
         let (mut accounts, mut invoices) = (Watch::new("accounts"), Watch::new("invoices"));
         let [invoices_before, invoices_after] = invoice_controller.instance_listeners();

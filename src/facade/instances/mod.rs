@@ -174,7 +174,7 @@ pub async fn detail(
         return Ok(plain_detail(&app, &item));
     }
     let usage = app.service.usage_of(&item).await;
-    let view = InstanceView::of(&item, Some(usage.into()));
+    let view = InstanceView::of(&item, Some(usage));
     response::single(StatusCode::OK, &*item.instance, view, None)
 }
 

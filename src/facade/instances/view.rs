@@ -179,15 +179,15 @@ pub struct InstanceView<'a> {
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
-    /// Current usage: the newest sample of a monitored instance. Present only with `include=metrics`.
+    /// Current usage. Present only with `include=metrics`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
-    metrics: Option<InstanceMetrics>,
+    metrics: Option<Usage>,
 }
 
 impl<'a> InstanceView<'a> {
     /// An instance as its detail shows it.
-    pub fn of(item: &'a IndexedInstance, metrics: Option<InstanceMetrics>) -> Self {
+    pub fn of(item: &'a IndexedInstance, metrics: Option<Usage>) -> Self {
         let instance = &*item.instance;
         let (spec, status) = (&instance.spec, instance.status.as_ref());
         let size = item.plan.size();
@@ -223,38 +223,6 @@ impl<'a> InstanceView<'a> {
 fn image(instance: &Instance) -> &str {
     let installed = instance.status.as_ref().and_then(|s| s.image.as_deref());
     installed.unwrap_or(&instance.spec.image)
-}
-
-/// A snapshot of a server's usage; unknown values are `null`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
-pub struct InstanceMetrics {
-    /// CPU usage in percent.
-    #[schema(required, minimum = 0, maximum = 100, example = 12.5)]
-    cpu_usage: Option<f64>,
-    /// Memory usage in percent.
-    #[schema(required, minimum = 0, maximum = 100, example = 41.0)]
-    memory_usage: Option<f64>,
-    /// Disk usage in percent.
-    #[schema(required, minimum = 0, maximum = 100, example = 23.9)]
-    disk_usage: Option<f64>,
-    /// Bytes received since the last start.
-    #[schema(required, minimum = 0, example = 1_048_576)]
-    network_in: Option<i64>,
-    /// Bytes sent since the last start.
-    #[schema(required, minimum = 0, example = 524_288)]
-    network_out: Option<i64>,
-}
-
-impl From<Usage> for InstanceMetrics {
-    fn from(usage: Usage) -> Self {
-        Self {
-            cpu_usage: usage.cpu_usage,
-            memory_usage: usage.memory_usage,
-            disk_usage: usage.disk_usage,
-            network_in: usage.network_in,
-            network_out: usage.network_out,
-        }
-    }
 }
 
 fn id_schema() -> RefOr<Schema> {
@@ -340,7 +308,7 @@ mod tests {
     #[test]
     fn a_pending_plan_is_shown_beside_the_one_in_effect() {
         let shown = shown(running(), "enterprise");
-        let detail = serde_json::to_value(InstanceView::of(&shown, Some(Usage::default().into()))).unwrap();
+        let detail = serde_json::to_value(InstanceView::of(&shown, Some(Usage::default()))).unwrap();
         assert_eq!(
             (&detail["plan"], &detail["pending_plan"], &detail["image"]),
             (&json!("business"), &json!("enterprise"), &json!("debian-13"))

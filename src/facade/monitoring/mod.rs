@@ -1,4 +1,4 @@
-//! `/v1/alerts` and `/v1/instances/{id}/metrics`: alerts, and the samples that they are based on.
+//! `/v1/alerts` and `/v1/instances/{id}/metrics`: alerts, and usage over time.
 //!
 //! - `view`: alerts and series as responses show them.
 
@@ -20,7 +20,7 @@ use super::{
     },
 };
 use crate::{
-    monitoring::Window,
+    providers::Window,
     service::{alerts::AlertFilter, id::InstanceId},
 };
 
@@ -57,17 +57,17 @@ pub async fn list(
     response::json(StatusCode::OK, &List { data, pagination }, 512)
 }
 
-/// Shows the samples of an instance
+/// Shows the usage of an instance over time
 ///
-/// A point a minute for the last hour, or the averages of five minutes for the last day. Gaps are `null`, as is what was before
-/// `known_since`: samples are in memory, and a restart of the service loses them. Only of an instance with `monitoring_enabled`.
+/// A point a minute for the last hour, or every five minutes for the last day. What is not known is `null`, as is everything before
+/// `known_since`. Only of an instance with `monitoring_enabled`, and where a metrics system keeps its usage.
 #[utoipa::path(
     get,
     path = "/v1/instances/{id}/metrics",
     operation_id = "getInstanceMetrics",
     tag = "monitoring",
     params(("window" = Option<String>, Query, description = "`1h`, the default, or `24h`.", pattern = "^(1h|24h)$", example = "1h")),
-    responses((status = 200, description = "The samples", body = Single<SeriesView>)),
+    responses((status = 200, description = "The usage", body = Single<SeriesView>)),
 )]
 pub async fn series(
     State(app): State<Arc<App>>,
@@ -79,10 +79,10 @@ pub async fn series(
         None => Window::Hour,
         Some(text) => Window::parse(text).ok_or_else(wrong_window)?,
     };
-    let measured = app.service.series_of(caller.namespace(), id, window).await?;
-    let data = SeriesView::of(window, &measured);
+    let series = app.service.series_of(caller.namespace(), id, window).await?;
+    let data = SeriesView::of(window, &series);
     let answer = Single { data, message: None };
-    response::json(StatusCode::OK, &answer, 32 * window.points() * 5)
+    response::json(StatusCode::OK, &answer, 32 * series.points.len() * 5)
 }
 
 /// The refusal of another window.

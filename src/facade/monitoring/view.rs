@@ -1,6 +1,5 @@
 //! Alerts and series as responses show them (decisions, section 7).
 
-use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::{
@@ -10,7 +9,7 @@ use utoipa::{
 
 use crate::{
     facade::response::view::{Seconds, schema},
-    monitoring::{Measured, Window},
+    providers::{Series, Usage, Window},
     resources::AlertMetric,
     service::{
         alerts::{ShownAlert, status},
@@ -79,11 +78,11 @@ fn instance_id() -> RefOr<Schema> {
 fn alert_status() -> RefOr<Schema> {
     schema(&json!({
         "type": "string", "enum": ["firing", "ended"],
-        "description": "`firing`: the metric has not come back below the value that ends the alert. `ended`: it has, or the instance was stopped or is no longer monitored, or samples were missing.",
+        "description": "`firing`: the metric has not come back below the value that ends the alert. `ended`: it has, or the instance was stopped or is no longer monitored, or samples were missing for an hour.",
     }))
 }
 
-/// The samples of an instance in a window.
+/// The usage of an instance over a window.
 #[derive(Serialize, ToSchema)]
 #[schema(as = InstanceSeries)]
 pub struct SeriesView {
@@ -93,7 +92,7 @@ pub struct SeriesView {
     /// Seconds from one point to the next.
     #[schema(minimum = 1, example = 60)]
     resolution_seconds: i64,
-    /// Since when samples are known; `null` if there is none yet.
+    /// Since when anything is known, within the window; `null` if nothing is.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T09:02:31Z")]
     known_since: Option<Seconds>,
     /// The points of each metric.
@@ -126,24 +125,24 @@ fn points() -> RefOr<Schema> {
 }
 
 impl SeriesView {
-    /// The points of a window.
-    pub fn of(window: Window, measured: &Measured) -> Self {
-        fn timed<T: Copy>(window: Window, first: i64, values: &[T]) -> Vec<(Seconds, T)> {
-            let times = (first..).step_by(usize::try_from(window.resolution_seconds()).unwrap_or(1));
-            let times = times.map(|time| Seconds(Timestamp::from_second(time).unwrap_or_default()));
-            times.zip(values.iter().copied()).collect()
+    /// A series as answers show it.
+    pub fn of(window: Window, series: &Series) -> Self {
+        fn each<T>(series: &Series, value: impl Fn(&Usage) -> T) -> Vec<(Seconds, T)> {
+            let points = series.points.iter();
+            points
+                .map(|(time, usage)| (Seconds(*time), value(usage)))
+                .collect()
         }
-        let first = measured.first;
         Self {
             window: window.as_str(),
             resolution_seconds: window.resolution_seconds(),
-            known_since: measured.known_since.map(Seconds),
+            known_since: series.known_since.map(Seconds),
             series: Points {
-                cpu_usage: timed(window, first, &measured.cpu_usage),
-                memory_usage: timed(window, first, &measured.memory_usage),
-                disk_usage: timed(window, first, &measured.disk_usage),
-                network_in: timed(window, first, &measured.network_in),
-                network_out: timed(window, first, &measured.network_out),
+                cpu_usage: each(series, |usage| usage.cpu_usage),
+                memory_usage: each(series, |usage| usage.memory_usage),
+                disk_usage: each(series, |usage| usage.disk_usage),
+                network_in: each(series, |usage| usage.network_in),
+                network_out: each(series, |usage| usage.network_out),
             },
         }
     }
@@ -157,7 +156,7 @@ pub(in crate::facade) fn shared_schemas() -> Value {
             "items": {
                 "type": "array", "minItems": 2, "maxItems": 2, "items": {},
                 "prefixItems": [
-                    { "type": "string", "format": "date-time", "description": "The beginning of the minute, or of the five minutes." },
+                    { "type": "string", "format": "date-time", "description": "The time." },
                     { "type": ["number", "null"], "description": "The value." },
                 ],
             },

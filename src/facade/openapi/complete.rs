@@ -191,7 +191,7 @@ impl Operation<'_> {
             && !self.is_series()
     }
 
-    /// Whether it shows the samples of an instance.
+    /// Whether it shows the usage of an instance over time.
     fn is_series(self) -> bool {
         self.path.ends_with("/metrics")
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::super::{
@@ -23,7 +24,7 @@ use super::super::{
 use crate::{
     events::{EventType, catalogue},
     lifecycle::Action,
-    monitoring::{Measured, Window},
+    providers::{Series, Usage, Window},
     resources::{ApiKey, Backup, Delivery, DeliveryPhase, Instance, Webhook},
     service::{
         alerts::ShownAlert,
@@ -132,17 +133,22 @@ fn alert() -> Option<ShownAlert> {
 }
 
 fn series() -> SeriesView {
-    let known_since = "2026-11-21T10:00:31Z".parse().ok();
-    let measured = Measured {
-        known_since,
-        first: 1_795_255_200,
-        cpu_usage: vec![Some(12.5), None],
-        memory_usage: vec![Some(41.0), None],
-        disk_usage: vec![Some(23.9), None],
-        network_in: vec![Some(1_048_576), None],
-        network_out: vec![Some(524_288), None],
+    let time = |second| Timestamp::from_second(second).unwrap_or_default();
+    let usage = Usage {
+        cpu_usage: Some(12.5),
+        memory_usage: Some(41.0),
+        disk_usage: Some(23.9),
+        network_in: Some(1_048_576),
+        network_out: Some(524_288),
     };
-    SeriesView::of(Window::Hour, &measured)
+    let series = Series {
+        known_since: Some(time(1_795_255_231)),
+        points: vec![
+            (time(1_795_255_200), Usage::default()),
+            (time(1_795_255_260), usage),
+        ],
+    };
+    SeriesView::of(Window::Hour, &series)
 }
 
 fn delivery(phase: DeliveryPhase) -> Option<Delivery> {

@@ -52,7 +52,7 @@ pub struct Served {
         (name = "instances", description = "Virtual servers."),
         (name = "actions", description = "Operations on a virtual server. Requests that repeat an `Idempotency-Key` are carried out once."),
         (name = "backups", description = "Backups of virtual servers. `POST /v1/instances/{id}/rebuild` and `POST /v1/instances` restore them."),
-        (name = "monitoring", description = "Samples of the usage of monitored servers, and the alerts that follow from them."),
+        (name = "monitoring", description = "The usage of monitored servers over time, and the alerts that follow from it."),
         (name = "webhooks", description = "Receivers of the account's events. The section `webhooks` describes the requests that they get."),
         (name = "deliveries", description = "Events sent to a webhook, waiting to be sent, or held."),
         (name = "events", description = "What has happened to the account's resources in the last 24 hours."),

@@ -6,7 +6,7 @@ use super::world::{World, spec};
 use crate::{
     catalogue::Alerts,
     lifecycle::Action,
-    monitoring::{alerts::Findings, evaluation::Finding},
+    monitoring::evaluation::{Finding, Findings, Verdict},
     resources::{Alert, InstanceState},
 };
 
@@ -32,8 +32,10 @@ fn crossed(world: &World) -> Findings {
             .enumerate()
             .map(|(index, rule)| Finding {
                 rule,
-                ends: None,
-                crossed: (index == 0).then_some((0, 96.4)),
+                verdict: (index == 0).then_some(Verdict::Fires {
+                    since: 0,
+                    value: 96.4,
+                }),
             })
             .collect(),
     }

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     events::{EventType, OutboxEntry, payload::User},
     lifecycle::{Action, Audience, Gate, Next, Note, Notes, Question, Seen, Timings, decide, question},
-    monitoring::alerts::Findings,
+    monitoring::evaluation::Findings,
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{
         Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,

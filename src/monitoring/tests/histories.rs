@@ -11,8 +11,8 @@ use crate::{
         alerts::{AlertRule, Percent},
     },
     monitoring::{
-        alerts::{self, Findings},
-        evaluation::{Evaluation, MAX_MISSED},
+        alerts,
+        evaluation::{Evaluation, MAX_GAP, MAX_MISSED},
     },
     providers::Usage,
     resources::{Alert, AlertMetric},
@@ -26,10 +26,10 @@ const START: i64 = 1_800_000_000_000;
 enum Step {
     /// A sample with this value.
     Known(u8),
-    /// The provider does not answer.
-    Failed,
-    /// Nobody asks: the process is suspended.
-    Suspended,
+    /// The provider does not answer, for this many intervals.
+    Failed(u8),
+    /// Nobody asks, for this many intervals: the process is suspended.
+    Suspended(u8),
     /// The operator restarts, or another replica becomes the leader.
     Restart,
     /// The clock is set, by this many minutes.
@@ -44,8 +44,9 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         10 => (85_u8..=100).prop_map(Step::Known),
         4 => (0_u8..=100).prop_map(Step::Known),
-        3 => Just(Step::Failed),
-        1 => Just(Step::Suspended),
+        3 => (1_u8..=2).prop_map(Step::Failed),
+        1 => (1_u8..=90).prop_map(Step::Failed),
+        1 => (1_u8..=90).prop_map(Step::Suspended),
         1 => Just(Step::Restart),
         1 => any::<i16>().prop_map(Step::ClockSet),
         1 => Just(Step::PowerCycle),
@@ -114,15 +115,10 @@ impl World {
         self.run.map(|minute| Timestamp::from_second(minute).ok())
     }
 
+    /// Takes a sample, and what follows from it.
     fn sample(&mut self, value: Option<f64>) {
-        let usage = value.map(|value| Usage {
-            cpu_usage: Some(value),
-            ..Usage::default()
-        });
-        let (run, moment) = (self.run(), self.moment());
-        self.evaluation
-            .sample(&self.rules, run, &self.alerts, moment, usage.as_ref());
-        let calls = self.evaluation.calls_for_a_change(run, &self.alerts);
+        let run = self.run();
+        let calls = self.take(value);
         let before = self.alerts.clone();
         self.reconcile();
         // A stop is written anyway.
@@ -131,25 +127,39 @@ impl World {
         self.writes += usize::from(calls);
     }
 
+    /// Takes a sample. Returns whether the status must change.
+    fn take(&mut self, value: Option<f64>) -> bool {
+        let usage = value.map(|value| Usage {
+            cpu_usage: Some(value),
+            ..Usage::default()
+        });
+        let (run, moment) = (self.run(), self.moment());
+        self.evaluation.sample(&self.rules, run, moment, usage.as_ref());
+        let findings = self.evaluation.findings(run, moment);
+        findings.is_some_and(|findings| findings.change(&self.alerts))
+    }
+
     /// What `lifecycle::decide` does.
     fn reconcile(&mut self) {
         let (run, now, moment) = (self.run(), self.now(), self.moment());
-        let Some(started_at) = run else {
+        if run.is_none() {
             alerts::end_all(&mut self.alerts, now);
+        }
+        let Some(findings) = self.evaluation.findings(run, moment) else {
             return;
-        };
-        let Some(rules) = self.evaluation.findings(run) else {
-            return;
-        };
-        let findings = Findings {
-            started_at,
-            rules,
-            moment,
         };
         let fired = alerts::advance(&mut self.alerts, &findings, "uid", self.sequence, now);
         self.sequence += i64::try_from(fired.len()).unwrap();
         self.fired
             .extend(fired.into_iter().map(|alert| (self.minute, alert)));
+    }
+
+    /// Takes these samples, one a minute.
+    fn sample_all(&mut self, values: &[Option<f64>]) {
+        for value in values {
+            self.minute += 1;
+            self.sample(*value);
+        }
     }
 
     fn is_firing(&self) -> bool {
@@ -180,10 +190,7 @@ impl Reference {
         let known = known(&self.attempts);
         let before: Vec<_> = known.iter().filter(|(at, _)| *at < minute).collect();
         let last = before.last().map_or(begin, |(at, _)| *at);
-        let missing = (last + 1..=minute)
-            .filter(|at| known.iter().all(|(known, _)| known != at))
-            .count();
-        if missing > usize::try_from(MAX_MISSED).unwrap() {
+        if minute - last > 60 {
             self.is_firing = false;
         }
         let Some(value) = value else { return };
@@ -223,12 +230,16 @@ proptest! {
                     world.sample(Some(value.into()));
                     reference.sample(world.minute, Some(value), i64::try_from(lasting).unwrap());
                 }
-                Step::Failed => {
+                Step::Failed(intervals) => {
                     world.run.get_or_insert(world.minute);
-                    world.sample(None);
-                    reference.sample(world.minute, None, i64::try_from(lasting).unwrap());
+                    world.minute -= 1;
+                    for _ in 0..intervals {
+                        world.minute += 1;
+                        world.sample(None);
+                        reference.sample(world.minute, None, i64::try_from(lasting).unwrap());
+                    }
                 }
-                Step::Suspended => {}
+                Step::Suspended(intervals) => world.minute += i64::from(intervals) - 1,
                 Step::Restart => {
                     world.evaluation = Evaluation::default();
                     reference.attempts.clear();
@@ -292,6 +303,62 @@ fn an_alert_that_was_sent_is_not_sent_again_after_a_restart() {
         world.sample(Some(value));
     }
     assert_eq!((world.fired.len(), world.writes), (2, 3));
+}
+
+#[test]
+fn an_alert_holds_through_a_gap_of_an_hour_without_being_sent_again_and_ends_after_that() {
+    let mut world = World::new(&rules(5));
+    let gap = i64::try_from(MAX_GAP.as_secs() / 60).unwrap();
+    for (is_suspended, missing, fired) in [
+        (false, 4, 1),
+        (true, 4, 1),
+        (false, gap - 1, 1),
+        (true, gap - 1, 1),
+        (true, gap, 2),
+    ] {
+        world.sample_all(&[Some(95.0); 10]);
+        if is_suspended {
+            world.minute += missing;
+        } else {
+            world.sample_all(&vec![None; usize::try_from(missing).unwrap()]);
+        }
+        world.sample_all(&[Some(95.0); 6]);
+        assert_eq!(world.fired.len(), fired, "after {missing} minutes");
+    }
+    assert_eq!(world.writes, 3, "it fired, ended and fired");
+    // Nor does a gap fire: the five minutes begin anew.
+    world.sample_all(&[
+        Some(10.0),
+        Some(95.0),
+        Some(95.0),
+        None,
+        None,
+        None,
+        None,
+        Some(95.0),
+        Some(95.0),
+    ]);
+    assert!(!world.is_firing());
+    // No sample for more than an hour, although the provider is asked.
+    world.sample_all(&[Some(95.0); 10]);
+    assert!(world.is_firing());
+    world.sample_all(&vec![None; usize::try_from(gap).unwrap()]);
+    assert!(world.is_firing());
+    world.sample_all(&[None]);
+    assert!(!world.is_firing());
+}
+
+#[test]
+fn an_end_that_could_not_be_written_at_once_is_written_later() {
+    let mut world = World::new(&rules(5));
+    world.sample_all(&[Some(95.0); 6]);
+    assert!(world.is_firing());
+    for value in [79.0, 85.0, 95.0] {
+        world.minute += 1;
+        assert!(world.take(Some(value)));
+    }
+    world.reconcile();
+    assert!(!world.is_firing());
 }
 
 #[test]

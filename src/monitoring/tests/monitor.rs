@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{
     catalogue::Alerts,
-    monitoring::{Monitor, Window, monitor::Due},
+    monitoring::{Monitor, evaluation::Verdict, monitor::Due},
     providers::Usage,
     resources::Instance,
     runtime::watch::{Change, Listener},
@@ -46,8 +46,8 @@ struct World {
 }
 
 impl World {
-    fn new(series: usize) -> Self {
-        let monitor = Monitor::new(series, start());
+    fn new() -> Self {
+        let monitor = Monitor::new(start());
         Self {
             listener: monitor.listener(),
             monitor,
@@ -72,15 +72,16 @@ impl World {
             .collect()
     }
 
-    fn has_series(&self, instance: &Instance) -> bool {
-        let series = self.monitor.series(instance, Window::Hour, start());
-        series.known_since.is_some()
+    /// The CPU usage in the newest samples.
+    fn newest(&self) -> Vec<Option<f64>> {
+        let (current, _) = self.monitor.current(10, MINUTE);
+        current.iter().map(|one| one.usage.cpu_usage).collect()
     }
 }
 
 #[test]
 fn only_monitored_servers_are_sampled_and_one_at_a_time() {
-    let mut world = World::new(10);
+    let mut world = World::new();
     for (name, patch) in [
         ("unmonitored", ("/spec/monitoringEnabled", json!(false))),
         ("unmade", ("/status/provisionedAt", json!(null))),
@@ -95,7 +96,7 @@ fn only_monitored_servers_are_sampled_and_one_at_a_time() {
             object.pointer_mut(parent).unwrap()[field] = value;
         }));
     }
-    assert_eq!(world.monitor.counts().instances, 0);
+    assert_eq!(world.monitor.count(), 0);
     let web = instance("a", "web", |_| {});
     world.apply(&web);
     let due = world.due();
@@ -112,39 +113,40 @@ fn only_monitored_servers_are_sampled_and_one_at_a_time() {
             .record(&again[0], &world.rules, Some(&usage(99.0)))
             .is_none()
     );
-    assert_eq!(
-        (world.monitor.counts().instances, world.monitor.counts().series),
-        (0, 0)
-    );
+    assert_eq!(world.monitor.count(), 0);
     world.listener.changed(&Change::Replaced(vec![web]));
-    assert_eq!(world.monitor.counts().instances, 1);
+    assert_eq!(world.monitor.count(), 1);
     world.listener.changed(&Change::Replaced(Vec::new()));
     assert!(world.due().is_empty());
 }
 
 #[test]
 fn the_newest_sample_is_known_until_it_is_outdated() {
-    let mut world = World::new(10);
+    let mut world = World::new();
     let web = instance("a", "web", |_| {});
     world.apply(&web);
-    assert_eq!(world.monitor.newest(&web, MINUTE), None);
+    assert!(world.newest().is_empty());
     world.sample_all(42.0);
-    assert_eq!(world.monitor.newest(&web, MINUTE), Some(usage(42.0)));
+    assert_eq!(world.newest(), [Some(42.0)]);
+    world.monitor.skip(Duration::from_secs(170));
+    assert_eq!(world.newest(), [Some(42.0)]);
     let stopped = instance("a", "web", |object| object["status"]["power"] = json!("Stopped"));
-    assert_eq!(world.monitor.newest(&stopped, MINUTE), None);
     let restarted = instance("a", "web", |object| {
         object["status"]["startedAt"] = json!("2026-11-21T11:00:00Z");
     });
-    assert_eq!(world.monitor.newest(&restarted, MINUTE), None);
-    world.monitor.skip(Duration::from_secs(170));
-    assert_eq!(world.monitor.newest(&web, MINUTE), Some(usage(42.0)));
+    for changed in [&stopped, &restarted] {
+        world.apply(changed);
+        assert!(world.newest().is_empty());
+    }
+    world.apply(&web);
+    assert_eq!(world.newest(), [Some(42.0)]);
     world.monitor.skip(Duration::from_secs(90));
-    assert_eq!(world.monitor.newest(&web, MINUTE), None);
+    assert!(world.newest().is_empty());
 }
 
 #[test]
 fn what_was_asked_about_another_run_of_the_server_says_nothing_of_this_one() {
-    let mut world = World::new(10);
+    let mut world = World::new();
     let web = instance("a", "web", |_| {});
     world.apply(&web);
     let due = world.due();
@@ -153,13 +155,13 @@ fn what_was_asked_about_another_run_of_the_server_says_nothing_of_this_one() {
     });
     world.apply(&restarted);
     world.monitor.record(&due[0], &world.rules, Some(&usage(99.0)));
-    assert_eq!(world.monitor.newest(&restarted, MINUTE), None);
+    assert!(world.newest().is_empty());
     assert!(world.monitor.findings(&web).is_none());
 }
 
 #[test]
 fn an_instance_is_reconciled_when_its_alert_fires_and_only_then() {
-    let mut world = World::new(10);
+    let mut world = World::new();
     let web = instance("a", "web", |_| {});
     world.apply(&web);
     for minute in 0..20 {
@@ -168,7 +170,9 @@ fn an_instance_is_reconciled_when_its_alert_fires_and_only_then() {
         world.monitor.skip(MINUTE);
     }
     let findings = world.monitor.findings(&web).unwrap();
-    let (since, value) = findings.rules[0].crossed.unwrap();
+    let Some(Verdict::Fires { since, value }) = findings.rules[0].verdict else {
+        panic!("{findings:?}")
+    };
     assert_eq!(value.to_string(), "95");
     let lasted = Duration::from_millis(u64::try_from(findings.moment - since).unwrap());
     assert!((11 * 60..=13 * 60).contains(&lasted.as_secs()), "{lasted:?}");
@@ -184,46 +188,8 @@ fn an_instance_is_reconciled_when_its_alert_fires_and_only_then() {
 }
 
 #[test]
-fn series_are_bounded_and_the_account_that_has_most_gives_one_up() {
-    let mut world = World::new(4);
-    let big: Vec<_> = (0..6)
-        .map(|number| instance("big", &format!("i{number}"), |_| {}))
-        .collect();
-    for instance in &big {
-        world.apply(instance);
-    }
-    world.sample_all(50.0);
-    let count = |world: &World| big.iter().filter(|one| world.has_series(one)).count();
-    assert_eq!((world.monitor.counts().series, count(&world)), (4, 4));
-    let small: Vec<_> = ["s0", "s1", "s2"]
-        .map(|name| instance("small", name, |_| {}))
-        .into();
-    for instance in &small {
-        world.apply(instance);
-    }
-    for _ in 0..3 {
-        world.monitor.skip(MINUTE);
-        world.sample_all(50.0);
-    }
-    let of_small = small.iter().filter(|one| world.has_series(one)).count();
-    assert_eq!(
-        (count(&world), of_small, world.monitor.counts().series),
-        (2, 2, 4)
-    );
-    assert_eq!(world.monitor.counts().instances_without_series(), 5);
-    // Without a series it is sampled, too.
-    assert!(big.iter().all(|one| world.monitor.newest(one, MINUTE).is_some()));
-    for instance in &small {
-        world.listener.changed(&Change::Deleted(instance.clone()));
-    }
-    world.monitor.skip(MINUTE);
-    world.sample_all(50.0);
-    assert_eq!(count(&world), 4);
-}
-
-#[test]
 fn metrics_show_as_many_of_each_account_and_say_what_is_left_out() {
-    let mut world = World::new(10);
+    let mut world = World::new();
     for number in 0..5 {
         world.apply(&instance("big", &format!("i{number}"), |_| {}));
     }

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::{
         catalogue::SharedCatalogue,
-        monitoring::measurements::NoMeasurements,
+        providers::simulator::SimulatedUsage,
         runtime::{
             Clock,
             client::answered_by,
@@ -175,7 +175,7 @@ mod tests {
                 client: answered_by(answer),
                 clock: Arc::new(clock.clone()),
                 catalogue: SharedCatalogue::default(),
-                measurements: Box::new(NoMeasurements),
+                usage: Arc::new(SimulatedUsage::default()),
                 receiver_check: Arc::new(|_| Ok(())),
             }));
             let (texts, objects): (Vec<String>, Vec<ApiKey>) = (0..count)

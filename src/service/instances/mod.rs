@@ -29,7 +29,7 @@ pub use self::{
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, check_quota, not_monitored, protected},
+    error::{Error, check_quota, protected},
     id::InstanceId,
     idempotency::IdempotentRequest,
     nonce::instance_nonce,
@@ -38,8 +38,6 @@ use super::{
 };
 use crate::{
     lifecycle::Action,
-    monitoring::{Measured, Window},
-    providers::Usage,
     resources::{
         InstanceSpec,
         instance::IDEMPOTENCY_ANNOTATION,
@@ -76,26 +74,6 @@ impl Service {
         id: Option<InstanceId>,
     ) -> Result<Arc<IndexedInstance>, Error> {
         self.instances.find(namespace, id).await
-    }
-
-    /// The current usage of an instance; unknown if there is no answer within two seconds.
-    pub async fn usage_of(&self, item: &IndexedInstance) -> Usage {
-        self.measurements.usage(&item.instance).await
-    }
-
-    /// The samples of an instance in a window; `not_found` if it is not in the namespace, `invalid_state` if it is not monitored.
-    pub async fn series_of(
-        &self,
-        namespace: &str,
-        id: Option<InstanceId>,
-        window: Window,
-    ) -> Result<Measured, Error> {
-        let item = self.instances.find(namespace, id).await?;
-        if !item.instance.spec.monitoring_enabled {
-            return Err(not_monitored());
-        }
-        let series = self.measurements.series(&item.instance, window).await;
-        series.map_err(|unavailable| Error::unavailable(unavailable.to_string()))
     }
 
     /// Creates an instance, once per idempotency key. Its image is that of the `installation`.
