@@ -54,7 +54,7 @@ crds: tools ## Generate crds/ from the Rust types
 	@cargo run --quiet --locked -- crds --output-dir crds
 
 chart: tools ## Write what is generated in charts/stellage, and deploy/rbac.yaml
-	@STELLAGE_WRITE_CHART=1 cargo test --quiet --locked --workspace --test integration -- a_chart::files
+	@STELLAGE_WRITE_CHART=1 cargo test --quiet --locked --workspace --test integration -- chart::files
 
 # Linked statically, the program needs no other files.
 image: tools ## Pack the container image into target/image, without a container engine (IMAGE: its name)
@@ -79,7 +79,7 @@ sbom: tools cargo-cyclonedx ## Write what the program is made of into target/ima
 	@rm */*_bin.cdx.json
 
 screenshots: tools browser ## Take the pictures of the console in docs/images
-	@cargo test --quiet --locked --workspace --test integration -- --ignored a_browser::screenshots
+	@cargo test --quiet --locked --workspace --test integration -- --ignored browser::screenshots
 
 tools:
 	@command -v cargo >/dev/null || { echo "cargo is not in PATH: install Rust 1.95 or newer with rustup" >&2; exit 1; }

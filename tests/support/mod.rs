@@ -1,5 +1,6 @@
 //! The control plane, the operator, and a separate account for every test.
 //!
+//! - [`gate`]: which of the waiting tests is next;
 //! - [`network`]: a network between an operator and the API server, which fails on demand;
 //! - [`npm`]: npm packages;
 //! - [`oidc`]: an OpenID Connect provider on loopback;
@@ -10,6 +11,7 @@
 //! - [`smtp`]: a mail server on loopback;
 //! - [`walkthrough`]: the commands that the documentation shows.
 
+pub mod gate;
 pub mod network;
 pub mod npm;
 pub mod oidc;
@@ -49,12 +51,10 @@ use stellage::{
     resources::{Account, AccountSpec, ApiKey, Instance, InstanceSpec, InstanceState, conditions, ids},
     runtime::lease::LEASE_NAME,
 };
-use tokio::{
-    sync::{OnceCell, Semaphore, SemaphorePermit},
-    task::JoinHandle,
-    time::timeout,
-};
+use tokio::{sync::OnceCell, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
+
+use self::gate::{Gate, Permit, Turn};
 
 /// Timeout for everything that tests wait for. It is generous, because tests run in parallel on a busy machine, and it
 /// matters only when a test fails.
@@ -571,18 +571,18 @@ pub fn mail_folder(plane: &ControlPlane) -> std::path::PathBuf {
 static SHARED: OnceCell<Cluster> = OnceCell::const_new();
 
 /// Permits of the tests that use the shared cluster concurrently: more would only slow each other down.
-static SHARERS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MAX_SHARERS as usize));
-const MAX_SHARERS: u32 = 3;
+static SHARERS: Gate = Gate::new(MAX_SHARERS);
+const MAX_SHARERS: usize = 3;
 
 thread_local! {
     /// The permit of the current test: every test has a thread of its own, which ends with it.
-    static SHARES: RefCell<Option<SemaphorePermit<'static>>> = const { RefCell::new(None) };
+    static SHARES: RefCell<Option<Permit>> = const { RefCell::new(None) };
 }
 
 /// The cluster shared by all tests that neither kill processes nor count writes.
 pub async fn shared() -> &'static Cluster {
     if SHARES.with_borrow(Option::is_none) {
-        let permit = SHARERS.acquire().await.unwrap();
+        let permit = SHARERS.acquire(Turn::Usual, 1).await;
         SHARES.set(Some(permit));
     }
     SHARED
@@ -599,10 +599,10 @@ pub async fn shared() -> &'static Cluster {
         .await
 }
 
-/// Like [`shared`], but waits until no other test is using it any more.
+/// Like [`shared`], but waits until no other test is using it, or waiting for it.
 pub async fn shared_at_last() -> &'static Cluster {
     SHARES.set(None);
-    SHARES.set(Some(SHARERS.acquire_many(MAX_SHARERS).await.unwrap()));
+    SHARES.set(Some(SHARERS.acquire(Turn::Last, MAX_SHARERS).await));
     shared().await
 }
 
@@ -612,7 +612,7 @@ pub struct OwnPlane {
     plane: ControlPlane,
     /// Whether the test fails if the operator asked for what it has no right to.
     checks_refusals: bool,
-    _permit: SemaphorePermit<'static>,
+    _permit: Permit,
 }
 
 impl OwnPlane {
@@ -679,14 +679,21 @@ pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
     }
 }
 
+/// Modules with tests that take minutes.
+const LONG: [&str; 0] = [];
+
 /// Waits until another control plane may be started. One more than there are cores may run, besides the shared one, since their
 /// tests mostly wait.
-pub async fn plane_permit() -> SemaphorePermit<'static> {
-    static PLANES: LazyLock<Semaphore> = LazyLock::new(|| {
+pub async fn plane_permit() -> Permit {
+    static PLANES: LazyLock<Gate> = LazyLock::new(|| {
         let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
-        Semaphore::new(cores + 1)
+        Gate::new(cores + 1)
     });
-    PLANES.acquire().await.unwrap()
+    // The thread of a test has its name.
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    let is_long = LONG.iter().any(|module| test.starts_with(module));
+    let turn = if is_long { Turn::First } else { Turn::Usual };
+    PLANES.acquire(turn, 1).await
 }
 
 /// An account with a key, and the clients of a test.

@@ -1,0 +1,99 @@
+//! Decides which of the waiting tests is next: cargo starts tests in the order of their names, and a long one that starts last would
+//! let a core idle.
+
+use std::{collections::BTreeSet, pin::pin};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// When a test's turn comes, among those that wait.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Turn {
+    /// For tests that take minutes.
+    First,
+    Usual,
+    /// For tests of what the others have left behind.
+    Last,
+}
+
+/// A number of permits.
+pub struct Gate {
+    queue: Mutex<Queue>,
+    changed: Notify,
+}
+
+struct Queue {
+    free: usize,
+    arrivals: usize,
+    /// The waiting tests, in order.
+    waiting: BTreeSet<(Turn, usize)>,
+}
+
+/// A waiting test; no longer once this is dropped.
+struct Waiting {
+    gate: &'static Gate,
+    place: (Turn, usize),
+}
+
+/// Permits, which go back to the gate when this is dropped.
+pub struct Permit {
+    gate: &'static Gate,
+    count: usize,
+}
+
+impl Gate {
+    pub const fn new(permits: usize) -> Self {
+        Self {
+            queue: Mutex::new(Queue {
+                free: permits,
+                arrivals: 0,
+                waiting: BTreeSet::new(),
+            }),
+            changed: Notify::const_new(),
+        }
+    }
+
+    /// Waits for this many permits.
+    pub async fn acquire(&'static self, turn: Turn, count: usize) -> Permit {
+        let waiting = self.arrive(turn);
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(permit) = self.take(waiting.place, count) {
+                return permit;
+            }
+            changed.await;
+        }
+    }
+
+    fn arrive(&'static self, turn: Turn) -> Waiting {
+        let mut queue = self.queue.lock();
+        queue.arrivals += 1;
+        let place = (turn, queue.arrivals);
+        queue.waiting.insert(place);
+        Waiting { gate: self, place }
+    }
+
+    fn take(&'static self, place: (Turn, usize), count: usize) -> Option<Permit> {
+        let mut queue = self.queue.lock();
+        let is_next = queue.free >= count && queue.waiting.first() == Some(&place);
+        is_next.then(|| {
+            queue.free -= count;
+            Permit { gate: self, count }
+        })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.gate.queue.lock().waiting.remove(&self.place);
+        self.gate.changed.notify_waiters();
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.gate.queue.lock().free += self.count;
+        self.gate.changed.notify_waiters();
+    }
+}
