@@ -21,6 +21,7 @@ use super::{
 use crate::{
     resources::{
         Account, AccountSpec,
+        account::NAMESPACE_READY,
         conditions::{READY, STALLED, find},
         origin,
     },
@@ -290,10 +291,29 @@ pub(super) async fn get(cluster: &Cluster, name: &str) -> Result<Account, CliErr
         .map_err(|failure| failure.or(404, || CliError::NoAccount(name.to_owned())))
 }
 
-/// Waits until an Account is ready, and prints progress. Fails at once if the Account is stalled or being deleted.
-pub(super) async fn wait_until_ready(
+/// Waits until an Account is ready.
+async fn wait_until_ready(
+    cluster: &Cluster,
+    account: Account,
+    patience: Duration,
+) -> Result<Account, CliError> {
+    wait_for(cluster, account, READY, patience).await
+}
+
+/// Waits until an Account has its namespace, where keys can be created even if Kubernetes does not count its instances yet.
+pub(super) async fn wait_for_namespace(
+    cluster: &Cluster,
+    account: Account,
+    patience: Duration,
+) -> Result<Account, CliError> {
+    wait_for(cluster, account, NAMESPACE_READY, patience).await
+}
+
+/// Waits until a condition of an Account is true, and prints progress. Fails at once if the Account is stalled or being deleted.
+async fn wait_for(
     cluster: &Cluster,
     mut account: Account,
+    condition: &str,
     patience: Duration,
 ) -> Result<Account, CliError> {
     let name = account.name_any();
@@ -313,7 +333,7 @@ pub(super) async fn wait_until_ready(
             .status
             .as_ref()
             .filter(|status| status.observed_generation == account.metadata.generation);
-        let ready = observed.and_then(|status| find(&status.conditions, READY));
+        let ready = observed.and_then(|status| find(&status.conditions, condition));
         if ready.is_some_and(|ready| ready.status == "True") {
             return Ok(account);
         }

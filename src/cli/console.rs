@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use kube::{Api, api::PostParams};
 use serde::Serialize;
 use url::Url;
 
 use super::{
     CliError, account,
     connect::Cluster,
-    key::{PATIENCE, namespace, scope_word},
+    key::{PATIENCE, create_object, namespace, scope_word},
     output::{self, Output},
     program::program,
 };
@@ -77,7 +76,7 @@ pub(super) async fn run(command: ConsoleCommand) -> Result<(), CliError> {
 
 async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
-    let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
+    let account = account::wait_for_namespace(cluster, account, PATIENCE).await?;
     let uid = origin::uid(&account.metadata);
     let now = Timestamp::now();
     // Whole seconds, like all times in the API.
@@ -91,13 +90,7 @@ async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {
     let mut object = ApiKey::new(&name, spec);
     object.metadata.namespace = Some(namespace(&account)?.to_owned());
     object.metadata.annotations = Some(BTreeMap::from([(LINK_ANNOTATION.to_owned(), made.annotation())]));
-    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(&account)?);
-    cluster
-        .call(
-            &format!("create a key of account {}", args.account),
-            api.create(&PostParams::default(), &object),
-        )
-        .await?;
+    create_object(cluster, &account, &object).await?;
     let mut url = args.url;
     url.set_path("/console/link");
     url.set_fragment(None);

@@ -10,22 +10,24 @@ use kube::{
     core::DeserializeGuard,
 };
 use serde::Serialize;
+use tokio::time::{Instant, sleep};
 
 use super::{
     CliError, account,
-    connect::Cluster,
+    connect::{Cluster, Failure},
     duration,
     output::{self, Output},
     program::program,
 };
 use crate::{
-    resources::{Account, ApiKey, KeyScope, ids, origin},
+    resources::{Account, ApiKey, KeyScope, ids, origin, quota},
     runtime::client::next_page,
     service::keys::new_key,
 };
 
-/// How long to wait for the account to be ready.
+/// How long to wait for the account's namespace, and for Kubernetes to count its keys.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(200);
 
 /// Create, list and revoke API keys.
 #[derive(Debug, Subcommand)]
@@ -199,7 +201,7 @@ pub(super) async fn run(command: KeyCommand) -> Result<(), CliError> {
 
 async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
-    let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
+    let account = account::wait_for_namespace(cluster, account, PATIENCE).await?;
     let uid = origin::uid(&account.metadata);
     let (key, spec) = new_key(uid, args.scope, args.expires);
     let name = args
@@ -207,12 +209,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         .unwrap_or_else(|| format!("key-{}", &ids::random_suffix()[..8]));
     let mut object = ApiKey::new(&name, spec);
     object.metadata.namespace = Some(namespace(&account)?.to_owned());
-    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(&account)?);
-    cluster
-        .call(
-            &format!("create a key of account {}", args.account),
-            api.create(&PostParams::default(), &object),
-        )
+    create_object(cluster, &account, &object)
         .await
         .map_err(|failure| {
             failure.or(409, || CliError::KeyExists {
@@ -240,6 +237,26 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         account = args.account,
         scope = scope_word(args.scope),
     ));
+    Ok(())
+}
+
+/// Creates a key in the namespace of an Account. Waits for a new quota, which Kubernetes counts within tenths of a second.
+pub(super) async fn create_object(cluster: &Cluster, account: &Account, key: &ApiKey) -> Result<(), Failure> {
+    let namespace = key.metadata.namespace.as_deref().unwrap_or_default();
+    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace);
+    let begun = Instant::now();
+    let create = async {
+        loop {
+            match api.create(&PostParams::default(), key).await {
+                Err(kube::Error::Api(status)) if quota::is_pending(&status) && begun.elapsed() < PATIENCE => {
+                    sleep(POLL).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    };
+    let doing = format!("create a key of account {}", account.name_any());
+    cluster.call(&doing, create).await?;
     Ok(())
 }
 

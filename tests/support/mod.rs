@@ -429,7 +429,7 @@ impl Supervised {
     }
 }
 
-/// Installs CRDs, admission policy and RBAC, as `make run` does.
+/// Installs CRDs, admission policy and RBAC, and then starts kube-controller-manager, as `make run` does.
 pub fn install(plane: &ControlPlane) {
     // Every reqwest client needs a default crypto provider, even without TLS. The call fails if there already
     // is one.
@@ -458,6 +458,7 @@ pub fn install(plane: &ControlPlane) {
         None,
     )
     .unwrap();
+    plane.start_controller_manager().unwrap();
 }
 
 /// Installs only the operator's namespace and RBAC.
@@ -471,8 +472,7 @@ pub fn install_rights(plane: &ControlPlane) {
     .unwrap();
 }
 
-/// Waits until Kubernetes counts webhooks against an account's quota, which takes half a minute after the CRDs have been
-/// created.
+/// Waits until Kubernetes counts webhooks against an account's quota.
 pub async fn wait_until_webhooks_are_counted(quotas: &Api<ResourceQuota>) {
     let used = async || {
         let quota = quotas.get_opt("stellage").await.unwrap();
@@ -659,7 +659,7 @@ pub async fn own_plane() -> OwnPlane {
 
 /// Like [`own_plane`], with other options.
 pub async fn plane_with(options: control_plane::Options) -> OwnPlane {
-    let plane = bare_plane(options).await;
+    let plane = bare_plane(options.without_controller_manager()).await;
     install(&plane);
     plane
 }
@@ -810,8 +810,7 @@ impl Tenant {
         eventually("the outboxes to be cleared", left, |left| *left == 0).await;
     }
 
-    /// Waits until Kubernetes counts webhooks against the quota, which takes half a minute after the CRDs have been
-    /// created.
+    /// Waits until Kubernetes counts webhooks against the quota.
     pub async fn wait_until_webhooks_are_counted(&self) {
         let quotas = Api::namespaced(self.kube.clone(), &self.namespace);
         wait_until_webhooks_are_counted(&quotas).await;
