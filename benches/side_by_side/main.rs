@@ -180,6 +180,10 @@ impl Arguments {
     /// Measures each part and prints its table immediately, so that an error in one part loses no earlier
     /// results. With `--quick`, in the order in which they are done.
     async fn measure(&self) -> Result<()> {
+        let is_compared = self.parts.is_empty() || self.parts.iter().any(|part| part.has_baseline());
+        if self.baseline.is_some() && !is_compared {
+            return Err("--baseline is only for transitions, convergence and reads".into());
+        }
         // Whoever works on the checkout meanwhile does not change what is measured.
         let commit = if self.readme { Some(page::commit()?) } else { None };
         let measure = async |part: &Part| {
