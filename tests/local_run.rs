@@ -162,7 +162,7 @@ async fn in_the_local_run_an_account_with_a_quota_accepts_a_create_at_once() {
             key=$(stellage key create --account grace)
             ask() { curl --silent --output answer --write-out '%{http_code}' -H "Authorization: Bearer $key" "$@" "$STELLAGE_URL/v1/instances"; }
             until [ "$(ask)" = 200 ]; do sleep 0.1; done
-            ask --json '{"plan": "starter", "region": "fr-par-1", "image": "debian-13"}'
+            ask --json '{"name": "web", "plan": "starter", "region": "fr-par-1", "image": "debian-13"}'
             cat answer >&2
         "#;
         let ran = Command::new("bash")

@@ -425,7 +425,7 @@ async fn after_a_first_install_only_creates_wait_until_kubernetes_counts_the_quo
     };
     eventually("the key to be known", list, |status| *status == StatusCode::OK).await;
 
-    let instance = json!({ "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+    let instance = json!({ "name": "web", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
     let create = async || {
         let request = http.post(&url).bearer_auth(key.trim()).json(&instance);
         let answer = request.send().await.unwrap();

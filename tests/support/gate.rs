@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// When a test's turn comes, among those that wait.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Turn {
     /// For tests that take minutes.
     First,
@@ -95,5 +95,26 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.gate.queue.lock().free += self.count;
         self.gate.changed.notify_waiters();
+    }
+}
+
+#[tokio::test]
+async fn of_the_waiting_tests_the_long_ones_come_first_and_those_of_what_is_left_behind_last() {
+    let gate: &'static Gate = Box::leak(Box::new(Gate::new(2)));
+    let held = gate.acquire(Turn::Usual, 2).await;
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    for turn in [Turn::Last, Turn::Usual, Turn::First] {
+        let tell = tell.clone();
+        tokio::spawn(async move {
+            let _permit = gate.acquire(turn, 2).await;
+            tell.send(turn).unwrap();
+        });
+    }
+    while gate.queue.lock().waiting.len() < 3 {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    for turn in [Turn::First, Turn::Usual, Turn::Last] {
+        assert_eq!(told.recv().await, Some(turn));
     }
 }

@@ -679,8 +679,18 @@ pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
     }
 }
 
-/// Modules with tests that take minutes.
-const LONG: [&str; 0] = [];
+/// Where the tests are that take longest.
+const LONG: [&str; 9] = [
+    "chart::installed",
+    "high_availability",
+    "resilience",
+    "webhooks::backlog",
+    "webhooks::chaos",
+    "webhooks::crashes",
+    "webhooks::fairness",
+    "webhooks::full",
+    "writes",
+];
 
 /// Waits until another control plane may be started. One more than there are cores may run, besides the shared one, since their
 /// tests mostly wait.
@@ -691,7 +701,7 @@ pub async fn plane_permit() -> Permit {
     });
     // The thread of a test has its name.
     let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let is_long = LONG.iter().any(|module| test.starts_with(module));
+    let is_long = LONG.iter().any(|place| test.starts_with(place));
     let turn = if is_long { Turn::First } else { Turn::Usual };
     PLANES.acquire(turn, 1).await
 }
