@@ -11,11 +11,11 @@ COMMIT = $$(git describe --always --dirty --abbrev=40 --exclude '*')
 # The date of the commit makes SBOM and image the same whenever they are built.
 EPOCH = $$(git log -1 --format=%ct)
 IMAGE = localhost/stellage:$(VERSION)
-# Most tests wait for their turn at a control plane (tests/support/mod.rs).
-TEST_THREADS = $${RUST_TEST_THREADS:-48}
+# More than there are integration tests: most of them wait for their turn at a control plane (tests/support/gate.rs).
+TEST_THREADS = $${RUST_TEST_THREADS:-1024}
 
 .DEFAULT_GOAL := help
-.PHONY: help run test e2e lint bench crds chart image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx
+.PHONY: help run test e2e lines lint bench crds chart image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -30,10 +30,15 @@ test: tools browser ## Run all tests, against a real API server
 	@"$(TARGET)/debug/control-plane" build >/dev/null
 	@"$(TARGET)/debug/control-plane" helm >/dev/null
 	@"$(TARGET)/debug/control-plane" promtool >/dev/null
-	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace
+	@RUST_TEST_THREADS=$${RUST_TEST_THREADS:-48} cargo test --locked --workspace --lib --bins
+	@cargo test --locked --workspace --doc
+	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace --test '*'
 
 e2e: image ## Try the image and the chart in the cluster of KUBECONFIG (E2E_LOAD: e2e/run)
 	@E2E_LOAD="$(E2E_LOAD)" e2e/run
+
+lines: ## Count the lines of code, of its tests and of the docs, per folder
+	@.ci/lines
 
 lint: tools cargo-deny ## Check format, clippy, rustdoc, licences, duplicate versions, sources, advisories
 	@cargo fmt --all --check
@@ -54,7 +59,7 @@ crds: tools ## Generate crds/ from the Rust types
 	@cargo run --quiet --locked -- crds --output-dir crds
 
 chart: tools ## Write what is generated in charts/stellage, and deploy/rbac.yaml
-	@STELLAGE_WRITE_CHART=1 cargo test --quiet --locked --workspace --test integration -- a_chart::files
+	@STELLAGE_WRITE_CHART=1 cargo test --quiet --locked --workspace --test integration -- chart::files
 
 # Linked statically, the program needs no other files.
 image: tools ## Pack the container image into target/image, without a container engine (IMAGE: its name)
@@ -79,7 +84,7 @@ sbom: tools cargo-cyclonedx ## Write what the program is made of into target/ima
 	@rm */*_bin.cdx.json
 
 screenshots: tools browser ## Take the pictures of the console in docs/images
-	@cargo test --quiet --locked --workspace --test integration -- --ignored a_browser::screenshots
+	@cargo test --quiet --locked --workspace --test integration -- --ignored browser::screenshots
 
 tools:
 	@command -v cargo >/dev/null || { echo "cargo is not in PATH: install Rust 1.95 or newer with rustup" >&2; exit 1; }

@@ -59,10 +59,9 @@ impl Run {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Waits until it says that it is ready.
-    fn wait_until_ready(&mut self) {
+    fn wait_for(&mut self, condition: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
-        while !self.read("stdout").contains("Ctrl-C") {
+        while !condition(self) {
             let ended = self.child.try_wait().unwrap();
             assert!(
                 ended.is_none() && begun.elapsed() < PATIENCE,
@@ -121,7 +120,7 @@ async fn the_local_run_shows_a_first_verified_event_as_the_documents_say() {
         // The documents use the receiver's usual port, which may be taken here.
         let manifest = manifest.replace(":8443", &format!(":{}", receiver.port()));
         fs::write(run.path("examples/webhook.yaml"), manifest).unwrap();
-        run.wait_until_ready();
+        run.wait_for(|run| run.read("stdout").contains("Ctrl-C"));
         let said = run.read("stdout");
         let console = said.lines().find_map(|line| line.strip_prefix("Console  "));
         assert!(
@@ -145,6 +144,34 @@ async fn the_local_run_shows_a_first_verified_event_as_the_documents_say() {
         assert_eq!(run.stop().code(), Some(0), "{}", run.read("stderr"));
         let log = run.read(".run/stellage.log");
         assert!(!log.contains("panicked at"), "{log}");
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_the_local_run_an_account_with_a_quota_accepts_a_create_at_once() {
+    let _permit = plane_permit().await;
+    tokio::task::spawn_blocking(|| {
+        let certificate = Certificate::new();
+        let mut run = Run::start(&certificate.folder.path().join("cert.pem"));
+        run.wait_for(|run| run.path(".run/env").exists());
+        let script = r#"
+            source .run/env
+            stellage account create grace --email grace@example.com --instance-quota 1 --no-wait
+            key=$(stellage key create --account grace)
+            ask() { curl --silent --output answer --write-out '%{http_code}' -H "Authorization: Bearer $key" "$@" "$STELLAGE_URL/v1/instances"; }
+            until [ "$(ask)" = 200 ]; do sleep 0.1; done
+            ask --json '{"name": "web", "plan": "starter", "region": "fr-par-1", "image": "debian-13"}'
+            cat answer >&2
+        "#;
+        let ran = Command::new("bash")
+            .args(["-ec", script])
+            .current_dir(run.checkout.path())
+            .output()
+            .unwrap();
+        assert!(ran.status.success() && ran.stdout.ends_with(b"201"), "{ran:?}");
+        assert_eq!(run.stop().code(), Some(0), "{}", run.read("stderr"));
     })
     .await
     .unwrap();

@@ -10,43 +10,12 @@
     reason = "tests fail by panicking, in functions that tests share too; and tell a story from its beginning to its end"
 )]
 
-// Tests start in the order of their names. Tests that start their own control planes take longest and wait for each other, so
-// their modules have names that sort first.
-#[path = "browser/mod.rs"]
-mod a_browser;
-#[path = "chart/mod.rs"]
-mod a_chart;
-#[path = "high_availability.rs"]
-mod a_high_availability;
-#[path = "key_use.rs"]
-mod a_key_use;
-#[path = "listen.rs"]
-mod a_listen;
-#[path = "local_run.rs"]
-mod a_local_run;
-#[path = "metrics.rs"]
-mod a_metrics;
-#[path = "monitoring.rs"]
-mod a_monitoring;
-#[path = "resilience.rs"]
-mod a_resilience;
-#[path = "traces.rs"]
-mod a_traces;
-#[path = "transfer.rs"]
-mod a_transfer;
-#[path = "upgrade/mod.rs"]
-mod a_upgrade;
-#[path = "webhooks/mod.rs"]
-mod a_webhooks;
-#[path = "writes.rs"]
-mod a_writes;
-
-use a_webhooks as webhooks;
-
 mod accounts;
 mod all_events;
 mod backups;
+mod browser;
 mod catalogue;
+mod chart;
 mod clients;
 mod commands;
 mod console;
@@ -56,16 +25,26 @@ mod docs;
 mod doctor;
 mod examples;
 mod facade;
+mod high_availability;
 mod imports;
 mod instances;
 mod invoices;
 mod key_copies;
+mod key_use;
 mod kinds;
 mod leader;
+mod listen;
+mod local_run;
+mod logs;
 mod mail;
+mod metrics;
+mod monitoring;
 mod receivers;
+mod resilience;
 mod support;
 mod tenants;
-// Last, because by then the other tests have logged the most.
-#[path = "logs.rs"]
-mod z_logs;
+mod traces;
+mod transfer;
+mod upgrade;
+mod webhooks;
+mod writes;

@@ -21,7 +21,7 @@ use stellage::{
 };
 
 use crate::support::{
-    Operator, Tenant, bare_plane, eventually, install, install_rights, own_plane, spawn_operator,
+    Operator, Tenant, bare_plane, eventually, install, install_rights, own_plane, spawn_operator, stellage,
 };
 
 fn settled(instance: &Instance) -> bool {
@@ -405,5 +405,42 @@ async fn a_process_that_is_started_before_the_crds_says_what_it_waits_for_and_se
     let tenant = Tenant::on(&plane, &operator, "early").await;
     tenant.apply("web", |_| {}).await;
     tenant.wait_for_state("web", InstanceState::Running).await;
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn after_a_first_install_only_creates_wait_until_kubernetes_counts_the_quota_and_are_told_how_long() {
+    // As in a real cluster, kube-controller-manager is there before the CRDs.
+    let plane = bare_plane(ControlPlane::options()).await;
+    install(&plane);
+    let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds=0"]).await;
+    let arguments = "account create ada --email ada@example.com --instance-quota 1 --no-wait";
+    stellage(&plane, &arguments.split(' ').collect::<Vec<_>>()).unwrap();
+    let key = stellage(&plane, &["key", "create", "--account", "ada"]).unwrap();
+    let url = format!("{}/v1/instances", operator.url);
+    let http = reqwest::Client::new();
+    let list = async || {
+        let answer = http.get(&url).bearer_auth(key.trim()).send().await.unwrap();
+        answer.status()
+    };
+    eventually("the key to be known", list, |status| *status == StatusCode::OK).await;
+
+    let instance = json!({ "name": "web", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+    let create = async || {
+        let request = http.post(&url).bearer_auth(key.trim()).json(&instance);
+        let answer = request.send().await.unwrap();
+        let status = answer.status();
+        let text = answer.text().await.unwrap();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            assert!(text.contains("up to 40 s after an installation"), "{text}");
+            assert_eq!(list().await, StatusCode::OK);
+            stellage(&plane, &["key", "create", "--account", "ada"]).unwrap();
+        }
+        status
+    };
+    eventually("a create to be accepted", create, |status| {
+        *status == StatusCode::CREATED
+    })
+    .await;
     operator.stop().await;
 }

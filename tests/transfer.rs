@@ -23,12 +23,12 @@ use serde_json::{Value, json};
 use stellage::resources::{DeliveryPhase, InstanceState, Webhook};
 
 use crate::{
-    a_upgrade::install_older_crds,
     support::{
         Operator, STELLAGE, Tenant, eventually, install, kubectl, own_plane, receiver_arguments,
         receivers::{Answer, Received, Receiver},
         stellage,
     },
+    upgrade::install_older_crds,
     webhooks::{ALL, body, phase_of},
 };
 

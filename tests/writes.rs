@@ -40,7 +40,7 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
     )
     .await;
     tenant.wait_for_clear_outboxes().await;
-    // Kubernetes cannot count webhooks for half a minute after the CRDs were created; the controller retries until then.
+    // Until Kubernetes counts webhooks, the controller keeps polling the account.
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
     let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let is_counted = async || {

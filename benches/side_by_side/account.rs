@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Path of all accounts.
-pub const ACCOUNTS: &str = "/apis/stellage.dev/v1/accounts";
+const ACCOUNTS: &str = "/apis/stellage.dev/v1/accounts";
 const ACCOUNT: &str = "bench";
 /// Timeout for the account to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,13 +29,8 @@ impl Account {
     /// Creates the account; `product` sets up its namespace. Rate limit and webhook quota are enforced, but too high to be
     /// reached.
     pub async fn create(cluster: &Cluster, product: &Product) -> Result<Self> {
-        Self::create_as(cluster, product, ACCOUNT).await
-    }
-
-    /// Like [`Self::create`], under another name.
-    pub async fn create_as(cluster: &Cluster, product: &Product, name: &str) -> Result<Self> {
         let object = json!({
-            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name },
+            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": ACCOUNT },
             "spec": { "email": "bench@example.com", "rateLimitPerHour": 1_000_000_000, "webhookQuota": 1_000 },
         });
         let body = object.to_string();
@@ -47,7 +42,7 @@ impl Account {
             .until(PATIENCE, "the account's namespace", async || {
                 let account = cluster
                     .admin
-                    .call("GET", &format!("{ACCOUNTS}/{name}"), None)
+                    .call("GET", &format!("{ACCOUNTS}/{ACCOUNT}"), None)
                     .await?;
                 let account: Value = account.json()?;
                 let conditions = account["status"]["conditions"].as_array();
@@ -61,22 +56,22 @@ impl Account {
             .await?;
         Ok(Self {
             namespace,
-            key: new_key(cluster, Path::new(STELLAGE), name)?,
+            key: new_key(cluster, Path::new(STELLAGE))?,
         })
     }
 
     /// Creates a key with another build of `stellage`, which can then recognise its digest.
     pub fn key_of(cluster: &Cluster, program: &Path) -> Result<String> {
-        new_key(cluster, program, ACCOUNT)
+        new_key(cluster, program)
     }
 }
 
-fn new_key(cluster: &Cluster, program: &Path, account: &str) -> Result<String> {
+fn new_key(cluster: &Cluster, program: &Path) -> Result<String> {
     let create = [
         "key",
         "create",
         "--account",
-        account,
+        ACCOUNT,
         "--scope",
         "write",
         "--output",

@@ -5,8 +5,8 @@
 //! nothing, reads nothing but the answers to its creates, has the machine to itself, runs in its own process, and uses the
 //! operator's identity.
 //!
-//! What it stores is either the same as the operator stores, or as little as possible. Like an account's, its namespaces have a
-//! native quota.
+//! It stores the same as the operator. Like an account's, its namespace has a native quota, and the label that makes the API server
+//! add the finalizer.
 
 use std::{
     sync::{
@@ -46,12 +46,11 @@ const COUNTED: &str = "count/instances.stellage.dev";
 /// Timeout until Kubernetes counts a new kind.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// The client with a namespace of its own, which belongs to no account.
+/// Its namespace, which belongs to no account.
+const NAMESPACE: &str = "nobodys";
+
+/// The client, with the status that the operator has written for another instance.
 pub struct BareClient {
-    namespace: &'static str,
-    /// Whether the namespace has the label of an account's, so that the API server adds the finalizer.
-    has_finalizers: bool,
-    /// The status of each instance.
     status: Value,
 }
 
@@ -63,48 +62,20 @@ pub struct Minimum {
 }
 
 impl BareClient {
-    /// Its instances get the finalizer and this status, which the operator has written for another instance.
-    pub async fn of_same_contents(cluster: &Cluster, status: Value) -> Result<Self> {
-        Self::prepare(cluster, "nobodys", true, status).await
+    /// Creates its namespace.
+    pub async fn prepare(cluster: &Cluster, status: Value) -> Result<Self> {
+        create_namespace(cluster).await?;
+        Ok(Self { status })
     }
 
-    /// Its instances have no finalizer, and one number as their status.
-    pub async fn of_least_contents(cluster: &Cluster) -> Result<Self> {
-        let status = json!({ "observedGeneration": 1 });
-        Self::prepare(cluster, "nobodys-least", false, status).await
-    }
-
-    async fn prepare(
-        cluster: &Cluster,
-        namespace: &'static str,
-        has_finalizers: bool,
-        status: Value,
-    ) -> Result<Self> {
-        create_namespace(cluster, namespace, has_finalizers).await?;
-        Ok(Self {
-            namespace,
-            has_finalizers,
-            status,
-        })
-    }
-
-    /// Like [`Self::write`], but deletes the instances afterwards.
+    /// Does the writes for this many instances, with this prefix of their names, and deletes them again. Returns what the writes took.
     pub async fn turn(&self, cluster: &Cluster, prefix: &str, count: u64) -> Result<Minimum> {
-        let took = self.write(cluster, prefix, count).await?;
-        self.delete(cluster, prefix, count).await?;
-        Ok(took)
-    }
-
-    /// Does the writes for this many instances, with this prefix of their names. Returns what they took.
-    pub async fn write(&self, cluster: &Cluster, prefix: &str, count: u64) -> Result<Minimum> {
         say(&format!(
-            "a bare client's turn in {}: {count} creates and as many statuses",
-            self.namespace
+            "a bare client's turn: {count} creates and as many statuses"
         ));
         let before = Writes::count(&cluster.admin).await?;
         let job = Job {
             server: cluster.operator.server(),
-            namespace: self.namespace.to_owned(),
             prefix: prefix.to_owned(),
             count,
             status: self.status.clone(),
@@ -118,95 +89,81 @@ impl BareClient {
             "  {took:.1?}: {writes} writes; CPU time: API server and etcd {servers:.1} s"
         ));
         self.confirm(cluster, prefix).await?;
+        delete(cluster, prefix, count).await?;
         Ok(Minimum { took, servers })
     }
 
     /// Fails unless the first instance is stored as intended.
     async fn confirm(&self, cluster: &Cluster, prefix: &str) -> Result<()> {
-        let path = objects::path(self.namespace, prefix, 0);
+        let path = objects::path(NAMESPACE, prefix, 0);
         let stored: Value = cluster.admin.call("GET", &path, None).await?.json()?;
-        let has_finalizers = stored["metadata"]["finalizers"].is_array();
-        if has_finalizers == self.has_finalizers && stored["status"] == self.status {
+        if stored["metadata"]["finalizers"].is_array() && stored["status"] == self.status {
             return Ok(());
         }
         Err(format!("not what the bare client was to store: {stored}").into())
     }
-
-    async fn delete(&self, cluster: &Cluster, prefix: &str, count: u64) -> Result<()> {
-        let admin = &cluster.admin;
-        let mut steps = Vec::new();
-        if self.has_finalizers {
-            // No operator acts in this namespace, so nobody else removes them.
-            let path = format!("{}/{prefix}-{NUMBER}", objects::collection(self.namespace));
-            let none = json!({ "metadata": { "finalizers": null } }).to_string();
-            let body = Some(("application/merge-patch+json", none.as_str()));
-            steps.push(numbered(admin.request("PATCH", &path, body), 0));
-        }
-        steps.push(objects::delete(admin, self.namespace, prefix));
-        for requests in steps {
-            let load = Load {
-                target: admin.clone(),
-                connections: CREATORS,
-                requests,
-                status: 200,
-                extent: Extent::Count(count),
-                pace: None,
-            };
-            load.run().await?;
-        }
-        Ok(())
-    }
 }
 
-/// Creates a namespace that belongs to no account, but has a native quota like an account's. `has_finalizers` says whether it has
-/// the label of an account's, so that the API server adds the finalizer. Waits until instances can be created in it.
-pub async fn create_namespace(cluster: &Cluster, namespace: &str, has_finalizers: bool) -> Result<()> {
-    let labels = if has_finalizers {
-        json!({ ACCOUNT_LABEL: namespace })
-    } else {
-        json!({})
-    };
-    let object = json!({ "metadata": { "name": namespace, "labels": labels } }).to_string();
-    let body = Some(("application/json", object.as_str()));
-    cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
-    let quota = json!({
-        "metadata": { "name": "instances" }, "spec": { "hard": { COUNTED: "1000000" } },
-    });
-    let path = format!("/api/v1/namespaces/{namespace}/resourcequotas");
-    let body = quota.to_string();
-    cluster
-        .admin
-        .call("POST", &path, Some(("application/json", &body)))
-        .await?;
-    tokio::time::timeout(PATIENCE, counted(cluster, &format!("{path}/instances")))
-        .await
-        .map_err(|_| format!("Kubernetes does not count the instances of {namespace}"))??;
-    cluster.until_created(namespace).await
-}
-
-/// Waits until the quota counts, since creates are refused before. If Kubernetes could not count a quota, it checks that quota
-/// again only once the quota is changed.
-async fn counted(cluster: &Cluster, quota: &str) -> Result<()> {
-    for limit in 1_000_001_u32.. {
-        for _ in 0..20 {
-            let quota: Value = cluster.admin.call("GET", quota, None).await?.json()?;
-            if quota["status"]["used"].get(COUNTED).is_some() {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        let hard = json!({ "spec": { "hard": { COUNTED: limit.to_string() } } }).to_string();
-        let body = Some(("application/merge-patch+json", hard.as_str()));
-        cluster.admin.call("PATCH", quota, body).await?;
+async fn delete(cluster: &Cluster, prefix: &str, count: u64) -> Result<()> {
+    let admin = &cluster.admin;
+    // No operator acts in this namespace, so nobody else removes the finalizers.
+    let path = format!("{}/{prefix}-{NUMBER}", objects::collection(NAMESPACE));
+    let none = json!({ "metadata": { "finalizers": null } }).to_string();
+    let body = Some(("application/merge-patch+json", none.as_str()));
+    for request in [
+        admin.request("PATCH", &path, body),
+        admin.request("DELETE", &path, None),
+    ] {
+        let load = Load {
+            target: admin.clone(),
+            connections: CREATORS,
+            requests: numbered(request, 0),
+            status: 200,
+            extent: Extent::Count(count),
+        };
+        load.run().await?;
     }
     Ok(())
+}
+
+/// Creates the namespace with its quota, and waits until instances can be created in it.
+async fn create_namespace(cluster: &Cluster) -> Result<()> {
+    let labels = json!({ ACCOUNT_LABEL: NAMESPACE });
+    let quotas = format!("/api/v1/namespaces/{NAMESPACE}/resourcequotas");
+    for (path, object) in [
+        (
+            "/api/v1/namespaces",
+            json!({ "metadata": { "name": NAMESPACE, "labels": labels } }),
+        ),
+        (
+            &quotas,
+            json!({ "metadata": { "name": "instances" }, "spec": { "hard": { COUNTED: "1000000" } } }),
+        ),
+    ] {
+        let body = object.to_string();
+        cluster
+            .admin
+            .call("POST", path, Some(("application/json", &body)))
+            .await?;
+    }
+    let begun = Instant::now();
+    loop {
+        let path = format!("{quotas}/instances");
+        let quota: Value = cluster.admin.call("GET", &path, None).await?.json()?;
+        if quota["status"]["used"].get(COUNTED).is_some() {
+            return cluster.until_created(NAMESPACE).await;
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err("Kubernetes does not count the instances of the bare client".into());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// The job of the client's process.
 #[derive(Serialize, Deserialize)]
 pub struct Job {
     server: Server,
-    namespace: String,
     prefix: String,
     count: u64,
     status: Value,
@@ -225,7 +182,7 @@ impl Job {
         let (created, waiting) = mpsc::unbounded_channel();
         let waiting = Arc::new(Mutex::new(waiting));
         let next = Arc::new(AtomicU64::new(0));
-        let creations = numbered(objects::create(target, &self.namespace, &self.prefix), 0);
+        let creations = numbered(objects::create(target, NAMESPACE, &self.prefix), 0);
         let count = self.count;
         let mut tasks = JoinSet::new();
         for _ in 0..CREATORS {
@@ -239,7 +196,7 @@ impl Job {
         }
         drop(created);
         for _ in 0..WRITERS {
-            let (collection, status) = (objects::collection(&self.namespace), self.status.clone());
+            let (collection, status) = (objects::collection(NAMESPACE), self.status.clone());
             tasks.spawn(put(target.clone(), Arc::clone(&waiting), collection, status));
         }
         while let Some(ended) = tasks.join_next().await {

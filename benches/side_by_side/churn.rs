@@ -115,7 +115,6 @@ impl Churn {
             requests: numbered(objects::create(&cluster.admin, &account.namespace, prefix), 0),
             status: 201,
             extent: Extent::Count(count),
-            pace: None,
         };
         apply.run().await?;
         let path = format!(

@@ -47,7 +47,10 @@ impl Cluster {
 
     async fn start_with(policies: &[&str]) -> Result<Self> {
         say("starting etcd, kube-apiserver and kube-controller-manager");
-        let plane = ControlPlane::options().start().await?;
+        let plane = ControlPlane::options()
+            .without_controller_manager()
+            .start()
+            .await?;
         let target = async |identity| {
             let kubeconfig = plane.kubeconfig(identity);
             Target::of(Server::Cluster { kubeconfig }).await
@@ -59,6 +62,7 @@ impl Cluster {
             operator,
         };
         cluster.define(STELLAGE.as_ref(), policies)?;
+        cluster.plane.start_controller_manager()?;
         let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
         cluster.kubectl(&["apply", "--server-side", "-f", &rbac.to_string_lossy()], "")?;
         Ok(cluster)

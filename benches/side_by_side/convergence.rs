@@ -1,7 +1,6 @@
 //! (d): the time from applying the first of 5,000 instances until the last one runs, with servers that are ready immediately.
 //! Compared with the time that a bare client takes for the minimum of writes: a create and a status for each instance, of the
-//! same contents; and, without a target, for the smallest such writes that there are. With `--baseline`, another build of
-//! `stellage` does the same.
+//! same contents. With `--baseline`, another build of `stellage` does the same.
 //!
 //! The API server adds the instances' finalizer, by means of the admission policy for that, and counts them for a native
 //! quota, including those of the bare client. The status that the bare client writes is one that this build has written for
@@ -59,13 +58,6 @@ struct Turn {
     cleared: u64,
 }
 
-/// The turns of the bare clients: with the same contents, and with the least.
-#[derive(Default)]
-struct BareTurns {
-    same: Vec<Minimum>,
-    least: Vec<Minimum>,
-}
-
 /// Measures this build against the bare client, and against the baseline if there is one.
 pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
     let cluster = Cluster::start_with_finalizer_policy().await?;
@@ -74,15 +66,11 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     cluster.until_created(&account.namespace).await?;
     let status = written_status(&cluster, &product, &account).await?;
     product.stop().await?;
-    let same = BareClient::of_same_contents(&cluster, status).await?;
-    let least = BareClient::of_least_contents(&cluster).await?;
-    let (mut bare, mut own, mut before) = (BareTurns::default(), Vec::new(), Vec::new());
+    let client = BareClient::prepare(&cluster, status).await?;
+    let (mut bare, mut own, mut before) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..sizes.rounds {
         let prefix = format!("bare{round}");
-        bare.same
-            .push(same.turn(&cluster, &prefix, sizes.converging).await?);
-        bare.least
-            .push(least.turn(&cluster, &prefix, sizes.converging).await?);
+        bare.push(client.turn(&cluster, &prefix, sizes.converging).await?);
         own.push(
             turn(
                 &cluster,
@@ -109,17 +97,10 @@ async fn written_status(cluster: &Cluster, product: &Product, account: &Account)
     let path = objects::path(&account.namespace, PREFIX, 0);
     let mut instance: Value = cluster.admin.call("GET", &path, None).await?.json()?;
     let status = instance["status"].take();
-    has_outbox(&status)?;
-    Ok(status)
-}
-
-/// Fails if this status of an instance that has just been brought to run no longer has its events: it is to be compared with what
-/// was written first.
-pub fn has_outbox(status: &Value) -> Result<()> {
     if status["outbox"].as_array().is_none_or(Vec::is_empty) {
         return Err("the outbox of an instance was cleared before it was read".into());
     }
-    Ok(())
+    Ok(status)
 }
 
 /// Starts a new process of a build, which brings instances to run.
@@ -264,7 +245,7 @@ async fn confirm(cluster: &Cluster, account: &Account, wanted: u64) -> Result<()
 }
 
 /// Reports the lines of (d).
-fn report(table: &mut Table, sizes: &Sizes, bare: &BareTurns, own: &[Turn], before: &[Turn]) {
+fn report(table: &mut Table, sizes: &Sizes, bare: &[Minimum], own: &[Turn], before: &[Turn]) {
     let count = sizes.converging;
     let seconds = |turns: &[Turn]| -> Samples {
         turns
@@ -272,8 +253,6 @@ fn report(table: &mut Table, sizes: &Sizes, bare: &BareTurns, own: &[Turn], befo
             .map(|turn| turn.converged.took.as_secs_f64())
             .collect()
     };
-    let bare_seconds =
-        |turns: &[Minimum]| -> Samples { turns.iter().map(|turn| turn.took.as_secs_f64()).collect() };
     let millis_each = |seconds: f64| seconds * 1000.0 / as_f64(count);
     let each = |turns: &[Turn], of: fn(&Turn) -> u64| -> Samples {
         turns
@@ -286,23 +265,16 @@ fn report(table: &mut Table, sizes: &Sizes, bare: &BareTurns, own: &[Turn], befo
             "(d) {count} instances applied to running : a bare client's minimum, two writes each, of the same contents"
         ),
         &seconds(own),
-        &bare_seconds(&bare.same),
+        &bare.iter().map(|turn| turn.took.as_secs_f64()).collect(),
         samples::SECONDS,
         Some(Aim::AtMost(1.3)),
-    );
-    table.compare(
-        "    the same : a bare client's two smallest writes, without a finalizer and with one number as the status",
-        &seconds(own),
-        &bare_seconds(&bare.least),
-        samples::SECONDS,
-        None,
     );
     table.compare(
         "    CPU time of API server and etcd until all run, each : the bare client of the same contents",
         &own.iter()
             .map(|turn| millis_each(turn.converged.servers))
             .collect(),
-        &bare.same.iter().map(|turn| millis_each(turn.servers)).collect(),
+        &bare.iter().map(|turn| millis_each(turn.servers)).collect(),
         samples::CORE_MILLIS,
         None,
     );

@@ -74,9 +74,6 @@ pub struct Load {
     pub status: u16,
     /// Duration or number of requests.
     pub extent: Extent,
-    /// Maximum number of requests per second. Without it, each connection sends its next request as soon as
-    /// the last is answered.
-    pub pace: Option<f64>,
 }
 
 /// A load that runs in a process of its own.
@@ -88,16 +85,10 @@ pub struct Client {
     pub connections: usize,
     /// A request, with [`NUMBER`] as a placeholder for its number if that matters.
     pub request: String,
-    /// The number of the first request.
-    pub first: u64,
-    /// After this many requests, the numbers start again with the first.
-    pub cycle: Option<u64>,
     /// The expected status of every answer.
     pub status: u16,
     /// Duration or number of requests.
     pub extent: Extent,
-    /// Maximum number of requests per second.
-    pub pace: Option<f64>,
 }
 
 impl Client {
@@ -107,11 +98,8 @@ impl Client {
             server: target.server(),
             connections,
             request,
-            first: 0,
-            cycle: None,
             status: 200,
             extent,
-            pace: None,
         }
     }
 
@@ -122,18 +110,12 @@ impl Client {
 
     /// Runs in this process, which was started for it.
     pub async fn run_here(self) -> Result<Measured> {
-        let mut requests = numbered(self.request, self.first);
-        if let Some(cycle) = self.cycle {
-            let endless = requests;
-            requests = Arc::new(move |n: u64, buffer: &mut Vec<u8>| endless(n % cycle, buffer));
-        }
         let load = Load {
             target: Target::of(self.server).await?,
             connections: self.connections,
-            requests,
+            requests: numbered(self.request, 0),
             status: self.status,
             extent: self.extent,
-            pace: self.pace,
         };
         load.run().await
     }
@@ -218,10 +200,6 @@ impl Load {
             let number = next.fetch_add(1, Ordering::Relaxed);
             if matches!(self.extent, Extent::Count(count) if number >= count) {
                 return Ok(latencies);
-            }
-            if let Some(pace) = self.pace {
-                let due = begun + Duration::from_secs_f64(as_f64(number) / pace);
-                tokio::time::sleep_until(due.into()).await;
             }
             request.clear();
             (self.requests)(number, &mut request);

@@ -36,7 +36,7 @@ const FIRST: &str = "first";
 /// How long the ledger of an account stays in memory after its last change.
 const LEDGER_STAYS: Duration = Duration::from_secs(60);
 /// Maximum memory of the process in megabytes, with [`Sizes::large`] and with [`Sizes::most`] instances.
-const AIMS: [Aim; 2] = [Aim::AtMost(64.0), Aim::AtMost(400.0)];
+const AIMS: [Aim; 2] = [Aim::AtMost(96.0), Aim::AtMost(500.0)];
 
 async fn megabytes(product: &Product, sizes: &Sizes) -> Result<f64> {
     Ok(product.settled_mib(sizes).await? * MEGABYTES_OF_MEBIBYTE)
@@ -196,7 +196,6 @@ async fn walk(product: &Product, account: &Account, count: u64) -> Result<()> {
         requests,
         status: 200,
         extent: Extent::Count(count),
-        pace: None,
     };
     load.run().await?;
     Ok(())

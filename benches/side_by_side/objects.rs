@@ -1,21 +1,8 @@
 //! Manifests of the measured objects, and requests for them.
 
-use std::sync::Arc;
-
 use serde_json::json;
 
-use crate::{
-    load::{NUMBER, Requests},
-    wire::Target,
-};
-
-/// The body of a REST request to create an instance.
-pub fn rest_body() -> String {
-    let body = json!({
-        "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:bench"],
-    });
-    body.to_string()
-}
+use crate::{load::NUMBER, wire::Target};
 
 /// The manifest of an instance.
 pub fn manifest(name: &str) -> String {
@@ -49,24 +36,9 @@ pub fn create(target: &Target, namespace: &str, prefix: &str) -> String {
     target.request("POST", &path, Some(("application/json", &body)))
 }
 
-/// A request to delete the n-th instance.
-pub fn delete(target: &Target, namespace: &str, prefix: &str) -> Arc<Requests> {
-    let (target, namespace, prefix) = (target.clone(), namespace.to_owned(), prefix.to_owned());
-    Arc::new(move |n, buffer| {
-        *buffer = target
-            .request("DELETE", &path(&namespace, &prefix, n), None)
-            .into_bytes();
-    })
-}
-
 /// Path of the webhooks of a namespace.
 pub fn webhooks(namespace: &str) -> String {
     format!("/apis/stellage.dev/v1/namespaces/{namespace}/webhooks")
-}
-
-/// Path of the deliveries of a namespace.
-pub fn deliveries(namespace: &str) -> String {
-    format!("/apis/stellage.dev/v1/namespaces/{namespace}/deliveries")
 }
 
 /// The manifest of a webhook for `instance.started` and `instance.stopped`.

@@ -13,7 +13,7 @@ const END: &str = "<!-- bench:end -->\n";
 
 /// Replaces a part's table on the page with this one, and adds the commit, the day and the machine. `parts` are the names of all
 /// parts in order; `how` says how the part was measured.
-pub fn update(parts: &[&str], part: &str, table: &Table, commit: &str, how: &str) -> Result<()> {
+pub fn update(parts: &[String], part: &str, table: &Table, commit: &str, how: &str) -> Result<()> {
     let text = format!(
         "\nCommit {commit}, {}, {}; {how}.\n\n{}\n",
         jiff::Zoned::now().date(),
@@ -28,7 +28,7 @@ pub fn update(parts: &[&str], part: &str, table: &Table, commit: &str, how: &str
 }
 
 /// The page with `text` below the heading of the part, between the markers.
-fn replaced(page: &str, parts: &[&str], part: &str, text: &str) -> Result<String> {
+fn replaced(page: &str, parts: &[String], part: &str, text: &str) -> Result<String> {
     let (before, rest) = page
         .split_once(BEGIN)
         .ok_or_else(|| format!("{PAGE} lacks {BEGIN}"))?;
@@ -42,10 +42,10 @@ fn replaced(page: &str, parts: &[&str], part: &str, text: &str) -> Result<String
     let sections: String = parts
         .iter()
         .filter_map(|name| {
-            let text = if *name == part {
+            let text = if name == part {
                 Some(&text)
             } else {
-                known.get(name)
+                known.get(name.as_str())
             };
             Some(format!("{HEADING}{name}\n{}", text?))
         })

@@ -43,11 +43,6 @@ impl Product {
         Self::start(cluster, STELLAGE.as_ref(), "run", &[]).await
     }
 
-    /// Starts `stellage run` with more arguments.
-    pub async fn run_with(cluster: &Cluster, arguments: &[String]) -> Result<Self> {
-        Self::start(cluster, STELLAGE.as_ref(), "run", arguments).await
-    }
-
     /// Starts `run` of another build of `stellage` with more arguments.
     pub async fn run_of(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<Self> {
         Self::start(cluster, program, "run", arguments).await

@@ -1,8 +1,6 @@
 //! (a) and (b): a page of 20 out of 10,000 instances, and the detail of one, read through the facade, with authentication and
 //! rate limit; compared with the API server's answer to the same request (`LIST` with limit=20, `GET`), and with an axum handler
-//! that sends the same bytes. Then a later page, filters and metrics; where the API server has no equivalent request, it is left
-//! out. Then the pages and details of a tenth of the instances while these change, compared with none changing; and page and
-//! detail out of few and of many instances.
+//! that sends the same bytes; and page and detail out of few and of many instances.
 //!
 //! With `--baseline`, another build of `stellage`, for example of an earlier commit, is measured as well.
 //!
@@ -21,7 +19,7 @@ use crate::{
     cluster::Cluster,
     convergence, fill,
     latencies::as_f64,
-    load::{CONNECTIONS, Client, Extent, Measured, NUMBER},
+    load::{CONNECTIONS, Client, Extent, Measured},
     objects,
     processes::processor_time_of,
     product::Product,
@@ -32,10 +30,6 @@ use crate::{
     wire::Target,
 };
 
-/// Number of instances on a page.
-const PAGE: u64 = 20;
-/// Number of connections that change instances while they are read.
-const CHANGERS: usize = 8;
 /// Prefix of the instances that the program brings to run.
 const CONVERGED: &str = "read";
 
@@ -44,8 +38,6 @@ struct Side {
     name: &'static str,
     target: Target,
     path: String,
-    /// The first number in the place of [`NUMBER`] in the path, and how many numbers take turns.
-    numbers: (u64, u64),
     pids: Vec<u32>,
     aim: Option<Aim>,
     turns: Vec<Turn>,
@@ -63,7 +55,6 @@ impl Side {
             name,
             target: target.clone(),
             path: path.to_owned(),
-            numbers: (0, 1),
             pids,
             aim,
             turns: Vec::new(),
@@ -73,12 +64,7 @@ impl Side {
     async fn turn(&mut self, extent: Extent) -> Result<()> {
         let before = processor_time_of(&self.pids)?;
         let request = self.target.request("GET", &self.path, None);
-        let (first, cycle) = self.numbers;
-        let client = Client {
-            first,
-            cycle: Some(cycle),
-            ..Client::repeating(&self.target, CONNECTIONS, request, extent)
-        };
+        let client = Client::repeating(&self.target, CONNECTIONS, request, extent);
         let measured = client.run().await?;
         let used = processor_time_of(&self.pids)? - before;
         let cost = used * 1e6 / as_f64(measured.asked);
@@ -102,10 +88,10 @@ impl Side {
 struct Question {
     label: &'static str,
     path: String,
-    /// Path of the equivalent request to the API server, if there is one.
-    raw: Option<String>,
-    /// The targets for the ratios to the API server and to the bare handler, if any.
-    aims: [Option<Aim>; 2],
+    /// Path of the equivalent request to the API server.
+    raw: String,
+    /// The target for the ratio to the API server.
+    aim: Aim,
 }
 
 /// Measures everything, with few, with many, and with the maximum number of instances.
@@ -145,8 +131,8 @@ struct Rig<'a> {
 }
 
 impl Rig<'_> {
-    /// Measures with this many instances: everything, or only page and detail.
-    async fn at(&mut self, table: &mut Table, count: u64, everything: bool) -> Result<()> {
+    /// Measures with this many instances.
+    async fn at(&mut self, table: &mut Table, count: u64, beside_handler: bool) -> Result<()> {
         let wanted = count - self.sizes.few;
         if wanted > self.filled {
             fill::instances(&self.cluster, &self.account, &self.template, self.filled, wanted).await?;
@@ -160,18 +146,9 @@ impl Rig<'_> {
             }
             None => None,
         };
-        let questions = self.questions(count, everything).await?;
-        let questions = if everything {
-            &questions[..]
-        } else {
-            &questions[..2]
-        };
-        for question in questions {
-            self.ask(table, &product, before.as_ref(), question, count, everything)
+        for question in self.questions(beside_handler).await? {
+            self.ask(table, &product, before.as_ref(), &question, count, beside_handler)
                 .await?;
-        }
-        if everything {
-            self.while_changing(table, &product, count, wanted).await?;
         }
         if let Some((before, _)) = &mut before {
             before.stop().await?;
@@ -181,7 +158,7 @@ impl Rig<'_> {
         Ok(())
     }
 
-    async fn questions(&self, count: u64, everything: bool) -> Result<Vec<Question>> {
+    async fn questions(&self, beside_handler: bool) -> Result<[Question; 2]> {
         let collection = objects::collection(&self.account.namespace);
         let first: Value = self
             .cluster
@@ -194,48 +171,19 @@ impl Rig<'_> {
             value.ok_or_else(|| format!("the API server's list has no {pointer}"))
         };
         let (name, id) = (field("/items/0/metadata/name")?, field("/items/0/status/id")?);
-        let instance = format!("{collection}/{name}");
-        let list = "/v1/instances?limit=20";
-        let later = format!("{list}&page={}", count / (2 * PAGE));
-        let question = |label, path: String, raw: Option<String>, aims| Question {
-            label,
-            path,
-            raw,
-            aims,
-        };
-        let none = [None, None];
-        let aims = |of_server| [Some(Aim::AtLeast(of_server)), Some(Aim::AtLeast(0.7))];
-        // 250 was reached with 10,000 instances and is to be kept. A GET costs the API server far less than a LIST.
-        let of_list = aims(if everything { 250.0 } else { 20.0 });
-        let raw_list = format!("{collection}?limit=20");
-        let raw_running = format!("{raw_list}&fieldSelector=status.state%3Drunning");
-        Ok(vec![
-            question("(a) list page of 20", list.to_owned(), Some(raw_list), of_list),
-            question(
-                "(b) detail",
-                format!("/v1/instances/{id}"),
-                Some(instance),
-                aims(20.0),
-            ),
-            question("the page in the middle of the list", later, None, none),
-            question(
-                "page of 20, status=running",
-                format!("{list}&status=running"),
-                Some(raw_running),
-                none,
-            ),
-            question(
-                "page of 20, tag=env:bench",
-                format!("{list}&tag=env:bench"),
-                None,
-                none,
-            ),
-            question(
-                "detail, include=metrics",
-                format!("/v1/instances/{id}?include=metrics"),
-                None,
-                none,
-            ),
+        Ok([
+            Question {
+                label: "(a) list page of 20",
+                path: "/v1/instances?limit=20".to_owned(),
+                raw: format!("{collection}?limit=20"),
+                aim: Aim::AtLeast(if beside_handler { 50.0 } else { 20.0 }),
+            },
+            Question {
+                label: "(b) detail",
+                path: format!("/v1/instances/{id}"),
+                raw: format!("{collection}/{name}"),
+                aim: Aim::AtLeast(20.0),
+            },
         ])
     }
 
@@ -252,19 +200,17 @@ impl Rig<'_> {
             label,
             path,
             raw,
-            aims,
-            ..
+            aim,
         } = question;
         say(&format!("{label} out of {count}"));
         let facade = product.facade(&self.account.key)?;
         let answer = facade.call("GET", path, None).await?;
         check(&answer.json()?, count)?;
-        let [of_server, of_handler] = *aims;
-        let mut rivals = vec![Side::new("facade", &facade, path, vec![product.pid], None)];
-        if let Some(raw) = raw {
-            let pids = self.cluster.api_server_pids();
-            rivals.push(Side::new("API server", &self.cluster.admin, raw, pids, of_server));
-        }
+        let servers = self.cluster.api_server_pids();
+        let mut rivals = vec![
+            Side::new("facade", &facade, path, vec![product.pid], None),
+            Side::new("API server", &self.cluster.admin, raw, servers, Some(*aim)),
+        ];
         let mut bare = None;
         if beside_handler {
             let canned = Canned::from(path, &answer);
@@ -273,8 +219,8 @@ impl Rig<'_> {
             if target.call("GET", path, None).await?.body != canned.body.as_bytes() {
                 return Err("the bare handler does not answer with the facade's bytes".into());
             }
-            let pids = vec![handler.pid()];
-            rivals.push(Side::new("bare handler", &target, path, pids, of_handler));
+            let aim = Some(Aim::AtLeast(0.5));
+            rivals.push(Side::new("bare handler", &target, path, vec![handler.pid()], aim));
             bare = Some(handler);
         }
         if let Some((baseline, key)) = baseline {
@@ -295,95 +241,6 @@ impl Rig<'_> {
         }
         report(table, &format!("{label} out of {count}"), &rivals);
         Ok(())
-    }
-
-    /// Measures the facade, in turns, while the newest tenth of the instances change and while none do. The reads go through the
-    /// pages and the details of the same instances, so that what changes is also read.
-    async fn while_changing(
-        &self,
-        table: &mut Table,
-        product: &Product,
-        count: u64,
-        filled: u64,
-    ) -> Result<()> {
-        let sizes = self.sizes;
-        let extent = Extent::For {
-            warm_up: sizes.warm_up,
-            measured: sizes.changing,
-        };
-        let tenth = (count / 10).min(filled);
-        let newest = (filled - tenth, tenth);
-        // Each of them changes once in a turn.
-        let pace = as_f64(tenth) / (sizes.warm_up + sizes.changing).as_secs_f64();
-        let facade = product.facade(&self.account.key)?;
-        for (label, path, numbers) in [
-            // Of the instances that were created in the same second, those with the lowest names come first. So these pages show
-            // some instances that do not change.
-            (
-                "pages",
-                format!("/v1/instances?limit={PAGE}&page={NUMBER}"),
-                (1, tenth / PAGE),
-            ),
-            ("details", format!("/v1/instances/i-{NUMBER}"), newest),
-        ] {
-            say(&format!(
-                "{label} of the newest tenth of {count} while {pace:.0} of them change each second"
-            ));
-            let side = |name| Side {
-                numbers,
-                ..Side::new(name, &facade, &path, vec![product.pid], None)
-            };
-            let (mut changing, mut quiet) = (side("while they change"), side("while none changes"));
-            let mut rates = Vec::new();
-            for round in 0..sizes.rounds {
-                quiet.turn(extent).await?;
-                let tag = format!("{label}:{round}");
-                let changes = self.changes(&tag, newest, pace, extent);
-                let ((), changes) = tokio::try_join!(changing.turn(extent), changes)?;
-                let rate = changes.rate();
-                say(&format!("    {rate:.0} changes/s"));
-                if rate < pace * sizes.changed {
-                    return Err(format!("{rate:.0} instances changed each second, not {pace:.0}").into());
-                }
-                rates.push(rate);
-            }
-            report(
-                table,
-                &format!("{label} of the newest tenth of {count} instances,"),
-                &[changing, quiet],
-            );
-            table.value(
-                "    changes meanwhile",
-                &rates.into_iter().collect(),
-                samples::PER_SECOND,
-                None,
-            );
-        }
-        Ok(())
-    }
-
-    /// Changes the instances of these numbers, one after the other at this pace.
-    async fn changes(
-        &self,
-        tag: &str,
-        (first, count): (u64, u64),
-        pace: f64,
-        extent: Extent,
-    ) -> Result<Measured> {
-        let admin = &self.cluster.admin;
-        let body = format!(r#"{{"spec":{{"tags":["env:bench","{tag}"]}}}}"#);
-        let patch = admin.request(
-            "PATCH",
-            &fill::path(&self.account),
-            Some(("application/merge-patch+json", &body)),
-        );
-        let client = Client {
-            first,
-            cycle: Some(count),
-            pace: Some(pace),
-            ..Client::repeating(admin, CHANGERS, patch, extent)
-        };
-        client.run().await
     }
 }
 

@@ -59,12 +59,6 @@ impl Table {
         );
     }
 
-    /// Adds a ratio of two quantities that are given as text. The target applies to the ratio.
-    pub fn ratio(&mut self, what: &str, measured: &str, beside: &str, ratio: &Samples, aim: Option<Aim>) {
-        let numbers = [measured.to_owned(), beside.to_owned(), ratio.shown_as_ratio()];
-        self.push(what, numbers, ratio.median(), aim);
-    }
-
     /// Adds a quantity that is not compared with another.
     pub fn value(&mut self, what: &str, measured: &Samples, unit: Unit, aim: Option<Aim>) {
         let numbers = [measured.shown(unit), String::new(), String::new()];

@@ -93,11 +93,6 @@ impl Target {
         self.server.clone()
     }
 
-    /// The server's address.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
     /// A complete request, which can be sent any number of times.
     pub fn request(&self, method: &str, path: &str, body: Option<(&str, &str)>) -> String {
         let Self { address, token, .. } = self;

@@ -69,8 +69,6 @@ pub struct Writes {
     pub webhooks: u64,
     /// Writes of Invoices and InvoicePages.
     pub invoices: u64,
-    /// Writes of ConfigMaps.
-    pub config_maps: u64,
     /// LIST requests for Webhooks.
     pub webhook_lists: u64,
 }
@@ -118,8 +116,6 @@ impl Writes {
                 writes.webhooks += value;
             } else if (has("resource=\"invoices\"") || has("resource=\"invoicepages\"")) && done {
                 writes.invoices += value;
-            } else if has("resource=\"configmaps\"") && done {
-                writes.config_maps += value;
             } else if has("resource=\"events\"") && done {
                 writes.events += value;
             }
@@ -141,7 +137,6 @@ impl Sub for Writes {
             event_logs: self.event_logs - before.event_logs,
             webhooks: self.webhooks - before.webhooks,
             invoices: self.invoices - before.invoices,
-            config_maps: self.config_maps - before.config_maps,
             webhook_lists: self.webhook_lists - before.webhook_lists,
         }
     }

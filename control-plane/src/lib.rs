@@ -46,13 +46,19 @@ pub use group::ProcessGroup;
 pub use options::Options;
 pub use plane::ControlPlane;
 
-/// The control plane that all tests of this process share, with an audit log; the first caller starts it.
+/// The control plane that all tests of this process share, with an audit log; the first caller starts it, installs CRDs, and then
+/// starts kube-controller-manager.
 ///
 /// It is a static, so it is never dropped; it ends with the process. Create a new [`client`](ControlPlane::client) in each
 /// test, because a client belongs to the runtime that it was created on.
 pub async fn shared() -> Result<&'static ControlPlane, Error> {
     static SHARED: tokio::sync::OnceCell<ControlPlane> = tokio::sync::OnceCell::const_new();
     SHARED
-        .get_or_try_init(|| ControlPlane::options().audit_log().start())
+        .get_or_try_init(|| {
+            ControlPlane::options()
+                .audit_log()
+                .without_controller_manager()
+                .start()
+        })
         .await
 }

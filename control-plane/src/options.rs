@@ -11,6 +11,7 @@ pub struct Options {
     pub(crate) lock: Option<File>,
     pub(crate) remove: Vec<PathBuf>,
     pub(crate) audit_log: bool,
+    pub(crate) without_controller_manager: bool,
     pub(crate) etcd_args: Vec<String>,
     pub(crate) apiserver_args: Vec<String>,
     pub(crate) controller_manager_args: Vec<String>,
@@ -50,6 +51,15 @@ impl Options {
     #[must_use]
     pub fn audit_log(mut self) -> Self {
         self.audit_log = true;
+        self
+    }
+
+    /// Leaves out kube-controller-manager, for callers that install CRDs before they call
+    /// [`ControlPlane::start_controller_manager`](crate::ControlPlane::start_controller_manager): it looks for new kinds only every 30 s,
+    /// and until it knows them counts no quota of them.
+    #[must_use]
+    pub fn without_controller_manager(mut self) -> Self {
+        self.without_controller_manager = true;
         self
     }
 

@@ -31,7 +31,7 @@ const PORT_ATTEMPTS: u32 = 5;
 const SIGKILL: i32 = Signal::KILL.as_raw();
 const SIGTERM: i32 = Signal::TERM.as_raw();
 
-/// A running etcd, kube-apiserver and kube-controller-manager. Dropping it kills them and removes their data.
+/// A running etcd, kube-apiserver and, usually, kube-controller-manager. Dropping it kills them and removes their data.
 #[derive(Debug)]
 pub struct ControlPlane {
     // The order of the fields is the order of dropping.
@@ -202,10 +202,17 @@ impl ControlPlane {
                 result => break result?,
             }
         }
+        if self.options.without_controller_manager {
+            return Ok(());
+        }
         self.start_controller_manager()
     }
 
-    fn start_controller_manager(&self) -> Result<(), Error> {
+    /// Starts kube-controller-manager. Does nothing if it runs.
+    pub fn start_controller_manager(&self) -> Result<(), Error> {
+        if self.controller_manager.pid().is_some() {
+            return self.controller_manager.check();
+        }
         let command =
             servers::controller_manager(&self.assets, &self.layout, &self.options.controller_manager_args);
         self.spawn(&self.controller_manager, CONTROLLER_MANAGER, command)

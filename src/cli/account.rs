@@ -18,6 +18,7 @@ use super::{
 };
 use crate::resources::{
     Account, AccountSpec,
+    account::NAMESPACE_READY,
     conditions::{READY, STALLED, find, is_true},
     origin,
 };
@@ -268,22 +269,43 @@ pub(super) async fn get(cluster: &Cluster, name: &str) -> Result<Account, CliErr
         .map_err(|failure| failure.or(404, || CliError::NoAccount(name.to_owned())))
 }
 
-/// Waits until an Account is ready, and prints progress. Fails at once if the Account is stalled or being deleted.
-pub(super) async fn wait_until_ready(
+/// Waits until an Account is ready.
+async fn wait_until_ready(
     cluster: &Cluster,
     account: Account,
     patience: Duration,
 ) -> Result<Account, CliError> {
-    wait::until_done(Api::all(cluster.client.clone()), account, patience, progress).await
+    wait_for(cluster, account, READY, patience).await
 }
 
-fn progress(account: &Account) -> Progress {
+/// Waits until an Account has its namespace, where keys can be created even if Kubernetes does not count its instances yet.
+pub(super) async fn wait_for_namespace(
+    cluster: &Cluster,
+    account: Account,
+    patience: Duration,
+) -> Result<Account, CliError> {
+    wait_for(cluster, account, NAMESPACE_READY, patience).await
+}
+
+/// Waits until a condition of an Account is true, and prints progress. Fails at once if the Account is stalled or being deleted.
+async fn wait_for(
+    cluster: &Cluster,
+    account: Account,
+    condition: &'static str,
+    patience: Duration,
+) -> Result<Account, CliError> {
+    let accounts = Api::all(cluster.client.clone());
+    wait::until_done(accounts, account, patience, |account| progress(account, condition)).await
+}
+
+fn progress(account: &Account, condition: &str) -> Progress {
     let status = account.status.clone().unwrap_or_default();
     let is_stalled = is_true(&status.conditions, STALLED);
     Progress::of(
         account,
         status.observed_generation,
         &status.conditions,
+        condition,
         is_stalled,
     )
 }

@@ -76,7 +76,7 @@ pub(super) async fn run(command: ConsoleCommand) -> Result<(), CliError> {
 
 async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
-    let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
+    let account = account::wait_for_namespace(cluster, account, PATIENCE).await?;
     let uid = origin::uid(&account.metadata);
     let now = Timestamp::now();
     // Whole seconds, like all times in the API.

@@ -9,6 +9,7 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use serde::Serialize;
+use tokio::time::{Instant, sleep};
 
 use super::{
     CliError,
@@ -19,12 +20,13 @@ use super::{
     program::program,
 };
 use crate::{
-    resources::{Account, ApiKey, KeyScope, ids, origin},
+    resources::{Account, ApiKey, KeyScope, ids, origin, quota},
     service::keys::new_key,
 };
 
-/// How long to wait for the account to be ready.
+/// How long to wait for the account's namespace, and for Kubernetes to count its keys.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(200);
 
 /// Create and revoke API keys.
 ///
@@ -103,7 +105,7 @@ pub(super) async fn run(command: KeyCommand) -> Result<(), CliError> {
 
 async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
-    let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
+    let account = account::wait_for_namespace(cluster, account, PATIENCE).await?;
     let uid = origin::uid(&account.metadata);
     let (key, spec) = new_key(uid, args.scope, args.expires);
     let name = args
@@ -133,13 +135,22 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Creates a key in the namespace of its account.
+/// Creates a key in the namespace of its account. Waits for a new quota, which Kubernetes counts within tenths of a second.
 pub(super) async fn store(cluster: &Cluster, account: &Account, key: &ApiKey) -> Result<(), CliError> {
     let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(account, "keys")?);
+    let begun = Instant::now();
+    let create = async {
+        loop {
+            match api.create(&PostParams::default(), key).await {
+                Err(kube::Error::Api(status)) if quota::is_pending(&status) && begun.elapsed() < PATIENCE => {
+                    sleep(POLL).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    };
     let doing = format!("create a key of account {}", account.name_any());
-    let created = cluster
-        .call(&doing, api.create(&PostParams::default(), key))
-        .await;
+    let created = cluster.call(&doing, create).await;
     created.map(drop).map_err(|failure| {
         failure.or(409, || CliError::KeyExists {
             account: account.name_any(),

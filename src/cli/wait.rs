@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use super::{CliError, connect::note_outage, duration, objects, output};
 use crate::{
-    resources::conditions::{READY, find},
+    resources::conditions::find,
     runtime::watch::{self, revision},
 };
 
@@ -45,17 +45,18 @@ pub(super) enum Progress {
 
 impl Progress {
     /// How far the operator has got with the current spec of an object, according to the object's conditions. `is_final`: nothing
-    /// will change without a change of the spec.
+    /// will change without a change of the spec. `condition` is the one to wait for.
     pub(super) fn of(
         object: &impl Resource,
         observed_generation: Option<i64>,
         conditions: &[Condition],
+        condition: &str,
         is_final: bool,
     ) -> Self {
         if object.meta().deletion_timestamp.is_some() {
             return Self::Failed("is being deleted".to_owned());
         }
-        let ready = find(conditions, READY).filter(|_| observed_generation == object.meta().generation);
+        let ready = find(conditions, condition).filter(|_| observed_generation == object.meta().generation);
         let Some(ready) = ready else {
             return Self::Pending("waiting for the operator".to_owned());
         };

@@ -220,9 +220,9 @@ fn refused(status: &Status) -> Error {
             );
             Error::unavailable("the service is starting; try again")
         }
-        403 if quota::is_pending(status) => {
-            Error::unavailable("the account's quota has not been computed yet; try again")
-        }
+        403 if quota::is_pending(status) => Error::unavailable(
+            "the account's quota is not counted yet, which takes up to 40 s after an installation; try again",
+        ),
         422 => Error::invalid(causes(status)),
         // The continue token expired: the list has too many pages to be read in time.
         410 => Error::unavailable("the list took too long to read; try again"),

@@ -46,7 +46,7 @@ pub async fn create(tenant: &Tenant, name: &str) -> String {
     answer.json()["data"]["id"].as_str().unwrap().to_owned()
 }
 
-/// Gives an account a quota, and waits until Kubernetes has computed it, which takes half a minute after the CRDs were created.
+/// Gives an account a quota, and waits until Kubernetes has counted it.
 async fn limit_instances(tenant: &Tenant, quota: i32) {
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
     let change = Patch::Merge(json!({ "spec": { "instanceQuota": quota } }));

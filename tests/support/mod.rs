@@ -1,5 +1,6 @@
 //! The control plane, the operator, and a separate account for every test.
 //!
+//! - [`gate`]: which of the waiting tests is next;
 //! - [`network`]: a network between an operator and the API server, which fails on demand;
 //! - [`npm`]: npm packages;
 //! - [`oidc`]: an OpenID Connect provider on loopback;
@@ -10,6 +11,7 @@
 //! - [`smtp`]: a mail server on loopback;
 //! - [`walkthrough`]: the commands that the documentation shows.
 
+pub mod gate;
 pub mod network;
 pub mod npm;
 pub mod oidc;
@@ -49,12 +51,10 @@ use stellage::{
     resources::{Account, AccountSpec, ApiKey, Instance, InstanceSpec, InstanceState, conditions, ids},
     runtime::lease::LEASE_NAME,
 };
-use tokio::{
-    sync::{OnceCell, Semaphore, SemaphorePermit},
-    task::JoinHandle,
-    time::timeout,
-};
+use tokio::{sync::OnceCell, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
+
+use self::gate::{Gate, Permit, Turn};
 
 /// Timeout for everything that tests wait for. It is generous, because tests run in parallel on a busy machine, and it
 /// matters only when a test fails.
@@ -426,7 +426,7 @@ impl Supervised {
     }
 }
 
-/// Installs CRDs, admission policy and RBAC, as `make run` does.
+/// Installs CRDs, admission policy and RBAC, and then starts kube-controller-manager, as `make run` does.
 pub fn install(plane: &ControlPlane) {
     // Every reqwest client needs a default crypto provider, even without TLS. The call fails if there already
     // is one.
@@ -455,6 +455,7 @@ pub fn install(plane: &ControlPlane) {
         None,
     )
     .unwrap();
+    plane.start_controller_manager().unwrap();
 }
 
 /// Installs only the operator's namespace and RBAC.
@@ -468,8 +469,7 @@ pub fn install_rights(plane: &ControlPlane) {
     .unwrap();
 }
 
-/// Waits until Kubernetes counts webhooks against an account's quota, which takes half a minute after the CRDs have been
-/// created.
+/// Waits until Kubernetes counts webhooks against an account's quota.
 pub async fn wait_until_webhooks_are_counted(quotas: &Api<ResourceQuota>) {
     let used = async || {
         let quota = quotas.get_opt("stellage").await.unwrap();
@@ -568,18 +568,18 @@ pub fn mail_folder(plane: &ControlPlane) -> std::path::PathBuf {
 static SHARED: OnceCell<Cluster> = OnceCell::const_new();
 
 /// Permits of the tests that use the shared cluster concurrently: more would only slow each other down.
-static SHARERS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MAX_SHARERS as usize));
-const MAX_SHARERS: u32 = 3;
+static SHARERS: Gate = Gate::new(MAX_SHARERS);
+const MAX_SHARERS: usize = 3;
 
 thread_local! {
     /// The permit of the current test: every test has a thread of its own, which ends with it.
-    static SHARES: RefCell<Option<SemaphorePermit<'static>>> = const { RefCell::new(None) };
+    static SHARES: RefCell<Option<Permit>> = const { RefCell::new(None) };
 }
 
 /// The cluster shared by all tests that neither kill processes nor count writes.
 pub async fn shared() -> &'static Cluster {
     if SHARES.with_borrow(Option::is_none) {
-        let permit = SHARERS.acquire().await.unwrap();
+        let permit = SHARERS.acquire(Turn::Usual, 1).await;
         SHARES.set(Some(permit));
     }
     SHARED
@@ -596,10 +596,10 @@ pub async fn shared() -> &'static Cluster {
         .await
 }
 
-/// Like [`shared`], but waits until no other test is using it any more.
+/// Like [`shared`], but waits until no other test is using it, or waiting for it.
 pub async fn shared_at_last() -> &'static Cluster {
     SHARES.set(None);
-    SHARES.set(Some(SHARERS.acquire_many(MAX_SHARERS).await.unwrap()));
+    SHARES.set(Some(SHARERS.acquire(Turn::Last, MAX_SHARERS).await));
     shared().await
 }
 
@@ -609,7 +609,7 @@ pub struct OwnPlane {
     plane: ControlPlane,
     /// Whether the test fails if the operator asked for what it has no right to.
     checks_refusals: bool,
-    _permit: SemaphorePermit<'static>,
+    _permit: Permit,
 }
 
 impl OwnPlane {
@@ -656,7 +656,7 @@ pub async fn own_plane() -> OwnPlane {
 
 /// Like [`own_plane`], with other options.
 pub async fn plane_with(options: control_plane::Options) -> OwnPlane {
-    let plane = bare_plane(options).await;
+    let plane = bare_plane(options.without_controller_manager()).await;
     install(&plane);
     plane
 }
@@ -676,14 +676,31 @@ pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
     }
 }
 
+/// Where the tests are that take longest.
+const LONG: [&str; 9] = [
+    "chart::installed",
+    "high_availability",
+    "resilience",
+    "webhooks::backlog",
+    "webhooks::chaos",
+    "webhooks::crashes",
+    "webhooks::fairness",
+    "webhooks::full",
+    "writes",
+];
+
 /// Waits until another control plane may be started. One more than there are cores may run, besides the shared one, since their
 /// tests mostly wait.
-pub async fn plane_permit() -> SemaphorePermit<'static> {
-    static PLANES: LazyLock<Semaphore> = LazyLock::new(|| {
+pub async fn plane_permit() -> Permit {
+    static PLANES: LazyLock<Gate> = LazyLock::new(|| {
         let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
-        Semaphore::new(cores + 1)
+        Gate::new(cores + 1)
     });
-    PLANES.acquire().await.unwrap()
+    // The thread of a test has its name.
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    let is_long = LONG.iter().any(|place| test.starts_with(place));
+    let turn = if is_long { Turn::First } else { Turn::Usual };
+    PLANES.acquire(turn, 1).await
 }
 
 /// An account with a key, and the clients of a test.
@@ -800,8 +817,7 @@ impl Tenant {
         eventually("the outboxes to be cleared", left, |left| *left == 0).await;
     }
 
-    /// Waits until Kubernetes counts webhooks against the quota, which takes half a minute after the CRDs have been
-    /// created.
+    /// Waits until Kubernetes counts webhooks against the quota.
     pub async fn wait_until_webhooks_are_counted(&self) {
         let quotas = Api::namespaced(self.kube.clone(), &self.namespace);
         wait_until_webhooks_are_counted(&quotas).await;

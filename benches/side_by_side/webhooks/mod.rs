@@ -3,13 +3,12 @@
 //! - the CPU time of a transition (`transitions`), compared with that of another build;
 //! - (a), (b) events per second from real transitions, their age at the receiver, and their writes (`rates`), compared with
 //!   the same account without webhooks;
-//! - (c) memory with many finished and with pending deliveries (`memory`), compared with none;
 //! - (d) a healthy receiver's latency and the program's CPU time with fifty hostile receivers (`hostile`), compared with none;
 //! - (e) the sender without an API server (`sender`), compared with a bare client.
 //!
 //! Receivers are threads of the bench (`receivers`), so they share the cores with everything else; their CPU time is shown.
 
-mod hostile;
+pub mod hostile;
 #[path = "../../../tests/support/receivers/mod.rs"]
 #[allow(
     clippy::unwrap_used,
@@ -17,11 +16,10 @@ mod hostile;
     reason = "the tests' receivers, where whatever fails ends the run, and whose lints are those of tests"
 )]
 pub mod kit;
-mod memory;
-mod rates;
+pub mod rates;
 pub mod receivers;
-mod sender;
-mod transitions;
+pub mod sender;
+pub mod transitions;
 
 use std::{fs, path::Path, time::Duration};
 
@@ -35,40 +33,10 @@ use crate::{
     objects,
     product::Product,
     say,
-    sizes::Sizes,
-    table::Table,
 };
 
 /// Timeout for webhooks to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A part that can be selected by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The cost of a transition.
-    Transitions,
-    /// (a) and (b).
-    Rates,
-    /// (c).
-    Memory,
-    /// (d).
-    Hostile,
-    /// (e).
-    Sender,
-}
-
-impl Part {
-    /// Measures the part.
-    pub async fn measure(self, table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
-        match self {
-            Self::Transitions => transitions::measure(table, baseline, sizes).await,
-            Self::Rates => rates::measure(table, sizes).await,
-            Self::Memory => memory::measure(table, sizes).await,
-            Self::Hostile => hostile::measure(table, sizes).await,
-            Self::Sender => sender::measure(table, sizes).await,
-        }
-    }
-}
 
 /// A cluster with an account and the signing secret, and a program that may send to loopback.
 struct Stage {

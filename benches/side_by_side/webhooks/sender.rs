@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -22,12 +22,10 @@ use jiff::Timestamp;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 use stellage::{
     delivery::{
-        ClientSettings, ReceiverClient, RetrySchedule, TargetRules,
-        dispatch::{Command, DeliveryLog, Dispatcher, Gate, Limits, Now, Origin, Report, WebhookFacts},
+        ClientSettings, ReceiverClient, TargetRules,
         signature::{self, SigningKeys},
     },
-    events::{EventType, OutboxEntry, OutboxVersion},
-    resources::Attempt,
+    events::{EventType, OutboxEntry},
 };
 use tokio::{net::TcpStream, task::JoinSet};
 use tokio_rustls::TlsConnector;
@@ -50,8 +48,6 @@ use crate::{
 const RECEIVERS: usize = 50;
 /// Concurrent posts to each receiver.
 const EACH: usize = 4;
-/// Number of events for measuring the dispatcher alone.
-const EVENTS: i64 = 2_000;
 
 /// One turn of a side.
 struct Turn {
@@ -61,7 +57,7 @@ struct Turn {
     receivers_cost: f64,
 }
 
-/// Measures both protocols, and the dispatcher's share.
+/// Measures both protocols.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     for (name, alpn) in [("HTTP/2", receivers::BOTH), ("HTTP/1.1", receivers::HTTP1)] {
         say(&format!("webhooks (e) the sender alone, {name}"));
@@ -81,13 +77,6 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         }
         report(table, name, &ours, &bares);
     }
-    let cost = dispatcher_alone()?;
-    table.value(
-        "    of it, the dispatcher's decisions, with 50 webhooks",
-        &cost.into(),
-        Unit(" µs", 1),
-        None,
-    );
     Ok(())
 }
 
@@ -324,71 +313,4 @@ fn request(uri: &str, host: Option<&str>, headers: &HeaderMap, body: &Bytes) -> 
         request.headers_mut().insert(HOST, host);
     }
     request
-}
-
-/// The time that the dispatcher's decisions take for a delivery that succeeds immediately, in microseconds.
-fn dispatcher_alone() -> Result<f64> {
-    let now = || Now {
-        wall: Timestamp::now(),
-        mono: Instant::now(),
-    };
-    let mut dispatcher = Dispatcher::new(Limits::default(), RetrySchedule::default(), DeliveryLog::Failures);
-    for n in 0..RECEIVERS {
-        let facts = WebhookFacts {
-            namespace: "bench".into(),
-            name: format!("hook-{n}").into(),
-            uid: format!("00000000-0000-0000-0000-{n:012}").into(),
-            object_uid: format!("00000000-0000-0000-0000-{n:012}").into(),
-            revision: 1,
-            generation: 1,
-            created_at: Timestamp::now(),
-            events: vec![EventType::InstanceStopped],
-            gate: Gate::Open,
-            disabled_by: None,
-        };
-        dispatcher.webhook_seen(facts, now());
-    }
-    let (mut sent, mut took) = (0_u64, Duration::ZERO);
-    for n in 0..EVENTS {
-        let entries = [event(n)];
-        let begun = Instant::now();
-        let uid = format!("object-{}", n % 64);
-        let outbox = OutboxVersion {
-            kind: "Instance",
-            namespace: "bench",
-            name: &uid,
-            uid: &uid,
-            revision: u64::try_from(n)? + 1,
-            is_deleting: false,
-            entries: &entries,
-        };
-        dispatcher.outbox_seen(&outbox, Origin::Fresh, now());
-        while let Some(command) = dispatcher.next_command() {
-            if let Command::Attempt { job, .. } = command {
-                sent += 1;
-                dispatcher.attempted(&job, success(), now());
-            }
-        }
-        let unverified = dispatcher.unverified_after(None, usize::MAX);
-        let events: Vec<_> = unverified.into_iter().map(|entry| entry.event).collect();
-        dispatcher.verified(&events, now());
-        took += begun.elapsed();
-    }
-    if sent != u64::try_from(EVENTS)? * 50 {
-        return Err(format!("the dispatcher sent {sent} times").into());
-    }
-    Ok(took.as_secs_f64() / as_f64(sent) * 1e6)
-}
-
-fn success() -> Report {
-    Report::Sent {
-        attempt: Attempt {
-            at: Timestamp::now(),
-            duration_ms: 1,
-            status_code: Some(200),
-            error: None,
-            response: None,
-        },
-        retry_after: None,
-    }
 }

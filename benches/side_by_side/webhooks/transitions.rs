@@ -375,20 +375,19 @@ fn report(table: &mut Table, sides: &[(&str, &[Turn])], what: &str, aim: Option<
         aim,
     );
     for (other, turns) in others {
-        let mut line = |what: &str, unit, aim, of: &dyn Fn(&Turn) -> f64| {
+        let mut line = |what: &str, unit, of: &dyn Fn(&Turn) -> f64| {
             let what = format!("    {what}, {name} : {other}");
-            table.compare(&what, &samples(own, of), &samples(turns, of), unit, aim);
+            table.compare(&what, &samples(own, of), &samples(turns, of), unit, None);
         };
-        line("the same", samples::CORE_MILLIS, None, &Turn::total);
-        line("of it, stellage", samples::CORE_MILLIS, None, &|turn| turn.own);
+        line("the same", samples::CORE_MILLIS, &Turn::total);
+        line("of it, stellage", samples::CORE_MILLIS, &|turn| turn.own);
         for (position, server) in SERVERS.iter().enumerate() {
-            line(&format!("of it, {server}"), samples::CORE_MILLIS, None, &|turn| {
+            line(&format!("of it, {server}"), samples::CORE_MILLIS, &|turn| {
                 turn.servers[position]
             });
         }
-        let faster = (*other == BASELINE).then_some(Aim::AtLeast(2.5));
-        line("transitions/s", samples::PER_SECOND, faster, &|turn| turn.rate);
-        line("writes of instances a transition", samples::EACH, None, &|turn| {
+        line("transitions/s", samples::PER_SECOND, &|turn| turn.rate);
+        line("writes of instances a transition", samples::EACH, &|turn| {
             turn.writes
         });
         // Without Events there is no ratio.
@@ -396,14 +395,11 @@ fn report(table: &mut Table, sides: &[(&str, &[Turn])], what: &str, aim: Option<
             line(
                 "writes of Kubernetes Events a transition",
                 samples::EACH,
-                None,
                 &|turn| turn.events,
             );
         }
-        line("writes of etcd a transition", samples::EACH, None, &|turn| {
-            turn.stored
-        });
-        line("lists of webhooks a transition", samples::EACH, None, &|turn| {
+        line("writes of etcd a transition", samples::EACH, &|turn| turn.stored);
+        line("lists of webhooks a transition", samples::EACH, &|turn| {
             turn.lists
         });
     }

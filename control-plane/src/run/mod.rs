@@ -77,12 +77,13 @@ async fn start(
 ) -> Result<Session, Failure> {
     let started = Instant::now();
     let step = |text: &str| say(&format!("[{:4.1} s] {text}", started.elapsed().as_secs_f32()));
-    step("Starting etcd, kube-apiserver and kube-controller-manager");
+    step("Starting etcd and kube-apiserver");
     let plane = ControlPlane::options()
         .assets(assets)
         .folder(folder.path())
         .remove(folder.disposable())
         .lock(lock)
+        .without_controller_manager()
         .start()
         .await?;
     folder.write_pids(&plane)?;
@@ -93,6 +94,9 @@ async fn start(
     };
     step("Installing the CRDs, the policies and the operator's rights");
     product.install(checkout).await?;
+    step("Starting kube-controller-manager");
+    plane.start_controller_manager()?;
+    folder.write_pids(&plane)?;
     step("Starting stellage");
     let (stellage_run, urls) = product.serve(settings).await?;
     step("Creating the account demo and an API key");

@@ -204,6 +204,7 @@ fn progress(instance: &Instance) -> Progress {
         instance,
         status.observed_generation,
         &status.conditions,
+        READY,
         is_stalled,
     )
 }

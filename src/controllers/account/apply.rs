@@ -389,7 +389,7 @@ impl Work<'_> {
             Some(is) if children::quota_matches(&is, &wanted, &limits) => {
                 let now = self.shared.deps.clock.now();
                 if children::quota_is_stuck(&is, &limits, now) {
-                    tracing::info!(
+                    tracing::debug!(
                         namespace = self.namespace,
                         "recreating a quota that Kubernetes has never counted"
                     );
@@ -450,6 +450,9 @@ impl Work<'_> {
                 self.recreate_quota(quotas, &wanted).await?;
             }
             None => {
+                tracing::info!(
+                    "waiting for Kubernetes to count the kinds, which takes up to 40 s after the CRDs were installed"
+                );
                 self.apply(quotas, &wanted, "create the probe quota").await?;
             }
         }

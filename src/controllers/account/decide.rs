@@ -306,7 +306,7 @@ impl Outcome {
             Self::QuotaPending { adopted } => Summary {
                 ready: false,
                 reason: "QuotaPending",
-                message: "waiting for Kubernetes to compute the quota; until then it refuses to create instances and webhooks"
+                message: "waiting for Kubernetes to count the quota, which takes a second, or up to 40 s after the CRDs were installed; until then it refuses to create instances and webhooks"
                     .to_owned(),
                 next: Next::Works,
                 owned: Some(*adopted),

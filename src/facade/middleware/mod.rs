@@ -413,15 +413,9 @@ fn finish(response: &mut Response, request_id: &HeaderValue) {
 }
 
 fn add_rate_limit(headers: &mut HeaderMap, allowance: &Allowance) {
-    headers.insert(&RATE_LIMIT_LIMIT, number(allowance.limit.into()));
-    headers.insert(&RATE_LIMIT_REMAINING, number(allowance.remaining.into()));
-    headers.insert(&RATE_LIMIT_RESET, number(allowance.reset));
-}
-
-/// A number as a header value. The library's conversion allocates twice.
-fn number(number: u64) -> HeaderValue {
-    let mut digits = itoa::Buffer::new();
-    HeaderValue::from_str(digits.format(number)).unwrap_or(HeaderValue::from_static("0"))
+    headers.insert(&RATE_LIMIT_LIMIT, allowance.limit.into());
+    headers.insert(&RATE_LIMIT_REMAINING, allowance.remaining.into());
+    headers.insert(&RATE_LIMIT_RESET, allowance.reset.into());
 }
 
 /// The client's request id if it is short and visible ASCII, otherwise a random one.
