@@ -59,7 +59,6 @@ mod facade;
 mod imports;
 mod instances;
 mod invoices;
-mod key_copies;
 mod kinds;
 mod leader;
 mod mail;

@@ -112,7 +112,6 @@ struct Created<'a> {
 }
 
 /// The JSON form of a key in a list.
-#[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON form")]
 #[derive(Serialize)]
 struct Listed {
     name: String,
@@ -123,26 +122,16 @@ struct Listed {
     expired: bool,
     /// The latest day, in UTC, on which it was used.
     last_used_on: Option<Date>,
-    /// The digest covers the key alone, so that the key should be replaced.
-    outdated: bool,
-    /// Made for a former owner of the namespace; does not work.
-    former: bool,
-    /// A copy of the digest of another account's key; does not work.
-    copy: bool,
     created_at: Option<Timestamp>,
 }
 
 impl Listed {
     fn of(key: ApiKey, owner: Option<&Account>, now: Timestamp) -> Self {
-        let created_at = origin::created_at(&key.metadata);
         Self {
             account: owner.and_then(|owner| owner.metadata.name.clone()),
             expired: key.is_expired(now),
             last_used_on: key.last_used_on(),
-            outdated: key.is_outdated(),
-            former: owner.is_some_and(|owner| created_at.is_some_and(|at| at < owner.owner_since())),
-            copy: key.spec.is_copy,
-            created_at,
+            created_at: origin::created_at(&key.metadata),
             name: key.name_any(),
             scope: key.spec.scope,
             ends_in: key.spec.last_characters,
@@ -150,25 +139,11 @@ impl Listed {
         }
     }
 
-    /// Why it does not work, or should not be used.
-    const fn note(&self) -> Option<&'static str> {
-        if self.former {
-            Some("former account")
-        } else if self.copy {
-            Some("copy")
-        } else if self.outdated {
-            Some("outdated")
-        } else {
-            None
-        }
-    }
-
     /// The cells of its row.
-    fn row(self, now: Timestamp) -> [String; 8] {
+    fn row(self, now: Timestamp) -> [String; 7] {
         let none = || "-".to_owned();
         // Objects made by hand may have any characters here.
         let ends_in = |end: String| format!("…{}", end.replace(|c: char| !c.is_ascii_graphic(), "?"));
-        let remark = self.note().map_or_else(none, ToOwned::to_owned);
         [
             self.name,
             self.account.unwrap_or_else(none),
@@ -183,7 +158,6 @@ impl Listed {
                 .map_or_else(|| "never".to_owned(), |day| day.to_string()),
             self.created_at
                 .map_or_else(none, |since| duration::age(since, now)),
-            remark,
         ]
     }
 }
@@ -281,11 +255,6 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
         ));
         return Ok(());
     }
-    let (former, copy) = (
-        keys.iter().any(|key| key.former),
-        keys.iter().any(|key| key.copy && !key.former),
-    );
-    let outdated = keys.iter().any(|key| key.outdated && !key.former && !key.copy);
     let rows: Vec<_> = keys.into_iter().map(|key| key.row(now)).collect();
     output::line(&output::table(
         &[
@@ -296,22 +265,9 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
             "EXPIRES",
             "LAST-USED",
             "AGE",
-            "NOTE",
         ],
         &rows,
     ));
-    if outdated {
-        output::note(&format!(
-            "Outdated keys work, but their digest would, too, in any other namespace. Replace each: `{stellage} key create`, switch over, `{stellage} key revoke`.",
-            stellage = program()
-        ));
-    }
-    if copy {
-        output::note("Copies have the digest of another account's older key. They do not work. Revoke them.");
-    }
-    if former {
-        output::note("Keys of a former account of the namespace do not work. Revoke them.");
-    }
     Ok(())
 }
 
@@ -387,29 +343,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_marks_outdated_keys_and_those_of_a_former_account_and_prints_no_control_characters() {
+    fn a_list_prints_no_control_characters() {
         let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
-        let owner: Account = serde_json::from_value(json!({
-            "metadata": { "name": "ada", "creationTimestamp": "2026-11-20T10:00:00Z" },
-            "spec": { "email": "ada@example.com" },
+        let key: ApiKey = serde_json::from_value(json!({
+            "metadata": { "name": "key", "namespace": "ada" },
+            "spec": { "sha256": "", "lastCharacters": "\u{1b}[\nx" },
         }))
         .unwrap();
-        let row_of = |created: &str, digest_of: Option<&str>, is_copy: bool| {
-            let key: ApiKey = serde_json::from_value(json!({
-                "metadata": { "name": "key", "namespace": "ada", "creationTimestamp": created },
-                "spec": { "sha256": "", "digestOf": digest_of, "isCopy": is_copy, "lastCharacters": "\u{1b}[\nx" },
-            }))
-            .unwrap();
-            Listed::of(key, Some(&owner), now).row(now)
-        };
-        let row = |created, digest_of| row_of(created, digest_of, false);
-        let [.., note] = row_of("2026-11-20T10:00:00Z", None, true);
-        assert_eq!(note, "copy");
-        let [.., note] = row("2026-11-20T10:00:00Z", Some("AccountAndKey"));
-        assert_eq!(note, "-");
-        let [.., ends_in, _, _, _, note] = row("2026-11-20T10:00:00Z", None);
-        assert_eq!((ends_in.as_str(), note.as_str()), ("…?[?x", "outdated"));
-        let [.., note] = row("2026-11-20T09:59:59Z", Some("AccountAndKey"));
-        assert_eq!(note, "former account");
+        let [.., ends_in, _, _, _] = Listed::of(key, None, now).row(now);
+        assert_eq!(ends_in, "…?[?x");
     }
 }

@@ -20,11 +20,7 @@ use super::{
     store::{contended, pause},
 };
 use crate::{
-    resources::{
-        ApiKey, ApiKeySpec, KeyScope,
-        api_key::{self, DigestOf},
-        ids,
-    },
+    resources::{ApiKey, ApiKeySpec, KeyScope, api_key, ids},
     runtime::{client::CallError, watch::revision},
 };
 
@@ -46,8 +42,6 @@ pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>
     let key = api_key::random_key(account_uid);
     let spec = ApiKeySpec {
         sha256: hex::encode(api_key::digest(account_uid, &key)),
-        digest_of: Some(DigestOf::AccountAndKey),
-        is_copy: false,
         scope,
         expires_at,
         last_characters: Some(key[key.len() - 4..].to_owned()),
