@@ -163,14 +163,9 @@ impl Service {
         let mut all = Vec::new();
         loop {
             let _turn = reading.turn().await?;
-            let listed = {
+            let list = {
                 let _permit = self.calls.permit(&tenant.namespace).await?;
-                bounded(api.list(&parameters)).await
-            };
-            let list = match listed {
-                // An upgrade has not installed the kind yet.
-                Err(error) if error.is_not_found() => return Ok(all),
-                listed => listed?,
+                bounded(api.list(&parameters)).await?
             };
             let of_account = list
                 .items
