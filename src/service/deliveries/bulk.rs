@@ -8,7 +8,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{DEADLINE, MAX_ATTEMPTS, WORD, When, selection::Selection, send_now, too_slow};
+use super::{DEADLINE, WORD, When, selection::Selection, send_now, too_slow};
 use crate::{
     resources::{
         Delivery, DeliveryPhase, Webhook, delivery, delivery::FINISHED_LABEL,
@@ -22,7 +22,7 @@ use crate::{
         idempotency::IdempotentRequest,
         index::Object as _,
         precondition::Precondition,
-        store::{Verdict, contended, pause},
+        store::{MAX_ATTEMPTS, Verdict, contended, pause},
         webhooks::{IndexedWebhook, not_active},
     },
 };
