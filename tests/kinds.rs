@@ -255,7 +255,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
     support::kubectl(plane, &["create", "namespace", "kinds-round-trip"], None).unwrap();
     let key = json!({
         "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "whole" },
-        "spec": { "sha256": "0".repeat(64), "digestOf": "AccountAndKey", "scope": "read", "expiresAt": "2027-01-31T00:00:00Z", "lastCharacters": "abcd", "isCopy": true },
+        "spec": { "sha256": "0".repeat(64), "scope": "read", "expiresAt": "2027-01-31T00:00:00Z", "lastCharacters": "abcd" },
     });
     let account = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "kinds-whole" },
@@ -897,7 +897,7 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
     ];
     let whole_key = json!({
         "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "whole" },
-        "spec": { "sha256": "0".repeat(64), "digestOf": "AccountAndKey", "scope": "read", "lastCharacters": "abcd" },
+        "spec": { "sha256": "0".repeat(64), "scope": "read", "lastCharacters": "abcd" },
     });
     let mut backup = whole_backup();
     for set_by_operator in ["scheduledFor", "retry"] {

@@ -18,7 +18,6 @@ use kube::{
 };
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 use stellage::{
     resources::{
         Account, ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook,
@@ -31,15 +30,6 @@ use crate::{
     support::{self, PATIENCE, Tenant, eventually, stellage},
     webhooks::SECRET,
 };
-
-/// An ApiKey made by hand, as before the digest covered the account.
-pub fn by_hand(name: &str, text: &str) -> ApiKey {
-    serde_json::from_value(json!({
-        "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": name },
-        "spec": { "sha256": hex::encode(Sha256::digest(text)), "scope": "write", "lastCharacters": &text[text.len() - 4..] },
-    }))
-    .unwrap()
-}
 
 /// The status of a request with this key.
 async fn ask(text: &str) -> StatusCode {
@@ -55,21 +45,14 @@ async fn ask(text: &str) -> StatusCode {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_made_by_hand_from_its_own_digest_works() {
-    let tenant = Tenant::new("keys-outdated").await;
-    let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), "keys-outdated");
-    let text = "made-by-hand-0123456789";
-    keys.create(&PostParams::default(), &by_hand("old", text))
-        .await
-        .unwrap();
-    eventually(
-        "the key to work",
-        async || ask(text).await,
-        |status| *status == StatusCode::OK,
-    )
-    .await;
+async fn an_api_key_that_would_break_the_list_of_keys_or_the_terminal_is_refused() {
+    let tenant = Tenant::new("keys-refused").await;
     let plane = support::shared().await.plane;
-    // Anything that would break the list or the terminal is refused.
+    let manifest = |field: &str, value: &str| {
+        let mut object = json!(ApiKey::new("key", new_key("uid", KeyScope::Write, None).1));
+        object["spec"][field] = json!(value);
+        object.to_string()
+    };
     for (field, value, why) in [
         ("expiresAt", "2027-02-30T00:00:00Z", "a day that exists"),
         ("expiresAt", "2027-02-29T00:00:00Z", "a day that exists"),
@@ -77,13 +60,10 @@ async fn a_key_made_by_hand_from_its_own_digest_works() {
         ("expiresAt", "2027-02-28", "RFC 3339"),
         ("lastCharacters", "\u{1b}[2J", "visible ASCII"),
     ] {
-        let mut object = serde_json::to_value(by_hand("bad", text)).unwrap();
-        object["spec"][field] = json!(value);
-        let manifest = object.to_string();
         let refused = support::kubectl(
             plane,
-            &["-n", "keys-outdated", "create", "-f", "-"],
-            Some(&manifest),
+            &["-n", &tenant.namespace, "create", "-f", "-"],
+            Some(&manifest(field, value)),
         );
         let refused = refused.unwrap_err();
         assert!(
@@ -92,10 +72,8 @@ async fn a_key_made_by_hand_from_its_own_digest_works() {
         );
     }
     for fine in ["2028-02-29T00:00:00Z", "2027-12-31T23:59:59+14:00"] {
-        let mut object = serde_json::to_value(by_hand("fine", text)).unwrap();
-        object["spec"]["expiresAt"] = json!(fine);
-        let arguments = ["-n", "keys-outdated", "create", "--dry-run=server", "-f", "-"];
-        support::kubectl(plane, &arguments, Some(&object.to_string())).unwrap();
+        let arguments = ["-n", &tenant.namespace, "create", "--dry-run=server", "-f", "-"];
+        support::kubectl(plane, &arguments, Some(&manifest("expiresAt", fine))).unwrap();
     }
 }
 
@@ -121,7 +99,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         .await
         .unwrap();
     let keys: Api<ApiKey> = Api::namespaced(admin.clone(), "left-by-others");
-    let text = "left-by-a-former-account";
+    let (text, left_key) = new_key("of-the-former-account", KeyScope::Write, None);
     let webhook: Webhook = serde_json::from_value(json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "wh-abcdefgh01234567" },
         "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
@@ -160,7 +138,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         .collect::<Vec<_>>()
         .await;
     let key = keys
-        .create(&PostParams::default(), &by_hand("old", text))
+        .create(&PostParams::default(), &ApiKey::new("old", left_key))
         .await
         .unwrap();
     // Creation times are in whole seconds.
@@ -223,7 +201,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         |status| *status == StatusCode::OK,
     )
     .await;
-    assert_eq!(ask(text).await, StatusCode::UNAUTHORIZED);
+    assert_eq!(ask(&text).await, StatusCode::UNAUTHORIZED);
     let url = &support::shared().await.operator.url;
     let call = async |method: Method, path: &str, body: Value| {
         let request =
@@ -360,7 +338,7 @@ async fn nobody_takes_its_deliveries_away_from_a_webhook() {
 }
 
 /// A user who may do everything in one namespace.
-pub async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
+async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
     let plane = support::shared().await.plane;
     let binding: RoleBinding = serde_json::from_value(json!({
         "metadata": { "name": user },
@@ -569,7 +547,7 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
     };
     let whole = named("hook", "hook", "stellage.dev/v1", "hook");
     deliveries.create(&tried, &whole).await.unwrap();
-    // An object of an earlier version can still be changed.
+    // What the operator has written can be changed, whatever it names.
     let operator = support::as_operator(support::shared().await.plane).await;
     let operators: Api<Delivery> = Api::namespaced(operator, &tenant.namespace);
     let owner = tenant.webhooks().get("hook").await.unwrap().owner_ref(&());

@@ -7,13 +7,11 @@
 //! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
 //! - [`monitoring`]: samples the usage of servers;
 //! - [`webhook`]: delivers these events, and keeps the records;
-//! - [`key_copies`]: marks `ApiKeys` that have the digest of another account's key.
 
 pub mod account;
 pub mod backup;
 pub mod instance;
 pub mod invoice;
-pub mod key_copies;
 pub mod ledger;
 pub mod monitoring;
 #[cfg(test)]

@@ -39,16 +39,6 @@ pub enum KeyScope {
     Write,
 }
 
-/// What the digest of a key is computed from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, schemars::JsonSchema)]
-pub enum DigestOf {
-    /// The key alone, as Stellage did at first. A copy of such a digest in another account's namespace is marked by the operator.
-    #[default]
-    Key,
-    /// The Account's UID and the key.
-    AccountAndKey,
-}
-
 /// A REST key of the account whose namespace it is in. Deleting it revokes the key within a second.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[kube(
@@ -69,30 +59,15 @@ pub enum DigestOf {
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("(has(self.digestOf) ? self.digestOf : 'Key') == (has(oldSelf.digestOf) ? oldSelf.digestOf : 'Key')")
-    .message("digestOf is immutable: delete this ApiKey and create another"))]
-#[x_kube(validation = Rule::new("!has(oldSelf.isCopy) || !oldSelf.isCopy || (has(self.isCopy) && self.isCopy)")
-    .message("isCopy cannot be taken back: delete this ApiKey and create another"))]
 pub struct ApiKeySpec {
-    /// SHA-256 of what `digestOf` names, as 64 lower-case hexadecimal digits. Immutable. `AccountAndKey`: of the bytes of the
-    /// Account's `metadata.uid`, one line feed (0x0A), and the key as it stands after `Bearer `. Such a key is `stl_`, the 16
-    /// characters after `usr_` in the Account's `status.id`, and 43 random letters and digits; in any other account the digest
-    /// is worth nothing. `Key`: of the key alone, which may be any text.
+    /// SHA-256, as 64 lower-case hexadecimal digits, of the bytes of the Account's UID, one line feed (0x0A), and the key as it
+    /// stands after `Bearer `. The UID is that in the Account's annotation `stellage.dev/origin`, or else its `metadata.uid`. The key
+    /// is `stl_`, the 16 characters after `usr_` in the Account's `status.id`, and 43 random letters and digits. In any other
+    /// account the digest is worth nothing. Immutable.
     #[x_kube(validation = Rule::new("self.matches('^[0-9a-f]{64}$')").message("must be the SHA-256 of the key as 64 lower-case hexadecimal digits; `stellage key create` creates one"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: delete this ApiKey and create another"))]
     #[schemars(length(max = 64))]
     pub sha256: String,
-
-    /// What `sha256` is the digest of: `AccountAndKey`, or (by default) `Key`, which is outdated: replace such a key with one
-    /// from `stellage key create`. Immutable.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest_of: Option<DigestOf>,
-
-    /// Set by the operator if an older ApiKey in another namespace has the same `sha256`, and `digestOf` is `Key`: whoever copied
-    /// that digest need not know the key. Such an ApiKey never works, also after the older one was deleted. It cannot be taken
-    /// back.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_copy: bool,
 
     /// `read` or `write`.
     #[serde(default)]
@@ -188,6 +163,13 @@ pub fn random_key(account_uid: &str) -> String {
     format!("{PREFIX}{}{secret}", ids::suffix_of_account(&account))
 }
 
+/// A key of the Account with this UID that is not random.
+#[cfg(test)]
+pub fn test_key(account_uid: &str, secret: &str) -> String {
+    let account = ids::account_id(account_uid);
+    format!("{PREFIX}{}{secret:0>RANDOM$}", ids::suffix_of_account(&account))
+}
+
 impl ApiKey {
     /// Whether the key has expired at `now`.
     pub fn is_expired(&self, now: Timestamp) -> bool {
@@ -203,10 +185,5 @@ impl ApiKey {
     pub fn is_sign_in(&self) -> bool {
         let labels = self.metadata.labels.as_ref();
         labels.is_some_and(|labels| labels.contains_key(SIGN_IN_LABEL))
-    }
-
-    /// Whether the digest covers the key alone, so that the key should be replaced.
-    pub fn is_outdated(&self) -> bool {
-        self.spec.digest_of.unwrap_or_default() == DigestOf::Key
     }
 }

@@ -15,7 +15,6 @@ use crate::{
         backup::{self, BackupController, BackupIndex, Restores},
         instance::InstanceController,
         invoice::{self, InvoiceController},
-        key_copies,
         ledger::Ledger,
         monitoring::MonitoringController,
         webhook::{self, WebhookController},
@@ -504,7 +503,6 @@ impl<'a> Controllers<'a> {
                 self.accounts.run(accounts, &self.watches, term.clone()),
                 controller.run(self.queue, instances, term.clone()),
                 backup_controller.run(self.backup_queue, backups, term.clone()),
-                key_copies::run(client, term.clone()),
                 monitoring.run(term.clone()),
             )
         };

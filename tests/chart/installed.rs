@@ -463,12 +463,6 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
     ),
     (
         "stellage-controller",
-        "apikeys",
-        "patch",
-        "copies of outdated keys",
-    ),
-    (
-        "stellage-controller",
         "secrets",
         "patch",
         "previous secrets whose overlap is over, after a day",

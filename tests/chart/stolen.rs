@@ -127,7 +127,7 @@ fn quota(namespace: &str, name: &str) -> Value {
 fn key(namespace: &str, scope: &str) -> Value {
     json!({
         "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "mine", "namespace": namespace },
-        "spec": { "sha256": "0".repeat(64), "scope": scope, "lastCharacters": "0000", "digestOf": "AccountAndKey" },
+        "spec": { "sha256": "0".repeat(64), "scope": scope, "lastCharacters": "0000" },
     })
 }
 
@@ -420,13 +420,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     );
     let write = json!({ "spec": { "scope": "write" } });
     let refused = patch(&keys, "mine", write).await.unwrap_err();
-    assert!(
-        refused.contains("nothing of an ApiKey but spec.isCopy"),
-        "{refused}"
-    );
-    patch(&keys, "mine", json!({ "spec": { "isCopy": true } }))
-        .await
-        .unwrap();
+    assert!(refused.contains("cannot patch resource \"apikeys\""), "{refused}");
     let used = Patch::Merge(json!({ "status": { "lastUsedOn": "2026-11-23" } }));
     let refused = keys.patch_status("mine", &PatchParams::default(), &used).await;
     let refused = refused.unwrap_err().to_string();
@@ -536,9 +530,12 @@ async fn with_the_facades_token_no_other_status_than_a_keys_and_no_account_role_
         "{refused}"
     );
     create(&key("owned", "write")).unwrap();
+    let keys: Api<ApiKey> = Api::namespaced(client_of(&thief.kubeconfig).await, "owned");
+    let read = json!({ "spec": { "scope": "read" } });
+    let refused = patch(&keys, "mine", read).await.unwrap_err();
+    assert!(refused.contains("never changes the spec"), "{refused}");
     // The day of a key's last use, which is never set back; nothing else of the key can be changed in this
     // way.
-    let keys: Api<ApiKey> = Api::namespaced(client_of(&thief.kubeconfig).await, "owned");
     let made = keys.get("mine").await.unwrap();
     let params = PatchParams::default();
     let used = json!({ "spec": { "sha256": "1".repeat(64) }, "status": { "lastUsedOn": "2026-11-23" } });

@@ -82,10 +82,10 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["invoicepages"]
   verbs: ["list", "create", "update", "delete"]
-# The controller deletes the keys of a deleted account, and marks copies of other accounts' digests.
+# The controller deletes the keys of a deleted account.
 - apiGroups: ["stellage.dev"]
   resources: ["apikeys"]
-  verbs: ["list", "patch", "delete"]
+  verbs: ["list", "delete"]
 # The controller creates and labels the namespace of an account, and deletes it if it created it. RBAC cannot be limited by label; the
 # admission policy operator-namespaces.stellage.dev keeps it to those, and away from kube-* and its own.
 - apiGroups: [""]

@@ -443,6 +443,7 @@ mod tests {
     use super::*;
     use crate::{
         facade::{Facade, openapi},
+        resources::api_key::{self, test_key},
         runtime::{client::answered_by, watch::Change},
         service::{Service, deliveries::pending_delivery},
     };
@@ -464,7 +465,7 @@ mod tests {
             }] },
         }))]));
         let key = |text: &str| {
-            let digest = hex::encode(<sha2::Sha256 as sha2::Digest>::digest(text));
+            let digest = hex::encode(api_key::digest("a", &test_key("a", text)));
             let object = json!({
                 "metadata": { "name": text, "namespace": "demo", "uid": text }, "spec": { "sha256": digest, "scope": text },
             });
@@ -495,7 +496,7 @@ mod tests {
     async fn ask(facade: &Facade, method: &str, path: &str, key: Option<&str>) -> (u16, HeaderMap, Value) {
         let mut request = Request::builder().method(method).uri(path);
         if let Some(key) = key {
-            request = request.header("authorization", format!("Bearer {key}"));
+            request = request.header("authorization", format!("Bearer {}", test_key("a", key)));
         }
         let response = facade.answer(request.body(Body::empty()).unwrap()).await;
         let (head, body) = response.into_parts();
@@ -581,7 +582,10 @@ mod tests {
         assert!(!is_used("read") && !is_used("write"));
         let refused = ask(&facade, "POST", "/v1/instances", Some("read")).await;
         assert_eq!((refused.0, is_used("read"), is_used("write")), (403, true, false));
-        let write = credentials.authenticate("write", Timestamp::now).ok().unwrap();
+        let write = credentials
+            .authenticate(&test_key("a", "write"), Timestamp::now)
+            .ok()
+            .unwrap();
         let request = Request::get("/v1/plans").body(Body::empty()).unwrap();
         facade.answer_as(write, request).await;
         assert!(is_used("write"));
@@ -641,10 +645,12 @@ mod tests {
             mounted: None,
         };
         for _ in 0..PER_ACCOUNT {
-            let request = Request::post(path).header("authorization", "Bearer write");
+            let request =
+                Request::post(path).header("authorization", format!("Bearer {}", test_key("a", "write")));
             drop(facade.answer(request.body(Body::empty()).unwrap()));
         }
-        let request = Request::post(path).header("authorization", "Bearer write");
+        let request =
+            Request::post(path).header("authorization", format!("Bearer {}", test_key("a", "write")));
         let never = Body::from_stream(futures::stream::pending::<Result<bytes::Bytes, Infallible>>());
         let refused = facade.answer(request.body(never).unwrap());
         let refused = tokio::time::timeout(Duration::from_secs(10), refused)
@@ -736,7 +742,10 @@ mod tests {
         }
         let before = left(&facade).await;
         let credentials = facade.app.service.credentials();
-        let write = credentials.authenticate("write", Timestamp::now).ok().unwrap();
+        let write = credentials
+            .authenticate(&test_key("a", "write"), Timestamp::now)
+            .ok()
+            .unwrap();
         let in_console = async || -> u32 {
             let request = Request::get("/v1/events").body(Body::empty()).unwrap();
             let answer = facade.answer_as(write.clone(), request).await;

@@ -475,7 +475,7 @@ mod tests {
     use governor::clock::FakeRelativeClock;
 
     use super::*;
-    use crate::service::credentials::Credentials;
+    use crate::{resources::api_key, service::credentials::Credentials};
 
     fn limit(requests: u32) -> NonZeroU32 {
         NonZeroU32::new(requests).unwrap()
@@ -534,8 +534,12 @@ mod tests {
         Arc::new(serde_json::from_value(account).unwrap())
     }
 
+    fn text(number: usize) -> String {
+        api_key::test_key("account-uid", &number.to_string())
+    }
+
     fn key(number: usize) -> Arc<ApiKey> {
-        let digest = hex::encode(<sha2::Sha256 as sha2::Digest>::digest(number.to_string()));
+        let digest = hex::encode(api_key::digest("account-uid", &text(number)));
         let key = serde_json::json!({
             "metadata": { "name": format!("key-{number}"), "namespace": "demo", "uid": format!("key-uid-{number}") },
             "spec": { "sha256": digest },
@@ -554,7 +558,7 @@ mod tests {
     }
 
     fn spend(credentials: &Credentials, limits: &RateLimits, number: usize) -> Allowance {
-        let credential = credentials.authenticate(&number.to_string(), jiff::Timestamp::now);
+        let credential = credentials.authenticate(&text(number), jiff::Timestamp::now);
         limits.spend(&credential.ok().unwrap())
     }
 
@@ -602,7 +606,10 @@ mod tests {
     #[test]
     fn what_is_charged_besides_counts_for_the_key_and_the_account_and_is_told_to_other_replicas() {
         let (credentials, limits) = twelve_keys(100);
-        let credential = credentials.authenticate("0", jiff::Timestamp::now).ok().unwrap();
+        let credential = credentials
+            .authenticate(&text(0), jiff::Timestamp::now)
+            .ok()
+            .unwrap();
         spend(&credentials, &limits, 0);
         limits.charge(&credential, 29);
         assert_eq!(spend(&credentials, &limits, 0).remaining, 69);

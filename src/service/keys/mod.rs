@@ -17,19 +17,13 @@ use super::{
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::Object as _,
     precondition::Precondition,
-    store::{contended, pause},
+    store::{MAX_ATTEMPTS, contended, pause},
 };
 use crate::{
-    resources::{
-        ApiKey, ApiKeySpec, KeyScope,
-        api_key::{self, DigestOf},
-        ids,
-    },
+    resources::{ApiKey, ApiKeySpec, KeyScope, api_key, ids},
     runtime::{client::CallError, watch::revision},
 };
 
-/// Attempts to delete a key that others keep changing.
-const MAX_ATTEMPTS: u32 = 10;
 /// The name of the kind in messages.
 const WORD: &str = "API key";
 
@@ -46,8 +40,6 @@ pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>
     let key = api_key::random_key(account_uid);
     let spec = ApiKeySpec {
         sha256: hex::encode(api_key::digest(account_uid, &key)),
-        digest_of: Some(DigestOf::AccountAndKey),
-        is_copy: false,
         scope,
         expires_at,
         last_characters: Some(key[key.len() - 4..].to_owned()),
