@@ -36,20 +36,15 @@ use axum::{
 };
 use futures::FutureExt as _;
 use http::{Request, StatusCode};
-use kube::Client;
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
-pub use self::rate_limit::kept::KeptRateLimits;
-
 use self::{middleware::Writes, rate_limit::RateLimits, response::unreadable};
 use crate::{
-    resources::{Account, ApiKey},
     runtime::{
-        Clock, Metrics,
+        Metrics,
         http::{self as server, Limits, tls::Certificate},
-        watch::Listener,
     },
     service::{
         Service,
@@ -61,7 +56,7 @@ use crate::{
 /// State shared by the handlers.
 struct App {
     service: Arc<Service>,
-    rate_limits: Arc<RateLimits>,
+    rate_limits: RateLimits,
     renderings: Renderings,
     /// How long provisioning takes, in words.
     provisioning: String,
@@ -89,7 +84,7 @@ impl Facade {
     pub fn new(service: Arc<Service>, provisioning: Duration, metrics: &Metrics) -> Self {
         let app = Arc::new(App {
             service,
-            rate_limits: Arc::default(),
+            rate_limits: RateLimits::default(),
             renderings: Renderings::default(),
             provisioning: duration_in_words(provisioning),
             writing: TaskTracker::new(),
@@ -138,17 +133,6 @@ impl Facade {
             }
             _ => &self.router,
         }
-    }
-
-    /// The listeners to attach to the program's watches of keys and accounts.
-    pub fn listeners(&self) -> (Box<dyn Listener<ApiKey>>, Box<dyn Listener<Account>>) {
-        let limits = &self.app.rate_limits;
-        (limits.key_listener(), limits.account_listener())
-    }
-
-    /// The rate limits, kept across restarts in the operator's namespace.
-    pub fn kept_rate_limits(&self, client: Client, namespace: &str, clock: Arc<dyn Clock>) -> KeptRateLimits {
-        KeptRateLimits::new(self.app.rate_limits.clone(), client, namespace, clock)
     }
 
     /// Answers one request. One that may write runs to completion even if this future is dropped, because a write of two objects

@@ -87,12 +87,7 @@ impl Deref for Charged<'_> {
 
 impl Drop for Charged<'_> {
     fn drop(&mut self) {
-        let (limits, credential) = (&self.app.rate_limits, &self.caller.credential);
-        match self.cost.requests() {
-            0 => {}
-            requests if self.caller.reads_in_console => limits.charge_in_console(credential, requests),
-            requests => limits.charge(credential, requests),
-        }
+        self.app.rate_limits.charge(self.caller, self.cost.requests());
     }
 }
 
