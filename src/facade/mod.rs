@@ -46,18 +46,13 @@ use crate::{
         Metrics,
         http::{self as server, Limits, tls::Certificate},
     },
-    service::{
-        Service,
-        credentials::Credential,
-        instances::{Renderings, duration_in_words},
-    },
+    service::{Service, credentials::Credential, instances::duration_in_words},
 };
 
 /// State shared by the handlers.
 struct App {
     service: Arc<Service>,
     rate_limits: RateLimits,
-    renderings: Renderings,
     /// How long provisioning takes, in words.
     provisioning: String,
     /// Requests that may write. They run to completion even if their client hangs up.
@@ -85,7 +80,6 @@ impl Facade {
         let app = Arc::new(App {
             service,
             rate_limits: RateLimits::default(),
-            renderings: Renderings::default(),
             provisioning: duration_in_words(provisioning),
             writing: TaskTracker::new(),
             writes: Arc::default(),

@@ -15,7 +15,7 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use http::{StatusCode, header};
+use http::StatusCode;
 
 use self::{
     body::{ChangeInstance, CreateInstance},
@@ -80,14 +80,9 @@ pub async fn list(
     let (page, total) = app
         .service
         .list_instances(caller.namespace(), filter, paging.page, paging.limit);
-    let items: Vec<_> = page
-        .iter()
-        .map(|item| {
-            app.renderings
-                .list_item(item, |item| to_json(&ListItem::of(item)))
-        })
-        .collect();
-    response::page(&items, Pagination::new(paging.page, paging.limit, total))
+    let data: Vec<_> = page.iter().map(|item| ListItem::of(item)).collect();
+    let pagination = Pagination::new(paging.page, paging.limit, total);
+    response::json(StatusCode::OK, &List { data, pagination }, 8192)
 }
 
 /// Creates an instance
@@ -177,30 +172,13 @@ pub async fn detail(
 ) -> Result<Response, ApiError> {
     let include_metrics = parameters.include_metrics()?;
     let item = app.service.instance(caller.namespace(), id).await?;
-    if !include_metrics {
-        return Ok(plain_detail(&app, &item));
-    }
-    let usage = app.service.usage_of(&item).await;
-    let view = InstanceView::of(&item, Some(usage.into()));
+    let metrics = if include_metrics {
+        Some(app.service.usage_of(&item).await.into())
+    } else {
+        None
+    };
+    let view = InstanceView::of(&item, metrics);
     response::single(StatusCode::OK, &*item.instance, view, None)
-}
-
-/// The detail without metrics and message. It is serialized once per version, since waiting clients poll it.
-fn plain_detail(app: &App, item: &Arc<IndexedInstance>) -> Response {
-    let cached = app.renderings.detail(item, |item| {
-        to_json(&Single {
-            data: InstanceView::of(item, None),
-            message: None,
-        })
-    });
-    let mut response = response::rendered(StatusCode::OK, cached.body.clone());
-    let etag = response::tag(cached.tag.clone());
-    response.headers_mut().insert(header::ETAG, etag);
-    response
-}
-
-fn to_json(view: &impl serde::Serialize) -> Vec<u8> {
-    serde_json::to_vec(view).unwrap_or_default()
 }
 
 /// An answer with the detail of an instance.
