@@ -174,14 +174,12 @@ pub async fn serve(
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service.clone(), provisioning, &metrics);
-        let (used_keys, used_accounts) = facade.listeners();
-        on_accounts.extend([listeners.accounts, used_accounts]);
+        on_accounts.push(listeners.accounts);
         on_instances.push(listeners.instances);
         on_backups.push(listeners.backups);
         on_webhooks.push(listeners.webhooks);
-        watch_tenant_objects::<ApiKey>(&watches, vec![listeners.keys, used_keys]);
+        watch_tenant_objects::<ApiKey>(&watches, vec![listeners.keys]);
         tokio::spawn(key_use::record(&service, watches.shutdown.clone()));
-        let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
         let facade = with_console(facade, service, &settings, &common.namespace, &watches)?;
         let leaving = Arc::new(AtomicBool::new(false));
         let shutdown = after_load_balancers(&shutdown, settings.shutdown_delay(), &health, leaving.clone());
@@ -190,7 +188,8 @@ pub async fn serve(
         tasks.push((
             "the facade",
             tokio::spawn(async move {
-                kept.during(facade.serve(listener, limits, certificate, leaving, shutdown, grace))
+                facade
+                    .serve(listener, limits, certificate, leaving, shutdown, grace)
                     .await;
                 Ok(())
             }),

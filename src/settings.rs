@@ -32,7 +32,7 @@ const LEASE_SECONDS: RangeInclusive<i64> = 4..=600;
 /// Settings that the facade and the controllers share.
 #[derive(Args, Clone, Debug)]
 pub struct CommonSettings {
-    /// Namespace of the operator, which holds the Lease, the spent rate limits and the console's key; no Account may use it
+    /// Namespace of the operator, which holds the Lease, invoice numbers and the console's key; no Account may use it
     #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
     pub namespace: String,
 

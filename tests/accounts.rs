@@ -536,10 +536,6 @@ async fn the_operator_may_touch_secrets_and_create_keys_in_accounts_namespaces_a
     }
     assert!(may("create", "apikeys", "acc-rights"), "POST /v1/keys");
     for verb in ["get", "update"] {
-        assert!(
-            may(verb, "configmaps/stellage-rate-limits", "stellage-system"),
-            "{verb}"
-        );
         assert!(!may(verb, "configmaps/others", "stellage-system"), "{verb}");
         assert!(may(verb, "secrets/stellage-console", "stellage-system"), "{verb}");
         assert!(!may(verb, "secrets/others", "stellage-system"), "{verb}");

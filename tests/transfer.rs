@@ -28,7 +28,6 @@ use crate::{
         receivers::{Answer, Received, Receiver},
         stellage,
     },
-    upgrade::install_older_crds,
     webhooks::{ALL, body, phase_of},
 };
 

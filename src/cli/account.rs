@@ -295,7 +295,10 @@ async fn wait_for(
     patience: Duration,
 ) -> Result<Account, CliError> {
     let accounts = Api::all(cluster.client.clone());
-    wait::until_done(accounts, account, patience, |account| progress(account, condition)).await
+    wait::until_done(accounts, account, patience, |account| {
+        progress(account, condition)
+    })
+    .await
 }
 
 fn progress(account: &Account, condition: &str) -> Progress {

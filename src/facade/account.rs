@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::{
     App,
     extract::Caller,
+    openapi::examples,
     rate_limit,
     response::{
         self,
@@ -93,7 +94,7 @@ impl AccountView {
     }
 
     /// An example for the OpenAPI document.
-    pub(super) fn example() -> Self {
+    fn example() -> Self {
         let quota = |used, limit| QuotaView { used, limit };
         Self {
             id: "usr_7hz0c9k2m8x1ta4q".into(),
@@ -117,7 +118,7 @@ impl AccountView {
 /// The account that the API key belongs to: its e-mail address, quotas and rate limits.
 #[utoipa::path(
     get, path = "/v1/account", operation_id = "getAccount", tag = "account",
-    responses((status = 200, description = "The account", body = Single<AccountView>)),
+    responses((status = 200, description = "The account", body = Single<AccountView>, example = json!(examples::single(AccountView::example())))),
 )]
 pub async fn show(State(app): State<Arc<App>>, caller: Caller) -> Result<Response, ApiError> {
     let tenant = caller.tenant();

@@ -9,16 +9,23 @@ use utoipa::ToSchema;
 
 use super::{
     App,
-    extract::{Caller, query::Parameters},
+    extract::{
+        Caller,
+        query::{Paging, Parameters},
+    },
+    openapi::examples,
     response::{
         self,
         error::ApiError,
         view::{List, Pagination},
     },
 };
-use crate::resources::{
-    Plan,
-    money::{Cents, UnitPrice},
+use crate::{
+    catalogue::Prices,
+    resources::{
+        Plan,
+        money::{Cents, UnitPrice},
+    },
 };
 
 /// An amount of money.
@@ -111,12 +118,52 @@ pub struct ImageOffer<'a> {
     version: Option<&'a str>,
 }
 
+impl PlanOffer {
+    fn of(plan: Plan, prices: &Prices) -> Self {
+        let size = plan.size();
+        Self {
+            id: plan,
+            vcpu: size.vcpu,
+            memory: size.memory_gb,
+            disk_size: size.disk_gb,
+            price_monthly: Money::of(prices.monthly(plan), prices.currency.as_str()),
+            price_hourly: UnitMoney::of(prices.hourly(plan), prices.currency.as_str()),
+        }
+    }
+}
+
+impl<'a> RegionOffer<'a> {
+    fn of(region: &'a str) -> Self {
+        let mut parts = region.split('-');
+        Self {
+            id: region,
+            country: parts.next().unwrap_or_default(),
+            city: parts.next().unwrap_or_default(),
+        }
+    }
+}
+
+impl<'a> ImageOffer<'a> {
+    fn of(image: &'a str) -> Self {
+        let (distribution, version) = match image.split_once('-') {
+            Some((distribution, version)) => (distribution, Some(version)),
+            None => (image, None),
+        };
+        Self {
+            id: image,
+            distribution,
+            version,
+        }
+    }
+}
+
 /// Lists the plans
 ///
 /// Smallest first.
 #[utoipa::path(
     get, path = "/v1/plans", operation_id = "listPlans", tag = "catalogue",
-    responses((status = 200, description = "A page of plans", body = List<PlanOffer>)),
+    params(Paging),
+    responses((status = 200, description = "A page of plans", body = List<PlanOffer>, example = json!(examples::page(PlanOffer::of(Plan::Starter, &Prices::default()))))),
 )]
 pub async fn plans(
     State(app): State<Arc<App>>,
@@ -124,25 +171,16 @@ pub async fn plans(
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
     let catalogue = app.service.catalogue();
-    let prices = &catalogue.prices;
-    let item = |plan: &Plan| {
-        let size = plan.size();
-        PlanOffer {
-            id: *plan,
-            vcpu: size.vcpu,
-            memory: size.memory_gb,
-            disk_size: size.disk_gb,
-            price_monthly: Money::of(prices.monthly(*plan), prices.currency.as_str()),
-            price_hourly: UnitMoney::of(prices.hourly(*plan), prices.currency.as_str()),
-        }
-    };
-    page(&parameters, &Plan::ALL, item)
+    page(&parameters, &Plan::ALL, |plan| {
+        PlanOffer::of(*plan, &catalogue.prices)
+    })
 }
 
 /// Lists the regions
 #[utoipa::path(
     get, path = "/v1/regions", operation_id = "listRegions", tag = "catalogue",
-    responses((status = 200, description = "A page of regions", body = List<RegionOffer<'static>>)),
+    params(Paging),
+    responses((status = 200, description = "A page of regions", body = List<RegionOffer<'static>>, example = json!(examples::page(RegionOffer::of("fr-par-1"))))),
 )]
 pub async fn regions(
     State(app): State<Arc<App>>,
@@ -150,19 +188,15 @@ pub async fn regions(
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
     page(&parameters, &app.service.catalogue().regions, |region| {
-        let mut parts = region.split('-');
-        RegionOffer {
-            id: region,
-            country: parts.next().unwrap_or_default(),
-            city: parts.next().unwrap_or_default(),
-        }
+        RegionOffer::of(region)
     })
 }
 
 /// Lists the images
 #[utoipa::path(
     get, path = "/v1/images", operation_id = "listImages", tag = "catalogue",
-    responses((status = 200, description = "A page of images", body = List<ImageOffer<'static>>)),
+    params(Paging),
+    responses((status = 200, description = "A page of images", body = List<ImageOffer<'static>>, example = json!(examples::page(ImageOffer::of("debian-13"))))),
 )]
 pub async fn images(
     State(app): State<Arc<App>>,
@@ -170,15 +204,7 @@ pub async fn images(
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
     page(&parameters, &app.service.catalogue().images, |image| {
-        let (distribution, version) = match image.split_once('-') {
-            Some((distribution, version)) => (distribution, Some(version)),
-            None => (image.as_str(), None),
-        };
-        ImageOffer {
-            id: image,
-            distribution,
-            version,
-        }
+        ImageOffer::of(image)
     })
 }
 

@@ -10,17 +10,21 @@ use utoipa::ToSchema;
 
 use super::{
     App,
-    extract::{Caller, Charged, Target, query::Parameters},
+    extract::{
+        Caller, Charged, Target,
+        query::{Paging, Parameters},
+    },
+    openapi::examples,
     response::{
         self,
-        error::{ApiError, Detail},
+        error::{ApiError, Detail, ErrorAnswer},
         view::{List, Pagination, Single},
     },
 };
 use crate::{
     events::EventType,
     service::{
-        events::EventFilter,
+        events::{EventFilter, not_logged},
         id::{EventId, InstanceId, PublicId},
     },
 };
@@ -33,13 +37,7 @@ pub struct EventView {}
 /// The filter in the query; `None` if a value does not exist, so that nothing is selected. 422 if `since` is not a time.
 fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, ApiError> {
     let since = parameters.get("since").map(str::parse::<Timestamp>).transpose();
-    let since = since.map_err(|_| {
-        ApiError::invalid(vec![Detail::new(
-            "since",
-            "invalid_value",
-            "must be an RFC 3339 time such as 2026-11-21T10:00:00Z",
-        )])
-    })?;
+    let since = since.map_err(|_| wrong_since())?;
     let event_type = parameters.get("type").map(EventType::parse);
     let instance = parameters.get("instance_id").map(InstanceId::parse);
     let is_known = event_type != Some(None) && instance != Some(None);
@@ -48,6 +46,15 @@ fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, ApiError> {
         instance: instance.flatten(),
         since,
     }))
+}
+
+/// The refusal of a `since` that is not a time.
+fn wrong_since() -> ApiError {
+    ApiError::invalid(vec![Detail::new(
+        "since",
+        "invalid_value",
+        "must be an RFC 3339 time such as 2026-11-21T10:00:00Z",
+    )])
 }
 
 /// Lists the events of the account
@@ -65,13 +72,16 @@ fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, ApiError> {
     operation_id = "listEvents",
     tag = "events",
     params(
-        ("page" = Option<u64>, Query, description = "Number of the page, counted from 1. A page past the end is empty.", minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 1),
-        ("limit" = Option<u64>, Query, description = "Maximum number of events per page.", minimum = 1, maximum = 100, example = 20),
+        Paging,
         ("type" = Option<String>, Query, description = "Only events of this type.", example = "instance.created"),
         ("instance_id" = Option<String>, Query, description = "Only events about this instance, which may have been deleted.", example = "i-4q7hz0c9k2m8x1ta"),
         ("since" = Option<String>, Query, description = "Only events that happened at this RFC 3339 time or later.", example = "2026-11-21T10:00:00Z"),
     ),
-    responses((status = 200, description = "A page of events", body = List<EventView>)),
+    responses(
+        (status = 200, description = "A page of events", body = List<EventView>, example = json!(examples::page(examples::event()))),
+        (status = 404, description = "Not Found", body = ErrorAnswer, example = json!(examples::error(not_logged()))),
+        (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(wrong_since()))),
+    ),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -97,7 +107,8 @@ pub async fn list(
     path = "/v1/events/{id}",
     operation_id = "getEvent",
     tag = "events",
-    responses((status = 200, description = "The event", body = Single<EventView>)),
+    params(Target<EventId>),
+    responses((status = 200, description = "The event", body = Single<EventView>, headers(("ETag")), example = json!(examples::single(examples::event())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,

@@ -36,33 +36,23 @@ use axum::{
 };
 use futures::FutureExt as _;
 use http::{Request, StatusCode};
-use kube::Client;
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
-pub use self::rate_limit::kept::KeptRateLimits;
-
 use self::{middleware::Writes, rate_limit::RateLimits, response::unreadable};
 use crate::{
-    resources::{Account, ApiKey},
     runtime::{
-        Clock, Metrics,
+        Metrics,
         http::{self as server, Limits, tls::Certificate},
-        watch::Listener,
     },
-    service::{
-        Service,
-        credentials::Credential,
-        instances::{Renderings, duration_in_words},
-    },
+    service::{Service, credentials::Credential, instances::duration_in_words},
 };
 
 /// State shared by the handlers.
 struct App {
     service: Arc<Service>,
-    rate_limits: Arc<RateLimits>,
-    renderings: Renderings,
+    rate_limits: RateLimits,
     /// How long provisioning takes, in words.
     provisioning: String,
     /// Requests that may write. They run to completion even if their client hangs up.
@@ -89,8 +79,7 @@ impl Facade {
     pub fn new(service: Arc<Service>, provisioning: Duration, metrics: &Metrics) -> Self {
         let app = Arc::new(App {
             service,
-            rate_limits: Arc::default(),
-            renderings: Renderings::default(),
+            rate_limits: RateLimits::default(),
             provisioning: duration_in_words(provisioning),
             writing: TaskTracker::new(),
             writes: Arc::default(),
@@ -138,17 +127,6 @@ impl Facade {
             }
             _ => &self.router,
         }
-    }
-
-    /// The listeners to attach to the program's watches of keys and accounts.
-    pub fn listeners(&self) -> (Box<dyn Listener<ApiKey>>, Box<dyn Listener<Account>>) {
-        let limits = &self.app.rate_limits;
-        (limits.key_listener(), limits.account_listener())
-    }
-
-    /// The rate limits, kept across restarts in the operator's namespace.
-    pub fn kept_rate_limits(&self, client: Client, namespace: &str, clock: Arc<dyn Clock>) -> KeptRateLimits {
-        KeptRateLimits::new(self.app.rate_limits.clone(), client, namespace, clock)
     }
 
     /// Answers one request. One that may write runs to completion even if this future is dropped, because a write of two objects

@@ -24,6 +24,7 @@ use super::{times, traceparent};
     utoipa::ToSchema,
     clap::ValueEnum,
 )]
+#[schema(description = "Type of an event.")]
 pub enum EventType {
     /// An instance was created.
     #[serde(rename = "instance.created")]

@@ -13,6 +13,8 @@ use crate::resources::{Backup, Instance, Webhook, ids};
 pub trait PublicId: Copy + Debug + Display + Eq + Hash + Ord + Serialize + Send + Sync + 'static {
     /// The prefix of the id.
     const PREFIX: &'static str;
+    /// The name of the type, which is also that of its schema in the OpenAPI document.
+    const TYPE: &'static str;
 
     /// The id with this suffix of 16 characters from `[a-z0-9]`.
     fn of_suffix(suffix: &str) -> Option<Self> {
@@ -44,6 +46,7 @@ macro_rules! public_id {
 
         impl PublicId for $id {
             const PREFIX: &'static str = $prefix;
+            const TYPE: &'static str = stringify!($id);
 
             fn parse(text: &str) -> Option<Self> {
                 $name_of(text)?;

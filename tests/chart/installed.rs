@@ -353,7 +353,7 @@ async fn delete(cluster: &Cluster<'_>, account: &str) {
     eventually("the Account to be gone", found, Option::is_none).await;
 }
 
-/// What an account holder does with kubectl and a browser, the operator's part of a month's end, and a rate limit.
+/// What an account holder does with kubectl and a browser, and the operator's part of a month's end.
 async fn business(cluster: &Cluster<'_>, api: &Operator) {
     let tenant = &Tenant::on(cluster.plane, api, "business").await;
     let mine = tenant
@@ -376,27 +376,6 @@ async fn business(cluster: &Cluster<'_>, api: &Operator) {
     call(tenant, Method::GET, "/v1/invoices/current", Value::Null).await;
     Person::with_key(&api.url, &tenant.key).await;
 
-    let limited = Tenant::with(cluster.plane, api, "limited", |spec| {
-        spec.rate_limit_per_hour = Some(12);
-    })
-    .await;
-    call(&limited, Method::GET, "/v1/instances", Value::Null).await;
-    let limits = async || {
-        let limits = cluster
-            .api::<ConfigMap>()
-            .get_opt("stellage-rate-limits")
-            .await
-            .unwrap();
-        limits.and_then(|limits| limits.data).unwrap_or_default()
-    };
-    let before = eventually("what is spent to be stored", limits, |limits| !limits.is_empty()).await;
-    // Using a twelfth of the allowance is enough for a write.
-    call(&limited, Method::GET, "/v1/instances", Value::Null).await;
-    call(&limited, Method::GET, "/v1/instances", Value::Null).await;
-    eventually("what is spent to be stored again", limits, |limits| {
-        *limits != before
-    })
-    .await;
     tenant
         .instances()
         .delete("by-kubectl", &DeleteParams::default())

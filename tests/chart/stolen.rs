@@ -656,16 +656,8 @@ async fn with_the_facades_token_no_delivery_is_forged_or_settled_and_only_secret
     // What no policy can prevent: docs/operations.md warns about it.
     thief.may("-n owned get secret password");
 
-    // Of the ConfigMaps in the operator's namespace, only its own, which it creates once.
-    for name in [
-        "stellage-prices",
-        "stellage-invoice-numbers",
-        "stellage-catalogue",
-    ] {
-        thief.may_not_create(
-            &config_map(name),
-            "the facade creates only the ConfigMap stellage-rate-limits",
-        );
+    // ConfigMaps, which would decide prices, or the numbers of invoices.
+    for name in ["stellage-prices", "stellage-invoice-numbers"] {
+        thief.may_not_create(&config_map(name), "cannot create resource \"configmaps\"");
     }
-    thief.may_create(&config_map("stellage-rate-limits"));
 }

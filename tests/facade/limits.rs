@@ -1,9 +1,9 @@
-//! Rate limits: of all keys of an account together, and across restarts.
+//! The rate limit of all keys of an account together.
 
 use reqwest::{Method, StatusCode};
 
 use super::contract::code;
-use crate::support::{Answer, Operator, Tenant, eventually, new_key, shared};
+use crate::support::{Answer, Tenant, eventually, new_key, shared};
 
 /// A request that uses up only an allowance, once the key is known.
 async fn spend(tenant: &Tenant) -> Answer {
@@ -52,56 +52,4 @@ async fn all_keys_of_an_account_together_make_ten_times_the_requests_of_one() {
     assert_eq!(refused.header("ratelimit-limit"), "1");
     let wait: u64 = refused.header("retry-after").parse().unwrap();
     assert!((1..=360).contains(&wait), "{wait}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_key_has_spent_outlasts_a_restart() {
-    let plane = shared().await.plane;
-    let mut api = Operator::start(plane, &["api"]).await;
-    let mut tenant = Tenant::with(plane, &api, "limit-restart", |spec| {
-        spec.rate_limit_per_hour = Some(5);
-    })
-    .await;
-    for _ in 0..5 {
-        assert_eq!(spend(&tenant).await.status, 200);
-    }
-    assert_eq!(spend(&tenant).await.status, 429);
-    api.stop().await;
-
-    let mut api = Operator::start(plane, &["api"]).await;
-    tenant.url.clone_from(&api.url);
-    let refused = spend(&tenant).await;
-    assert_eq!(
-        (refused.status.as_u16(), code(&refused).as_str()),
-        (429, "rate_limit_exceeded")
-    );
-    api.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_key_has_spent_at_one_replica_is_spent_at_the_others_within_seconds() {
-    let plane = shared().await.plane;
-    let mut first = Operator::start(plane, &["api"]).await;
-    let mut second = Operator::start(plane, &["api"]).await;
-    let limit = 2000;
-    let mut tenant = Tenant::with(plane, &first, "limit-replicas", |spec| {
-        spec.rate_limit_per_hour = Some(limit);
-    })
-    .await;
-    while spend(&tenant).await.status == 200 {}
-    tenant.url.clone_from(&second.url);
-    let mut answered = 0;
-    eventually(
-        "the other replica to refuse it, too",
-        async || {
-            let answer = spend(&tenant).await;
-            answered += i32::from(answer.status == 200);
-            answer.status
-        },
-        |status| *status == StatusCode::TOO_MANY_REQUESTS,
-    )
-    .await;
-    assert!(answered < limit, "it has answered {answered} requests itself");
-    first.stop().await;
-    second.stop().await;
 }

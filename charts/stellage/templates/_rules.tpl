@@ -162,19 +162,6 @@ has both lists.
   verbs: ["create"]
 {{- end -}}
 
-{{- define "stellage.rules.rateLimits" -}}
-# The facade keeps what is spent of rate limits across restarts, in this one ConfigMap.
-- apiGroups: [""]
-  resources: ["configmaps"]
-  resourceNames: ["stellage-rate-limits"]
-  verbs: ["get", "update"]
-# A create cannot be limited to a name, which is not known when it is authorized; the admission policy operator-configmaps.stellage.dev
-# does that.
-- apiGroups: [""]
-  resources: ["configmaps"]
-  verbs: ["create"]
-{{- end -}}
-
 {{- define "stellage.rules.invoices" -}}
 # The controller keeps the numbers of invoices and the prices of the past in these two ConfigMaps.
 - apiGroups: [""]

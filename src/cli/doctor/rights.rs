@@ -207,7 +207,7 @@ mod tests {
                 false,
                 true,
             ),
-            ("update configmaps stellage-rate-limits in ops", true, false),
+            ("update configmaps stellage-prices in ops", false, true),
             ("watch instances.stellage.dev", true, true),
             ("update webhooks/status.stellage.dev", false, true),
         ] {

@@ -14,13 +14,9 @@ use crate::resources::{
 };
 
 /// Secrets and ConfigMaps in the operator's namespace that all replicas share: the key that seals sessions, the invoice
-/// numbers, former prices, and the used-up part of the rate limits.
+/// numbers, and former prices.
 pub(super) const SHARED_SECRETS: [&str; 1] = ["stellage-console"];
-pub(super) const SHARED_MAPS: [&str; 3] = [
-    "stellage-invoice-numbers",
-    "stellage-prices",
-    "stellage-rate-limits",
-];
+pub(super) const SHARED_MAPS: [&str; 2] = ["stellage-invoice-numbers", "stellage-prices"];
 
 /// A kind in this program's API group.
 pub(super) struct Kind {

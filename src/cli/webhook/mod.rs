@@ -175,7 +175,13 @@ fn enabled(webhook: &Webhook) -> Progress {
     let status = webhook.status.clone().unwrap_or_default();
     let ready = find(&status.conditions, READY);
     let is_final = ready.is_some_and(|ready| ready.status == "False");
-    Progress::of(webhook, status.observed_generation, &status.conditions, READY, is_final)
+    Progress::of(
+        webhook,
+        status.observed_generation,
+        &status.conditions,
+        READY,
+        is_final,
+    )
 }
 
 #[cfg(test)]

@@ -20,18 +20,19 @@ use super::{
         Caller, IfMatch, Post, Target,
         fields::Fields,
         idempotency::{self, Retention},
-        query::Parameters,
+        query::{Paging, Parameters},
     },
+    openapi::examples,
     response::{
         self,
-        error::ApiError,
+        error::{ApiError, ErrorAnswer},
         view::{List, Pagination, Single},
     },
 };
 use crate::{
     resources::validation,
     service::{
-        backups::{BackupFilter, ShownBackup},
+        backups::{BackupFilter, ShownBackup, still_running, too_many},
         id::{BackupId, InstanceId},
     },
 };
@@ -39,6 +40,7 @@ use crate::{
 /// A backup to begin.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 #[schema(example = json!({"name": "before-upgrade"}))]
+#[serde(deny_unknown_fields)]
 pub struct CreateBackup {
     /// Display name; need not be unique. By default the name of the Backup object.
     #[schema(
@@ -69,10 +71,11 @@ impl CreateBackup {
     operation_id = "listBackups",
     tag = "backups",
     params(
+        Paging,
         ("instance_id" = Option<String>, Query, description = "Only backups of this instance, which may be a deleted one.", example = "i-4q7hz0c9k2m8x1ta"),
         ("status" = Option<String>, Query, description = "Only backups with this status: `running`, `completed` or `failed`.", example = "completed"),
     ),
-    responses((status = 200, description = "A page of backups", body = List<BackupView<'static>>)),
+    responses((status = 200, description = "A page of backups", body = List<BackupView<'static>>, example = json!(examples::page(examples::backup())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -103,7 +106,8 @@ fn page_of(page: &[ShownBackup], pagination: Pagination) -> Result<Response, Api
     path = "/v1/instances/{id}/backups",
     operation_id = "listInstanceBackups",
     tag = "backups",
-    responses((status = 200, description = "A page of backups", body = List<BackupView<'static>>)),
+    params(Target<InstanceId>, Paging),
+    responses((status = 200, description = "A page of backups", body = List<BackupView<'static>>, example = json!(examples::page(examples::backup())))),
 )]
 pub async fn list_of_instance(
     State(app): State<Arc<App>>,
@@ -128,8 +132,13 @@ pub async fn list_of_instance(
     path = "/v1/instances/{id}/backups",
     operation_id = "createBackup",
     tag = "backups",
-    request_body = CreateBackup,
-    responses((status = 201, description = "The backup is being made", body = Single<BackupView<'static>>)),
+    params(Target<InstanceId>),
+    request_body(content = CreateBackup, example = json!({"name": "before-upgrade"})),
+    responses(
+        (status = 201, description = "The backup is being made", body = Single<BackupView<'static>>, headers(("ETag")), example = json!(examples::new_backup())),
+        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(too_many("the instance", 30)))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_backed_up_now()))),
+    ),
 )]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -169,7 +178,8 @@ pub async fn create(
     path = "/v1/backups/{id}",
     operation_id = "getBackup",
     tag = "backups",
-    responses((status = 200, description = "The backup", body = Single<BackupView<'static>>)),
+    params(Target<BackupId>),
+    responses((status = 200, description = "The backup", body = Single<BackupView<'static>>, headers(("ETag")), example = json!(examples::single(examples::backup())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -188,7 +198,11 @@ pub async fn detail(
     path = "/v1/backups/{id}",
     operation_id = "deleteBackup",
     tag = "backups",
-    responses((status = 204, description = "The backup is deleted")),
+    params(Target<BackupId>),
+    responses(
+        (status = 204, description = "The backup is deleted"),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(still_running()))),
+    ),
 )]
 pub async fn delete(
     State(app): State<Arc<App>>,

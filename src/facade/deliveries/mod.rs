@@ -18,11 +18,12 @@ use super::{
     extract::{
         Caller, Charged, IfMatch, Inner, Post, Target,
         idempotency::{self, Retention},
-        query::Parameters,
+        query::{Paging, Parameters},
     },
+    openapi::examples,
     response::{
         self,
-        error::{ApiError, Detail},
+        error::{ApiError, Detail, ErrorAnswer},
         view::{List, Pagination, Single},
     },
 };
@@ -31,7 +32,9 @@ use crate::{
     resources::DeliveryPhase,
     service::{
         deliveries::{Selection, When},
+        error::quota_used_up,
         id::{DeliveryId, WebhookId},
+        webhooks::not_active,
     },
 };
 
@@ -85,13 +88,13 @@ fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, ApiError>
     operation_id = "listDeliveries",
     tag = "deliveries",
     params(
-        ("page" = Option<u64>, Query, description = "Number of the page, counted from 1. A page past the end is empty.", minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 1),
-        ("limit" = Option<u64>, Query, description = "Maximum number of deliveries per page.", minimum = 1, maximum = 100, example = 20),
+        Target<WebhookId>,
+        Paging,
         ("status" = Option<String>, Query, description = "Only deliveries with this status: `pending`, `held`, `delivered` or `exhausted`.", example = "exhausted"),
         ("event_type" = Option<String>, Query, description = "Only deliveries of this event type.", example = "instance.created"),
         ("event_id" = Option<String>, Query, description = "Only the delivery of this event; of several events, if there are up to 20 ids, separated by commas.", example = "evt_5m2k8x1ta4q7hz0c"),
     ),
-    responses((status = 200, description = "A page of deliveries", body = List<DeliveryView<'static>>)),
+    responses((status = 200, description = "A page of deliveries", body = List<DeliveryView<'static>>, example = json!(examples::page(examples::delivery_summary())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -132,7 +135,8 @@ pub async fn list(
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}",
     operation_id = "getDelivery",
     tag = "deliveries",
-    responses((status = 200, description = "The delivery", body = Single<DeliveryView<'static>>)),
+    params(Target<WebhookId>, Inner<DeliveryId>),
+    responses((status = 200, description = "The delivery", body = Single<DeliveryView<'static>>, headers(("ETag")), example = json!(examples::single(examples::delivery())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -159,7 +163,11 @@ pub async fn detail(
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
     operation_id = "redeliver",
     tag = "deliveries",
-    responses((status = 202, description = "The delivery is being sent", body = Single<DeliveryView<'static>>)),
+    params(Target<WebhookId>, Inner<DeliveryId>),
+    responses(
+        (status = 202, description = "The delivery is being sent", body = Single<DeliveryView<'static>>, headers(("ETag")), example = json!(examples::redelivery())),
+        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("deliveries")))),
+    ),
 )]
 pub async fn redeliver(
     State(app): State<Arc<App>>,
@@ -204,7 +212,11 @@ pub async fn redeliver(
 /// soon as that changes, and `message` says so.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/deliveries/retry", operation_id = "retryDeliveries", tag = "deliveries",
-    responses((status = 202, description = "The deliveries are being sent", body = Single<Retry>)),
+    params(Target<WebhookId>),
+    responses(
+        (status = 202, description = "The deliveries are being sent", body = Single<Retry>, example = json!(examples::begun(Retry { retried: 3 }, "3 deliveries are being sent now."))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_active()))),
+    ),
 )]
 pub async fn retry(
     State(app): State<Arc<App>>,

@@ -13,6 +13,13 @@ use std::{convert::Infallible, ops::Deref};
 
 use axum::{body::Body, extract::FromRequestParts};
 use http::{Request, Uri, request::Parts};
+use utoipa::{
+    IntoParams,
+    openapi::{
+        Ref, Required,
+        path::{Parameter, ParameterBuilder, ParameterIn},
+    },
+};
 
 use self::{fields::Fields, query::Parameters};
 use super::{App, response::error::ApiError};
@@ -87,12 +94,7 @@ impl Deref for Charged<'_> {
 
 impl Drop for Charged<'_> {
     fn drop(&mut self) {
-        let (limits, credential) = (&self.app.rate_limits, &self.caller.credential);
-        match self.cost.requests() {
-            0 => {}
-            requests if self.caller.reads_in_console => limits.charge_in_console(credential, requests),
-            requests => limits.charge(credential, requests),
-        }
+        self.app.rate_limits.charge(self.caller, self.cost.requests());
     }
 }
 
@@ -101,6 +103,31 @@ pub struct Target<I>(pub Option<I>);
 
 /// The id in `/v1/<collection>/{id}/<collection>/{id}…`; `None` if it is malformed.
 pub struct Inner<I>(pub Option<I>);
+
+impl<I: PublicId> IntoParams for Target<I> {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![id_parameter("id", I::TYPE)]
+    }
+}
+
+impl<I: PublicId> IntoParams for Inner<I> {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let kind = I::TYPE.trim_end_matches("Id").to_lowercase();
+        vec![id_parameter(&format!("{kind}_id"), I::TYPE)]
+    }
+}
+
+/// Describes an id in a path; `schema` is the schema of the id.
+pub fn id_parameter(name: &str, schema: &str) -> Parameter {
+    let kind = schema.trim_end_matches("Id").to_lowercase();
+    ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .description(Some(format!("Identifier of the {kind}.")))
+        .schema(Some(Ref::from_schema_name(schema)))
+        .build()
+}
 
 fn id_at<I: PublicId>(uri: &Uri, segment: usize) -> Option<I> {
     let segment = uri.path().as_bytes().split(|byte| *byte == b'/').nth(segment);

@@ -2,6 +2,7 @@
 
 use http::Uri;
 use url::form_urlencoded;
+use utoipa::IntoParams;
 
 use crate::facade::response::error::{ApiError, Detail};
 
@@ -12,11 +13,20 @@ const DEFAULT_LIMIT: u64 = 20;
 const MAX_PAGE: u64 = (1 << 53) - 1;
 
 /// The page to show.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct Paging {
-    /// Number of the page, counted from 1.
+    /// Number of the page, counted from 1. A page past the end is empty. Only the newest 10,000 matching deliveries or events can be
+    /// paged through; a page beyond them is answered with 422.
+    #[param(
+        required = false,
+        minimum = 1,
+        maximum = 9_007_199_254_740_991_u64,
+        default = 1
+    )]
     pub page: u64,
-    /// Items per page, 1 to 100.
+    /// Maximum number of items per page.
+    #[param(required = false, minimum = 1, maximum = 100, default = 20)]
     pub limit: usize,
 }
 

@@ -16,7 +16,11 @@ use crate::{
             Caller, IfMatch, Post, Target,
             idempotency::{self, Retention},
         },
-        response::{error::ApiError, view::Single},
+        openapi::examples,
+        response::{
+            error::{ApiError, ErrorAnswer},
+            view::Single,
+        },
     },
     lifecycle::Action,
     service::{
@@ -31,7 +35,11 @@ use crate::{
 /// Allowed from `stopped` and `error`.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/start", operation_id = "startInstance", tag = "actions",
-    responses((status = 202, description = "The server is being powered on", body = Single<InstanceView<'static>>)),
+    params(Target<InstanceId>),
+    responses(
+        (status = 202, description = "The server is being powered on", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Start))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
 )]
 pub async fn start(
     state: State<Arc<App>>,
@@ -48,7 +56,11 @@ pub async fn start(
 /// Asks the guest to shut down, and cuts the power if it does not do so in time. Allowed from `running`.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/stop", operation_id = "stopInstance", tag = "actions",
-    responses((status = 202, description = "The guest is being asked to shut down", body = Single<InstanceView<'static>>)),
+    params(Target<InstanceId>),
+    responses(
+        (status = 202, description = "The guest is being asked to shut down", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Stop))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
 )]
 pub async fn stop(
     state: State<Arc<App>>,
@@ -65,7 +77,11 @@ pub async fn stop(
 /// Allowed from `running`, `stopping`, `starting`, `rebooting` and `error`.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/poweroff", operation_id = "powerOffInstance", tag = "actions",
-    responses((status = 202, description = "The power is being cut", body = Single<InstanceView<'static>>)),
+    params(Target<InstanceId>),
+    responses(
+        (status = 202, description = "The power is being cut", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::PowerOff))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
 )]
 pub async fn poweroff(
     state: State<Arc<App>>,
@@ -82,7 +98,11 @@ pub async fn poweroff(
 /// A pending plan takes effect. Allowed from `running` and `error`.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/reboot", operation_id = "rebootInstance", tag = "actions",
-    responses((status = 202, description = "The server is being rebooted", body = Single<InstanceView<'static>>)),
+    params(Target<InstanceId>),
+    responses(
+        (status = 202, description = "The server is being rebooted", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Reboot))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
 )]
 pub async fn reboot(
     state: State<Arc<App>>,
@@ -100,8 +120,12 @@ pub async fn reboot(
 /// as it was before.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/rebuild", operation_id = "rebuildInstance", tag = "actions",
-    request_body = RebuildInstance,
-    responses((status = 202, description = "The server is being reinstalled", body = Single<InstanceView<'static>>)),
+    params(Target<InstanceId>),
+    request_body(content = RebuildInstance, example = json!({"image": "debian-13"})),
+    responses(
+        (status = 202, description = "The server is being reinstalled", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Rebuild))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
 )]
 pub async fn rebuild(
     state: State<Arc<App>>,
@@ -182,7 +206,8 @@ fn is_done(
     ))
 }
 
-fn message(action: Action, name: &str, what: &str) -> String {
+/// Says what an action has begun. `what` is being installed by a rebuild.
+pub(in crate::facade) fn message(action: Action, name: &str, what: &str) -> String {
     match action {
         Action::Start => format!("Instance {name} is being started."),
         Action::Stop => format!("Instance {name} is being shut down."),

@@ -22,6 +22,7 @@ use super::installation;
 #[schema(example = json!({
     "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"]
 }))]
+#[serde(deny_unknown_fields)]
 pub struct CreateInstance {
     /// Display name and host name; need not be unique.
     #[schema(
@@ -133,7 +134,8 @@ impl CreateInstance {
 
 /// Fields to change; those left out stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
-#[schema(example = json!({"plan": "business", "reboot": true}))]
+#[schema(min_properties = 1, example = json!({"plan": "business", "reboot": true}))]
+#[serde(deny_unknown_fields)]
 pub struct ChangeInstance {
     /// The new plan. Allowed from `running` and `stopped`.
     #[schema(nullable = false)]
@@ -240,7 +242,8 @@ impl From<ChangeInstance> for InstanceChange {
 
 /// The image or backup to reinstall a server from.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
-#[schema(example = json!({"image": "debian-13"}))]
+#[schema(min_properties = 1, example = json!({"image": "debian-13"}))]
+#[serde(deny_unknown_fields)]
 pub struct RebuildInstance {
     /// Operating-system image; `GET /v1/images` lists them. Required, unless `backup` is given.
     #[schema(

@@ -15,7 +15,7 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use http::{StatusCode, header};
+use http::StatusCode;
 
 use self::{
     body::{ChangeInstance, CreateInstance},
@@ -28,15 +28,17 @@ use super::{
         Caller, IfMatch, Post, Target,
         body::required,
         idempotency::{self, Retention},
-        query::Parameters,
+        query::{Paging, Parameters},
     },
+    openapi::examples,
     response::{
         self,
-        error::ApiError,
+        error::{ApiError, ErrorAnswer},
         view::{List, Pagination, Single},
     },
 };
 use crate::service::{
+    error::{protected, quota_used_up},
     id::InstanceId,
     idempotency::IdempotentRequest,
     instances::{Filter, IndexedInstance},
@@ -53,15 +55,14 @@ use crate::service::{
     operation_id = "listInstances",
     tag = "instances",
     params(
-        ("page" = Option<u64>, Query, description = "Number of the page, counted from 1. A page past the end is empty.", minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 1),
-        ("limit" = Option<u64>, Query, description = "Maximum number of instances per page.", minimum = 1, maximum = 100, example = 20),
+        Paging,
         ("status" = Option<String>, Query, description = "Only instances with this status.", example = "running"),
         ("region" = Option<String>, Query, description = "Only instances in this region.", example = "fr-par-1"),
         ("name" = Option<String>, Query, description = "Only instances with exactly this name.", example = "web-1"),
         ("tag" = Option<String>, Query, description = "Only instances with this tag.", example = "env:prod"),
         ("search" = Option<String>, Query, description = "Only instances whose name, id or address contains this text. Capital and small letters count alike.", example = "web"),
     ),
-    responses((status = 200, description = "A page of instances", body = List<ListItem<'static>>)),
+    responses((status = 200, description = "A page of instances", body = List<ListItem<'static>>, example = json!(examples::page(examples::instance_summary())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -79,14 +80,9 @@ pub async fn list(
     let (page, total) = app
         .service
         .list_instances(caller.namespace(), filter, paging.page, paging.limit);
-    let items: Vec<_> = page
-        .iter()
-        .map(|item| {
-            app.renderings
-                .list_item(item, |item| to_json(&ListItem::of(item)))
-        })
-        .collect();
-    response::page(&items, Pagination::new(paging.page, paging.limit, total))
+    let data: Vec<_> = page.iter().map(|item| ListItem::of(item)).collect();
+    let pagination = Pagination::new(paging.page, paging.limit, total);
+    response::json(StatusCode::OK, &List { data, pagination }, 8192)
 }
 
 /// Creates an instance
@@ -98,8 +94,14 @@ pub async fn list(
     path = "/v1/instances",
     operation_id = "createInstance",
     tag = "instances",
-    request_body = CreateInstance,
-    responses((status = 201, description = "The instance is being created", body = Single<NewInstance<'static>>)),
+    request_body(content = CreateInstance, example = json!({
+        "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"]
+    })),
+    responses(
+        (status = 201, description = "The instance is being created", body = Single<NewInstance<'static>>, headers(("ETag")), example = json!(examples::new_instance())),
+        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("instances")))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
 )]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -159,8 +161,8 @@ fn is_created(
     path = "/v1/instances/{id}",
     operation_id = "getInstance",
     tag = "instances",
-    params(("include" = Option<String>, Query, description = "`metrics` adds the current usage.", pattern = "^metrics$", example = "metrics")),
-    responses((status = 200, description = "The instance", body = Single<InstanceView<'static>>)),
+    params(Target<InstanceId>, ("include" = Option<String>, Query, description = "`metrics` adds the current usage.", pattern = "^metrics$", example = "metrics")),
+    responses((status = 200, description = "The instance", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::instance()))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -170,30 +172,13 @@ pub async fn detail(
 ) -> Result<Response, ApiError> {
     let include_metrics = parameters.include_metrics()?;
     let item = app.service.instance(caller.namespace(), id).await?;
-    if !include_metrics {
-        return Ok(plain_detail(&app, &item));
-    }
-    let usage = app.service.usage_of(&item).await;
-    let view = InstanceView::of(&item, Some(usage));
+    let usage = if include_metrics {
+        Some(app.service.usage_of(&item).await)
+    } else {
+        None
+    };
+    let view = InstanceView::of(&item, usage);
     response::single(StatusCode::OK, &*item.instance, view, None)
-}
-
-/// The detail without metrics and message. It is serialized once per version, since waiting clients poll it.
-fn plain_detail(app: &App, item: &Arc<IndexedInstance>) -> Response {
-    let cached = app.renderings.detail(item, |item| {
-        to_json(&Single {
-            data: InstanceView::of(item, None),
-            message: None,
-        })
-    });
-    let mut response = response::rendered(StatusCode::OK, cached.body.clone());
-    let etag = response::tag(cached.tag.clone());
-    response.headers_mut().insert(header::ETAG, etag);
-    response
-}
-
-fn to_json(view: &impl serde::Serialize) -> Vec<u8> {
-    serde_json::to_vec(view).unwrap_or_default()
 }
 
 /// An answer with the detail of an instance.
@@ -214,8 +199,12 @@ fn detail_of(
     path = "/v1/instances/{id}",
     operation_id = "changeInstance",
     tag = "instances",
-    request_body = ChangeInstance,
-    responses((status = 200, description = "The changed instance", body = Single<InstanceView<'static>>)),
+    params(Target<InstanceId>),
+    request_body(content = ChangeInstance, example = json!({"plan": "business", "reboot": false})),
+    responses(
+        (status = 200, description = "The changed instance", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::instance())),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
 )]
 pub async fn change(
     State(app): State<Arc<App>>,
@@ -240,7 +229,11 @@ pub async fn change(
     path = "/v1/instances/{id}",
     operation_id = "deleteInstance",
     tag = "instances",
-    responses((status = 204, description = "The instance is deleted")),
+    params(Target<InstanceId>),
+    responses(
+        (status = 204, description = "The instance is deleted"),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(protected()))),
+    ),
 )]
 pub async fn delete(
     State(app): State<Arc<App>>,

@@ -19,7 +19,11 @@ use utoipa::ToSchema;
 use self::view::InvoiceView;
 use super::{
     App,
-    extract::{Caller, Target, query::Parameters},
+    extract::{
+        Caller, Target,
+        query::{Paging, Parameters},
+    },
+    openapi::examples,
     response::{
         self,
         error::{ApiError, Detail},
@@ -70,7 +74,8 @@ fn format(parameters: &Parameters) -> Result<Format, ApiError> {
     path = "/v1/invoices",
     operation_id = "listInvoices",
     tag = "invoices",
-    responses((status = 200, description = "A page of invoices", body = List<InvoiceView>)),
+    params(Paging),
+    responses((status = 200, description = "A page of invoices", body = List<InvoiceView>, example = json!(examples::page(examples::invoice(true))))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -96,9 +101,9 @@ pub async fn list(
     path = "/v1/invoices/current",
     operation_id = "getCurrentInvoice",
     tag = "invoices",
-    params(("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", example = "json")),
+    params(Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", example = "json")),
     responses((status = 200, description = "The open invoice", content(
-        (InvoiceAnswer = "application/json"), (String = "text/csv"), (String = "text/html"),
+        (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(false))), (String = "text/csv"), (String = "text/html"),
     ))),
 )]
 pub async fn current(
@@ -121,10 +126,10 @@ pub async fn current(
     path = "/v1/invoices/{id}",
     operation_id = "getInvoice",
     tag = "invoices",
-    params(("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", example = "json")),
+    params(Target<InvoiceId>, Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", example = "json")),
     responses((status = 200, description = "The invoice", content(
-        (InvoiceAnswer = "application/json"), (String = "text/csv"), (String = "text/html"),
-    ))),
+        (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(true))), (String = "text/csv"), (String = "text/html"),
+    ), headers(("ETag")))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,

@@ -12,7 +12,10 @@ use axum::{
 };
 use http::{StatusCode, request::Parts};
 use jiff::Timestamp;
-use utoipa::ToSchema;
+use utoipa::{
+    IntoParams, ToSchema,
+    openapi::path::{Parameter, ParameterIn},
+};
 
 use self::view::{KeyView, NewKey};
 use super::{
@@ -20,19 +23,25 @@ use super::{
     extract::{
         Caller, IfMatch, Post,
         fields::Fields,
+        id_parameter,
         idempotency::{self, Retention},
-        query::Parameters,
+        query::{Paging, Parameters},
     },
+    openapi::examples,
     response::{
         self,
-        error::ApiError,
+        error::{ApiError, ErrorAnswer},
         view::{List, Pagination, Single},
     },
 };
-use crate::resources::{KeyScope, ids};
+use crate::{
+    resources::{KeyScope, ids},
+    service::error::quota_used_up,
+};
 
 /// An API key to create.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct CreateKey {
     /// What the key may do; by default `write`.
     #[schema(required = false, schema_with = view::key_scope)]
@@ -78,12 +87,19 @@ impl<S: Sync> FromRequestParts<S> for KeyName {
     }
 }
 
+impl IntoParams for KeyName {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![id_parameter("id", "KeyId")]
+    }
+}
+
 /// Lists API keys
 ///
 /// Newest first, then by id; without the keys themselves.
 #[utoipa::path(
     get, path = "/v1/keys", operation_id = "listKeys", tag = "account",
-    responses((status = 200, description = "A page of API keys", body = List<KeyView<'static>>)),
+    params(Paging),
+    responses((status = 200, description = "A page of API keys", body = List<KeyView<'static>>, example = json!(examples::page(examples::key())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -105,8 +121,11 @@ pub async fn list(
 /// was created, with `null` in place of the key itself.
 #[utoipa::path(
     post, path = "/v1/keys", operation_id = "createKey", tag = "account",
-    request_body = CreateKey,
-    responses((status = 201, description = "The API key", body = Single<NewKey<'static>>)),
+    request_body(content = CreateKey, example = json!({"scope": "read", "expires_at": "2027-02-21T00:00:00Z"})),
+    responses(
+        (status = 201, description = "The API key", body = Single<NewKey<'static>>, headers(("ETag")), example = json!(examples::new_key())),
+        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("API keys")))),
+    ),
 )]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -154,7 +173,8 @@ pub async fn create(
 /// Without the key itself.
 #[utoipa::path(
     get, path = "/v1/keys/{id}", operation_id = "getKey", tag = "account",
-    responses((status = 200, description = "The API key", body = Single<KeyView<'static>>)),
+    params(KeyName),
+    responses((status = 200, description = "The API key", body = Single<KeyView<'static>>, headers(("ETag")), example = json!(examples::single(examples::key())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -170,6 +190,7 @@ pub async fn detail(
 /// It stops working within a second. A key can revoke itself.
 #[utoipa::path(
     delete, path = "/v1/keys/{id}", operation_id = "revokeKey", tag = "account",
+    params(KeyName),
     responses((status = 204, description = "The API key is revoked")),
 )]
 pub async fn revoke(

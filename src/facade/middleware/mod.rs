@@ -297,20 +297,17 @@ impl App {
                 Err(refusal) => return (Err(refusal), None),
             },
         };
-        let allowance = if reads_in_console {
-            self.rate_limits.spend_in_console(&credential)
-        } else {
-            self.rate_limits.spend(&credential)
-        };
-        // Even if the request is refused below: somebody has the key and uses it.
-        self.service.note_use(&credential);
-        let admitted = self
-            .check(request.method(), &credential, &allowance)
-            .and_then(|()| self.begin(request.method(), &credential));
-        request.extensions_mut().insert(Caller {
+        let caller = Caller {
             credential,
             reads_in_console,
-        });
+        };
+        let allowance = self.rate_limits.spend(&caller);
+        // Even if the request is refused below: somebody has the key and uses it.
+        self.service.note_use(&caller.credential);
+        let admitted = self
+            .check(request.method(), &caller.credential, &allowance)
+            .and_then(|()| self.begin(request.method(), &caller.credential));
+        request.extensions_mut().insert(caller);
         (admitted, Some(allowance))
     }
 

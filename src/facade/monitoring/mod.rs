@@ -12,16 +12,20 @@ use http::StatusCode;
 use self::view::{AlertView, SeriesView};
 use super::{
     App,
-    extract::{Caller, Target, query::Parameters},
+    extract::{
+        Caller, Target,
+        query::{Paging, Parameters},
+    },
+    openapi::examples,
     response::{
         self,
-        error::{ApiError, Detail},
+        error::{ApiError, Detail, ErrorAnswer},
         view::{List, Pagination, Single},
     },
 };
 use crate::{
     providers::Window,
-    service::{alerts::AlertFilter, id::InstanceId},
+    service::{alerts::AlertFilter, error::not_monitored, id::InstanceId},
 };
 
 /// Lists alerts
@@ -34,10 +38,11 @@ use crate::{
     operation_id = "listAlerts",
     tag = "monitoring",
     params(
+        Paging,
         ("instance_id" = Option<String>, Query, description = "Only alerts of this instance.", example = "i-4q7hz0c9k2m8x1ta"),
         ("status" = Option<String>, Query, description = "Only alerts with this status: `firing` or `ended`.", example = "firing"),
     ),
-    responses((status = 200, description = "A page of alerts", body = List<AlertView<'static>>)),
+    responses((status = 200, description = "A page of alerts", body = List<AlertView<'static>>, example = json!(examples::page(examples::alert())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -66,8 +71,12 @@ pub async fn list(
     path = "/v1/instances/{id}/metrics",
     operation_id = "getInstanceMetrics",
     tag = "monitoring",
-    params(("window" = Option<String>, Query, description = "`1h`, the default, or `24h`.", pattern = "^(1h|24h)$", example = "1h")),
-    responses((status = 200, description = "The usage", body = Single<SeriesView>)),
+    params(Target<InstanceId>, ("window" = Option<String>, Query, description = "`1h`, the default, or `24h`.", pattern = "^(1h|24h)$", example = "1h")),
+    responses(
+        (status = 200, description = "The usage", body = Single<SeriesView>, example = json!(examples::single(examples::series()))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_monitored()))),
+        (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(wrong_window()))),
+    ),
 )]
 pub async fn series(
     State(app): State<Arc<App>>,
@@ -86,6 +95,6 @@ pub async fn series(
 }
 
 /// The refusal of another window.
-pub(super) fn wrong_window() -> ApiError {
+fn wrong_window() -> ApiError {
     ApiError::invalid(vec![Detail::new("window", "invalid_value", "must be 1h or 24h")])
 }

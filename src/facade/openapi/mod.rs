@@ -1,11 +1,14 @@
 //! The routes, and the OpenAPI 3.1 document that is generated from them, so that the two cannot diverge.
 //!
-//! Each handler describes its path, body and success. `complete` adds what all operations share (parameters, headers,
-//! errors), `examples` adds example bodies, and `receivers` describes what is sent to webhooks.
+//! Each handler describes its path, parameters, body, success, and the errors that others do not have, with the bodies in `examples`.
+//! `operations` adds what follows from an operation's method, key and ids, and refers to the parameters and headers in `components`.
+//! `schemas` tidies the schemas, and `receivers` describes what is sent to webhooks.
 
-mod complete;
-mod examples;
+mod components;
+pub(super) mod examples;
+mod operations;
 mod receivers;
+mod schemas;
 
 use std::sync::{Arc, LazyLock};
 
@@ -23,9 +26,6 @@ use super::{
     response::{self, error, view},
     webhooks::{self, actions as webhook_actions},
 };
-
-/// The path of the document.
-const DOCUMENT_PATH: &str = "/v1/openapi.json";
 
 /// `Cache-Control` of the document, which is the same for everybody.
 const DOCUMENT_MAY_BE_CACHED: HeaderValue = HeaderValue::from_static("public, max-age=300");
@@ -61,6 +61,8 @@ pub struct Served {
         (name = "catalogue", description = "Plans, regions and images that can be ordered."),
         (name = "document", description = "This document."),
     ),
+    servers((url = "/", description = "The server that serves this document.")),
+    security(("key" = [])),
     components(schemas(error::ErrorAnswer<'static>, view::Pagination)),
 )]
 struct Described;
@@ -124,9 +126,14 @@ static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
 /// Builds the OpenAPI document. Nothing is cached: each call builds it again.
 pub fn value() -> Value {
     let (_, described) = routes().split_for_parts();
-    let mut value = serde_json::to_value(described).unwrap_or_default();
-    complete::complete(&mut value);
-    value
+    let mut document = serde_json::to_value(described).unwrap_or_default();
+    schemas::complete(&mut document);
+    operations::complete(&mut document);
+    document["components"]["securitySchemes"] = components::security_schemes();
+    document["components"]["parameters"] = components::parameters();
+    document["components"]["headers"] = components::headers();
+    document["webhooks"] = receivers::section();
+    document
 }
 
 /// Gets this document
@@ -422,7 +429,7 @@ mod tests {
                             .flatten()
                             .map(|(_, example)| &example["value"]),
                     );
-                    let mut any = path == DOCUMENT_PATH;
+                    let mut any = path == "/v1/openapi.json";
                     for example in examples {
                         any = true;
                         checked += 1;

@@ -20,11 +20,18 @@ use crate::{
             Caller, Charged, IfMatch, Post, Target,
             idempotency::{self, Retention},
         },
-        response::{self, error::ApiError, view::Single},
+        openapi::examples,
+        response::{
+            self,
+            error::{ApiError, ErrorAnswer},
+            view::Single,
+        },
     },
     service::{
         deliveries::{Counted, When},
+        error::quota_used_up,
         id::WebhookId,
+        webhooks::not_active,
     },
 };
 
@@ -34,8 +41,13 @@ use crate::{
 /// check whether its receiver works again; refused if `active` was set to `false`.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/test", operation_id = "testWebhook", tag = "webhooks",
-    request_body = TestWebhook,
-    responses((status = 202, description = "The test event is being sent", body = Single<DeliveryView<'static>>)),
+    params(Target<WebhookId>),
+    request_body(content = TestWebhook, example = json!({"type": "instance.created"})),
+    responses(
+        (status = 202, description = "The test event is being sent", body = Single<DeliveryView<'static>>, headers(("ETag")), example = json!(examples::test_event())),
+        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("deliveries")))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_active()))),
+    ),
 )]
 pub async fn test(
     State(app): State<Arc<App>>,
@@ -80,8 +92,9 @@ pub async fn test(
 /// and is refused if the webhook has been given another Secret since.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/rotate-secret", operation_id = "rotateWebhookSecret", tag = "webhooks",
-    request_body = RotateSecret,
-    responses((status = 200, description = "The webhook, with its new secret", body = Single<WebhookWithSecret<'static>>)),
+    params(Target<WebhookId>),
+    request_body(content = RotateSecret, example = json!({"overlap_seconds": 86_400})),
+    responses((status = 200, description = "The webhook, with its new secret", body = Single<WebhookWithSecret<'static>>, headers(("ETag")), example = json!(examples::rotated_webhook()))),
 )]
 pub async fn rotate_secret(
     State(app): State<Arc<App>>,
@@ -128,8 +141,9 @@ pub async fn rotate_secret(
 /// against the rate limits, and so does each further hundred that has to be gone through.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/recover", operation_id = "recoverWebhook", tag = "webhooks",
-    request_body = RecoverWebhook,
-    responses((status = 202, description = "The deliveries are being sent again", body = Single<Recovery>)),
+    params(Target<WebhookId>),
+    request_body(content = RecoverWebhook, example = json!({"since": "2026-11-21T00:00:00Z"})),
+    responses((status = 202, description = "The deliveries are being sent again", body = Single<Recovery>, example = json!(examples::begun(Recovery { recovered: 3 }, "3 deliveries are being sent again.")))),
 )]
 pub async fn recover(
     State(app): State<Arc<App>>,

@@ -22,6 +22,7 @@ type UrlCheck<'a> = &'a dyn Fn(&str) -> Result<(), String>;
 
 /// A webhook to create.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct CreateWebhook {
     /// HTTPS URL that events are POSTed to. Its host must have a public address; user name, password and fragment are not
     /// allowed.
@@ -117,6 +118,8 @@ impl From<CreateWebhook> for NewWebhook {
 
 /// Fields to change; those left out stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(min_properties = 1)]
 pub struct ChangeWebhook {
     /// The new URL.
     #[schema(nullable = false, max_length = 2048, pattern = "^https://")]
@@ -184,6 +187,7 @@ impl From<ChangeWebhook> for WebhookChange {
 
 /// The type of the test event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct TestWebhook {
     /// One of the webhook's event types; by default its first.
     #[schema(nullable = false)]
@@ -203,6 +207,7 @@ impl TestWebhook {
 
 /// A rotation of the signing secret.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct RotateSecret {
     /// The new secret. The default is `whsec_` and the base64 of 32 random bytes.
     #[schema(nullable = false, min_length = 1, max_length = 255)]
@@ -233,6 +238,7 @@ impl RotateSecret {
 
 /// The deliveries to send again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct RecoverWebhook {
     /// Only deliveries whose last attempt failed at this RFC 3339 time or later; by default all that are still stored.
     #[schema(nullable = false, value_type = Option<String>, format = DateTime)]

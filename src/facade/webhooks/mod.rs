@@ -26,15 +26,16 @@ use super::{
         Caller, IfMatch, Post, Target,
         body::required,
         idempotency::{self, Retention},
-        query::Parameters,
+        query::{Paging, Parameters},
     },
+    openapi::examples,
     response::{
         self,
-        error::ApiError,
+        error::{ApiError, ErrorAnswer},
         view::{List, Pagination, Single},
     },
 };
-use crate::service::{id::WebhookId, webhooks::IndexedWebhook};
+use crate::service::{error::quota_used_up, id::WebhookId, webhooks::IndexedWebhook};
 
 /// Lists webhooks
 ///
@@ -44,7 +45,8 @@ use crate::service::{id::WebhookId, webhooks::IndexedWebhook};
     path = "/v1/webhooks",
     operation_id = "listWebhooks",
     tag = "webhooks",
-    responses((status = 200, description = "A page of webhooks", body = List<WebhookView<'static>>)),
+    params(Paging),
+    responses((status = 200, description = "A page of webhooks", body = List<WebhookView<'static>>, example = json!(examples::page(examples::webhook())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -69,8 +71,13 @@ pub async fn list(
     path = "/v1/webhooks",
     operation_id = "createWebhook",
     tag = "webhooks",
-    request_body = CreateWebhook,
-    responses((status = 201, description = "The webhook, with its secret", body = Single<WebhookWithSecret<'static>>)),
+    request_body(content = CreateWebhook, example = json!({
+        "url": "https://hooks.example.com/stellage", "events": ["instance.created", "instance.deleted"]
+    })),
+    responses(
+        (status = 201, description = "The webhook, with its secret", body = Single<WebhookWithSecret<'static>>, headers(("ETag")), example = json!(examples::new_webhook())),
+        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("webhooks")))),
+    ),
 )]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -104,7 +111,8 @@ pub async fn create(
     path = "/v1/webhooks/{id}",
     operation_id = "getWebhook",
     tag = "webhooks",
-    responses((status = 200, description = "The webhook", body = Single<WebhookView<'static>>)),
+    params(Target<WebhookId>),
+    responses((status = 200, description = "The webhook", body = Single<WebhookView<'static>>, headers(("ETag")), example = json!(examples::single(examples::webhook())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -125,8 +133,9 @@ pub async fn detail(
     path = "/v1/webhooks/{id}",
     operation_id = "changeWebhook",
     tag = "webhooks",
-    request_body = ChangeWebhook,
-    responses((status = 200, description = "The changed webhook", body = Single<WebhookView<'static>>)),
+    params(Target<WebhookId>),
+    request_body(content = ChangeWebhook, example = json!({"events": ["instance.created"], "active": true})),
+    responses((status = 200, description = "The changed webhook", body = Single<WebhookView<'static>>, headers(("ETag")), example = json!(examples::single(examples::webhook())))),
 )]
 pub async fn change(
     State(app): State<Arc<App>>,
@@ -157,6 +166,7 @@ fn detail_of(item: &IndexedWebhook) -> Result<Response, ApiError> {
     path = "/v1/webhooks/{id}",
     operation_id = "deleteWebhook",
     tag = "webhooks",
+    params(Target<WebhookId>),
     responses((status = 204, description = "The webhook is deleted")),
 )]
 pub async fn delete(

@@ -9,7 +9,6 @@ use std::{
 
 use parking_lot::RwLock;
 
-use super::rendered::Rendered;
 use crate::{
     lifecycle::current,
     resources::{Instance, InstanceSpec, InstanceState, Plan},
@@ -30,7 +29,6 @@ pub struct IndexedInstance {
     pub state: InstanceState,
     /// The plan in effect.
     pub plan: Plan,
-    pub(super) rendered: Rendered,
 }
 
 /// Sorts oldest first, and by descending id within a second, since lists are read backwards. The last part separates an id
@@ -52,7 +50,6 @@ impl Indexed for IndexedInstance {
             state: state.unwrap_or(InstanceState::Provisioning),
             plan: plan.unwrap_or(instance.spec.plan),
             instance,
-            rendered: Rendered::default(),
         }
     }
 

@@ -1,7 +1,6 @@
 //! Instances: list, find, create, change, operate, delete.
 //!
-//! - `index`: the instances in memory, ordered for pages; `rendered`: what REST serializes of one; `renderings`: how much of
-//!   that is kept;
+//! - `index`: the instances in memory, ordered for pages;
 //! - `create`: builds the object for a create;
 //! - `installation`: an image, or a backup to restore;
 //! - `change`: applies a change to a spec.
@@ -10,8 +9,6 @@ mod change;
 mod create;
 mod index;
 mod installation;
-mod rendered;
-mod renderings;
 
 use std::sync::{
     Arc,
@@ -23,7 +20,6 @@ pub use self::{
     create::duration_in_words,
     index::{Filter, IndexedInstance, InstanceIndex},
     installation::{Installation, RestorableBackup, disk_of, wrong_backup},
-    renderings::Renderings,
 };
 
 use super::{

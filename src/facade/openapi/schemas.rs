@@ -1,0 +1,115 @@
+//! Completes the generated schemas, whatever they describe: their names, references and descriptions, and those that have no Rust type.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    super::{backups, deliveries, events, instances, invoices, keys, monitoring, webhooks},
+    receivers, schema_reference,
+};
+
+/// The codes that a detail of an error can have.
+const DETAIL_CODES: [&str; 8] = [
+    "missing",
+    "null",
+    "invalid_type",
+    "invalid_value",
+    "unknown_field",
+    "duplicate_field",
+    "immutable",
+    "invalid_state",
+];
+
+pub(super) fn complete(document: &mut Value) {
+    name_generics(document);
+    refer_to_data(document);
+    clean_descriptions(document);
+    let shared_by_errors = json!({
+        "DetailCode": { "type": "string", "enum": DETAIL_CODES, "description": "What is wrong with a field: a code for programs." },
+    });
+    document["components"]["schemas"]["Detail"]["properties"]["code"] = schema_reference("DetailCode");
+    for shared in [
+        instances::view::shared_schemas(),
+        backups::view::shared_schemas(),
+        monitoring::view::shared_schemas(),
+        webhooks::view::shared_schemas(),
+        deliveries::view::shared_schemas(),
+        events::shared_schemas(),
+        keys::view::shared_schemas(),
+        invoices::view::shared_schemas(),
+        receivers::schemas(),
+        shared_by_errors,
+    ] {
+        if let (Some(schemas), Value::Object(shared)) =
+            (document["components"]["schemas"].as_object_mut(), shared)
+        {
+            schemas.extend(shared);
+        }
+    }
+}
+
+/// Renames `Single_Instance` to `InstanceAnswer`, and `List_Plan` to `PlanList`.
+fn name_generics(document: &mut Value) {
+    let rename = |name: &str| match name.split_once('_') {
+        Some(("Single", of)) => format!("{of}Answer"),
+        Some(("List", of)) => format!("{of}List"),
+        _ => name.to_owned(),
+    };
+    if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
+        *schemas = std::mem::take(schemas)
+            .into_iter()
+            .map(|(name, schema)| (rename(&name), schema))
+            .collect();
+    }
+    walk(document, &mut |node| {
+        if let Some(Value::String(reference)) = node.get_mut("$ref")
+            && let Some(name) = reference.strip_prefix("#/components/schemas/")
+        {
+            *reference = format!("#/components/schemas/{}", rename(name));
+        }
+    });
+}
+
+/// Makes answers and lists refer to the schema of their data. utoipa copies it into each, and generators would create a type
+/// for each copy.
+fn refer_to_data(document: &mut Value) {
+    let Some(schemas) = document["components"]["schemas"].as_object_mut() else {
+        return;
+    };
+    let names: Vec<String> = schemas.keys().cloned().collect();
+    let is_schema = |of: &str| names.iter().any(|name| name == of);
+    for (name, schema) in schemas {
+        if let Some(of) = name.strip_suffix("Answer").filter(|of| is_schema(of)) {
+            schema["properties"]["data"] = schema_reference(of);
+        } else if let Some(of) = name.strip_suffix("List").filter(|of| is_schema(of)) {
+            schema["properties"]["data"]["items"] = schema_reference(of);
+        }
+    }
+}
+
+/// Removes line breaks and references to the specification from descriptions, which come from doc comments.
+fn clean_descriptions(document: &mut Value) {
+    walk(document, &mut |node| {
+        if let Some(Value::String(text)) = node.get_mut("description") {
+            let mut cleaned = text.replace('\n', " ");
+            for source in [" (specification, section ", " (decisions, section "] {
+                if let Some(start) = cleaned.find(source)
+                    && let Some(length) = cleaned[start..].find(')')
+                {
+                    cleaned.replace_range(start..=start + length, "");
+                }
+            }
+            *text = cleaned;
+        }
+    });
+}
+
+fn walk(node: &mut Value, visit: &mut impl FnMut(&mut Map<String, Value>)) {
+    match node {
+        Value::Object(map) => {
+            visit(map);
+            map.values_mut().for_each(|child| walk(child, visit));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|child| walk(child, visit)),
+        _ => {}
+    }
+}
