@@ -6,7 +6,8 @@
 //! - [`backup`]: makes, keeps and deletes backups;
 //! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
 //! - [`monitoring`]: samples the usage of servers, and serves it to other replicas;
-//! - [`webhook`]: delivers these events, and keeps the records;
+//! - [`webhook`]: delivers these events, and keeps the records; [`notifier`]: tells account holders by e-mail what is wrong with
+//!   their webhooks;
 //! - [`key_copies`]: marks `ApiKeys` that have the digest of another account's key.
 
 pub mod account;
@@ -16,6 +17,7 @@ pub mod invoice;
 pub mod key_copies;
 pub mod ledger;
 pub mod monitoring;
+pub mod notifier;
 #[cfg(test)]
 mod tests;
 pub mod webhook;

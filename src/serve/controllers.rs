@@ -18,6 +18,7 @@ use crate::{
         key_copies,
         ledger::Ledger,
         monitoring::{self, MonitoringController},
+        notifier::{self, Notifier},
         webhook::{self, WebhookController},
     },
     delivery::{ReceiverClient, TargetRules},
@@ -212,6 +213,7 @@ struct Controllers<'a> {
     open_invoices: ByNamespace<Invoice>,
     invoice_queue: ReconcileQueue<Invoice>,
     webhooks: WebhookController,
+    notifier: Notifier,
     monitor: Arc<Monitor>,
     /// They end with the term.
     watches: Watches,
@@ -236,14 +238,20 @@ impl<'a> Controllers<'a> {
             client: watches.client.clone(),
             receivers: candidate.receivers.clone(),
             rules: candidate.rules.clone(),
-            mailer: candidate.mailer.clone(),
-            mail_limits: settings.mail.limits(),
             directory: directory.clone(),
             settings: settings.delivery.clone(),
             write_concurrency: settings.write_concurrency,
             metrics: watches.metrics.clone(),
             clock: clock.clone(),
             server_time: server_time.clone(),
+        });
+        let notifier = Notifier::new(notifier::Deps {
+            client: watches.client.clone(),
+            mailer: candidate.mailer.clone(),
+            limits: settings.mail.limits(),
+            directory: directory.clone(),
+            metrics: watches.metrics.clone(),
+            clock: clock.clone(),
         });
         let (ledger, instances, open_invoices) =
             (Ledger::default(), ByNamespace::default(), ByNamespace::default());
@@ -299,6 +307,7 @@ impl<'a> Controllers<'a> {
             open_invoices,
             invoice_queue: ReconcileQueue::default(),
             webhooks,
+            notifier,
             watches,
         }
     }
@@ -306,7 +315,10 @@ impl<'a> Controllers<'a> {
     /// Attaches these controllers to the watches, and detaches those of an earlier term.
     fn listen(&self, slots: &Slots, stores: &Stores) {
         let listeners = self.webhooks.listeners();
-        slots.webhooks.fill(vec![listeners.webhooks], &stores.webhooks);
+        let [untold, changed] = self.notifier.listeners();
+        slots
+            .webhooks
+            .fill(vec![listeners.webhooks, untold, changed], &stores.webhooks);
         slots
             .deliveries
             .fill(vec![listeners.deliveries], &stores.deliveries);
@@ -494,6 +506,8 @@ impl<'a> Controllers<'a> {
         self.candidate.own_answers.lead(usage.clone());
         let grace = self.candidate.common.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.candidate.identity);
+        let notifier_events = Events::new(client.clone(), "notifier", &self.candidate.identity);
+        let (shown_webhooks, tenure) = (webhooks.clone(), leadership.tenure.clone());
         let stores = webhook::Stores {
             webhooks,
             deliveries,
@@ -515,6 +529,8 @@ impl<'a> Controllers<'a> {
         let work = async {
             tokio::join!(
                 self.webhooks.run(webhook_events, term.clone(), grace),
+                self.notifier
+                    .run(shown_webhooks, tenure, notifier_events, term.clone()),
                 self.invoices
                     .run(accounts.clone(), self.invoice_queue, invoices, term.clone()),
                 self.accounts.run(accounts, &self.watches, term.clone()),
