@@ -243,7 +243,10 @@ impl Stored {
         };
         let account = &mut self.account;
         match (method, path) {
-            (&Method::GET, "accounts/ns") => return (200, account.clone()),
+            (&Method::GET, "accounts") => {
+                let list = json!({ "kind": "AccountList", "metadata": {}, "items": [account] });
+                return (200, list);
+            }
             (&Method::PATCH, "accounts/ns/status") => {
                 assert_eq!(body["metadata"]["uid"], account["metadata"]["uid"]);
                 account["status"]["notifiedAt"] = body["status"]["notifiedAt"].clone();

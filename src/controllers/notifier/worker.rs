@@ -6,7 +6,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use jiff::Timestamp;
 use kube::{
     Api,
-    api::{Patch, PatchParams},
+    api::{ListParams, Patch, PatchParams},
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -247,8 +247,11 @@ impl Worker {
     /// Reads the current version of an Account; `None` if it is gone.
     async fn account(&self, owner: &Account) -> Result<Option<Account>, CallError> {
         let api: Api<Account> = Api::all(self.deps.client.clone());
-        let found = bounded(api.get_opt(owner.metadata.name.as_deref().unwrap_or_default())).await?;
-        Ok(found.filter(|found| found.metadata.uid == owner.metadata.uid))
+        let name = owner.metadata.name.as_deref().unwrap_or_default();
+        // The operator has the right to list Accounts, not to get one.
+        let only = ListParams::default().fields(&format!("metadata.name={name}"));
+        let mut found = bounded(api.list(&only)).await?.items.into_iter();
+        Ok(found.find(|found| found.metadata.uid == owner.metadata.uid))
     }
 
     /// Reads the current versions of these webhooks, and returns those that still have something to tell.
