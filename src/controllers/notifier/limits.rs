@@ -68,13 +68,13 @@ mod tests {
         };
         let at = |minutes: i64| Timestamp::UNIX_EPOCH + SignedDuration::from_mins(minutes);
         let mut sent = vec![at(-30)];
-        let mut take = |now| match next_mail(limits, &sent, at(now)) {
-            Some(next) => Err(next.as_second() / 60),
-            None => {
-                sent = with(limits, &sent, at(now));
-                assert!(sent.len() <= 3 && sent.last() == Some(&at(now)));
-                Ok(())
+        let mut take = |now| {
+            if let Some(next) = next_mail(limits, &sent, at(now)) {
+                return Err(next.as_second() / 60);
             }
+            sent = with(limits, &sent, at(now));
+            assert!(sent.len() <= 3 && sent.last() == Some(&at(now)));
+            Ok(())
         };
         assert_eq!(take(0), Ok(()));
         assert_eq!(take(60), Ok(()));

@@ -258,13 +258,13 @@ impl Stored {
         let Some(webhook) = self.webhooks.get_mut(name.trim_end_matches("/status")) else {
             return failure(404, "NotFound");
         };
-        match method {
-            &Method::GET => (200, webhook.clone()),
-            &Method::PUT if self.refuses => failure(500, "InternalError"),
-            &Method::PUT if body["metadata"]["resourceVersion"] != webhook["metadata"]["resourceVersion"] => {
+        match *method {
+            Method::GET => (200, webhook.clone()),
+            Method::PUT if self.refuses => failure(500, "InternalError"),
+            Method::PUT if body["metadata"]["resourceVersion"] != webhook["metadata"]["resourceVersion"] => {
                 failure(409, "Conflict")
             }
-            &Method::PUT => {
+            Method::PUT => {
                 webhook["status"] = body["status"].clone();
                 (200, changed(webhook))
             }

@@ -141,11 +141,11 @@ impl Worker {
                 return Ok(Some(after(next)));
             }
             // The watches may not show yet that these were told of.
-            let account = self.logged(namespace, self.account(&owner).await)?;
+            let account = logged(namespace, self.account(&owner).await)?;
             if let Some(next) = next_mail(&account.ok_or(Failed)?) {
                 return Ok(Some(after(next)));
             }
-            let fresh = self.logged(namespace, self.webhooks(namespace, &due).await)?;
+            let fresh = logged(namespace, self.webhooks(namespace, &due).await)?;
             let (due, next) = limits::due(limits, fresh, now);
             if due.is_empty() {
                 return Ok(next.map(after));
@@ -165,7 +165,7 @@ impl Worker {
         };
         mail.sent_at = Some(sent_at);
         self.record(namespace, &mail.webhooks, &Ok(sent_at)).await?;
-        self.logged(namespace, self.count(&owner, sent_at).await)?;
+        logged(namespace, self.count(&owner, sent_at).await)?;
         // Whatever has happened in the meantime.
         Ok(Some(GATHER))
     }
@@ -221,7 +221,7 @@ impl Worker {
         let recorded: Vec<_> = recording.buffer_unordered(CALLS_AT_ONCE).collect().await;
         // One that cannot be recorded must not keep the others from being so.
         let all: Result<Vec<bool>, _> = recorded.into_iter().collect();
-        Ok(self.logged(namespace, all)?.contains(&true))
+        Ok(logged(namespace, all)?.contains(&true))
     }
 
     /// Counts a mail in the status of the Account, which outlasts its webhooks.
@@ -270,11 +270,11 @@ impl Worker {
             .try_filter_map(|found| async { Ok(found.filter(super::has_news).map(Arc::new)) });
         found.try_collect().await
     }
+}
 
-    fn logged<T>(&self, namespace: &str, result: Result<T, CallError>) -> Result<T, Failed> {
-        result.map_err(|error| {
-            tracing::warn!(namespace, %error, "cannot read or record what an account holder was told; will retry");
-            Failed
-        })
-    }
+fn logged<T>(namespace: &str, result: Result<T, CallError>) -> Result<T, Failed> {
+    result.map_err(|error| {
+        tracing::warn!(namespace, %error, "cannot read or record what an account holder was told; will retry");
+        Failed
+    })
 }
