@@ -105,7 +105,6 @@ fn whole_webhook_status() -> Value {
         "dropped": 5, "lastSuccessAt": "2026-11-21T10:00:00Z", "lastFailureAt": "2026-11-21T10:00:00Z", "lastFailure": "no",
         "previousSecretExpiresAt": "2026-11-21T10:00:00Z", "accountUid": "u",
         "notifiedAt": "2026-11-21T10:00:00Z",
-        "accountNotifiedAt": ["2026-11-21T09:00:00Z", "2026-11-21T10:00:00Z"],
         "backlog": {
             "since": "2026-11-21T10:00:00Z", "droppedBefore": 2, "notifiedAt": "2026-11-21T10:00:00Z",
             "notificationError": "no",

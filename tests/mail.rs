@@ -5,7 +5,7 @@ use mailin::{
     AuthMechanism, Response,
     response::{NO_MAILBOX, OUT_OF_SPACE, TEMP_AUTH_FAILURE, TRANSACTION_FAILED},
 };
-use stellage::mail::{AffectedWebhook, DisabledWebhook, MailError, MailSettings, Mailer, Reason, Step};
+use stellage::mail::{MailError, MailSettings, Mailer, Notification, Step};
 use tokio::{io::AsyncReadExt as _, net::TcpListener, time::timeout};
 
 use crate::support::{
@@ -16,26 +16,13 @@ use crate::support::{
 const PASSWORD: &str = "p:ss/w@rd";
 const PASSWORD_IN_URL: &str = "p%3Ass%2Fw%40rd";
 
-fn webhook() -> DisabledWebhook {
-    DisabledWebhook {
-        webhook: AffectedWebhook {
-            account_email: "ada@example.com".into(),
-            account_name: "demo".into(),
-            uid: "6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11".into(),
-            id: "wh_0123456789abcdef".into(),
-            name: "orders".into(),
-            namespace: "demo".into(),
-            url: "https://hooks.example.com/stellage".into(),
-        },
-        disabled_at: "2026-11-21T10:00:00.5Z".parse().unwrap(),
-        reason: Reason::RetriesExhausted,
-        delivery_id: "dlv_abc".into(),
-        event_id: "evt_def".into(),
-        event_type: "instance.started".into(),
-        attempts: 6,
-        last_status: None,
-        last_error: Some("connection refused".into()),
-        held: true,
+fn notification() -> Notification {
+    Notification {
+        to: "ada@example.com".into(),
+        subject: "Webhook wh_0123456789abcdef is disabled: instance.started could not be delivered".into(),
+        id: "webhooks.0123456789abcdef".into(),
+        date: "2026-11-21T10:00:00.5Z".parse().unwrap(),
+        body: "The account demo has 1 disabled webhook.\n\n1. Fix the receiver.\n".into(),
     }
 }
 
@@ -50,17 +37,14 @@ fn settings(url: &str) -> MailSettings {
     }
 }
 
-/// Sends the mail about [`webhook`] with a URL in which PORT is the server's port.
+/// Sends [`notification`] with a URL in which PORT is the server's port.
 async fn send(server: &SmtpServer, url: &str) -> Result<(), MailError> {
     let url = url.replace("PORT", &server.address.port().to_string());
     let settings = MailSettings {
         smtp_ca: Some(server.authority()),
         ..settings(&url)
     };
-    Mailer::new(&settings)
-        .unwrap()
-        .send(&webhook().notification())
-        .await
+    Mailer::new(&settings).unwrap().send(&notification()).await
 }
 
 fn parse(content: &[u8]) -> Message<'_> {
@@ -96,13 +80,13 @@ async fn a_mail_arrives_with_its_headers_and_its_words() {
     );
     assert_eq!(
         message.message_id(),
-        Some("webhook-disabled.6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11.1795255200500000@stellage.dev")
+        Some("webhooks.0123456789abcdef@stellage.dev")
     );
     assert_eq!(message.date().unwrap().to_rfc3339(), "2026-11-21T10:00:00Z");
     assert_eq!(header(&message, "Auto-Submitted"), "auto-generated");
     assert_eq!(header(&message, "MIME-Version"), "1.0");
     let body = message.body_text(0).unwrap().replace("\r\n", "\n");
-    assert_eq!(body.trim_end(), webhook().notification().body.trim_end());
+    assert_eq!(body.trim_end(), notification().body.trim_end());
     assert!(server.is_idle(), "it is one mail");
 }
 
@@ -110,7 +94,7 @@ async fn a_mail_arrives_with_its_headers_and_its_words() {
 async fn lines_that_begin_with_a_dot_and_text_beyond_ascii_arrive_as_they_were() {
     let mut server = SmtpServer::start(Behaviour::default()).await;
     let mailer = Mailer::new(&settings(&format!("smtp://{}", server.address))).unwrap();
-    let mut mail = webhook().notification();
+    let mut mail = notification();
     for body in [
         "first\n.\n..\n.hidden\nQUIT\nlast\n".to_owned(),
         "Größe ≥ 10 – 日本語\n.\n..ende\n".to_owned(),
@@ -154,7 +138,7 @@ async fn mail_is_encrypted_and_the_certificate_is_checked() {
 
         let url = url.replace("PORT", &server.address.port().to_string());
         let mailer = Mailer::new(&settings(&url)).unwrap();
-        let error = mailer.send(&webhook().notification()).await.unwrap_err();
+        let error = mailer.send(&notification()).await.unwrap_err();
         assert!(matches!(error, MailError::Connection { .. }), "{error:?}");
         assert!(!error.is_permanent());
         assert!(
@@ -324,7 +308,7 @@ async fn a_server_that_never_answers_is_given_up() {
         ..settings(&url)
     });
     let mailer = mailer.unwrap();
-    let sent = timeout(PATIENCE, async { mailer.send(&webhook().notification()).await }).await;
+    let sent = timeout(PATIENCE, async { mailer.send(&notification()).await }).await;
     let error = sent.expect("to be given up").unwrap_err();
     assert!(
         matches!(error, MailError::Timeout { seconds: 1, .. }),
@@ -353,7 +337,7 @@ async fn a_server_that_is_not_there_is_a_passing_failure() {
     let address = listener.local_addr().unwrap();
     drop(listener);
     let mailer = Mailer::new(&settings(&format!("smtp://{address}"))).unwrap();
-    let error = mailer.send(&webhook().notification()).await.unwrap_err();
+    let error = mailer.send(&notification()).await.unwrap_err();
     assert!(
         matches!(
             error,
@@ -378,7 +362,7 @@ async fn an_address_that_is_none_is_refused_before_anything_is_sent() {
         "ada@example.com, eve@example.com",
         "ada@example.com\r\nBcc: eve@example.com",
     ] {
-        let mut mail = webhook().notification();
+        let mut mail = notification();
         wrong.clone_into(&mut mail.to);
         let error = mailer.send(&mail).await.unwrap_err();
         assert!(matches!(error, MailError::Recipient(_)), "{error:?}");
@@ -395,7 +379,7 @@ async fn without_a_url_sending_says_so() {
     })
     .unwrap();
     assert!(!mailer.is_configured());
-    let error = mailer.send(&webhook().notification()).await.unwrap_err();
+    let error = mailer.send(&notification()).await.unwrap_err();
     assert_eq!(error, MailError::NotConfigured);
     assert!(error.to_string().contains("--smtp-url (STELLAGE_SMTP_URL)"));
 }
@@ -407,23 +391,23 @@ async fn mails_become_files_that_sort_by_date() {
     let url = url::Url::from_file_path(&folder).unwrap();
     let mailer = Mailer::new(&settings(url.as_str())).unwrap();
     assert!(folder.is_dir(), "it is there from the start");
-    let mut later = webhook();
-    later.disabled_at += jiff::SignedDuration::from_millis(1);
+    let mut later = notification();
+    later.date += jiff::SignedDuration::from_millis(1);
+    later.id = "webhooks.fedcba9876543210".into();
     std::fs::remove_dir(&folder).unwrap();
-    mailer.send(&later.notification()).await.unwrap();
-    mailer.send(&webhook().notification()).await.unwrap();
-    mailer.send(&webhook().notification()).await.unwrap();
+    mailer.send(&later).await.unwrap();
+    mailer.send(&notification()).await.unwrap();
+    mailer.send(&notification()).await.unwrap();
     let entries = std::fs::read_dir(&folder).unwrap();
     let mut names: Vec<_> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    let suffix = "-webhook-disabled.6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11.";
     assert_eq!(
         names,
         [
-            format!("20261121T100000.500000Z{suffix}1795255200500000.eml"),
-            format!("20261121T100000.501000Z{suffix}1795255200501000.eml"),
+            "20261121T100000.500000Z-webhooks.0123456789abcdef.eml",
+            "20261121T100000.501000Z-webhooks.fedcba9876543210.eml",
         ],
         "a repetition replaces its like, and nothing unfinished stays"
     );
@@ -433,12 +417,7 @@ async fn mails_become_files_that_sort_by_date() {
         message.to().unwrap().first().unwrap().address(),
         Some("ada@example.com")
     );
-    assert!(
-        message
-            .body_text(0)
-            .unwrap()
-            .contains("evt_def (instance.started)")
-    );
+    assert!(message.body_text(0).unwrap().contains("1 disabled webhook"));
 }
 
 #[tokio::test]
@@ -446,7 +425,7 @@ async fn who_watches_the_folder_never_reads_half_a_mail() {
     let folder = tempfile::tempdir().unwrap();
     let url = url::Url::from_file_path(folder.path()).unwrap();
     let mailer = Mailer::new(&settings(url.as_str())).unwrap();
-    let mut mail = webhook().notification();
+    let mut mail = notification();
     mail.body = format!("{}The end.\n", format!("{}\n", "long ".repeat(180)).repeat(500));
     let path = folder.path().to_owned();
     let (stop, stopped) = std::sync::mpsc::channel::<()>();

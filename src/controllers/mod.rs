@@ -6,7 +6,8 @@
 //! - [`backup`]: makes, keeps and deletes backups;
 //! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
 //! - [`monitoring`]: samples the usage of servers;
-//! - [`webhook`]: delivers these events, and keeps the records;
+//! - [`webhook`]: delivers these events, and keeps the records; [`notifier`]: tells account holders by e-mail what is wrong with
+//!   their webhooks.
 
 pub mod account;
 pub mod backup;
@@ -14,6 +15,7 @@ pub mod instance;
 pub mod invoice;
 pub mod ledger;
 pub mod monitoring;
+pub mod notifier;
 #[cfg(test)]
 mod tests;
 pub mod webhook;

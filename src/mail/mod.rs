@@ -1,7 +1,6 @@
-//! Notification e-mails: their texts, and sending them to a mail server or into a folder.
+//! Notification e-mails: their text, and sending them to a mail server or into a folder.
 //!
-//! - `disabled`: the e-mail about a disabled webhook; `backlog`: the one about too many deliveries; `problems`: the one about
-//!   several such problems; `affected`: the webhook that an e-mail is about; `text`: wrapped text;
+//! - `report`: the e-mail about disabled webhooks and backlogs;
 //! - `message`: a notification, and its conversion to an e-mail message;
 //! - `smtp`: sends over SMTP; `folder`: writes `.eml` files;
 //! - `settings`: the flags; `error`: the errors.
@@ -9,16 +8,12 @@
 //! Delivery is at least once: if the connection breaks after the last byte, only the mail server knows whether it has the
 //! mail. A repeated mail has the same Message-ID, so mail programs can recognise it.
 
-mod affected;
-mod backlog;
-mod disabled;
 mod error;
 mod folder;
 mod message;
-mod problems;
+mod report;
 mod settings;
 mod smtp;
-mod text;
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -26,12 +21,9 @@ use lettre::message::Mailbox;
 use tokio::time::timeout;
 use url::Url;
 
-pub use affected::AffectedWebhook;
-pub use backlog::BackloggedWebhook;
-pub use disabled::{DisabledWebhook, Reason};
 pub use error::{MailError, Step};
 pub use message::Notification;
-pub use problems::{Fingerprint, MAX_LISTED, Problem, Problems};
+pub use report::report;
 pub use settings::{MailLimits, MailSettings, SmtpUrl};
 use smtp::Server;
 

@@ -5,7 +5,7 @@ use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr, time::Duration}
 use clap::Args;
 use lettre::message::Mailbox;
 
-use crate::resources::webhook::MAX_MAILS_PER_DAY;
+use crate::resources::account::MAX_MAILS_PER_DAY;
 
 /// Settings of notification e-mails. Without `--smtp-url` none is sent.
 #[derive(Args, Clone, Debug)]

@@ -10,7 +10,7 @@ use super::{
     conditions,
     invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES},
     origin, times,
-    webhook::{DEFAULT_WEBHOOK_QUOTA, mail_times},
+    webhook::DEFAULT_WEBHOOK_QUOTA,
 };
 
 /// Keeps an Account until its namespace is empty and has been released.
@@ -25,6 +25,9 @@ pub const LEFTOVERS: &str = "Leftovers";
 /// Condition of an [`Account`]: nobody tells its holder about webhooks, because the operator has no mail server. Absent until that is
 /// so.
 pub const MAIL_UNAVAILABLE: &str = "MailUnavailable";
+
+/// Most e-mails within 24 hours that the operator may be set to send to an account holder, so that a status can list them.
+pub const MAX_MAILS_PER_DAY: u16 = 1000;
 
 /// Instances that an account may have if neither its spec nor the operator's settings say otherwise (decisions, section 8).
 pub const DEFAULT_INSTANCE_QUOTA: u32 = 100;
@@ -115,6 +118,12 @@ fn address(_: &mut SchemaGenerator) -> Schema {
             }]
         }
     })
+}
+
+fn mail_times(generator: &mut SchemaGenerator) -> Schema {
+    let mut item = times::time(generator);
+    item.insert("description".to_owned(), "When an e-mail was sent.".into());
+    json_schema!({ "type": "array", "maxItems": MAX_MAILS_PER_DAY, "items": item })
 }
 
 /// The observed state of an Account.

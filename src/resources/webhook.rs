@@ -17,9 +17,6 @@ pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;
 /// Maximum length of a signing secret, in characters (decisions, section 5).
 pub const MAX_SECRET_CHARACTERS: usize = 255;
 
-/// Most e-mails within 24 hours that the operator may be set to send to an account holder, so that a status can list them.
-pub const MAX_MAILS_PER_DAY: u16 = 1000;
-
 /// Key in the Secret that holds the signing secret, unless `spec.secretRef.key` names another.
 pub const SECRET_KEY: &str = "secret";
 
@@ -167,12 +164,6 @@ fn event_types(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-pub(super) fn mail_times(generator: &mut SchemaGenerator) -> Schema {
-    let mut item = times::time(generator);
-    item.insert("description".to_owned(), "When an e-mail was sent.".into());
-    json_schema!({ "type": "array", "maxItems": MAX_MAILS_PER_DAY, "items": item })
-}
-
 /// Why a webhook was disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 pub enum DisableReason {
@@ -284,12 +275,6 @@ pub struct WebhookStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub notified_at: Option<Timestamp>,
-
-    /// When the account holder was sent e-mails, about this webhook or others of the account, in the 24 hours up to
-    /// `notifiedAt`. From these, a restarted operator knows how many more it may send today.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "mail_times")]
-    pub account_notified_at: Vec<Timestamp>,
 
     /// Number of deliveries that wait for an attempt.
     #[serde(default)]

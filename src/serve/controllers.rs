@@ -17,6 +17,7 @@ use crate::{
         invoice::{self, InvoiceController},
         ledger::Ledger,
         monitoring::MonitoringController,
+        notifier::{self, Notifier},
         webhook::{self, WebhookController},
     },
     delivery::{ReceiverClient, TargetRules},
@@ -205,6 +206,7 @@ struct Controllers<'a> {
     open_invoices: ByNamespace<Invoice>,
     invoice_queue: ReconcileQueue<Invoice>,
     webhooks: WebhookController,
+    notifier: Notifier,
     monitor: Arc<Monitor>,
     /// They end with the term.
     watches: Watches,
@@ -229,14 +231,20 @@ impl<'a> Controllers<'a> {
             client: watches.client.clone(),
             receivers: candidate.receivers.clone(),
             rules: candidate.rules.clone(),
-            mailer: candidate.mailer.clone(),
-            mail_limits: settings.mail.limits(),
             directory: directory.clone(),
             settings: settings.delivery.clone(),
             write_concurrency: settings.write_concurrency,
             metrics: watches.metrics.clone(),
             clock: clock.clone(),
             server_time: server_time.clone(),
+        });
+        let notifier = Notifier::new(notifier::Deps {
+            client: watches.client.clone(),
+            mailer: candidate.mailer.clone(),
+            limits: settings.mail.limits(),
+            directory: directory.clone(),
+            metrics: watches.metrics.clone(),
+            clock: clock.clone(),
         });
         let (ledger, instances, open_invoices) =
             (Ledger::default(), ByNamespace::default(), ByNamespace::default());
@@ -289,6 +297,7 @@ impl<'a> Controllers<'a> {
             open_invoices,
             invoice_queue: ReconcileQueue::default(),
             webhooks,
+            notifier,
             watches,
         }
     }
@@ -296,7 +305,10 @@ impl<'a> Controllers<'a> {
     /// Attaches these controllers to the watches, and detaches those of an earlier term.
     fn listen(&self, slots: &Slots, stores: &Stores) {
         let listeners = self.webhooks.listeners();
-        slots.webhooks.fill(vec![listeners.webhooks], &stores.webhooks);
+        let [untold, changed] = self.notifier.listeners();
+        slots
+            .webhooks
+            .fill(vec![listeners.webhooks, untold, changed], &stores.webhooks);
         slots
             .deliveries
             .fill(vec![listeners.deliveries], &stores.deliveries);
@@ -477,6 +489,8 @@ impl<'a> Controllers<'a> {
         let monitoring = self.monitoring_controller();
         let grace = self.candidate.common.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.candidate.identity);
+        let notifier_events = Events::new(client.clone(), "notifier", &self.candidate.identity);
+        let (shown_webhooks, tenure) = (webhooks.clone(), leadership.tenure.clone());
         let stores = webhook::Stores {
             webhooks,
             deliveries,
@@ -498,6 +512,8 @@ impl<'a> Controllers<'a> {
         let work = async {
             tokio::join!(
                 self.webhooks.run(webhook_events, term.clone(), grace),
+                self.notifier
+                    .run(shown_webhooks, tenure, notifier_events, term.clone()),
                 self.invoices
                     .run(accounts.clone(), self.invoice_queue, invoices, term.clone()),
                 self.accounts.run(accounts, &self.watches, term.clone()),

@@ -15,7 +15,6 @@
 //!   and `log_tally` knows when; `owners`: which account they belong to;
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
-//! - `notify`: notifies account holders by e-mail; `mail_queue`: which ones; `mail_limiter`: how often;
 //! - `retention`: deletes old finished Deliveries; `finished`: lists and deletes them.
 
 mod event_log;
@@ -25,9 +24,6 @@ mod listeners;
 mod log_retention;
 mod log_tally;
 mod lookup;
-mod mail_limiter;
-mod mail_queue;
-mod notify;
 mod owners;
 mod resend;
 mod resend_queue;
@@ -59,7 +55,6 @@ use super::account::AccountDirectory;
 use crate::{
     delivery::{DeliverySettings, ReceiverClient, TargetRules},
     events::Outbox,
-    mail::{MailLimits, Mailer},
     resources::{Delivery, HasOutbox, Webhook},
     runtime::{Clock, Metrics, ServerTime, Store, events::Events, lease::Tenure, watch::Listener},
 };
@@ -72,10 +67,6 @@ pub struct Deps {
     pub receivers: ReceiverClient,
     /// Which receivers webhooks may call.
     pub rules: TargetRules,
-    /// Notifies account holders.
-    pub mailer: Mailer,
-    /// Limits on how often they are notified.
-    pub mail_limits: MailLimits,
     /// Maps namespaces to the Accounts that own them.
     pub directory: AccountDirectory,
     /// How events are delivered and recorded.

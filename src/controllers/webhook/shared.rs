@@ -6,14 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use jiff::Timestamp;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use super::{
     Deps,
     log_tally::LogTally,
-    mail_limiter::MailLimiter,
-    mail_queue::MailQueue,
     owners::Owners,
     resend_queue::Requests,
     secret_cache::{Problem, SecretCache},
@@ -55,8 +52,6 @@ pub(super) struct Shared {
     /// Wakes the poll of secrets: there is one that has never been read.
     pub(super) unread: Notify,
     pub(super) secrets: SecretCache,
-    /// Limits the number of mails sent at the same time.
-    pub(super) mailing: Semaphore,
 }
 
 /// The mutable state, under one lock that is never held across an await.
@@ -81,9 +76,6 @@ pub(super) struct State {
     pub(super) counter_writes: WriteBudget,
     /// The budget for writes of changed health.
     pub(super) health_writes: WriteBudget,
-    /// Webhooks with a disablement or a backlog that the account holder has not been notified about.
-    pub(super) mails: MailQueue,
-    pub(super) mail_limiter: MailLimiter,
     pub(super) log_tally: LogTally,
     /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
@@ -105,9 +97,6 @@ pub(super) struct State {
 pub(super) const AT_ONCE: usize = 64;
 /// Outboxes taken over each time the lock is held. Each may have dozens of events, and each event as many jobs.
 const CLAIMS_AT_ONCE: usize = 8;
-
-/// Maximum number of mails sent at the same time, each on its own connection.
-const MAILS_AT_ONCE: usize = 8;
 
 /// A change that a watch has shown.
 pub(super) enum Shown {
@@ -134,66 +123,10 @@ pub(super) struct CachedWebhook {
     pub(super) shown: bool,
     /// A disablement to write to its status.
     pub(super) disablement: Option<Disablement>,
-    /// The last e-mail about it.
-    pub(super) notification: Option<Notification>,
     /// When its status was last written.
     pub(super) written: Option<Instant>,
     /// When a write of its status last failed.
     pub(super) failed: Option<Instant>,
-}
-
-/// What an e-mail says about a webhook.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct NotificationContent {
-    /// When the webhook was disabled.
-    pub(super) disabled_at: Option<Timestamp>,
-    /// When its backlog began.
-    pub(super) backlog_since: Option<Timestamp>,
-}
-
-impl NotificationContent {
-    /// What the account holder still has to be told, according to the status.
-    pub(super) fn untold(webhook: &Webhook) -> Self {
-        Self {
-            disabled_at: webhook.untold().map(|disabled| disabled.at),
-            backlog_since: webhook.untold_backlog().map(|backlog| backlog.since),
-        }
-    }
-
-    pub(super) fn is_nothing(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Whether both are about the same disablement or the same backlog.
-    pub(super) fn overlaps(&self, other: &Self) -> bool {
-        let same = |one: Option<Timestamp>, other| one.is_some() && one == other;
-        same(self.disabled_at, other.disabled_at) || same(self.backlog_since, other.backlog_since)
-    }
-}
-
-/// The outcome of an e-mail to the account holder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Notification {
-    /// What it says.
-    pub(super) told: NotificationContent,
-    /// When it was sent, or why it has not been sent yet.
-    pub(super) result: Result<Sent, String>,
-}
-
-impl Notification {
-    /// When it was sent, if it was.
-    pub(super) fn sent(&self) -> Option<&Sent> {
-        self.result.as_ref().ok()
-    }
-}
-
-/// The times of a sent e-mail.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sent {
-    /// When it was sent.
-    pub(super) at: Timestamp,
-    /// When e-mails were sent to the account holder in the 24 hours up to then, including this one.
-    pub(super) within_day: Arc<[Timestamp]>,
 }
 
 impl Shared {
@@ -206,7 +139,6 @@ impl Shared {
         );
         Self {
             secrets: SecretCache::default(),
-            mailing: Semaphore::new(MAILS_AT_ONCE),
             state: TimedMutex::new(
                 State {
                     tenure: None,
@@ -220,8 +152,6 @@ impl Shared {
                     dirty: HashSet::new(),
                     is_ending: false,
                     later: BTreeSet::new(),
-                    mails: MailQueue::default(),
-                    mail_limiter: MailLimiter::new(deps.mail_limits),
                     log_tally: LogTally::default(),
                     disabled: HashSet::new(),
                     requests: Requests::default(),
@@ -289,7 +219,6 @@ impl Shared {
                     base,
                     shown: false,
                     disablement: None,
-                    notification: None,
                     written: None,
                     failed: None,
                 };
@@ -326,10 +255,6 @@ impl Shared {
             None => {
                 state.disabled.remove(key);
             }
-        }
-        if !NotificationContent::untold(&cached.webhook).is_nothing() {
-            let namespace = cached.webhook.metadata.namespace.as_deref();
-            state.mails.add(namespace.unwrap_or_default(), key, now.wall);
         }
         state.dispatcher.webhook_seen(facts, now);
         state.dirty.insert(key.clone());
@@ -414,8 +339,6 @@ impl Shared {
         state.counter_writes.forget(key);
         state.health_writes.forget(key);
         state.disabled.remove(key);
-        let namespace = cached.webhook.metadata.namespace.as_deref();
-        state.mails.remove(namespace.unwrap_or_default(), key);
         state.unread.remove(key);
         let uid = origin::uid(&cached.webhook.metadata);
         let after = revision(&*cached.webhook);

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::shared::{FORMER_ACCOUNT, Notification};
+use super::shared::FORMER_ACCOUNT;
 use crate::{
     delivery::dispatch::{Backlog, Disablement, Tally},
     resources::{
@@ -40,8 +40,6 @@ pub(super) struct Facts<'a> {
     pub(super) overlap: Option<Timestamp>,
     /// A disablement to write.
     pub(super) disablement: Option<&'a Disablement>,
-    /// The outcome of the last e-mail about the webhook.
-    pub(super) notification: Option<&'a Notification>,
 }
 
 /// The status to write.
@@ -50,7 +48,6 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     let generation = webhook.metadata.generation;
     let disabled = disabled(webhook, facts);
     let before = webhook.status.as_ref();
-    let (notified_at, account_notified_at) = mails(before, facts.notification);
     let mut status = WebhookStatus {
         id: Some(webhook.id()),
         account_uid: account_uid(webhook, facts),
@@ -64,10 +61,10 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         last_failure_at: tally.last_failure_at.or(base.last_failure_at),
         last_failure: tally.last_failure.clone().or_else(|| base.last_failure.clone()),
         previous_secret_expires_at: facts.overlap.filter(|until| *until > now),
-        unnotified: unnotified(webhook, disabled.as_ref(), facts.notification),
+        unnotified: unnotified(webhook, disabled.as_ref()),
         backlog: None,
-        notified_at,
-        account_notified_at,
+        // The notifier writes it, and whatever else concerns e-mails.
+        notified_at: before.and_then(|before| before.notified_at),
         disabled,
         conditions: webhook
             .status
@@ -134,7 +131,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         };
         conditions::set(&mut conditions, desired, generation, now);
     }
-    status.backlog = backlog_period(before, &conditions, facts.notification);
+    status.backlog = backlog_period(before, &conditions);
     status.conditions = conditions;
     status
 }
@@ -204,11 +201,7 @@ fn is_backlogged(conditions: &[Condition], reason: &str) -> bool {
 
 /// The backlog that the account holder has not been told about yet, or has been told about and that still lasts. A backlog
 /// that begins before an earlier one was reported counts as part of it.
-fn backlog_period(
-    before: Option<&WebhookStatus>,
-    conditions: &[Condition],
-    notification: Option<&Notification>,
-) -> Option<BacklogPeriod> {
+fn backlog_period(before: Option<&WebhookStatus>, conditions: &[Condition]) -> Option<BacklogPeriod> {
     let condition = conditions::find(conditions, BACKLOG).filter(|condition| condition.status == "True");
     let known = before.and_then(|before| before.backlog.clone());
     let begun = || {
@@ -219,42 +212,12 @@ fn backlog_period(
             notification_error: None,
         })
     };
-    let mut period = known.or_else(begun)?;
-    if let Some(notification) = notification
-        && notification.told.backlog_since == Some(period.since)
-        && period.notified_at.is_none()
-    {
-        match &notification.result {
-            Ok(sent) => {
-                period.notified_at = Some(sent.at);
-                period.notification_error = None;
-            }
-            Err(error) => period.notification_error = Some(error.clone()),
-        }
-    }
+    let period = known.or_else(begun)?;
     Some(period).filter(|period| condition.is_some() || period.notified_at.is_none())
 }
 
-/// When the last e-mail about the webhook was sent, and all e-mails to its account holder in the 24 hours up to then.
-fn mails(before: Option<&WebhookStatus>, last: Option<&Notification>) -> (Option<Timestamp>, Vec<Timestamp>) {
-    let recorded = before.and_then(|before| before.notified_at);
-    match last.and_then(Notification::sent) {
-        Some(sent) if Some(sent.at) > recorded => (Some(sent.at), sent.within_day.to_vec()),
-        _ => (
-            recorded,
-            before
-                .map(|before| before.account_notified_at.clone())
-                .unwrap_or_default(),
-        ),
-    }
-}
-
 /// The disablement that ended before the account holder was notified of it. A notification of a later one covers it.
-fn unnotified(
-    webhook: &Webhook,
-    disabled: Option<&Disabled>,
-    last: Option<&Notification>,
-) -> Option<Disabled> {
+fn unnotified(webhook: &Webhook, disabled: Option<&Disabled>) -> Option<Disabled> {
     let status = webhook.status.as_ref()?;
     if disabled.is_some() {
         return None;
@@ -262,13 +225,8 @@ fn unnotified(
     let ended = status
         .disabled
         .as_ref()
-        .filter(|disabled| disabled.notified_at.is_none());
-    let sent = last.filter(|last| last.sent().is_some());
-    let is_told = |ended: &&Disabled| sent.is_some_and(|last| last.told.disabled_at == Some(ended.at));
-    ended
-        .or(status.unnotified.as_ref())
-        .filter(|ended| !is_told(ended))
-        .cloned()
+        .filter(|ended| ended.notified_at.is_none());
+    ended.or(status.unnotified.as_ref()).cloned()
 }
 
 /// What a webhook's condition says about its events, after the reason why nothing can be sent.
@@ -316,20 +274,7 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
             notified_at: None,
             notification_error: None,
         });
-    let mut disabled = webhook.disabled().cloned().or(new)?;
-    if let Some(notification) = facts.notification
-        && notification.told.disabled_at == Some(disabled.at)
-        && disabled.notified_at.is_none()
-    {
-        match &notification.result {
-            Ok(sent) => {
-                disabled.notified_at = Some(sent.at);
-                disabled.notification_error = None;
-            }
-            Err(error) => disabled.notification_error = Some(error.clone()),
-        }
-    }
-    Some(disabled)
+    webhook.disabled().cloned().or(new)
 }
 
 /// How urgent a write of a status is.
@@ -375,7 +320,6 @@ fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
             status.observed_generation,
             status.disabled.clone(),
             status.unnotified.clone(),
-            status.notified_at,
             conditions,
         )
     };
@@ -386,10 +330,7 @@ fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
 mod tests {
     use serde_json::json;
 
-    use super::{
-        super::shared::{NotificationContent, Sent},
-        *,
-    };
+    use super::*;
 
     const AT: &str = "2026-11-21T10:00:00Z";
 
@@ -410,14 +351,7 @@ mod tests {
         } })
     }
 
-    fn sent(at: Timestamp) -> Sent {
-        Sent {
-            at,
-            within_day: [at].into(),
-        }
-    }
-
-    fn decide_with(webhook: &Webhook, tally: &Tally, notification: Option<&Notification>) -> WebhookStatus {
+    fn decide_with(webhook: &Webhook, tally: &Tally) -> WebhookStatus {
         let base = webhook.status.clone().unwrap_or_default();
         let facts = Facts {
             base: &base,
@@ -429,7 +363,6 @@ mod tests {
             secret_problem: None,
             overlap: None,
             disablement: None,
-            notification,
             account_uid: None,
         };
         decide(webhook, &facts, "2026-11-21T11:00:00Z".parse().unwrap())
@@ -440,32 +373,23 @@ mod tests {
         let tally = Tally::default();
         let enabled = webhook(2, &disabled(1));
         assert_eq!(enabled.untold(), None, "not recorded yet");
-        let status = decide_with(&enabled, &tally, None);
+        let status = decide_with(&enabled, &tally);
         assert_eq!(status.disabled, None);
         assert_eq!(status.unnotified.as_ref().unwrap().event_id, "evt_1");
         // Another process takes over.
         let enabled = webhook(2, &serde_json::to_value(&status).unwrap());
-        let untold = enabled.untold().unwrap();
-        let sent_at = "2026-11-21T10:30:00Z".parse().unwrap();
-        let notification = Notification {
-            told: NotificationContent {
-                disabled_at: Some(untold.at),
-                backlog_since: None,
-            },
-            result: Ok(sent(sent_at)),
-        };
-        let status = decide_with(&enabled, &tally, Some(&notification));
-        assert_eq!((status.unnotified, status.notified_at), (None, Some(sent_at)));
+        assert_eq!(enabled.untold().unwrap().event_id, "evt_1");
+        assert_eq!(decide_with(&enabled, &tally).unnotified, status.unnotified);
         // A disablement that was reported in time is not kept.
         let mut told = disabled(1);
         told["disabled"]["notifiedAt"] = json!(AT);
-        assert_eq!(decide_with(&webhook(2, &told), &tally, None).unnotified, None);
+        assert_eq!(decide_with(&webhook(2, &told), &tally).unnotified, None);
     }
 
     #[test]
     fn the_condition_backlog_appears_once_there_are_too_many_deliveries_and_waits_for_the_counters() {
         let told = |tally: &Tally, before: &WebhookStatus| {
-            let status = decide_with(&webhook(1, &serde_json::to_value(before).unwrap()), tally, None);
+            let status = decide_with(&webhook(1, &serde_json::to_value(before).unwrap()), tally);
             let backlog = conditions::find(&status.conditions, BACKLOG).cloned();
             (status, backlog.map(|backlog| (backlog.status, backlog.reason)))
         };
@@ -511,7 +435,6 @@ mod tests {
                 secret_problem: None,
                 overlap: None,
                 disablement: None,
-                notification: None,
                 account_uid: None,
             };
             let after = decide(&webhook, &facts, AT.parse().unwrap());
@@ -525,7 +448,7 @@ mod tests {
         let at = |text: &str| Some(text.parse::<Timestamp>().unwrap());
         let after = |before: &WebhookStatus, tally: Tally| {
             let webhook = webhook(1, &serde_json::to_value(before).unwrap());
-            decide_with(&webhook, &tally, None)
+            decide_with(&webhook, &tally)
         };
         let succeeded = |time| Tally {
             delivered: 1,
@@ -552,11 +475,10 @@ mod tests {
     }
 
     #[test]
-    fn a_backlog_is_told_once_and_again_only_when_it_begins_anew() {
-        let again = |before: &WebhookStatus, tally: &Tally, notification: Option<&Notification>| {
-            let webhook = webhook(1, &serde_json::to_value(before).unwrap());
-            let status = decide_with(&webhook, tally, notification);
-            (self::webhook(1, &serde_json::to_value(&status).unwrap()), status)
+    fn a_backlog_is_to_be_told_once_and_again_only_when_it_begins_anew() {
+        let again = |before: &WebhookStatus, tally: &Tally| {
+            let status = decide_with(&webhook(1, &serde_json::to_value(before).unwrap()), tally);
+            (webhook(1, &serde_json::to_value(&status).unwrap()), status)
         };
         let dropping = Tally {
             dropped: 3,
@@ -567,40 +489,22 @@ mod tests {
             dropped: 4,
             ..WebhookStatus::default()
         };
-        let (webhook, begun) = again(&earlier, &dropping, None);
-        let untold = webhook.untold_backlog().unwrap();
-        assert_eq!((untold.dropped_before, begun.dropped), (4, 7));
-        let sent_at = "2026-11-21T11:00:05Z".parse().unwrap();
-        let mailed = |result| Notification {
-            told: NotificationContent::untold(&webhook),
-            result,
-        };
-        // A failed mail is retried; a sent one is not.
-        let (failed, status) = again(&begun, &dropping, Some(&mailed(Err("down".to_owned()))));
-        assert_eq!(
-            NotificationContent::untold(&failed),
-            NotificationContent::untold(&webhook)
-        );
-        assert_eq!(status.backlog.unwrap().notification_error.unwrap(), "down");
-        let (told, status) = again(&begun, &dropping, Some(&mailed(Ok(sent(sent_at)))));
-        assert!(NotificationContent::untold(&told).is_nothing());
-        assert_eq!(status.notified_at, Some(sent_at));
-        assert_eq!(status.account_notified_at, [sent_at]);
-        assert!(is_urgent(&begun, &status), "no crash may repeat it");
-        // Another process takes over and drops more.
-        let (still, status) = again(&status, &dropping, None);
-        assert!(NotificationContent::untold(&still).is_nothing());
-        let (_, over) = again(&status, &Tally::default(), None);
-        assert_eq!(over.backlog, None);
-        let (anew, _) = again(&over, &dropping, None);
-        assert_eq!(anew.untold_backlog().unwrap().dropped_before, over.dropped);
+        let (begun, status) = again(&earlier, &dropping);
+        let untold = begun.untold_backlog().unwrap();
+        assert_eq!((untold.dropped_before, status.dropped), (4, 7));
         // A backlog that ends unreported is reported all the same.
-        let (ended, status) = again(&begun, &Tally::default(), None);
-        assert!(!conditions::is_true(&status.conditions, BACKLOG));
-        assert_eq!(
-            NotificationContent::untold(&ended),
-            NotificationContent::untold(&webhook)
-        );
+        let (ended, ended_status) = again(&status, &Tally::default());
+        assert!(!conditions::is_true(&ended_status.conditions, BACKLOG));
+        assert_eq!(ended.untold_backlog(), Some(untold));
+        // It is told. Another process takes over and drops more.
+        let mut told = status;
+        told.backlog.as_mut().unwrap().notified_at = Some("2026-11-21T11:00:05Z".parse().unwrap());
+        let (still, status) = again(&told, &dropping);
+        assert_eq!(still.untold_backlog(), None);
+        let (_, over) = again(&status, &Tally::default());
+        assert_eq!(over.backlog, None);
+        let (anew, _) = again(&over, &dropping);
+        assert_eq!(anew.untold_backlog().unwrap().dropped_before, over.dropped);
     }
 
     #[test]
@@ -610,7 +514,7 @@ mod tests {
             ..Tally::default()
         };
         let reason = |before: &WebhookStatus, tally: &Tally| {
-            let status = decide_with(&webhook(1, &serde_json::to_value(before).unwrap()), tally, None);
+            let status = decide_with(&webhook(1, &serde_json::to_value(before).unwrap()), tally);
             let reason = conditions::find(&status.conditions, BACKLOG)
                 .unwrap()
                 .reason

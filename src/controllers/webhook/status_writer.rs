@@ -10,7 +10,6 @@ use kube::Api;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    notify,
     secret_cache::Problem,
     shared::{AT_ONCE, CachedWebhook, Shared, State, key_of},
     status::{self, Facts, Urgency},
@@ -46,15 +45,6 @@ pub(super) async fn run(shared: Arc<Shared>, events: Events, shutdown: Cancellat
         if counted.is_none_or(|at| at.elapsed() >= CHECK_EVERY) {
             count(&shared);
             counted = Some(Instant::now());
-        }
-        for namespace in notify::due(&shared) {
-            let (shared, shutdown) = (shared.clone(), shutdown.clone());
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = shutdown.cancelled() => {}
-                    () = notify::send(&shared, &namespace) => {}
-                }
-            });
         }
         tokio::select! {
             () = shutdown.cancelled() => break,
@@ -233,7 +223,6 @@ fn status_of(
         secret_problem: secret.problem().map(Problem::reason_and_message),
         overlap: secret.overlap(),
         disablement: cached.disablement.as_ref(),
-        notification: cached.notification.as_ref(),
     };
     status::decide(&cached.webhook, &facts, now)
 }
@@ -315,11 +304,6 @@ fn publish(events: &Events, before: &Webhook, after: &Webhook) {
             );
         }
         _ => {}
-    }
-    let notified = |webhook: &Webhook| webhook.status.as_ref().and_then(|status| status.notified_at);
-    if notified(after) > notified(before) {
-        let note = "the account holder was notified by e-mail";
-        events.publish(after, false, "Notified", "Notify", note);
     }
 }
 

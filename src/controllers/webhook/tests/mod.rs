@@ -1,11 +1,9 @@
 //! The controller without a cluster.
 //!
 //! - `locks`: the work done under the lock of the state;
-//! - `mails`: what account holders are told, and how often;
 //! - `requests`: what the controller requests from the API server, and how often.
 
 mod locks;
-mod mails;
 mod requests;
 
 use std::sync::Arc;
@@ -18,7 +16,6 @@ use super::Deps;
 use crate::{
     controllers::account::AccountDirectory,
     delivery::{DeliverySettings, ReceiverClient, TargetRules, client::ClientSettings},
-    mail::{MailSettings, Mailer},
     resources::Webhook,
     runtime::{Metrics, ServerTime, SystemClock},
 };
@@ -27,20 +24,16 @@ use crate::{
 struct Flags {
     #[command(flatten)]
     delivery: DeliverySettings,
-    #[command(flatten)]
-    mail: MailSettings,
 }
 
 /// What a controller with these flags depends on. There is no API server, and no Account.
 pub(super) fn deps(flags: &[&str]) -> Deps {
-    let Flags { delivery, mail } = Flags::parse_from([&["test"], flags].concat());
+    let Flags { delivery } = Flags::parse_from([&["test"], flags].concat());
     let nowhere = Config::new("http://127.0.0.1:9".parse().unwrap());
     Deps {
         client: Client::try_from(nowhere).unwrap(),
         receivers: ReceiverClient::new(ClientSettings::default(), TargetRules::default()).unwrap(),
         rules: TargetRules::default(),
-        mailer: Mailer::new(&mail).unwrap(),
-        mail_limits: mail.limits(),
         directory: AccountDirectory::default(),
         settings: delivery,
         write_concurrency: 8,
