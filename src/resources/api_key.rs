@@ -86,6 +86,7 @@ pub struct ApiKeySpec {
     /// What `sha256` is the digest of: `AccountAndKey`, or (by default) `Key`, which is outdated: replace such a key with one
     /// from `stellage key create`. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "DigestOf")]
     pub digest_of: Option<DigestOf>,
 
     /// Set by the operator if an older ApiKey in another namespace has the same `sha256`, and `digestOf` is `Key`: whoever copied

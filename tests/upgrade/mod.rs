@@ -161,7 +161,7 @@ fn lacks(now: &Value, before: &Value, path: &str, found: &mut BTreeSet<String>) 
 fn new_fields() -> BTreeSet<String> {
     let before = schemas(&fs::read_to_string(recorded("crds.yaml")).unwrap());
     let mut new = BTreeSet::new();
-    let complete = stellage::resources::complete_crds();
+    let complete = stellage::resources::crds();
     let complete: Vec<_> = complete
         .iter()
         .map(|crd| serde_json::to_string(crd).unwrap())

@@ -130,7 +130,7 @@ fn description(instance: &Instance, now: Timestamp) -> String {
     if let Some(operation) = instance
         .status
         .as_ref()
-        .and_then(|status| status.operation.as_deref())
+        .and_then(|status| status.operation.as_ref())
     {
         let kind = operation.kind.as_str().to_lowercase();
         fields.push((
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_description_shows_the_current_and_the_pending_plan() {
         let pending = instance(
-            &json!({ "plan": "business", "planChange": "OnReboot", "name": "Web-1" }),
+            &json!({ "plan": "business", "planOnReboot": "business", "name": "Web-1" }),
             running(),
         );
         let text = description(&pending, now());
