@@ -10,8 +10,10 @@ use stellage::{
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 
+// glibc's allocator puts what is needed for long, the objects of the API server, side by side with what is needed for a moment, and
+// returns only whole unused pages.
 #[global_allocator]
-static ALLOCATOR: allocator::Jemalloc = allocator::Jemalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// The version; in an image or a release with the commit, which `make image` puts in.
 const VERSION: &str = match option_env!("STELLAGE_VERSION") {
@@ -108,11 +110,7 @@ fn print(text: &str) {
 }
 
 fn main() -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .on_thread_park(allocator::before_sleep)
-        .build();
-    match runtime {
+    match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(run()),
         Err(error) => {
             eprintln!("error: cannot start the threads of the program: {error}");

@@ -205,11 +205,7 @@ pub async fn serve(
         on_backups.push(Box::new(slots.backups.clone()));
         on_webhooks.push(Box::new(slots.webhooks.clone()));
     }
-    let small = |instance: &mut Instance| {
-        tracking::forget_foreign(instance);
-        instance.shrink();
-    };
-    let instances = watches.spawn_without(watcher::Config::default(), small, on_instances);
+    let instances = watch_tenant_objects(&watches, on_instances);
     let backups = watch_tenant_objects(&watches, on_backups);
     let webhooks = watch_tenant_objects(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);

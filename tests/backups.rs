@@ -137,8 +137,8 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
     assert_eq!(restored["image"], "debian-13");
     let object = tenant.instances().get(&web).await.unwrap();
     let name = id.replace('_', "-");
-    assert_eq!(object.spec.restore_from.as_deref(), Some(&name));
-    assert_eq!(object.status.unwrap().restored_from.as_deref(), Some(&name));
+    assert_eq!(object.spec.restore_from.as_deref(), Some(&*name));
+    assert_eq!(object.status.unwrap().restored_from.as_deref(), Some(&*name));
     expect(&tenant, 202, Method::POST, &rebuild, Some(&image), &[]).await;
     wait_for(&tenant, &web, "running").await;
     let object = tenant.instances().get(&web).await.unwrap();
@@ -341,7 +341,7 @@ async fn an_instance_whose_backup_is_gone_says_what_to_do_and_is_made_from_its_i
     let tenant = Tenant::new("bkp-gone").await;
     tenant
         .apply("web", |web| {
-            web.spec.restore_from = Some(Box::new("gone".to_owned()));
+            web.spec.restore_from = Some("gone".to_owned());
         })
         .await;
     let says = "remove spec.restoreFrom to install spec.image";

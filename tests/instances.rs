@@ -110,10 +110,7 @@ async fn any_spec_change_in_the_middle_of_an_operation_converges() {
         (done.plan.unwrap().as_str(), done.disk_size_gb),
         ("performance", Some(160))
     );
-    assert_eq!(
-        done.rebuild_requested_at.as_deref().map(String::as_str),
-        Some("2026-11-21T11:00:00Z")
-    );
+    assert_eq!(done.rebuild_requested_at.as_deref(), Some("2026-11-21T11:00:00Z"));
     assert_eq!(done.power_state, Some(PowerState::Running));
 }
 

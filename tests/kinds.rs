@@ -32,7 +32,7 @@ fn whole_instance() -> Value {
         "spec": {
             "name": "Web.1", "plan": "business", "region": "de-fra-1", "image": "ubuntu-24.04",
             "sshKeys": [SSH_KEY], "privateNetwork": "pn-abc1", "backupEnabled": true, "monitoringEnabled": true,
-            "tags": ["env:prod", "a"], "powerState": "Stopped", "planChange": "OnReboot",
+            "tags": ["env:prod", "a"], "powerState": "Stopped", "planOnReboot": "business",
             "startRequestedAt": "2026-11-21T10:00:00Z", "powerOffRequestedAt": "2026-11-21T10:00:01.5Z",
             "rebootRequestedAt": "2026-11-21T10:00:02+01:00", "rebuildRequestedAt": "2026-11-21T10:00:03Z",
             "restoreFrom": "before", "deletionProtection": false,
@@ -217,7 +217,7 @@ fn fields(
 fn crd(
     kind: &str,
 ) -> k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition {
-    stellage::resources::complete_crds()
+    stellage::resources::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == kind)
         .unwrap()
@@ -242,6 +242,52 @@ async fn the_api_server_takes_the_crds_without_a_warning() {
         .unwrap();
     let complaints = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && complaints.is_empty(), "{complaints}");
+}
+
+/// The paths of the fields that `kubectl explain --recursive` prints: an indentation of two for each level.
+fn explained(text: &str) -> Vec<String> {
+    let (mut path, mut paths) = (Vec::new(), Vec::new());
+    for line in text.lines().filter(|line| line.contains("\t<")) {
+        let name = line.trim_start();
+        let level = (line.len() - name.len()) / 2;
+        path.truncate(level.saturating_sub(1));
+        path.push(name.split('\t').next().unwrap());
+        paths.push(path.join("."));
+    }
+    paths
+}
+
+/// The paths of the fields of a schema.
+fn paths(schema: &Value, path: &str, found: &mut Vec<String>) {
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}{name}");
+        found.push(path.clone());
+        let path = format!("{path}.");
+        paths(field, &path, found);
+        paths(&field["items"], &path, found);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_explains_every_field_of_every_kind() {
+    let plane = support::shared().await.plane;
+    for crd in stellage::resources::crds() {
+        let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+        let schema = &schema["openAPIV3Schema"]["properties"];
+        for part in ["spec", "status"] {
+            let mut fields = Vec::new();
+            paths(&schema[part], "", &mut fields);
+            if fields.is_empty() {
+                continue;
+            }
+            let resource = format!("{}.{part}", crd.spec.names.plural);
+            let text = support::kubectl(plane, &["explain", &resource, "--recursive"], None).unwrap();
+            fields.sort();
+            let mut shown = explained(&text);
+            shown.sort();
+            assert_eq!(shown, fields, "{text}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

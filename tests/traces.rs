@@ -143,10 +143,7 @@ async fn a_rest_call_its_reconciles_provider_calls_and_deliveries_are_one_trace(
     let running = tenant.wait_for_state(id, InstanceState::Running).await;
     assert_eq!(annotation(&running).unwrap()[3..35], trace(1));
     let taken_up = |instance: &Instance| instance.status.clone().unwrap().traceparent;
-    assert_eq!(
-        taken_up(&running).as_deref().map(String::as_str),
-        annotation(&running)
-    );
+    assert_eq!(taken_up(&running).as_deref(), annotation(&running));
 
     // The annotation stays, but a later change is not attributed to it.
     tenant
@@ -177,7 +174,7 @@ async fn a_rest_call_its_reconciles_provider_calls_and_deliveries_are_one_trace(
     tenant.merge(id, &change).await;
     assert_eq!(told(&receiver.wait_for(7).await[6]), ("instance.started", ""));
     let running = tenant.wait_for_state(id, InstanceState::Running).await;
-    assert_eq!(taken_up(&running), Some(Box::new(own)));
+    assert_eq!(taken_up(&running), Some(own));
 
     let path = format!("/v1/webhooks/{}/test", webhook.id());
     call(202, &path, json!({}), &[("traceparent", &traceparent(4))]).await;

@@ -35,13 +35,8 @@ impl Plan {
     pub const ALL: [Self; 4] = [Self::Starter, Self::Business, Self::Performance, Self::Enterprise];
 
     /// The plan as REST and `spec.plan` spell it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Starter => "starter",
-            Self::Business => "business",
-            Self::Performance => "performance",
-            Self::Enterprise => "enterprise",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// The size of the plan.

@@ -3,8 +3,6 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
-use crate::resources::as_installed;
-
 /// The differences between two schemas.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
@@ -16,7 +14,7 @@ pub(super) struct Differences {
     pub(super) other: bool,
 }
 
-/// Compares the schema of a CRD of this program, with all its fields, with that of the cluster.
+/// Compares the schema of a CRD of this program with that of the cluster.
 pub(super) fn of(ours: &CustomResourceDefinition, theirs: &CustomResourceDefinition) -> Differences {
     let schema = |crd: &CustomResourceDefinition| {
         let version = crd.spec.versions.iter().find(|version| version.storage)?;
@@ -25,17 +23,15 @@ pub(super) fn of(ours: &CustomResourceDefinition, theirs: &CustomResourceDefinit
     };
     between(
         &schema(ours).unwrap_or_default(),
-        &schema(&as_installed(ours.clone())).unwrap_or_default(),
         &schema(theirs).unwrap_or_default(),
     )
 }
 
-/// `installed` is the schema of this program as it would be installed.
-fn between(ours: &Value, installed: &Value, theirs: &Value) -> Differences {
+fn between(ours: &Value, theirs: &Value) -> Differences {
     let mut differences = Differences::default();
     compare(ours, theirs, "", &mut differences);
     if differences.lacks.is_empty() && differences.unknown.is_empty() {
-        differences.other = !is_same(installed, theirs);
+        differences.other = !is_same(ours, theirs);
     }
     differences
 }
@@ -43,12 +39,10 @@ fn between(ours: &Value, installed: &Value, theirs: &Value) -> Differences {
 fn compare(ours: &Value, theirs: &Value, path: &str, differences: &mut Differences) {
     let properties = |schema: &Value| schema["properties"].as_object().cloned().unwrap_or_default();
     let (of_ours, of_theirs) = (properties(ours), properties(theirs));
-    let keeps_all = theirs["x-kubernetes-preserve-unknown-fields"] == true;
     for (name, schema) in &of_ours {
         let path = format!("{path}.{name}");
         match of_theirs.get(name) {
             Some(theirs) => compare(schema, theirs, &path, differences),
-            None if keeps_all => {}
             None => differences.lacks.push(path.trim_start_matches('.').to_owned()),
         }
     }
@@ -90,11 +84,9 @@ fn is_same(ours: &Value, theirs: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaPropsOrArray;
     use serde_json::json;
 
     use super::*;
-    use crate::resources::complete_crds;
 
     #[test]
     fn fields_of_one_side_are_named_and_other_differences_are_noticed() {
@@ -111,46 +103,10 @@ mod tests {
         let written_otherwise = json!({ "properties": { "spec": { "properties": {
             "keys": { "items": { "properties": { "name": { "maxLength": 5 } } } },
         } } } });
-        let between = |ours: &Value, theirs: &Value| super::between(ours, ours, theirs);
         assert_eq!(between(&plain, &written_otherwise), Differences::default());
         assert!(between(&plain, &schema(json!({}), 6.0)).other);
         let more = schema(json!({ "image": {} }), 5.0);
         assert_eq!(between(&more, &plain).lacks, ["spec.image"]);
         assert_eq!(between(&plain, &more).unknown, ["spec.image"]);
-    }
-
-    #[test]
-    fn notes_are_lacked_by_a_crd_that_neither_has_nor_keeps_them() {
-        let complete = complete_crds();
-        let ours = complete
-            .iter()
-            .find(|crd| crd.spec.names.plural == "instances")
-            .unwrap();
-        assert_eq!(of(ours, &as_installed(ours.clone())), Differences::default());
-
-        // A schema that has all fields.
-        let differences = of(ours, ours);
-        assert!(differences.other && differences.lacks.is_empty() && differences.unknown.is_empty());
-
-        let mut earlier = ours.clone();
-        let schema = earlier.spec.versions[0].schema.as_mut().unwrap();
-        let schema = schema.open_api_v3_schema.as_mut().unwrap();
-        let status = schema.properties.as_mut().unwrap().get_mut("status").unwrap();
-        status.properties.as_mut().unwrap().remove("metering");
-        assert_eq!(of(ours, &earlier).lacks, ["status.metering"]);
-
-        // Nor may what is in an event be missing, unless it is kept.
-        let schema = earlier.spec.versions[0].schema.as_mut().unwrap();
-        let schema = schema.open_api_v3_schema.as_mut().unwrap();
-        let status = schema.properties.as_mut().unwrap().get_mut("status").unwrap();
-        let outbox = status.properties.as_mut().unwrap().get_mut("outbox").unwrap();
-        let Some(JSONSchemaPropsOrArray::Schema(event)) = &mut outbox.items else {
-            panic!("no schema of events");
-        };
-        event.properties.as_mut().unwrap().remove("traceparent");
-        assert_eq!(
-            of(ours, &earlier).lacks,
-            ["status.metering", "status.outbox[].traceparent"]
-        );
     }
 }

@@ -43,15 +43,14 @@ impl Action {
             Self::Stop => &[Running],
             Self::PowerOff => &[Running, Stopping, Starting, Rebooting, Error],
             Self::Reboot => &[Running, Error],
-            Self::Rebuild => &[Running, Stopped, Error],
-            Self::ChangePlan => &[Running, Stopped],
+            Self::Rebuild | Self::ChangePlan => &[Running, Stopped, Error],
         }
     }
 
     /// Requests the action in the spec. `nonce` is an RFC 3339 time that differs from the existing ones. The caller sets
     /// image and plan.
     pub fn request(self, spec: &mut InstanceSpec, nonce: &str) {
-        let nonce = Some(Box::new(nonce.to_owned()));
+        let nonce = Some(nonce.to_owned());
         match self {
             Self::Start => {
                 spec.power_state = PowerState::Running;

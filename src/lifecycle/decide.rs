@@ -20,8 +20,8 @@ use crate::{
     monitoring,
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{
-        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, origin,
-        tracking,
+        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PowerState,
+        origin, tracking,
     },
     runtime::clock::milliseconds,
 };
@@ -82,8 +82,8 @@ pub fn decide(
     }
     meter(instance, &mut machine.status, now);
     let next = machine.status.operation.take();
-    let next = next.map(|next| told_apart(*next, machine.ended.as_ref()));
-    machine.status.operation = next.map(Box::new);
+    let next = next.map(|next| told_apart(next, machine.ended.as_ref()));
+    machine.status.operation = next;
     let Machine {
         mut status,
         trouble,
@@ -121,6 +121,10 @@ pub fn decide(
         && !finished
     {
         recheck_after = Some(recheck_after.map_or(wait, |at: Duration| at.min(wait)));
+    }
+    if before.operation.is_some() && status.operation.is_none() && ended.is_none() {
+        // It was dropped. Look at once at what it has left behind.
+        recheck_after = Some(Duration::ZERO);
     }
     if status != before {
         monitoring::alerts::purge(&mut status.alerts, now);
@@ -314,6 +318,9 @@ impl Machine<'_> {
         self.learn_addresses(&observation.addresses);
         self.status.provider_state.clone_from(&observation.state);
         let Some(operation) = self.status.operation.clone() else {
+            if let Some(plan) = observation.plan {
+                self.has_plan(plan);
+            }
             self.observe_power(observation.power);
             return false;
         };
@@ -348,10 +355,10 @@ impl Machine<'_> {
                     && !operation.forced
                     && elapsed(&operation, self.now) >= self.timings.soft_stop_grace()
                 {
-                    self.status.operation = Some(Box::new(Operation {
+                    self.status.operation = Some(Operation {
                         forced: true,
-                        ..(*operation).clone()
-                    }));
+                        ..operation.clone()
+                    });
                 }
                 if self.now.duration_since(operation.counted_from()) < -CLOCK_TOLERANCE
                     && let Some(operation) = &mut self.status.operation
@@ -486,16 +493,21 @@ impl Machine<'_> {
             status
                 .provisioned_at
                 .get_or_insert_with(|| milliseconds(self.now));
-            status.plan = Some(operation.plan);
             status.image = Some(operation.image.clone());
             if matches!(operation.kind, OperationKind::Create | OperationKind::Rebuild)
                 || operation.restore_from.is_some()
             {
                 status.restored_from.clone_from(&operation.restore_from);
             }
-            let disk = operation.plan.size().disk_gb;
-            status.disk_size_gb = Some(status.disk_size_gb.map_or(disk, |known| known.max(disk)));
+            self.has_plan(operation.plan);
         }
+    }
+
+    fn has_plan(&mut self, plan: Plan) {
+        let disk = plan.size().disk_gb;
+        let status = &mut self.status;
+        status.plan = Some(plan);
+        status.disk_size_gb = Some(status.disk_size_gb.map_or(disk, |known| known.max(disk)));
     }
 
     fn provider_failed(&mut self, error: &ProviderError) {

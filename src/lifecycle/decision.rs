@@ -83,7 +83,7 @@ impl Notes {
     /// Adds the notes of a decision that followed another one, which had this `operation`. If that operation has ended
     /// in the meantime, only its end is reported.
     pub fn add(&mut self, operation: Option<&Operation>, decision: &Decision) {
-        if decision.status.operation.as_deref() != operation {
+        if decision.status.operation.as_ref() != operation {
             self.0.retain(|note| !note.begins);
         }
         self.0.extend_from_slice(&decision.notes);

@@ -37,7 +37,7 @@ pub fn explain(instance: &Instance) -> Option<Explanation> {
         // If the controller is already working on this operation, its conditions say more, for example that the
         // provider does not answer.
         let stored = instance.status.as_ref();
-        let is_stored = stored.and_then(|stored| stored.operation.as_deref()) == Some(operation);
+        let is_stored = stored.and_then(|stored| stored.operation.as_ref()) == Some(operation);
         let from_condition = stored.filter(|_| is_stored).and_then(of_condition);
         let (reason, message) = in_progress(operation.kind);
         return from_condition.or_else(|| Some(Explanation::new(reason, message)));
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_plan_that_waits_for_a_reboot_is_explained() {
-        let spec = json!({ "plan": "business", "planChange": "OnReboot" });
+        let spec = json!({ "plan": "business", "planOnReboot": "business" });
         let (reason, message) = explained(&spec, &json!({})).unwrap();
         assert_eq!(reason, "PlanChangePending");
         assert!(

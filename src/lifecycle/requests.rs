@@ -7,10 +7,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::decision::Gate;
 use crate::{
     resources::{
-        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange,
-        PowerState,
-        instance::{RareText, RefusedInstallation},
-        origin,
+        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
+        instance::RefusedInstallation, origin,
     },
     runtime::clock::milliseconds,
 };
@@ -44,7 +42,7 @@ pub fn wants_restore(instance: &Instance) -> bool {
 pub(super) fn refuse(instance: &Instance, status: &mut InstanceStatus, gate: &Gate) {
     match gate {
         Gate::Open => status.refused_installation = None,
-        Gate::CannotInstall(_) => status.refused_installation = Some(Box::new(installation(&instance.spec))),
+        Gate::CannotInstall(_) => status.refused_installation = Some(installation(&instance.spec)),
         Gate::NoAccount(_) | Gate::InvalidSpec(_) => {}
     }
 }
@@ -109,7 +107,10 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
     };
     // A failing operation is retried, but any other request may replace it.
     let failing = state == InstanceState::Error;
-    let power_off = differs(&spec.power_off_requested_at, &status.power_off_requested_at);
+    let power_off = differs(
+        spec.power_off_requested_at.as_deref(),
+        status.power_off_requested_at.as_deref(),
+    );
     if let Some(operation) = &status.operation
         && !failing
     {
@@ -137,7 +138,7 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
         status.power.unwrap_or(spec.power_state)
     };
     let is_refused = |refused: &RefusedInstallation| *refused == installation(spec);
-    if wants_rebuild(spec, status) && !status.refused_installation.as_deref().is_some_and(is_refused) {
+    if wants_rebuild(spec, status) && !status.refused_installation.as_ref().is_some_and(is_refused) {
         status.rebuild_requested_at.clone_from(&spec.rebuild_requested_at);
         begin(status, spec, OperationKind::Rebuild, as_before, now);
         return;
@@ -146,13 +147,14 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
         PowerState::Stopped => want_stopped(spec, status, now),
         PowerState::Running => want_running(spec, status, as_before, failing, now),
     }
+    drop_unwanted_resize(spec, status, now);
 }
 
 fn want_stopped(spec: &InstanceSpec, status: &mut InstanceStatus, now: Timestamp) {
     // A stop cancels pending requests for a reboot or start.
     status.reboot_requested_at.clone_from(&spec.reboot_requested_at);
     status.start_requested_at.clone_from(&spec.start_requested_at);
-    let operation = status.operation.as_deref().map(|op| op.kind);
+    let operation = status.operation.as_ref().map(|op| op.kind);
     let stopping = matches!(operation, Some(OperationKind::Stop | OperationKind::PowerOff));
     let newly_wanted = operation.is_some() && status.power_state != Some(PowerState::Stopped);
     if !stopping && (newly_wanted || status.power == Some(PowerState::Running)) {
@@ -179,9 +181,22 @@ fn want_running(
         begin(status, spec, OperationKind::Resize, as_before, now);
         return;
     }
-    let start = differs(&spec.start_requested_at, &status.start_requested_at)
-        || status.power_state == Some(PowerState::Stopped);
-    if differs(&spec.reboot_requested_at, &status.reboot_requested_at) {
+    if let Some(operation) = status.operation.as_ref()
+        && matches!(operation.kind, OperationKind::Start | OperationKind::Reboot)
+        && operation.plan != spec.plan
+    {
+        // It fails, perhaps because the provider cannot apply that plan, which the spec no longer asks for.
+        begin(status, spec, operation.kind, PowerState::Running, now);
+        return;
+    }
+    let start = differs(
+        spec.start_requested_at.as_deref(),
+        status.start_requested_at.as_deref(),
+    ) || status.power_state == Some(PowerState::Stopped);
+    if differs(
+        spec.reboot_requested_at.as_deref(),
+        status.reboot_requested_at.as_deref(),
+    ) {
         status.reboot_requested_at.clone_from(&spec.reboot_requested_at);
         status.start_requested_at.clone_from(&spec.start_requested_at);
         begin(status, spec, OperationKind::Reboot, PowerState::Running, now);
@@ -208,7 +223,7 @@ pub(super) fn begin(
         OperationKind::Create | OperationKind::Start | OperationKind::Reboot | OperationKind::Resize
     );
     let installs = matches!(kind, OperationKind::Create | OperationKind::Rebuild);
-    let replaced = status.operation.as_deref().map(|op| op.kind);
+    let replaced = status.operation.as_ref().map(|op| op.kind);
     if replaced == Some(OperationKind::Rebuild) && kind != OperationKind::Rebuild {
         // Another operation replaces a failing rebuild; without its nonce in the status, the rebuild begins again afterwards.
         status.rebuild_requested_at = None;
@@ -240,7 +255,7 @@ pub(super) fn begin(
         forced: false,
         traceparent: None,
     };
-    status.operation = Some(Box::new(told_apart(begun, status.operation.as_deref())));
+    status.operation = Some(told_apart(begun, status.operation.as_ref()));
     status.state = Some(state_during(kind));
 }
 
@@ -273,28 +288,65 @@ fn echo_all(spec: &InstanceSpec, status: &mut InstanceStatus) {
 }
 
 fn wants_rebuild(spec: &InstanceSpec, status: &InstanceStatus) -> bool {
-    differs(&spec.rebuild_requested_at, &status.rebuild_requested_at)
-        || status.image.as_ref() != Some(&spec.image) && !is_in_progress(status, OperationKind::Rebuild, spec)
+    differs(
+        spec.rebuild_requested_at.as_deref(),
+        status.rebuild_requested_at.as_deref(),
+    ) || status.image.as_ref() != Some(&spec.image) && !is_rebuilding(status, spec)
+}
+
+/// Whether the plan of the spec is to take effect at once.
+fn asks_for_resize(spec: &InstanceSpec, status: &InstanceStatus) -> bool {
+    status.plan != Some(spec.plan) && spec.plan_on_reboot != Some(spec.plan)
 }
 
 fn wants_resize(spec: &InstanceSpec, status: &InstanceStatus) -> bool {
-    spec.plan_change == PlanChange::Immediate
-        && status.plan != Some(spec.plan)
-        && !is_in_progress(status, OperationKind::Resize, spec)
+    match failing_resize(status) {
+        Some(resize) => resize.plan != spec.plan && (asks_for_resize(spec, status) || !is_made(status)),
+        None => asks_for_resize(spec, status),
+    }
 }
 
-/// Whether an operation of this kind is already in progress with the spec's plan or image.
-fn is_in_progress(status: &InstanceStatus, kind: OperationKind, spec: &InstanceSpec) -> bool {
-    status.operation.as_deref().is_some_and(|op| {
-        op.kind == kind
-            && match kind {
-                OperationKind::Rebuild => op.image == spec.image,
-                _ => op.plan == spec.plan,
-            }
-    })
+/// Drops a failing resize that the spec no longer asks for: the plan was set back, or is to wait for a reboot.
+fn drop_unwanted_resize(spec: &InstanceSpec, status: &mut InstanceStatus, now: Timestamp) {
+    let Some(resize) = failing_resize(status) else {
+        return;
+    };
+    if asks_for_resize(spec, status) || !is_made(status) {
+        return;
+    }
+    match (resize.ends_in, status.power) {
+        // It has replaced a start.
+        (PowerState::Running, Some(PowerState::Stopped)) => {
+            begin(status, spec, OperationKind::Start, PowerState::Running, now);
+        }
+        (_, power) => {
+            status.operation = None;
+            status.state = Some(match power {
+                Some(PowerState::Stopped) => InstanceState::Stopped,
+                Some(PowerState::Running) | None => InstanceState::Running,
+            });
+        }
+    }
 }
 
-fn differs(asked: &RareText, handled: &RareText) -> bool {
+fn failing_resize(status: &InstanceStatus) -> Option<&Operation> {
+    let failing = status.state == Some(InstanceState::Error);
+    let resize = |op: &&Operation| failing && op.kind == OperationKind::Resize;
+    status.operation.as_ref().filter(resize)
+}
+
+/// Whether there is a server.
+const fn is_made(status: &InstanceStatus) -> bool {
+    status.provisioned_at.is_some()
+}
+
+/// Whether a rebuild with the spec's image is already in progress.
+fn is_rebuilding(status: &InstanceStatus, spec: &InstanceSpec) -> bool {
+    let same = |op: &Operation| op.kind == OperationKind::Rebuild && op.image == spec.image;
+    status.operation.as_ref().is_some_and(same)
+}
+
+fn differs(asked: Option<&str>, handled: Option<&str>) -> bool {
     asked.is_some() && asked != handled
 }
 

@@ -57,7 +57,12 @@ pub(super) fn describe(
     set(STALLED, Some(stalled), message_if(stalled));
     set(READY, ready, message.clone());
     match status.plan {
-        Some(plan) if plan != instance.spec.plan && !reconciling && gate.is_open(status) => {
+        Some(plan)
+            if plan != instance.spec.plan
+                && instance.spec.plan_on_reboot == Some(instance.spec.plan)
+                && !reconciling
+                && gate.is_open(status) =>
+        {
             let message = plan_change_pending(instance.spec.plan, plan);
             let desired = Desired {
                 type_: RESTART_REQUIRED,
@@ -207,8 +212,8 @@ fn end_of(operation: &Operation) -> (&'static str, String) {
 
 /// The operation that has begun.
 pub(super) fn begun<'a>(before: &InstanceStatus, after: &'a InstanceStatus) -> Option<&'a Operation> {
-    let old = before.operation.as_deref().map(Operation::id);
-    after.operation.as_deref().filter(|op| old != Some(op.id()))
+    let old = before.operation.as_ref().map(Operation::id);
+    after.operation.as_ref().filter(|op| old != Some(op.id()))
 }
 
 /// The Event of an alert that has fired.
@@ -279,6 +284,10 @@ pub(super) fn notes(
             "stopped"
         };
         notes.push(normal(reason, format!("{what} and is {power}")));
+    } else if let (Some(dropped), None, Some(plan)) = (&before.operation, &after.operation, after.plan) {
+        let (dropped, plan) = (dropped.plan.as_str(), plan.as_str());
+        let message = format!("the change to plan {dropped} is dropped; the server keeps plan {plan}");
+        notes.push(normal("ResizeDropped", message));
     } else if before.state == Some(InstanceState::Error) && after.state == Some(InstanceState::Running) {
         notes.push(normal("Recovered", "the server is running again".to_owned()));
     }
@@ -289,7 +298,7 @@ pub(super) fn notes(
             ..normal(reason, message.to_owned())
         });
     }
-    let forced = |status: &InstanceStatus| status.operation.as_deref().is_some_and(|op| op.forced);
+    let forced = |status: &InstanceStatus| status.operation.as_ref().is_some_and(|op| op.forced);
     if forced(after) && !forced(before) {
         notes.push(warning(
             "ForcedStop",

@@ -17,7 +17,7 @@ use thiserror::Error;
 pub use timings::Timings;
 pub use usage::{Series, Usage, UsageSource, Window};
 
-use crate::resources::{Backup, Instance};
+use crate::resources::{Backup, Instance, Plan};
 
 /// Why a provider call failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -91,6 +91,9 @@ pub enum Progress {
 pub struct Observation {
     /// Whether the server is powered on; `None` if there is no server.
     pub power: Option<Power>,
+    /// The server's plan, if the provider knows it. It may differ from `status.plan` if an operation was dropped after the provider
+    /// had carried it out.
+    pub plan: Option<Plan>,
     /// The progress of the current operation.
     pub progress: Progress,
     /// Known addresses.

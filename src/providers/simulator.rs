@@ -194,10 +194,11 @@ impl Simulator {
             state.remove(HAPPENED);
         }
         let addresses = self.reserve(instance);
-        let Some(operation) = status.and_then(|s| s.operation.as_deref()) else {
+        let Some(operation) = status.and_then(|s| s.operation.as_ref()) else {
             let power = power_of(instance, fault, &mut state);
             return Observation {
                 power,
+                plan: None,
                 progress: Progress::Idle,
                 addresses,
                 state,
@@ -214,6 +215,7 @@ impl Simulator {
             });
         let mut seen = Observation {
             power,
+            plan: None,
             progress: Progress::Busy,
             addresses,
             state,

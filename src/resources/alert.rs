@@ -27,8 +27,11 @@ pub const MAX_PER_RULE: usize = 4;
     Serialize,
     JsonSchema,
     utoipa::ToSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
 )]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum AlertMetric {
     /// Usage of the CPU.
     CpuUsage,
@@ -40,12 +43,8 @@ pub enum AlertMetric {
 
 impl AlertMetric {
     /// The metric as `include=metrics` spells it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::CpuUsage => "cpu_usage",
-            Self::MemoryUsage => "memory_usage",
-            Self::DiskUsage => "disk_usage",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 

@@ -90,7 +90,19 @@ pub struct BackupSpec {
 }
 
 /// Where a backup is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Deserialize,
+    Serialize,
+    JsonSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 pub enum BackupPhase {
     /// It waits until the instance is running or stopped and no other backup of it is under way.
     Waiting,
@@ -104,13 +116,8 @@ pub enum BackupPhase {
 
 impl BackupPhase {
     /// The phase as `status.phase` spells it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Waiting => "Waiting",
-            Self::Running => "Running",
-            Self::Completed => "Completed",
-            Self::Failed => "Failed",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -183,6 +190,7 @@ pub struct BackupStatus {
 
     /// Waiting, Running, Completed or Failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "BackupPhase")]
     pub phase: Option<BackupPhase>,
 
     /// The instance as it was when the backup began.

@@ -36,50 +36,12 @@ pub(super) fn without_subresources(mut crd: CustomResourceDefinition) -> CustomR
     crd
 }
 
-/// Removes these fields of the status from the schema, and has the API server keep what is not in it.
-pub(super) fn without_fields_of_status(
-    mut crd: CustomResourceDefinition,
-    fields: &[&str],
-) -> CustomResourceDefinition {
-    for version in &mut crd.spec.versions {
-        if let Some(status) = schema_of(version).and_then(status_of) {
-            status.x_kubernetes_preserve_unknown_fields = Some(true);
-            let fields_of_status = status.properties.get_or_insert_default();
-            fields_of_status.retain(|name, _| !fields.contains(&name.as_str()));
-        }
-    }
-    crd
-}
-
-/// Has the API server check of the events in an outbox only how many there are and how long each body is: each further field that it
-/// checks, it also looks at in every other step of every write and watch.
-pub(super) fn with_opaque_outbox(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
-    for version in &mut crd.spec.versions {
-        if let Some(event) = schema_of(version).and_then(status_of).and_then(event_of_outbox) {
-            event.x_kubernetes_preserve_unknown_fields = Some(true);
-            event.required = None;
-            event
-                .properties
-                .get_or_insert_default()
-                .retain(|name, _| name == "body");
-        }
-    }
-    crd
-}
-
 fn schema_of(version: &mut CustomResourceDefinitionVersion) -> Option<&mut JSONSchemaProps> {
     version.schema.as_mut()?.open_api_v3_schema.as_mut()
 }
 
 fn status_of(schema: &mut JSONSchemaProps) -> Option<&mut JSONSchemaProps> {
     schema.properties.as_mut()?.get_mut("status")
-}
-
-fn event_of_outbox(status: &mut JSONSchemaProps) -> Option<&mut JSONSchemaProps> {
-    match status.properties.as_mut()?.get_mut("outbox")?.items.as_mut()? {
-        JSONSchemaPropsOrArray::Schema(event) => Some(event),
-        JSONSchemaPropsOrArray::Schemas(_) => None,
-    }
 }
 
 fn polish_schema(schema: &mut JSONSchemaProps) {
@@ -115,8 +77,17 @@ fn polish_schema(schema: &mut JSONSchemaProps) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{complete_crds, crds, instance::NOTES};
+    use std::collections::BTreeMap;
+
+    use schemars::{JsonSchema, generate::SchemaSettings};
+    use serde_json::Value;
+
     use super::*;
+    use crate::resources::{
+        AccountSpec, AccountStatus, ApiKeySpec, BackupSpec, BackupStatus, DeliverySpec, DeliveryStatus,
+        EventLogSpec, InstanceSpec, InstanceStatus, InvoicePageSpec, InvoiceSpec, InvoiceStatus, WebhookSpec,
+        WebhookStatus, api_key::ApiKeyStatus, crds,
+    };
 
     /// Calls `see` with every schema below `path`.
     fn walk(path: &str, schema: &JSONSchemaProps, see: &mut impl FnMut(&str, &JSONSchemaProps)) {
@@ -130,7 +101,7 @@ mod tests {
     }
 
     fn walk_all(mut see: impl FnMut(&str, &JSONSchemaProps)) {
-        for crd in complete_crds() {
+        for crd in crds() {
             let schema = crd.spec.versions[0].schema.as_ref().unwrap();
             walk(
                 &crd.spec.names.kind,
@@ -149,29 +120,84 @@ mod tests {
         });
     }
 
+    fn in_one_line(text: &str) -> String {
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    /// Adds the fields of a type, as its derived schema has them: the paths and their descriptions.
+    fn add_fields(path: &str, schema: &Value, fields: &mut Vec<(String, String)>) {
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            add_fields(&path, property, fields);
+            fields.push((path, in_one_line(property["description"].as_str().unwrap())));
+        }
+        if schema["items"].is_object() {
+            add_fields(&format!("{path}[]"), &schema["items"], fields);
+        }
+        for alternatives in ["allOf", "anyOf", "oneOf"] {
+            for schema in schema[alternatives].as_array().into_iter().flatten() {
+                add_fields(path, schema, fields);
+            }
+        }
+    }
+
     #[test]
-    fn the_installed_crd_of_instances_lacks_the_notes_of_the_status_what_is_in_events_and_nothing_else() {
-        let fields = |crds: Vec<CustomResourceDefinition>| {
+    fn the_crd_of_each_kind_has_every_field_of_its_type_with_the_description_of_that_field() {
+        fn of<T: JsonSchema>(part: &str) -> Vec<(String, String)> {
+            let settings = SchemaSettings::openapi3().with(|settings| settings.inline_subschemas = true);
+            let schema = settings.into_generator().into_root_schema_for::<T>();
             let mut fields = Vec::new();
-            let crd = crds
-                .into_iter()
-                .find(|crd| crd.spec.names.kind == "Instance")
-                .unwrap();
-            let schema = crd.spec.versions[0].schema.as_ref().unwrap();
-            walk("", schema.open_api_v3_schema.as_ref().unwrap(), &mut |path, _| {
-                fields.push(path.to_owned());
-            });
+            add_fields(part, schema.as_value(), &mut fields);
+            assert!(!fields.is_empty());
             fields
-        };
-        let is_note = |path: &String| {
-            let name = path.strip_prefix(".status.").unwrap_or_default();
-            let is_of_event = name.starts_with("outbox[].") && name != "outbox[].body";
-            is_of_event || NOTES.contains(&name.split(['.', '[']).next().unwrap())
-        };
-        let (notes, others): (Vec<_>, Vec<_>) = fields(complete_crds()).into_iter().partition(is_note);
-        assert_eq!(fields(crds()), others);
-        for note in NOTES {
-            assert!(notes.contains(&format!(".status.{note}")), "{note}");
+        }
+        let types = [
+            (
+                "Account",
+                of::<AccountSpec>("spec"),
+                of::<AccountStatus>("status"),
+            ),
+            ("ApiKey", of::<ApiKeySpec>("spec"), of::<ApiKeyStatus>("status")),
+            (
+                "Instance",
+                of::<InstanceSpec>("spec"),
+                of::<InstanceStatus>("status"),
+            ),
+            ("Backup", of::<BackupSpec>("spec"), of::<BackupStatus>("status")),
+            (
+                "Webhook",
+                of::<WebhookSpec>("spec"),
+                of::<WebhookStatus>("status"),
+            ),
+            (
+                "Delivery",
+                of::<DeliverySpec>("spec"),
+                of::<DeliveryStatus>("status"),
+            ),
+            ("EventLog", of::<EventLogSpec>("spec"), Vec::new()),
+            (
+                "Invoice",
+                of::<InvoiceSpec>("spec"),
+                of::<InvoiceStatus>("status"),
+            ),
+            ("InvoicePage", of::<InvoicePageSpec>("spec"), Vec::new()),
+        ];
+        let mut described = BTreeMap::new();
+        walk_all(|path, schema| {
+            let is_opaque = schema.x_kubernetes_preserve_unknown_fields.is_some();
+            assert!(
+                !is_opaque || path == "EventLog.spec.events[].deliveries[]",
+                "{path}"
+            );
+            let description = schema.description.as_deref().map(in_one_line);
+            described.insert(path.to_owned(), description);
+        });
+        assert_eq!(crds().len(), types.len());
+        for (kind, spec, status) in types {
+            for (field, description) in spec.into_iter().chain(status) {
+                let field = format!("{kind}.{field}");
+                assert_eq!(described[&field], Some(description), "{field}");
+            }
         }
     }
 

@@ -42,7 +42,22 @@ pub const MAX_ATTEMPTS_KEPT: usize = 21;
 pub const MAX_RESPONSE_BYTES: u16 = 4096;
 
 /// The state of a delivery.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Deserialize,
+    Serialize,
+    JsonSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
 pub enum DeliveryPhase {
     /// Waiting for its next attempt.
     Pending,
@@ -59,13 +74,8 @@ impl DeliveryPhase {
     pub const ALL: [Self; 4] = [Self::Pending, Self::Held, Self::Delivered, Self::Exhausted];
 
     /// The phase as REST and [`PHASE_LABEL`] spell it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Held => "held",
-            Self::Delivered => "delivered",
-            Self::Exhausted => "exhausted",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// Whether nothing more is sent unless a redelivery is requested.

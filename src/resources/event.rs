@@ -23,40 +23,51 @@ use super::{times, traceparent};
     JsonSchema,
     utoipa::ToSchema,
     clap::ValueEnum,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+    strum::Display,
 )]
 #[schema(description = "Type of an event.")]
 pub enum EventType {
     /// An instance was created.
     #[serde(rename = "instance.created")]
     #[value(name = "instance.created")]
+    #[strum(serialize = "instance.created")]
     InstanceCreated,
     /// An instance was deleted.
     #[serde(rename = "instance.deleted")]
     #[value(name = "instance.deleted")]
+    #[strum(serialize = "instance.deleted")]
     InstanceDeleted,
     /// An instance started.
     #[serde(rename = "instance.started")]
     #[value(name = "instance.started")]
+    #[strum(serialize = "instance.started")]
     InstanceStarted,
     /// An instance stopped.
     #[serde(rename = "instance.stopped")]
     #[value(name = "instance.stopped")]
+    #[strum(serialize = "instance.stopped")]
     InstanceStopped,
     /// A backup finished.
     #[serde(rename = "backup.completed")]
     #[value(name = "backup.completed")]
+    #[strum(serialize = "backup.completed")]
     BackupCompleted,
     /// A backup failed.
     #[serde(rename = "backup.failed")]
     #[value(name = "backup.failed")]
+    #[strum(serialize = "backup.failed")]
     BackupFailed,
     /// An alert fired.
     #[serde(rename = "alert.triggered")]
     #[value(name = "alert.triggered")]
+    #[strum(serialize = "alert.triggered")]
     AlertTriggered,
     /// An invoice was generated.
     #[serde(rename = "invoice.created")]
     #[value(name = "invoice.created")]
+    #[strum(serialize = "invoice.created")]
     InvoiceCreated,
 }
 
@@ -74,28 +85,13 @@ impl EventType {
     ];
 
     /// The type as receivers see it, such as `instance.created`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::InstanceCreated => "instance.created",
-            Self::InstanceDeleted => "instance.deleted",
-            Self::InstanceStarted => "instance.started",
-            Self::InstanceStopped => "instance.stopped",
-            Self::BackupCompleted => "backup.completed",
-            Self::BackupFailed => "backup.failed",
-            Self::AlertTriggered => "alert.triggered",
-            Self::InvoiceCreated => "invoice.created",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// The type with this name.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.as_str() == text)
-    }
-}
-
-impl std::fmt::Display for EventType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -19,9 +19,6 @@ use super::{
     times, traceparent, validation,
 };
 
-/// A text that few objects have. Without one it takes 8 bytes, not the 24 of an `Option<String>`.
-pub type RareText = Option<Box<String>>;
-
 /// Keeps an Instance until its server is gone.
 pub const FINALIZER: &str = "stellage.dev/server";
 
@@ -39,16 +36,6 @@ pub enum PowerState {
     Stopped,
 }
 
-/// When a change of `plan` takes effect on a running server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
-pub enum PlanChange {
-    /// Immediately: the server is rebooted.
-    #[default]
-    Immediate,
-    /// At the next reboot, or stop and start.
-    OnReboot,
-}
-
 /// Where an instance is in its lifecycle (decisions, section 3).
 #[derive(
     Clone,
@@ -63,8 +50,12 @@ pub enum PlanChange {
     Serialize,
     JsonSchema,
     utoipa::ToSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+    strum::Display,
 )]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum InstanceState {
     /// The server is being created.
     Provisioning,
@@ -104,30 +95,25 @@ impl InstanceState {
     ];
 
     /// The state as REST and `status.state` spell it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Provisioning => "provisioning",
-            Self::Running => "running",
-            Self::Stopping => "stopping",
-            Self::Stopped => "stopped",
-            Self::Starting => "starting",
-            Self::Rebooting => "rebooting",
-            Self::Resizing => "resizing",
-            Self::Rebuilding => "rebuilding",
-            Self::Error => "error",
-            Self::Deleting => "deleting",
-        }
-    }
-}
-
-impl std::fmt::Display for InstanceState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
 /// What the provider has been asked to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Deserialize,
+    Serialize,
+    JsonSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 pub enum OperationKind {
     /// Create the server.
     Create,
@@ -149,17 +135,8 @@ pub enum OperationKind {
 
 impl OperationKind {
     /// The kind as `status.operation.kind` spells it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Create => "Create",
-            Self::Start => "Start",
-            Self::Stop => "Stop",
-            Self::PowerOff => "PowerOff",
-            Self::Reboot => "Reboot",
-            Self::Resize => "Resize",
-            Self::Rebuild => "Rebuild",
-            Self::Delete => "Delete",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -171,10 +148,10 @@ pub struct RefusedInstallation {
     pub image: String,
     /// `spec.restoreFrom`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub restore_from: RareText,
+    pub restore_from: Option<String>,
     /// `spec.rebuildRequestedAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rebuild_requested_at: RareText,
+    pub rebuild_requested_at: Option<String>,
 }
 
 /// The operation in progress. One that interrupts a server is written before the provider is called, so that after a crash in
@@ -201,7 +178,7 @@ pub struct Operation {
     pub image: String,
     /// Name of the Backup restored by the operation, if it restores one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub restore_from: RareText,
+    pub restore_from: Option<String>,
     /// The guest did not shut down within the grace period, so its power is cut.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forced: bool,
@@ -283,8 +260,15 @@ pub struct InstanceSpec {
     #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$')").message("must be 1 to 63 letters, digits, '.' or '-', with a letter or digit at both ends"))]
     pub name: Option<String>,
 
-    /// Size and price class. planChange says when a change takes effect. The disk never shrinks.
+    /// Size and price class. A change takes effect at once, with a reboot if the server is running, unless planOnReboot is the
+    /// same plan. The disk never shrinks.
     pub plan: Plan,
+
+    /// Set to the same plan as spec.plan to have that plan take effect at the next reboot, or stop and start. Any other value has
+    /// no effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Plan")]
+    pub plan_on_reboot: Option<Plan>,
 
     /// Region code `<country>-<city>-<n>`, such as fr-par-1. Immutable.
     #[schemars(length(max = 63))]
@@ -306,7 +290,7 @@ pub struct InstanceSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = Rule::new("self.matches('^pn-[a-z0-9]+(-[a-z0-9]+)*$')").message("must be the identifier of a private network, pn- followed by lower-case letters and digits"))]
-    pub private_network: RareText,
+    pub private_network: Option<String>,
 
     /// Whether the instance is backed up daily, at a time of day that follows from its id. The last seven of these backups are
     /// kept.
@@ -327,61 +311,39 @@ pub struct InstanceSpec {
     #[serde(default)]
     pub power_state: PowerState,
 
-    /// When a change of plan takes effect on a running server: Immediate (reboots it now) or OnReboot (at the next
-    /// reboot, or stop and start).
-    #[serde(default)]
-    pub plan_change: PlanChange,
-
     /// Set to a new RFC 3339 time, such as the current one, to start a server that is off although powerState is Running
     /// (its guest shut itself down). Any value that differs from the one in status is acted on, whatever time it names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_rfc3339")]
-    pub start_requested_at: RareText,
+    pub start_requested_at: Option<String>,
 
     /// Set to a new RFC 3339 time to cut the server's power at once. The server stays off only if powerState is Stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_rfc3339")]
-    pub power_off_requested_at: RareText,
+    pub power_off_requested_at: Option<String>,
 
     /// Set to a new RFC 3339 time to reboot the server; a pending plan takes effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_rfc3339")]
-    pub reboot_requested_at: RareText,
+    pub reboot_requested_at: Option<String>,
 
     /// Set to a new RFC 3339 time to reinstall the server from spec.image. This erases its disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_rfc3339")]
-    pub rebuild_requested_at: RareText,
+    pub rebuild_requested_at: Option<String>,
 
     /// Name of the Backup to restore when the server is created or reinstalled. spec.image must be that backup's image, and the
     /// disk at least as large as its disk. To restore it to an existing server, also set rebuildRequestedAt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
-    pub restore_from: RareText,
+    pub restore_from: Option<String>,
 
     /// Whether deletion of this instance is refused, through REST and with kubectl.
     #[serde(default)]
     pub deletion_protection: bool,
 }
 
-/// The fields of the status that are the operator's own notes, as in JSON. They are not in the schema of the CRD that is installed: for
-/// each field of an object, the API server builds a map of all fields beside it in the schema. With the notes in it, a change of an
-/// instance takes it a tenth more CPU time.
-pub const NOTES: [&str; 10] = [
-    "announcedPower",
-    "eventSequence",
-    "metering",
-    "power",
-    "providerState",
-    "provisionedAt",
-    "refusedInstallation",
-    "startedAt",
-    "traceparent",
-    "updatedAt",
-];
-
-/// The observed state of the server, and how much of the spec has been acted on. Fields that are not described here are the operator's
-/// own notes, and may change.
+/// The observed state of the server, and how much of the spec has been acted on.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceStatus {
@@ -391,6 +353,7 @@ pub struct InstanceStatus {
 
     /// Where the instance is in its lifecycle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "InstanceState")]
     pub state: Option<InstanceState>,
 
     /// The generation of the spec that this status describes.
@@ -408,6 +371,7 @@ pub struct InstanceStatus {
 
     /// The plan in effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Plan")]
     pub plan: Option<Plan>,
 
     /// The installed image.
@@ -421,40 +385,42 @@ pub struct InstanceStatus {
 
     /// Whether the server is running, as last observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "PowerState")]
     pub power: Option<PowerState>,
 
     /// The spec.powerState that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "PowerState")]
     pub power_state: Option<PowerState>,
 
     /// The operation in progress, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub operation: Option<Box<Operation>>,
+    pub operation: Option<Operation>,
 
     /// The spec.startRequestedAt that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub start_requested_at: RareText,
+    pub start_requested_at: Option<String>,
 
     /// The spec.powerOffRequestedAt that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub power_off_requested_at: RareText,
+    pub power_off_requested_at: Option<String>,
 
     /// The spec.rebootRequestedAt that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reboot_requested_at: RareText,
+    pub reboot_requested_at: Option<String>,
 
     /// The spec.rebuildRequestedAt that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rebuild_requested_at: RareText,
+    pub rebuild_requested_at: Option<String>,
 
     /// Name of the Backup that was last restored to the server, if it has not been reinstalled from an image since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub restored_from: RareText,
+    pub restored_from: Option<String>,
 
     /// The installation that the spec asks for and that cannot be done; the condition Ready says why. The instance is not
     /// reinstalled until that changes; all else that the spec asks for is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refused_installation: Option<Box<RefusedInstallation>>,
+    pub refused_installation: Option<RefusedInstallation>,
 
     /// When the next backup of the daily schedule is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -482,6 +448,7 @@ pub struct InstanceStatus {
 
     /// The power state that the last power event announced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "PowerState")]
     pub announced_power: Option<PowerState>,
 
     /// Sequence number of the last event.
@@ -504,7 +471,7 @@ pub struct InstanceStatus {
     /// The value of the annotation stellage.dev/traceparent that was last taken up with a change of the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "traceparent::optional")]
-    pub traceparent: RareText,
+    pub traceparent: Option<String>,
 
     /// The provider's own data about this server.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -542,20 +509,6 @@ impl Instance {
     /// When the object was created.
     pub fn created_at(&self) -> Timestamp {
         origin::created_at(&self.metadata).unwrap_or(Timestamp::UNIX_EPOCH)
-    }
-
-    /// Gives back the room for more entries that parsing leaves in lists: half a kilobyte.
-    pub fn shrink(&mut self) {
-        self.spec.tags.shrink_to_fit();
-        self.spec.ssh_keys.shrink_to_fit();
-        if let Some(status) = &mut self.status {
-            status.conditions.shrink_to_fit();
-            status.outbox.shrink_to_fit();
-            status.alerts.shrink_to_fit();
-            if let Some(metering) = &mut status.metering {
-                metering.changes.shrink_to_fit();
-            }
-        }
     }
 
     /// Whether the object is being deleted.
@@ -611,53 +564,4 @@ fn tags(_: &mut SchemaGenerator) -> Schema {
             }]
         }
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    /// An Instance and the two counters of its `Arc` fit into the allocator's class of 1,024 bytes. The next one is 1,280.
-    #[test]
-    fn an_instance_takes_little_more_memory_than_its_text() {
-        assert!(
-            size_of::<Instance>() <= 1024 - 2 * size_of::<usize>(),
-            "{}",
-            size_of::<Instance>()
-        );
-    }
-
-    #[test]
-    fn after_parsing_a_list_can_be_shrunk_to_its_entries() {
-        let text = json!({
-            "metadata": { "name": "web", "namespace": "demo" },
-            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["a"], "sshKeys": ["ssh-ed25519 AAAA"] },
-            "status": {
-                "conditions": [{
-                    "type": "Ready", "status": "True", "reason": "Running", "message": "",
-                    "lastTransitionTime": "2026-11-01T10:00:00Z",
-                }],
-                "metering": {
-                    "since": "2026-11-01T10:00:00Z",
-                    "changes": [{ "hour": 0, "plan": "starter", "then": "starter" }],
-                },
-            },
-        });
-        let mut instance: Instance = serde_json::from_str(&text.to_string()).unwrap();
-        let room = |instance: &Instance| {
-            let status = instance.status.as_ref().unwrap();
-            let changes = status.metering.as_ref().unwrap().changes.capacity();
-            [
-                instance.spec.tags.capacity(),
-                instance.spec.ssh_keys.capacity(),
-                status.conditions.capacity(),
-                changes,
-            ]
-        };
-        assert_eq!(room(&instance), [4; 4]);
-        instance.shrink();
-        assert_eq!(room(&instance), [1; 4]);
-    }
 }

@@ -53,7 +53,7 @@ pub use delivery::{Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatu
 pub use event::{EventType, HasOutbox, OutboxEntry};
 pub use event_log::{EventLog, EventLogSpec, LoggedDelivery, LoggedEvent, PageIndex};
 pub use instance::{
-    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange, PowerState,
+    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
 };
 pub use invoice::{Invoice, InvoicePeriod, InvoicePhase, InvoiceSpec, InvoiceStatus};
 pub use invoice_page::{InvoiceLine, InvoicePage, InvoicePageSpec, InvoicedHours, LedgerEntry};
@@ -64,7 +64,7 @@ pub use webhook::{
 };
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{CustomResourceExt, Resource};
+use kube::CustomResourceExt as _;
 
 /// The API group of every kind (decisions, preamble).
 pub const GROUP: &str = "stellage.dev";
@@ -78,21 +78,6 @@ pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage"
 
 /// The CRDs, in the order in which an installer applies them.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    complete_crds().into_iter().map(as_installed).collect()
-}
-
-/// A CRD as it is installed: without the [notes](instance::NOTES) of the operator in a status, and of the events in its outbox with no
-/// more than what bounds them.
-pub fn as_installed(crd: CustomResourceDefinition) -> CustomResourceDefinition {
-    if crd.spec.names.kind == Instance::kind(&()) {
-        crd::with_opaque_outbox(crd::without_fields_of_status(crd, &instance::NOTES))
-    } else {
-        crd
-    }
-}
-
-/// The CRDs with all fields that this program writes.
-pub fn complete_crds() -> Vec<CustomResourceDefinition> {
     [
         Account::crd(),
         ApiKey::crd(),
@@ -135,3 +120,29 @@ pub const POLICIES: [(&str, &str); 4] = [
 /// The admission policy that adds the finalizer to new instances, as a file in `crds/`. Needs Kubernetes 1.36; elsewhere the
 /// controller adds it.
 pub const FINALIZER_POLICY: (&str, &str) = ("finalizer.yaml", include_str!("../../crds/finalizer.yaml"));
+
+#[cfg(test)]
+mod tests {
+    use serde::Serialize;
+    use strum::VariantArray;
+
+    use super::*;
+
+    fn check<T: VariantArray + Serialize + Copy + Into<&'static str>>() {
+        for variant in T::VARIANTS {
+            let name: &str = (*variant).into();
+            assert_eq!(serde_json::to_value(variant).unwrap(), name);
+        }
+    }
+
+    #[test]
+    fn a_value_is_called_in_messages_as_it_is_stored() {
+        check::<AlertMetric>();
+        check::<BackupPhase>();
+        check::<DisableReason>();
+        check::<EventType>();
+        check::<InstanceState>();
+        check::<OperationKind>();
+        check::<Plan>();
+    }
+}

@@ -17,8 +17,11 @@ use serde::{Deserialize, Serialize};
     Serialize,
     JsonSchema,
     utoipa::ToSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
 )]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Plan {
     /// 1 vCPU, 2 GB of memory, 40 GB of disk.
     Starter,

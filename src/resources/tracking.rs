@@ -21,31 +21,16 @@ pub const SPEC_CHANGED_AT_ANNOTATION: &str = "stellage.dev/spec-changed-at";
 /// What kubectl leaves on an object that was applied on the client's side.
 const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Drops the unused metadata that takes the most memory. Of managedFields a single entry is kept, with the time of the last
-/// write of the spec, and with the manager [`API_MANAGER`] if nobody else has written the object. For an object whose spec has not
-/// changed since it was created, which most are, an empty list stays, which the API server never sends. If others than REST have written
-/// such an object, that is marked by an empty `selfLink`, a field that the API server no longer sends either, because an entry takes 224 bytes.
+/// Drops the unused metadata that takes the most memory. Of managedFields a single entry is kept: with the time of the last write of the
+/// spec, and with the manager [`API_MANAGER`] if nobody else has written the object.
 pub fn prune(metadata: &mut ObjectMeta) {
-    let is_ours = is_ours_alone(metadata);
-    if let Some(entries) = metadata.managed_fields.take_if(|entries| !entries.is_empty()) {
-        let time = entries
-            .into_iter()
-            .filter(writes_spec)
-            .filter_map(|entry| entry.time)
-            .max_by_key(|time| time.0);
-        metadata.managed_fields = Some(if time == metadata.creation_timestamp {
-            metadata.self_link = (!is_ours).then(String::new);
-            Vec::new()
-        } else {
-            vec![ManagedFieldsEntry {
-                manager: is_ours.then(|| API_MANAGER.to_owned()),
-                time,
-                ..ManagedFieldsEntry::default()
-            }]
-        });
-    }
-    if let Some(finalizers) = &mut metadata.finalizers {
-        finalizers.shrink_to_fit();
+    if metadata.managed_fields.is_some() {
+        let entry = ManagedFieldsEntry {
+            manager: is_ours_alone(metadata).then(|| API_MANAGER.to_owned()),
+            time: last_write_of_spec(metadata).map(Time),
+            ..ManagedFieldsEntry::default()
+        };
+        metadata.managed_fields = Some(vec![entry]);
     }
     if let Some(annotations) = &mut metadata.annotations {
         annotations.remove(LAST_APPLIED_ANNOTATION);
@@ -81,11 +66,7 @@ pub fn is_tracked(metadata: &ObjectMeta) -> bool {
 
 /// Whether an object is tracked, and was made through REST and written by nobody else since, its status apart.
 pub fn is_ours_alone(metadata: &ObjectMeta) -> bool {
-    let entries = match metadata.managed_fields.as_deref() {
-        None => return false,
-        Some([]) => return metadata.self_link.is_none(),
-        Some(entries) => entries,
-    };
+    let entries = metadata.managed_fields.as_deref().unwrap_or_default();
     let managers = || {
         let written = entries.iter().filter(|entry| is_of_main_resource(entry));
         written.map(|entry| {
@@ -110,23 +91,15 @@ pub fn spec_written_at(object: &impl Resource) -> Option<Timestamp> {
     if !is_tracked(metadata) {
         return spec_changed_at(metadata);
     }
-    match metadata.managed_fields.as_deref().unwrap_or_default() {
-        [] => metadata.creation_timestamp.as_ref().map(|time| time.0),
-        [
-            ManagedFieldsEntry {
-                time,
-                fields_v1: None,
-                ..
-            },
-        ] => time.as_ref().map(|time| time.0),
-        entries => {
-            let times = entries
-                .iter()
-                .filter(|entry| writes_spec(entry))
-                .filter_map(|entry| entry.time.as_ref());
-            times.map(|Time(time)| *time).max()
-        }
-    }
+    last_write_of_spec(metadata)
+}
+
+fn last_write_of_spec(metadata: &ObjectMeta) -> Option<Timestamp> {
+    let entries = metadata.managed_fields.iter().flatten();
+    let times = entries
+        .filter(|entry| writes_spec(entry))
+        .filter_map(|entry| entry.time.as_ref());
+    times.map(|Time(time)| *time).max()
 }
 
 /// When REST last changed the spec of an Instance that is not tracked.
@@ -139,12 +112,13 @@ fn is_of_main_resource(entry: &ManagedFieldsEntry) -> bool {
     entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
+/// Also of the entry that [`prune`] keeps, which alone has no fields.
 fn writes_spec(entry: &ManagedFieldsEntry) -> bool {
     is_of_main_resource(entry)
         && entry
             .fields_v1
             .as_ref()
-            .is_some_and(|fields| fields.0.get("f:spec").is_some())
+            .is_none_or(|fields| fields.0.get("f:spec").is_some())
 }
 
 #[cfg(test)]
@@ -226,41 +200,26 @@ mod tests {
     }
 
     #[test]
-    fn of_an_object_that_nobody_has_changed_no_entry_is_kept() {
-        let stored = |changed: &str, manager: &str| {
-            let mut metadata = metadata(json!([
-                {
-                    "manager": manager, "operation": "Update", "apiVersion": "stellage.dev/v1", "fieldsType": "FieldsV1",
-                    "fieldsV1": { "f:spec": { "f:plan": {} } }, "time": changed,
-                },
-                entry(CONTROLLER_MANAGER, "Update", "status"),
-            ]));
-            let created = serde_json::from_value(json!("2026-11-01T10:00:00Z")).unwrap();
-            metadata.creation_timestamp = Some(created);
-            ConfigMap {
-                metadata,
-                ..ConfigMap::default()
-            }
+    fn the_time_of_the_last_write_of_the_spec_survives_pruning() {
+        let written = |fields: &str, time: &str| {
+            json!({
+                "manager": "kubectl", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": { fields: {} }, "time": time,
+            })
         };
-        for (changed, manager, entries) in [
-            ("2026-11-01T10:00:00Z", API_MANAGER, 0),
-            ("2026-11-01T10:00:05Z", API_MANAGER, 1),
-            ("2026-11-01T10:00:00Z", "kubectl-create", 0),
-            ("2026-11-01T10:00:05Z", "kubectl-create", 1),
-        ] {
-            let mut object = stored(changed, manager);
-            let [ours, written] = [is_ours_alone(&object.metadata), is_tracked(&object.metadata)];
-            assert_eq!(spec_written_at(&object), Some(changed.parse().unwrap()));
-            for _ in 0..2 {
-                prune(&mut object.metadata);
-                let kept = object.metadata.managed_fields.as_deref().unwrap_or_default();
-                assert_eq!(kept.len(), entries, "{changed} {manager}");
-                assert_eq!(is_ours_alone(&object.metadata), ours);
-                assert_eq!(is_tracked(&object.metadata), written);
-                if entries == 0 {
-                    assert_eq!(spec_written_at(&object), Some(changed.parse().unwrap()));
-                }
-            }
+        let metadata = metadata(json!([
+            written("f:spec", "2026-11-01T10:00:00Z"),
+            written("f:spec", "2026-11-01T10:00:05Z"),
+            written("f:metadata", "2026-11-01T10:00:09Z"),
+            entry(CONTROLLER_MANAGER, "Update", "status"),
+        ]));
+        let mut object = ConfigMap {
+            metadata,
+            ..ConfigMap::default()
+        };
+        for _ in 0..3 {
+            assert_eq!(spec_written_at(&object), "2026-11-01T10:00:05Z".parse().ok());
+            prune(&mut object.metadata);
+            assert_eq!(object.metadata.managed_fields.as_ref().unwrap().len(), 1);
         }
     }
 }

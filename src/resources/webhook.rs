@@ -165,7 +165,19 @@ fn event_types(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Why a webhook was disabled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Deserialize,
+    Serialize,
+    JsonSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 pub enum DisableReason {
     /// The last retry of a delivery failed.
     RetriesExhausted,
@@ -175,11 +187,8 @@ pub enum DisableReason {
 
 impl DisableReason {
     /// The reason as the status spells it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::RetriesExhausted => "RetriesExhausted",
-            Self::Gone => "Gone",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 

@@ -1,12 +1,7 @@
-//! The objects of a kind in memory, found by namespace and name. An object costs one pointer here: its names are read from the object itself.
+//! The objects of a kind in memory, found by namespace and name.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasher as _, RandomState},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
-use hashbrown::{HashTable, hash_table::Entry};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use parking_lot::RwLock;
@@ -16,9 +11,8 @@ use super::Place;
 
 /// The objects of a kind, by namespace and name.
 pub struct Objects<K> {
-    namespaces: HashMap<Box<str>, HashTable<Arc<K>>>,
+    namespaces: HashMap<String, HashMap<String, Arc<K>>>,
     count: usize,
-    hasher: RandomState,
 }
 
 impl<K> Default for Objects<K> {
@@ -26,7 +20,6 @@ impl<K> Default for Objects<K> {
         Self {
             namespaces: HashMap::new(),
             count: 0,
-            hasher: RandomState::new(),
         }
     }
 }
@@ -41,7 +34,7 @@ fn names(metadata: &ObjectMeta) -> (&str, &str) {
 impl<K> Objects<K> {
     /// The number of objects of a namespace.
     pub fn count(&self, namespace: &str) -> usize {
-        self.namespaces.get(namespace).map_or(0, HashTable::len)
+        self.namespaces.get(namespace).map_or(0, HashMap::len)
     }
 
     /// The number of all objects.
@@ -56,47 +49,27 @@ impl<K> Objects<K> {
 
     /// The objects of a namespace, in no order.
     pub fn of(&self, namespace: &str) -> impl Iterator<Item = &Arc<K>> {
-        self.namespaces.get(namespace).into_iter().flatten()
+        self.namespaces
+            .get(namespace)
+            .into_iter()
+            .flat_map(HashMap::values)
     }
 
     /// All objects, in no order.
     pub fn all(&self) -> impl Iterator<Item = &Arc<K>> {
-        self.namespaces.values().flatten()
+        self.namespaces.values().flat_map(HashMap::values)
     }
-}
 
-impl<K: Resource> Objects<K> {
     /// The object with this name in this namespace, which is empty for a cluster-scoped kind.
     pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<K>> {
-        let hash = self.hasher.hash_one(name);
-        let objects = self.namespaces.get(namespace)?;
-        objects.find(hash, |object| names(object.meta()).1 == name)
-    }
-
-    /// Adds an object, replacing any object with the same name.
-    pub fn insert(&mut self, object: Arc<K>) {
-        let (namespace, name) = names(object.meta());
-        let objects = match self.namespaces.get_mut(namespace) {
-            Some(objects) => objects,
-            None => self.namespaces.entry(namespace.into()).or_default(),
-        };
-        let hasher = |object: &Arc<K>| self.hasher.hash_one(names(object.meta()).1);
-        match objects.entry(hasher(&object), |other| names(other.meta()).1 == name, hasher) {
-            Entry::Occupied(mut before) => *before.get_mut() = object,
-            Entry::Vacant(free) => {
-                free.insert(object);
-                self.count += 1;
-            }
-        }
+        self.namespaces.get(namespace)?.get(name)
     }
 
     /// Removes the object with the names in this metadata.
     pub fn remove(&mut self, metadata: &ObjectMeta) -> Option<Arc<K>> {
         let (namespace, name) = names(metadata);
-        let hash = self.hasher.hash_one(name);
         let objects = self.namespaces.get_mut(namespace)?;
-        let object = objects.find_entry(hash, |object| names(object.meta()).1 == name);
-        let (object, _) = object.ok()?.remove();
+        let object = objects.remove(name)?;
         self.count -= 1;
         if objects.is_empty() {
             self.namespaces.remove(namespace);
@@ -105,14 +78,21 @@ impl<K: Resource> Objects<K> {
     }
 }
 
+impl<K: Resource> Objects<K> {
+    /// Adds an object, replacing any object with the same name.
+    pub fn insert(&mut self, object: Arc<K>) {
+        let (namespace, name) = names(object.meta());
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let before = self.namespaces.entry(namespace).or_default().insert(name, object);
+        self.count += usize::from(before.is_none());
+    }
+}
+
 impl<K: Resource> FromIterator<Arc<K>> for Objects<K> {
     fn from_iter<I: IntoIterator<Item = Arc<K>>>(all: I) -> Self {
         let mut objects = Self::default();
         for object in all {
             objects.insert(object);
-        }
-        for of_namespace in objects.namespaces.values_mut() {
-            of_namespace.shrink_to_fit(|object| objects.hasher.hash_one(names(object.meta()).1));
         }
         objects
     }

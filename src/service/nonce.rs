@@ -14,7 +14,7 @@ pub fn instance_nonce(now: Timestamp, spec: &InstanceSpec) -> String {
             &spec.reboot_requested_at,
             &spec.rebuild_requested_at,
         ]
-        .map(|taken| taken.as_deref().map(String::as_str)),
+        .map(|taken| taken.as_deref()),
     )
 }
 
@@ -43,7 +43,7 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000000Z");
-        spec.start_requested_at = Some(Box::new("2026-11-21T10:00:00.000000Z".to_owned()));
+        spec.start_requested_at = Some("2026-11-21T10:00:00.000000Z".to_owned());
         assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000002Z");
     }
 }

@@ -33,7 +33,7 @@ async fn a_backup_is_made_and_restored_and_the_next_image_takes_its_place() {
     let web = tenant.instances().get("web").await.unwrap();
     assert_eq!(web.status.unwrap().image.as_deref(), Some(image));
     assert_eq!(
-        web.spec.restore_from.as_deref().map(String::as_str),
+        web.spec.restore_from.as_deref(),
         made["metadata"]["name"].as_str()
     );
 

@@ -53,18 +53,6 @@ impl Ran {
     }
 }
 
-/// jemalloc repeats its settings when it is asked to. A program without ours would run, too, and need more memory.
-#[tokio::test]
-async fn the_program_allocates_with_the_settings_of_the_crate_allocator() {
-    let output = Command::new(STELLAGE)
-        .arg("--version")
-        .env("_RJEM_MALLOC_CONF", "confirm_conf:true")
-        .output();
-    let ran = Ran::of(output.await.unwrap());
-    let settings = String::from_utf8_lossy(allocator::SETTINGS);
-    assert!(ran.notes.contains(settings.trim_end_matches('\0')), "{ran:?}");
-}
-
 /// `stellage <arguments>` as the administrator, with the words of `line` and a namespace.
 async fn run(namespace: &str, line: &str) -> Ran {
     let words: Vec<&str> = line.split(' ').chain(["-n", namespace]).collect();

@@ -2,6 +2,7 @@
 
 use reqwest::Method;
 use serde_json::json;
+use stellage::resources::Plan;
 
 use super::{contract::expect, create, new_instance, wait_for};
 use crate::support::Tenant;
@@ -108,7 +109,10 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
         (&pending["status"], &pending["plan"], &pending["pending_plan"]),
         (&json!("running"), &json!("starter"), &json!("business"))
     );
+    let on_reboot = async || tenant.instances().get(&id).await.unwrap().spec.plan_on_reboot;
+    assert_eq!(on_reboot().await, Some(Plan::Business));
     let cancelled = change(json!({ "plan": "starter" })).await;
+    assert_eq!(on_reboot().await, None, "nothing is left behind");
     assert!(
         cancelled["status"] == "running" && cancelled.get("pending_plan").is_none(),
         "{cancelled}"
@@ -116,6 +120,7 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
     change(json!({ "plan": "business", "reboot": false })).await;
     let now = change(json!({ "reboot": true })).await;
     assert_eq!(now["status"], "resizing");
+    assert_eq!(on_reboot().await, None);
     let done = wait_for(&tenant, &id, "running").await;
     assert_eq!(
         (&done["plan"], &done["vcpu"], &done["disk_size"]),

@@ -45,7 +45,7 @@ const SPEC: &[&str] = &[
     "region",
     "image",
     "powerState",
-    "planChange",
+    "planOnReboot",
     "backupEnabled",
     "monitoringEnabled",
     "deletionProtection",

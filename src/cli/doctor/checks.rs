@@ -163,7 +163,7 @@ fn crds(found: &Read<Vec<CustomResourceDefinition>>) -> Check {
     );
     let (mut missing, mut unestablished, mut older, mut newer, mut other) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for ours in resources::complete_crds() {
+    for ours in resources::crds() {
         let kind = ours.spec.names.plural.clone();
         let Some(theirs) = found.iter().find(|crd| crd.name_any() == ours.name_any()) else {
             missing.push(kind);

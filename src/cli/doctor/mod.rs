@@ -50,8 +50,9 @@ pub struct DoctorArgs {
 }
 
 /// How a check ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 enum Outcome {
     /// Nothing to do.
     Ok,
@@ -64,13 +65,8 @@ enum Outcome {
 }
 
 impl Outcome {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warning => "warning",
-            Self::Unknown => "unknown",
-            Self::Failed => "failed",
-        }
+    fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 

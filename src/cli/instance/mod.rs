@@ -36,7 +36,7 @@ pub enum InstanceCommand {
     /// Reboot an instance, which also applies a pending plan; allowed from running and error
     #[command(after_help = REBOOT)]
     Reboot(OperateArgs),
-    /// Change to another plan, with a reboot if the server is running; allowed from running and stopped
+    /// Change to another plan, with a reboot if the server is running; allowed from running, stopped and error
     #[command(after_help = RESIZE)]
     Resize(ResizeArgs),
     /// Reinstall an instance from an image or restore a backup, which erases its disk; allowed from running, stopped and error

@@ -248,7 +248,7 @@ fn wrong_state(operation: &Operation, instance: &Instance) -> CliError {
             )
         }
         (_, InstanceState::Error) => {
-            format!("`{look}` shows why; start, poweroff, reboot and rebuild are allowed.")
+            format!("`{look}` shows why; start, poweroff, reboot, resize and rebuild are allowed.")
         }
         _ => format!("Wait until the present operation is done; `{look}` shows its progress."),
     };
@@ -332,7 +332,7 @@ mod tests {
                     on_reboot: true,
                 },
                 &on,
-                json!({ "plan": "business", "planChange": "OnReboot" }),
+                json!({ "plan": "business", "planOnReboot": "business" }),
             ),
         ] {
             assert_eq!(patch_of(&operation, instance), Some(expected), "{operation:?}");
@@ -361,9 +361,9 @@ mod tests {
             plan: Plan::Business,
             on_reboot: true,
         };
-        let resize = refusal(resize, "error", "Running");
+        let resize = refusal(resize, "rebuilding", "Running");
         assert!(
-            resize.contains("is error; resize is allowed from running, stopped"),
+            resize.contains("is rebuilding; resize is allowed from running, stopped, error"),
             "{resize}"
         );
     }

@@ -151,7 +151,7 @@ fn refused(path: &Path, reason: String) -> CliError {
 async fn check_crds(cluster: &Cluster) -> Result<(), CliError> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let mut lacks = Vec::new();
-    for ours in resources::complete_crds() {
+    for ours in resources::crds() {
         let plural = &ours.spec.names.plural;
         let doing = format!("read the CRD of {plural}");
         let theirs = cluster.call(&doing, crds.get_opt(&ours.name_any())).await?;

@@ -16,7 +16,7 @@ use http::StatusCode;
 
 use self::{
     charts::{Chart, Measured},
-    view::{Instance, ListItem, Region, STATUSES},
+    view::{Instance, ListItem, Region, statuses},
 };
 use super::{
     App,
@@ -114,7 +114,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
     let is_under_way = items.iter().any(ListItem::is_under_way);
     let template = ListPage {
         shell: visit.shell_with(SECTION, "Instances", &[call]),
-        statuses: STATUSES.to_vec(),
+        statuses: statuses(),
         regions,
         pager: Pager::new(pagination, "/console/instances", &visit.query),
         is_filtered: visit.query.has_any(&filters),

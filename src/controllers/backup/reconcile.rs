@@ -285,7 +285,7 @@ impl<P: Provider> Reconciler<P> {
             let operation = instance
                 .status
                 .as_ref()
-                .and_then(|status| status.operation.as_deref());
+                .and_then(|status| status.operation.as_ref());
             let under_way = operation.and_then(|operation| operation.restore_from.as_deref());
             let is_wanted = instance.spec.restore_from.as_deref() == Some(&name) && wants_restore(instance);
             under_way == Some(&name) || is_wanted && fits(backup, instance)

@@ -31,9 +31,9 @@ struct State {
 }
 
 /// The backup that the instance's spec names, and the one that is being restored to it.
-fn named(instance: &Instance) -> impl Iterator<Item = &String> {
+fn named(instance: &Instance) -> impl Iterator<Item = &str> {
     let status = instance.status.as_ref();
-    let operation = status.and_then(|status| status.operation.as_deref());
+    let operation = status.and_then(|status| status.operation.as_ref());
     let under_way = operation.and_then(|operation| operation.restore_from.as_deref());
     instance.spec.restore_from.as_deref().into_iter().chain(under_way)
 }
@@ -46,7 +46,10 @@ impl State {
             targets
                 .or_default()
                 .insert(place.name().to_owned(), instance.clone());
-            self.named.entry(place.clone()).or_default().push(backup.clone());
+            self.named
+                .entry(place.clone())
+                .or_default()
+                .push(backup.to_owned());
         }
     }
 

@@ -416,7 +416,7 @@ impl<P: Provider> Reconciler<P> {
         let operation = instance
             .status
             .as_ref()
-            .and_then(|status| status.operation.as_deref());
+            .and_then(|status| status.operation.as_ref());
         let backup = operation
             .and_then(|operation| operation.restore_from.as_deref())
             .and_then(|name| self.controller.backups.get(namespace, name));
@@ -573,7 +573,7 @@ impl Draft {
 
     /// Applies the status of a decision.
     fn take(&mut self, mut decision: Decision) {
-        let operation = self.instance.status.as_ref().and_then(|s| s.operation.as_deref());
+        let operation = self.instance.status.as_ref().and_then(|s| s.operation.as_ref());
         self.notes.add(operation, &decision);
         let stored = self.stored.status.as_ref();
         let stored = stored.map_or(&[][..], |status| &status.conditions);

@@ -14,7 +14,7 @@ use crate::{
 fn requested(instance: &Instance) -> Option<&str> {
     let status = instance.status.as_ref();
     let observed = status.and_then(|status| status.observed_generation);
-    let taken_up = status.and_then(|status| status.traceparent.as_deref().map(String::as_str));
+    let taken_up = status.and_then(|status| status.traceparent.as_deref());
     annotated(&instance.metadata)
         .filter(|annotated| observed != instance.metadata.generation && taken_up != Some(annotated))
 }
@@ -24,7 +24,7 @@ pub(super) fn span(instance: &Instance) -> Option<Span> {
     let operation = instance
         .status
         .as_ref()
-        .and_then(|status| status.operation.as_deref());
+        .and_then(|status| status.operation.as_ref());
     let begin = |parent| traces::continued(parent, "reconcile Instance", SpanKind::Internal);
     let under_way = || begin(operation?.traceparent.as_deref()?);
     let span = requested(instance).and_then(begin).or_else(under_way)?;
@@ -48,9 +48,9 @@ pub(super) fn carry(instance: &Instance, status: &mut InstanceStatus) {
 fn carry_from(requested: Option<&str>, now: Option<&str>, instance: &Instance, status: &mut InstanceStatus) {
     let before = instance.status.as_ref();
     if let Some(requested) = requested {
-        status.traceparent = Some(Box::new(requested.to_owned()));
+        status.traceparent = Some(requested.to_owned());
         let was = before
-            .and_then(|before| before.operation.as_deref())
+            .and_then(|before| before.operation.as_ref())
             .map(Operation::id);
         if let Some(begun) = status
             .operation
@@ -121,7 +121,7 @@ mod tests {
         for (kind, has_begun) in [("Create", false), ("Stop", true)] {
             let mut status = decided(kind);
             carry_from(Some(REQUEST), None, &before, &mut status);
-            assert_eq!(status.traceparent.as_deref().map(String::as_str), Some(REQUEST));
+            assert_eq!(status.traceparent.as_deref(), Some(REQUEST));
             assert_eq!(
                 status.operation.unwrap().traceparent.is_some(),
                 has_begun,

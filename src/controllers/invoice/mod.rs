@@ -38,7 +38,6 @@ use crate::{
         events::Events,
         metrics::KindLabels,
         reconcile_queue::messages,
-        shrink,
         watch::{Change, Listener},
         work_queue,
     },
@@ -251,10 +250,7 @@ impl Shared {
     fn instance_gone(&self, change: &Change<Instance>) {
         let Change::Deleted(instance) = change else { return };
         let uid = origin::uid(&instance.metadata).to_owned();
-        let mut seen = self.seen.lock();
-        seen.remove(&self.hasher.hash_one(&uid));
-        shrink(&mut seen);
-        drop(seen);
+        self.seen.lock().remove(&self.hasher.hash_one(&uid));
         let is_metered = instance
             .status
             .as_ref()

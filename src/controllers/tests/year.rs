@@ -249,10 +249,10 @@ impl Year {
         match self.rng.random_range(0..100) {
             0..15 => {
                 let plan = self.plan();
-                let when = if self.chance(0.7) { "Immediate" } else { "OnReboot" };
+                let on_reboot = (!self.chance(0.7)).then_some(plan);
                 self.edit(&instance, |object| {
                     object["spec"]["plan"] = json!(plan);
-                    object["spec"]["planChange"] = json!(when);
+                    object["spec"]["planOnReboot"] = json!(on_reboot);
                 });
             }
             15..22 => self.request(&instance, Action::Stop),

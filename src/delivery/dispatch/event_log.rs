@@ -20,12 +20,9 @@ use super::{
     Command, DeliveryLog, Dispatcher, Event, JobKey, Now, Timer,
     job::{Job, State, pause_after},
 };
-use crate::{
-    resources::{
-        Attempt, LoggedDelivery, LoggedEvent,
-        event_log::{MAX_DELIVERIES, MAX_EVENTS, event_bytes},
-    },
-    runtime::shrink,
+use crate::resources::{
+    Attempt, LoggedDelivery, LoggedEvent,
+    event_log::{MAX_DELIVERIES, MAX_EVENTS, event_bytes},
 };
 
 /// How long an event that can be logged waits for other events of its account, and how long an event that was delivered
@@ -444,7 +441,6 @@ impl Dispatcher {
             }
             self.report_if_settled(&id);
         }
-        shrink(&mut self.logs.drafts);
         if page.is_full {
             self.begin_page(namespace, now);
             return;

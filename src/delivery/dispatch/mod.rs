@@ -72,7 +72,7 @@ use super::schedule::RetrySchedule;
 use crate::{
     events::EventType,
     resources::{Attempt, DisableReason, Webhook, origin},
-    runtime::{FairQueue, shrink},
+    runtime::FairQueue,
 };
 
 /// A webhook: `namespace/name`.
@@ -489,7 +489,6 @@ impl Dispatcher {
         let Some(mut job) = self.jobs.remove(key) else {
             return;
         };
-        shrink(&mut self.jobs);
         let Some(queue) = self.queues.get_mut(&job.webhook) else {
             return;
         };

@@ -18,7 +18,6 @@ use super::{
 use crate::{
     events::{EventType, OutboxVersion},
     resources::{Delivery, ids},
-    runtime::shrink,
 };
 
 /// Tolerance for deciding that an event happened before a webhook was created, and so is not sent to it, when only
@@ -119,7 +118,6 @@ impl Entries {
         for job in &entry.jobs {
             self.jobs.remove(job);
         }
-        shrink(&mut self.by_event);
         let is_unknown = entry.logged == Logged::Unknown;
         self.removed.push(Removed {
             namespace: entry.namespace,

@@ -11,7 +11,7 @@ use crate::{
             view,
         },
     },
-    resources::{InstanceSpec, Plan, PlanChange, PowerState, validation},
+    resources::{InstanceSpec, Plan, PowerState, validation},
     service::instances::InstanceChange,
 };
 
@@ -116,12 +116,12 @@ impl CreateInstance {
             region: self.region,
             image: self.image.unwrap_or_default(),
             ssh_keys: self.ssh_keys,
-            private_network: self.private_network.map(Box::new),
+            private_network: self.private_network,
             backup_enabled: self.backup_enabled,
             monitoring_enabled: self.monitoring_enabled,
             tags: self.tags,
             power_state: PowerState::Running,
-            plan_change: PlanChange::Immediate,
+            plan_on_reboot: None,
             start_requested_at: None,
             power_off_requested_at: None,
             reboot_requested_at: None,
@@ -137,7 +137,7 @@ impl CreateInstance {
 #[schema(min_properties = 1, example = json!({"plan": "business", "reboot": true}))]
 #[serde(deny_unknown_fields)]
 pub struct ChangeInstance {
-    /// The new plan. Allowed from `running` and `stopped`.
+    /// The new plan. Allowed from `running`, `stopped` and `error`.
     #[schema(nullable = false)]
     pub plan: Option<Plan>,
     /// Whether to apply a plan change now, by rebooting the server. `false` leaves a plan change in this request pending

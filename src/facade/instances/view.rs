@@ -265,7 +265,7 @@ mod tests {
                 "name": "i-abcdefgh01234567", "namespace": "demo", "uid": "u", "creationTimestamp": "2026-11-21T10:00:00Z",
                 "managedFields": [{ "time": "2026-11-21T10:05:00Z" }],
             },
-            "spec": { "name": "web-1", "plan": plan, "planChange": "OnReboot", "region": "fr-par-1", "image": "debian-13" },
+            "spec": { "name": "web-1", "plan": plan, "planOnReboot": plan, "region": "fr-par-1", "image": "debian-13" },
         });
         if !status.is_null() {
             object["status"] = status;

@@ -12,8 +12,9 @@ pub use crate::service::error::Detail;
 use crate::service::error::{Error as ServiceError, ErrorKind};
 
 /// Every error code, with its status (decisions, section 6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ToSchema, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum ErrorCode {
     /// 400: the request is not valid HTTP.
     BadRequest,
@@ -86,30 +87,8 @@ impl ErrorCode {
     ];
 
     /// The code as it appears in the body.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::BadRequest => "bad_request",
-            Self::JsonError => "json_error",
-            Self::Unauthorized => "unauthorized",
-            Self::Forbidden => "forbidden",
-            Self::TokenReadonly => "token_readonly",
-            Self::ResourceLimitExceeded => "resource_limit_exceeded",
-            Self::NotFound => "not_found",
-            Self::MethodNotAllowed => "method_not_allowed",
-            Self::RequestTimeout => "request_timeout",
-            Self::Conflict => "conflict",
-            Self::InvalidState => "invalid_state",
-            Self::Protected => "protected",
-            Self::PreconditionFailed => "precondition_failed",
-            Self::PayloadTooLarge => "payload_too_large",
-            Self::UnsupportedMediaType => "unsupported_media_type",
-            Self::InvalidInput => "invalid_input",
-            Self::IdempotencyKeyReused => "idempotency_key_reused",
-            Self::RateLimitExceeded => "rate_limit_exceeded",
-            Self::HeadersTooLarge => "headers_too_large",
-            Self::ServerError => "server_error",
-            Self::ServiceUnavailable => "service_unavailable",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// The HTTP status of the answer.

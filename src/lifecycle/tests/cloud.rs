@@ -103,7 +103,7 @@ impl Cloud {
             _ => {}
         }
         let (mut progress, mut recheck_after) = (Progress::Idle, None);
-        if let Some(operation) = instance.status.as_ref().and_then(|s| s.operation.as_deref()) {
+        if let Some(operation) = instance.status.as_ref().and_then(|s| s.operation.as_ref()) {
             (progress, recheck_after) = self.advance(operation, uptime, timings);
         }
         let address = self.server().map(|server| server.address.clone());
@@ -112,6 +112,7 @@ impl Cloud {
                 Server { on: true, .. } => Power::On,
                 Server { exit, .. } => Power::Off(exit.unwrap_or(OffCause::Requested)),
             }),
+            plan: self.server().map(|server| server.plan),
             progress,
             addresses: Addresses {
                 ipv4: address.filter(|_| self.fault != Fault::ForgetsAddresses),

@@ -81,6 +81,7 @@ fn a_server_that_is_still_there_after_its_deletion_is_deleted_again_after_a_back
     let observation = Observation {
         addresses: Addresses::default(),
         power: Some(Power::On),
+        plan: None,
         progress: Progress::Done,
         recheck_after: None,
         state: std::collections::BTreeMap::new(),

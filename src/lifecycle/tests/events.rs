@@ -8,17 +8,17 @@ use super::world::{World, spec};
 use crate::{
     lifecycle::{Action, Audience, Gate, Seen, Timings, decide},
     providers::{Addresses, Observation, OffCause, Power, Progress},
-    resources::{Plan, PlanChange, PowerState},
+    resources::{Plan, PowerState},
 };
 
 #[test]
 fn every_operation_records_the_decided_events() {
     type Step = Box<dyn Fn(&mut World)>;
-    let plan = |change| {
+    let plan = |on_reboot| {
         move |world: &mut World| {
             world.edit(|spec| {
                 spec.plan = Plan::Business;
-                spec.plan_change = change;
+                spec.plan_on_reboot = on_reboot;
             });
         }
     };
@@ -73,22 +73,12 @@ fn every_operation_records_the_decided_events() {
             Box::new(act(Action::Rebuild)),
             &[],
         ),
-        (
-            "plan on",
-            World::running(),
-            Box::new(plan(PlanChange::Immediate)),
-            &["started"],
-        ),
-        (
-            "plan off",
-            World::stopped(),
-            Box::new(plan(PlanChange::Immediate)),
-            &[],
-        ),
+        ("plan on", World::running(), Box::new(plan(None)), &["started"]),
+        ("plan off", World::stopped(), Box::new(plan(None)), &[]),
         (
             "plan pending",
             World::running(),
-            Box::new(plan(PlanChange::OnReboot)),
+            Box::new(plan(Some(Plan::Business))),
             &[],
         ),
         ("delete on", World::running(), Box::new(delete), &["deleted"]),
@@ -116,7 +106,7 @@ fn every_operation_records_the_decided_events() {
 #[test]
 fn a_power_cycle_records_started_alone() {
     let power_off = |world: &mut World| {
-        world.edit(|spec| spec.power_off_requested_at = Some(Box::new("2026-11-21T10:00:00Z".to_owned())));
+        world.edit(|spec| spec.power_off_requested_at = Some("2026-11-21T10:00:00Z".to_owned()));
     };
     let stop_and_start_again = |world: &mut World| {
         world.act(Action::Stop);
@@ -157,6 +147,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
     let observation = Observation {
         addresses: Addresses::default(),
         power: None,
+        plan: None,
         progress: Progress::Done,
         recheck_after: None,
         state: BTreeMap::new(),
@@ -197,6 +188,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
                 ipv6: None,
             },
             power: None,
+            plan: None,
             progress: Progress::Busy,
             recheck_after: None,
             state: BTreeMap::new(),
@@ -232,6 +224,7 @@ fn a_settled_event_waits_longer_for_a_write_while_others_are_not_settled() {
     let observation = Observation {
         addresses: Addresses::default(),
         power: Some(Power::On),
+        plan: None,
         progress: Progress::Idle,
         recheck_after: None,
         state: BTreeMap::new(),

@@ -13,7 +13,7 @@ use crate::{
     lifecycle::{Action, Gate},
     providers::OffCause,
     resources::{
-        InstanceState, Plan, PlanChange, PowerState, Refusal,
+        InstanceState, Plan, PowerState, Refusal,
         conditions::{self, READY},
     },
 };
@@ -22,7 +22,7 @@ use crate::{
 #[derive(Clone, Debug)]
 enum Happening {
     Act(Action),
-    Plan(Plan, PlanChange),
+    Plan(Plan, Option<Plan>),
     Image(&'static str),
     Power(PowerState),
     PowerOffNonce,
@@ -47,8 +47,9 @@ fn happening() -> impl Strategy<Value = Happening> {
         Just(Action::Reboot),
         Just(Action::Rebuild)
     ];
-    let plan = prop_oneof![Just(Plan::Starter), Just(Plan::Business), Just(Plan::Enterprise)];
-    let change = prop_oneof![Just(PlanChange::Immediate), Just(PlanChange::OnReboot)];
+    let plan = || prop_oneof![Just(Plan::Starter), Just(Plan::Business), Just(Plan::Enterprise)];
+    let change = (plan(), prop::option::of(plan()), any::<bool>())
+        .prop_map(|(plan, other, is_pending)| H::Plan(plan, if is_pending { Some(plan) } else { other }));
     let fault = prop_oneof![
         3 => Just(Fault::None),
         1 => Just(Fault::Unreachable),
@@ -68,7 +69,7 @@ fn happening() -> impl Strategy<Value = Happening> {
     let seconds = || prop_oneof![6 => 0..200_u64, 1 => 600..1200_u64];
     prop_oneof![
         12 => action.prop_map(H::Act),
-        4 => (plan, change).prop_map(|(plan, change)| H::Plan(plan, change)),
+        4 => change,
         4 => prop_oneof![Just("debian-12"), Just("debian-13")].prop_map(H::Image),
         4 => prop_oneof![Just(PowerState::Running), Just(PowerState::Stopped)].prop_map(H::Power),
         4 => Just(H::PowerOffNonce),
@@ -113,10 +114,10 @@ proptest! {
                         _ => {}
                     }
                 }
-                Happening::Plan(plan, change) => world.edit(|spec| (spec.plan, spec.plan_change) = (plan, change)),
+                Happening::Plan(plan, on_reboot) => world.edit(|spec| (spec.plan, spec.plan_on_reboot) = (plan, on_reboot)),
                 Happening::Image(image) => world.edit(|spec| spec.image = image.to_owned()),
                 Happening::Power(power) => world.edit(|spec| spec.power_state = power),
-                Happening::PowerOffNonce => world.edit(|spec| spec.power_off_requested_at = Some(Box::new(nonce))),
+                Happening::PowerOffNonce => world.edit(|spec| spec.power_off_requested_at = Some(nonce)),
                 Happening::Delete => world.delete(),
                 Happening::GuestExit(cause) => world.exit(cause),
                 Happening::ServerLost => {
@@ -168,7 +169,7 @@ proptest! {
             prop_assert_eq!(Some(server.plan), status.plan);
             prop_assert_eq!(Some(&server.image), status.image.as_ref());
         }
-        prop_assert!(status.plan == Some(spec.plan) || spec.plan_change == PlanChange::OnReboot);
+        prop_assert!(status.plan == Some(spec.plan) || spec.plan_on_reboot == Some(spec.plan));
         for (asked, handled) in [
             (&spec.start_requested_at, &status.start_requested_at),
             (&spec.power_off_requested_at, &status.power_off_requested_at),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::world::{World, spec};
 use crate::{
     lifecycle::Action,
-    resources::{Plan, PlanChange, PowerState, metering::Metering},
+    resources::{Plan, PowerState, metering::Metering},
 };
 
 const DAY: Duration = Duration::from_hours(24);
@@ -55,7 +55,7 @@ fn a_plan_is_metered_once_it_is_in_effect() {
     let mut world = World::running();
     world.edit(|spec| {
         spec.plan = Plan::Enterprise;
-        spec.plan_change = PlanChange::OnReboot;
+        spec.plan_on_reboot = Some(Plan::Enterprise);
     });
     world.wait(DAY);
     assert_eq!(metering(&world).changes.len(), 1, "it is pending");

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     lifecycle::Action,
     providers::OffCause,
-    resources::{Plan, PlanChange, PowerState},
+    resources::{Plan, PowerState},
 };
 
 /// A world whose past Events are ignored.
@@ -198,7 +198,7 @@ fn what_changes_neither_the_state_nor_the_operation_is_not_told() {
     let writes = world.writes;
     world.edit(|spec| {
         spec.plan = Plan::Business;
-        spec.plan_change = PlanChange::OnReboot;
+        spec.plan_on_reboot = Some(Plan::Business);
     });
     assert!(until_settled(&mut world).is_empty());
     assert!(world.writes > writes);

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     lifecycle::{Action, current, project},
     resources::{
-        InstanceSpec, InstanceState, OperationKind, Plan, PlanChange, PowerState,
+        InstanceSpec, InstanceState, OperationKind, Plan, PowerState,
         conditions::{self, READY, RECONCILING},
     },
 };
@@ -20,7 +20,7 @@ use crate::{
 #[test]
 fn every_operation_takes_the_decided_path() {
     assert_eq!(World::new(spec()).path(), [Provisioning, Running]);
-    for (action, mut world, path) in [
+    for (action, mut world, path) in vec![
         (Action::Start, World::stopped(), vec![Starting, Running]),
         (Action::Stop, World::running(), vec![Stopping, Stopped]),
         (Action::PowerOff, World::running(), vec![Stopping, Stopped]),
@@ -107,7 +107,7 @@ fn a_plan_change_on_reboot_waits_for_the_next_reboot_or_stop_and_start() {
         let mut world = World::running();
         world.edit(|spec| {
             spec.plan = Plan::Enterprise;
-            spec.plan_change = PlanChange::OnReboot;
+            spec.plan_on_reboot = Some(Plan::Enterprise);
         });
         world.settle();
         assert_eq!(
@@ -129,6 +129,19 @@ fn a_plan_change_on_reboot_waits_for_the_next_reboot_or_stop_and_start() {
         );
         assert!(conditions::find(&world.status().conditions, conditions::RESTART_REQUIRED).is_none());
     }
+}
+
+#[test]
+fn a_later_change_of_the_plan_alone_is_immediate() {
+    let mut world = World::running();
+    world.edit(|spec| (spec.plan, spec.plan_on_reboot) = (Plan::Business, Some(Plan::Business)));
+    world.settle();
+    assert_eq!(world.status().plan, Some(Plan::Starter));
+    world.edit(|spec| spec.plan = Plan::Performance);
+    world.pass();
+    assert_eq!(world.state(), Some(Resizing));
+    world.settle();
+    assert_eq!(world.status().plan, Some(Plan::Performance));
 }
 
 #[test]

@@ -269,6 +269,88 @@ fn a_failing_plan_change_goes_on_as_one_operation_until_another_plan_is_asked_fo
 }
 
 #[test]
+fn a_failing_plan_change_is_dropped_once_the_plan_in_effect_is_asked_for_or_the_new_one_may_wait() {
+    for on_reboot in [false, true] {
+        for (mut world, state) in [(World::running(), Running), (World::stopped(), Stopped)] {
+            let boots = world.cloud.boots;
+            world.fault(Fault::Fails);
+            world.edit(|spec| spec.plan = Plan::Business);
+            world.wait(Duration::from_secs(1));
+            assert_eq!(world.state(), Some(Error));
+            world.new_notes();
+            if on_reboot {
+                world.edit(|spec| spec.plan_on_reboot = Some(Plan::Business));
+            } else {
+                world.edit(|spec| spec.plan = Plan::Starter);
+            }
+            let shown = project(&world.instance, world.now());
+            assert_eq!((shown.state, shown.operation), (Some(state), None));
+            world.pass();
+            assert_eq!(world.status().operation, None);
+            let told = "ResizeDropped: the change to plan business is dropped; the server keeps plan starter";
+            assert_eq!(world.new_notes(), [told]);
+            world.wait(Duration::from_secs(600));
+            assert_eq!(world.state(), Some(state));
+            world.fault(Fault::None);
+            world.settle();
+            let status = world.status();
+            assert_eq!((status.state, status.plan), (Some(state), Some(Plan::Starter)));
+            assert_eq!(world.cloud.boots, boots, "it was power-cycled");
+            assert_eq!(world.cloud.server().unwrap().plan, Plan::Starter);
+        }
+    }
+}
+
+#[test]
+fn a_plan_change_that_was_dropped_after_the_provider_had_carried_it_out_is_undone() {
+    let mut world = World::running();
+    world.edit(|spec| spec.plan = Plan::Business);
+    world.pass();
+    world.pass();
+    world.outage(Duration::from_secs(20));
+    world.reconcile(false, true);
+    assert_eq!(world.cloud.server().unwrap().plan, Plan::Business);
+    world.fault(Fault::Unreachable);
+    world.wait(Duration::from_secs(60 * 60));
+    assert_eq!(world.state(), Some(Error));
+    world.edit(|spec| spec.plan = Plan::Starter);
+    world.pass();
+    assert_eq!(world.status().operation, None);
+    world.fault(Fault::None);
+    world.settle();
+    assert_eq!(
+        (world.state(), world.status().plan),
+        (Some(Running), Some(Plan::Starter))
+    );
+    assert_eq!(world.cloud.server().unwrap().plan, Plan::Starter);
+}
+
+#[test]
+fn a_boot_that_fails_with_a_new_plan_goes_on_with_the_old_one_once_that_is_asked_for() {
+    for (action, mut world) in [
+        (Action::Reboot, World::running()),
+        (Action::Start, World::stopped()),
+    ] {
+        world.fault(Fault::Fails);
+        world.edit(|spec| (spec.plan, spec.plan_on_reboot) = (Plan::Business, Some(Plan::Business)));
+        world.act(action);
+        world.wait(Duration::from_secs(1));
+        let failing = world.status().operation.unwrap();
+        assert_eq!((world.state(), failing.plan), (Some(Error), Plan::Business));
+        world.edit(|spec| spec.plan = Plan::Starter);
+        world.pass();
+        let next = world.status().operation.unwrap();
+        assert_eq!((next.kind, next.plan), (failing.kind, Plan::Starter));
+        world.fault(Fault::None);
+        world.settle();
+        assert_eq!(
+            (world.state(), world.status().plan),
+            (Some(Running), Some(Plan::Starter))
+        );
+    }
+}
+
+#[test]
 fn a_start_that_fails_is_given_up_when_the_server_is_to_be_stopped() {
     let mut world = World::stopped();
     world.fault(Fault::Fails);

@@ -310,7 +310,7 @@ impl World {
                 self.check(&before.unwrap_or_default(), &decision.status, answer.as_ref());
             }
             notes.add(
-                seen_instance.status.as_ref().and_then(|s| s.operation.as_deref()),
+                seen_instance.status.as_ref().and_then(|s| s.operation.as_ref()),
                 &decision,
             );
             self.backups.extend(decision.backup_due);
@@ -410,7 +410,7 @@ impl World {
             return;
         }
         if let (Gate::CannotInstall(_), Some(begun)) = (&self.gate, &after.operation) {
-            let is_new = before.operation.as_deref().map(Operation::id) != Some(begun.id());
+            let is_new = before.operation.as_ref().map(Operation::id) != Some(begun.id());
             assert!(
                 !is_new || begun.kind != OperationKind::Rebuild,
                 "what cannot be installed is being installed"
@@ -448,7 +448,7 @@ impl World {
         answer: Option<&Result<Observation, ProviderError>>,
     ) -> Option<InstanceState> {
         use InstanceState::{Error, Running, Stopped};
-        let is_overdue = status.operation.as_deref().is_some_and(|op| {
+        let is_overdue = status.operation.as_ref().is_some_and(|op| {
             op.kind != OperationKind::Delete
                 && self.now().duration_since(op.counted_from()) >= SignedDuration::from_mins(15)
         });

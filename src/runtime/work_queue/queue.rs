@@ -14,7 +14,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::slots::Slots;
-use crate::runtime::{Place, shrink};
+use crate::runtime::Place;
 
 /// Which slots an object needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,7 +117,6 @@ impl WorkQueue {
     pub(super) fn finished(&mut self, place: &Place, class: Class, again_at: Option<Instant>) -> bool {
         self.slots(class).give_back(&account(place));
         let stage = self.objects.remove(place);
-        shrink(&mut self.objects);
         if stage == Some(Stage::Running { again: true }) {
             return true;
         }

@@ -2,7 +2,7 @@
 
 use crate::{
     lifecycle::Action,
-    resources::{InstanceSpec, Plan, PlanChange},
+    resources::{InstanceSpec, Plan},
     service::error::{Detail, Error, ErrorKind},
 };
 
@@ -11,7 +11,7 @@ use super::IndexedInstance;
 /// The fields to change; those that are `None` stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InstanceChange {
-    /// The new plan. Allowed from `running` and `stopped`.
+    /// The new plan. Allowed from `running`, `stopped` and `error`.
     pub plan: Option<Plan>,
     /// Whether to apply a plan change now, by rebooting the server. `Some(false)` leaves the change to `plan` pending;
     /// `Some(true)` without `plan` applies a pending one.
@@ -43,25 +43,25 @@ impl InstanceChange {
         spec.backup_enabled = self.backup_enabled.unwrap_or(spec.backup_enabled);
         spec.monitoring_enabled = self.monitoring_enabled.unwrap_or(spec.monitoring_enabled);
         spec.deletion_protection = self.deletion_protection.unwrap_or(spec.deletion_protection);
-        let (plan, plan_change) = self.wanted_plan(&spec, item.plan);
-        if (plan, plan_change) != (spec.plan, spec.plan_change) {
+        let (plan, plan_on_reboot) = self.wanted_plan(&spec, item.plan);
+        if (plan, plan_on_reboot) != (spec.plan, spec.plan_on_reboot) {
             check_state(Action::ChangePlan, item)?;
-            (spec.plan, spec.plan_change) = (plan, plan_change);
+            (spec.plan, spec.plan_on_reboot) = (plan, plan_on_reboot);
         }
         Ok(spec)
     }
 
-    /// The new plan and when it takes effect.
-    fn wanted_plan(&self, spec: &InstanceSpec, in_effect: Plan) -> (Plan, PlanChange) {
-        let unchanged = (spec.plan, spec.plan_change);
+    /// The new plan, and the one that takes effect on reboot.
+    fn wanted_plan(&self, spec: &InstanceSpec, in_effect: Plan) -> (Plan, Option<Plan>) {
+        let unchanged = (spec.plan, spec.plan_on_reboot);
         match (self.plan, self.reboot) {
             // The plan is in effect already, and none is pending.
             (Some(plan), _) if plan == in_effect && spec.plan == in_effect => unchanged,
             // Back to the plan in effect: drop the pending change.
-            (Some(plan), _) if plan == in_effect => (plan, spec.plan_change),
-            (Some(plan), Some(false)) => (plan, PlanChange::OnReboot),
-            (Some(plan), _) => (plan, PlanChange::Immediate),
-            (None, Some(true)) if spec.plan != in_effect => (spec.plan, PlanChange::Immediate),
+            (Some(plan), _) if plan == in_effect => (plan, None),
+            (Some(plan), Some(false)) => (plan, Some(plan)),
+            (Some(plan), _) => (plan, None),
+            (None, Some(true)) if spec.plan != in_effect => (spec.plan, None),
             (None, _) => unchanged,
         }
     }
@@ -95,12 +95,12 @@ mod tests {
     use super::*;
     use crate::service::index::Indexed as _;
 
-    fn instance(state: &str, in_effect: &str, wanted: &str, when: &str) -> IndexedInstance {
+    fn instance(state: &str, in_effect: &str, wanted: &str, on_reboot: Option<&str>) -> IndexedInstance {
         let power = if state == "stopped" { "Stopped" } else { "Running" };
         let mut object = json!({
             "metadata": { "name": "web", "namespace": "demo", "uid": "u" },
             "spec": {
-                "plan": wanted, "planChange": when, "region": "fr-par-1", "image": "debian-13", "powerState": power,
+                "plan": wanted, "planOnReboot": on_reboot, "region": "fr-par-1", "image": "debian-13", "powerState": power,
                 "tags": ["a"],
             },
             "status": { "state": state, "power": power, "powerState": power, "plan": in_effect, "image": "debian-13" },
@@ -124,90 +124,91 @@ mod tests {
     #[test]
     fn reboot_decides_when_a_plan_takes_effect() {
         use Plan::{Business, Enterprise, Starter};
-        use PlanChange::{Immediate, OnReboot};
-        // (in effect, wanted, when) and body, then (wanted, when) after it
+        // (in effect, wanted, on reboot) and body, then (wanted, on reboot) after it
         let table = [
             (
-                ("starter", "starter", "Immediate"),
+                ("starter", "starter", None),
                 plan("business", None),
-                (Business, Immediate),
+                (Business, None),
             ),
             (
-                ("starter", "starter", "Immediate"),
+                ("starter", "starter", None),
                 plan("business", Some(true)),
-                (Business, Immediate),
+                (Business, None),
             ),
             (
-                ("starter", "starter", "Immediate"),
+                ("starter", "starter", None),
                 plan("business", Some(false)),
-                (Business, OnReboot),
+                (Business, Some(Business)),
             ),
             (
-                ("starter", "starter", "OnReboot"),
+                ("starter", "starter", Some("business")),
                 plan("business", None),
-                (Business, Immediate),
+                (Business, None),
             ),
             (
-                ("starter", "starter", "OnReboot"),
+                ("starter", "starter", Some("business")),
                 plan("starter", None),
-                (Starter, OnReboot),
+                (Starter, Some(Business)),
             ),
             (
-                ("starter", "starter", "Immediate"),
+                ("starter", "starter", None),
                 plan("", Some(true)),
-                (Starter, Immediate),
+                (Starter, None),
             ),
             (
-                ("starter", "starter", "Immediate"),
+                ("starter", "starter", None),
                 plan("", Some(false)),
-                (Starter, Immediate),
+                (Starter, None),
             ),
             (
-                ("starter", "business", "OnReboot"),
+                ("starter", "business", Some("business")),
                 plan("", Some(true)),
-                (Business, Immediate),
+                (Business, None),
             ),
             (
-                ("starter", "business", "OnReboot"),
+                ("starter", "business", Some("business")),
                 plan("", Some(false)),
-                (Business, OnReboot),
+                (Business, Some(Business)),
             ),
             (
-                ("starter", "business", "OnReboot"),
+                ("starter", "business", Some("business")),
                 plan("business", None),
-                (Business, Immediate),
+                (Business, None),
             ),
             (
-                ("starter", "business", "OnReboot"),
+                ("starter", "business", Some("business")),
                 plan("business", Some(false)),
-                (Business, OnReboot),
+                (Business, Some(Business)),
             ),
             (
-                ("starter", "business", "OnReboot"),
+                ("starter", "business", Some("business")),
                 plan("starter", None),
-                (Starter, OnReboot),
+                (Starter, None),
             ),
             (
-                ("starter", "business", "OnReboot"),
+                ("starter", "business", Some("business")),
                 plan("enterprise", Some(false)),
-                (Enterprise, OnReboot),
+                (Enterprise, Some(Enterprise)),
             ),
             (
-                ("starter", "business", "OnReboot"),
+                ("starter", "business", Some("business")),
                 InstanceChange {
                     tags: Some(Vec::new()),
                     ..InstanceChange::default()
                 },
-                (Business, OnReboot),
+                (Business, Some(Business)),
             ),
         ];
-        for ((in_effect, wanted, when), change, expected) in table {
-            for state in ["running", "stopped"] {
-                let spec = change.apply(&instance(state, in_effect, wanted, when)).unwrap();
+        for ((in_effect, wanted, on_reboot), change, expected) in table {
+            for state in ["running", "stopped", "error"] {
+                let spec = change
+                    .apply(&instance(state, in_effect, wanted, on_reboot))
+                    .unwrap();
                 assert_eq!(
-                    (spec.plan, spec.plan_change),
+                    (spec.plan, spec.plan_on_reboot),
                     expected,
-                    "{wanted} {when} {change:?}"
+                    "{wanted} {on_reboot:?} {change:?}"
                 );
             }
         }
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_plan_changes_only_if_the_status_allows_it() {
-        let busy = instance("rebooting", "starter", "business", "OnReboot");
+        let busy = instance("rebooting", "starter", "business", Some("business"));
         assert_eq!(busy.state.as_str(), "rebooting");
         for change in [
             plan("enterprise", None),
@@ -230,7 +231,7 @@ mod tests {
                 "{change:?}"
             );
             assert!(
-                error.message.contains("rebooting") && error.message.contains("running, stopped"),
+                error.message.contains("rebooting") && error.message.contains("running, stopped, error"),
                 "{error}"
             );
         }
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn equal_values_change_nothing() {
-        let before = instance("running", "starter", "starter", "Immediate");
+        let before = instance("running", "starter", "starter", None);
         let change = InstanceChange {
             name: Some("web".to_owned()),
             tags: Some(vec!["a".to_owned()]),

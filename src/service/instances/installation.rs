@@ -62,7 +62,7 @@ impl Installation {
             }
             Self::Backup(backup) => {
                 backup.image.clone_into(&mut spec.image);
-                spec.restore_from = Some(Box::new(backup.name.clone()));
+                spec.restore_from = Some(backup.name.clone());
             }
         }
         Ok(())
@@ -111,10 +111,7 @@ mod tests {
         );
         backup.request(&mut spec, 80).unwrap();
         assert_eq!(
-            (
-                spec.image.as_str(),
-                spec.restore_from.as_deref().map(String::as_str)
-            ),
+            (spec.image.as_str(), spec.restore_from.as_deref()),
             ("debian-12", Some("bkp-abcdefgh01234567"))
         );
         let image = Installation::Image("fedora-42".to_owned());

@@ -9,7 +9,8 @@ use crate::resources::{
 };
 
 /// The health of a webhook's deliveries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Health {
     /// The last attempt succeeded, or nothing was sent yet.
     Healthy,
@@ -26,13 +27,8 @@ impl Health {
     pub const ALL: [Self; 4] = [Self::Healthy, Self::Failing, Self::Blocked, Self::Disabled];
 
     /// The value as it appears in REST.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::Failing => "failing",
-            Self::Blocked => "blocked",
-            Self::Disabled => "disabled",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
