@@ -35,7 +35,7 @@ use crate::{
         delivery::FINISHED_LABEL, invoice::SETTLED_LABEL, tracking,
     },
     runtime::{
-        Clock, Health, Metrics, ServerTime, Store, SystemClock,
+        CheckedClock, Clock, Health, Metrics, ServerTime, Store, SystemClock,
         client::{self, Observers},
         cluster_addresses::ClusterAddresses,
         events::Events,
@@ -182,7 +182,7 @@ pub async fn serve(
             measurements,
             &rules,
             &watches,
-            clock.clone(),
+            Arc::new(CheckedClock::new(clock.clone(), server_time.clone())),
         );
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);

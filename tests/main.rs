@@ -30,6 +30,8 @@ mod a_metrics;
 mod a_monitoring;
 #[path = "resilience.rs"]
 mod a_resilience;
+#[path = "restore.rs"]
+mod a_restore;
 #[path = "traces.rs"]
 mod a_traces;
 #[path = "transfer.rs"]

@@ -11,6 +11,7 @@ use crate::{
     cluster::Cluster,
     convergence,
     load::{CONNECTIONS, Extent, Load, NUMBER, numbered},
+    objects,
     processes::processor_time,
     product::Product,
     samples, say,
@@ -137,7 +138,10 @@ async fn fill(cluster: &Cluster, account: &Account, template: &Value, count: u64
     let target = &cluster.operator;
     let object = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Backup",
-        "metadata": { "name": format!("bkp-{NUMBER}"), "finalizers": template["metadata"]["finalizers"] },
+        "metadata": {
+            "name": format!("bkp-{NUMBER}"), "finalizers": template["metadata"]["finalizers"],
+            "annotations": objects::origin(&format!("bkp-{NUMBER}")),
+        },
         "spec": { "instance": format!("i-{NUMBER}"), "instanceUID": format!("uid-{NUMBER}") },
     });
     let mut status = template["status"].clone();

@@ -49,7 +49,7 @@ const PATIENCE: Duration = Duration::from_mins(2);
 /// The client with a namespace of its own, which belongs to no account.
 pub struct BareClient {
     namespace: &'static str,
-    /// Whether the namespace has the label of an account's, so that the API server adds the finalizer.
+    /// Whether its instances have the finalizer and an origin.
     has_finalizers: bool,
     /// The status of each instance.
     status: Value,
@@ -107,6 +107,7 @@ impl BareClient {
             namespace: self.namespace.to_owned(),
             prefix: prefix.to_owned(),
             count,
+            has_finalizers: self.has_finalizers,
             status: self.status.clone(),
         };
         let servers = cluster.api_server_pids();
@@ -159,7 +160,7 @@ impl BareClient {
 }
 
 /// Creates a namespace that belongs to no account, but has a native quota like an account's. `has_finalizers` says whether it has
-/// the label of an account's, so that the API server adds the finalizer. Waits until instances can be created in it.
+/// the label of an account's. Waits until instances can be created in it.
 pub async fn create_namespace(cluster: &Cluster, namespace: &str, has_finalizers: bool) -> Result<()> {
     let labels = if has_finalizers {
         json!({ ACCOUNT_LABEL: namespace })
@@ -209,6 +210,7 @@ pub struct Job {
     namespace: String,
     prefix: String,
     count: u64,
+    has_finalizers: bool,
     status: Value,
 }
 
@@ -225,7 +227,12 @@ impl Job {
         let (created, waiting) = mpsc::unbounded_channel();
         let waiting = Arc::new(Mutex::new(waiting));
         let next = Arc::new(AtomicU64::new(0));
-        let creations = numbered(objects::create(target, &self.namespace, &self.prefix), 0);
+        let create_one = if self.has_finalizers {
+            objects::create_marked
+        } else {
+            objects::create
+        };
+        let creations = numbered(create_one(target, &self.namespace, &self.prefix), 0);
         let count = self.count;
         let mut tasks = JoinSet::new();
         for _ in 0..CREATORS {

@@ -161,7 +161,9 @@ async fn same_object(cluster: &Cluster, account: &Account, facade: &Target) -> R
     }
     let manager = stored["metadata"]["managedFields"][0]["manager"].as_str();
     let path = format!("{collection}?fieldManager={}", manager.unwrap_or("bench"));
-    metadata.insert("name".to_owned(), json!(format!("i-{NUMBER}")));
+    let name = format!("i-{NUMBER}");
+    metadata["annotations"]["stellage.dev/origin"] = objects::origin(&name)["stellage.dev/origin"].take();
+    metadata.insert("name".to_owned(), json!(name));
     let object = json!({
         "apiVersion": stored["apiVersion"], "kind": stored["kind"], "metadata": metadata, "spec": stored["spec"],
     });

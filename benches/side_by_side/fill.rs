@@ -48,7 +48,8 @@ pub async fn instances_of(
         let (path, name) = place(n);
         let object = json!({
             "apiVersion": "stellage.dev/v1", "kind": "Instance",
-            "metadata": { "name": name, "finalizers": finalizers }, "spec": spec,
+            "metadata": { "name": name, "finalizers": finalizers, "annotations": objects::origin(&name) },
+            "spec": spec,
         });
         let body = object.to_string();
         *buffer = target
@@ -94,7 +95,9 @@ pub async fn instances(
     let target = &cluster.operator;
     let object = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance",
-        "metadata": { "name": name(), "finalizers": template["metadata"]["finalizers"] },
+        "metadata": {
+            "name": name(), "finalizers": template["metadata"]["finalizers"], "annotations": objects::origin(&name()),
+        },
         "spec": template["spec"],
     });
     let mut status = template["status"].clone();

@@ -1,7 +1,7 @@
 //! The time until instances run, and the memory of the process that brings them to run, compared with KWOK, which simulates
 //! resources in stages: the same creates of the same kind, with stages for the same states.
 //!
-//! Each turn has its own cluster, with the policy that adds the instances' finalizer and a native quota on both sides, and a first
+//! Each turn has its own cluster, instances with finalizer and origin and a native quota on both sides, and a first
 //! instance that shows that the program is ready. KWOK's stage writes the status that this build has written for its first
 //! instance; without a target, it writes only the state. After this build's turn, a bare client creates as many instances on its
 //! cluster and writes the same statuses, which shows how little time both can take. KWOK plays the stages of kinds other than its
@@ -101,7 +101,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
 
 /// The turn of this build, and the seconds of the bare client's after it.
 async fn ours(count: u64, sizes: &Sizes) -> Result<(Turn, f64)> {
-    let cluster = Cluster::start_with_finalizer_policy().await?;
+    let cluster = Cluster::start().await?;
     let mut product = Product::run(&cluster).await?;
     let account = Account::create(&cluster, &product).await?;
     cluster.until_created(&account.namespace).await?;
@@ -124,7 +124,7 @@ async fn ours(count: u64, sizes: &Sizes) -> Result<(Turn, f64)> {
 }
 
 async fn kwoks(program: &Path, status: &Value, count: u64, sizes: &Sizes) -> Result<Turn> {
-    let cluster = Cluster::start_with_finalizer_policy().await?;
+    let cluster = Cluster::start().await?;
     create_namespace(&cluster, NAMESPACE, true).await?;
     // KWOK also watches nodes and pods. Only the operator may write statuses, so KWOK gets the operator's identity and
     // additional rights.
@@ -210,7 +210,7 @@ async fn turn(
 }
 
 async fn converge(cluster: &Cluster, namespace: &str, prefix: &str, count: u64) -> Result<()> {
-    let create = objects::create(&cluster.operator, namespace, prefix);
+    let create = objects::create_marked(&cluster.operator, namespace, prefix);
     let apply = Client {
         status: 201,
         ..Client::repeating(&cluster.operator, CREATORS, create, Extent::Count(count))

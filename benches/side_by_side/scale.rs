@@ -259,9 +259,10 @@ impl Stage {
         let metadata = template["metadata"].clone();
         let (spec, target) = (template["spec"].clone(), self.cluster.operator.clone());
         let create: Arc<Requests> = Arc::new(move |n, buffer| {
+            let name = instance(before + n);
             let object = json!({
                 "apiVersion": "stellage.dev/v1", "kind": "Instance",
-                "metadata": { "name": instance(before + n), "finalizers": metadata["finalizers"] },
+                "metadata": { "name": name, "finalizers": metadata["finalizers"], "annotations": objects::origin(&name) },
                 "spec": spec,
             });
             let body = object.to_string();

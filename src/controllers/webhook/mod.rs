@@ -12,7 +12,7 @@
 //! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them; `unread`: those to read first;
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
 //! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
-//!   and `log_tally` knows when; `owners`: which account they belong to;
+//!   and `log_tally` knows when;
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
 //! - `notify`: notifies account holders by e-mail; `mail_queue`: which ones; `mail_limiter`: how often;
@@ -28,7 +28,6 @@ mod lookup;
 mod mail_limiter;
 mod mail_queue;
 mod notify;
-mod owners;
 mod resend;
 mod resend_queue;
 mod retention;

@@ -53,7 +53,7 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
             wait(shared, namespace, Some(later));
             return;
         }
-        let found = collected.get_or_insert_with(|| untold(shared, namespace, &uid));
+        let found = collected.get_or_insert_with(|| untold(shared, namespace));
         let Some(mail) = problems(namespace, &account, &found.webhooks) else {
             wait(shared, namespace, found.next);
             return;
@@ -111,7 +111,7 @@ fn wait(shared: &Shared, namespace: &str, until: Option<Timestamp>) {
 /// Whether a mail to an account may be sent now. If not, returns when.
 fn check_limit(shared: &Shared, namespace: &str, account: &str) -> Result<(), Timestamp> {
     if !shared.state.lock().mail_limiter.knows(account) {
-        let mut earlier = sent_earlier(shared, namespace, account);
+        let mut earlier = sent_earlier(shared, namespace);
         let owner = shared.deps.directory.account_of(namespace);
         let owner = owner.filter(|owner| origin::uid(&owner.metadata) == account);
         if let Some(status) = owner.as_ref().and_then(|owner| owner.status.as_ref()) {
@@ -141,7 +141,7 @@ async fn remember(shared: &Shared, account: &Account, within_day: &[Timestamp]) 
 }
 
 /// When mails were sent to an account, according to the statuses of its existing webhooks.
-fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Timestamp> {
+fn sent_earlier(shared: &Shared, namespace: &str) -> BTreeSet<Timestamp> {
     let mut times = BTreeSet::new();
     let mut after: WebhookKey = format!("{namespace}/").into();
     loop {
@@ -153,9 +153,7 @@ fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Tim
         let mut last = None;
         for (key, cached) in webhooks.take(AT_ONCE) {
             last = Some(key.clone());
-            if !cached.webhook.is_of_another_account(account)
-                && let Some(status) = &cached.webhook.status
-            {
+            if let Some(status) = &cached.webhook.status {
                 times.extend(status.account_notified_at.iter().copied());
                 times.extend(status.notified_at);
             }
@@ -178,7 +176,7 @@ struct PendingNotification {
 
 /// Collects what may be reported about an account's webhooks now. Removes webhooks that have nothing to report from the
 /// queue.
-fn untold(shared: &Shared, namespace: &str, account: &str) -> PendingNotification {
+fn untold(shared: &Shared, namespace: &str) -> PendingNotification {
     let now = shared.now().wall;
     let can_send = shared.deps.mailer.is_configured();
     let mut found = PendingNotification::default();
@@ -190,10 +188,7 @@ fn untold(shared: &Shared, namespace: &str, account: &str) -> PendingNotificatio
         let Some(end) = keys.last() else { return found };
         last = Some(end.clone());
         for key in &keys {
-            let cached = state.webhooks.get(key).filter(|cached| {
-                // It is added again once the namespace belongs to another Account.
-                !cached.webhook.is_of_another_account(account)
-            });
+            let cached = state.webhooks.get(key);
             let Some((cached, told)) = cached.and_then(|cached| Some((cached, cached.untold(can_send)?)))
             else {
                 state.mails.remove(namespace, key);

@@ -57,7 +57,6 @@ impl World {
             .map(|number| {
                 let mut webhook = webhook(number);
                 webhook.status = Some(WebhookStatus {
-                    account_uid: Some("account".to_owned()),
                     ..WebhookStatus::default()
                 });
                 (name(number), serde_json::to_value(&webhook).unwrap())
