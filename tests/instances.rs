@@ -255,11 +255,11 @@ async fn an_instance_in_a_namespace_without_an_account_is_left_alone_until_there
 }
 
 #[tokio::test]
-async fn a_finalizer_that_an_earlier_version_left_does_not_hold_the_object() {
-    let tenant = Tenant::new("legacy").await;
+async fn once_the_server_is_gone_only_the_finalizers_of_other_controllers_are_left() {
+    let tenant = Tenant::new("finalizers-of-others").await;
     tenant
         .apply("web", |instance| {
-            instance.metadata.finalizers = Some(vec!["stellage.dev/old".into(), "example.com/mine".into()]);
+            instance.metadata.finalizers = Some(vec!["example.com/mine".into()]);
         })
         .await;
     tenant.wait_for_state("web", InstanceState::Running).await;
@@ -268,9 +268,8 @@ async fn a_finalizer_that_an_earlier_version_left_does_not_hold_the_object() {
         .delete("web", &DeleteParams::default())
         .await
         .unwrap();
-    // Other controllers' fields are left alone.
     tenant
-        .wait("web", "our finalizers to go", |instance: Option<&Instance>| {
+        .wait("web", "our finalizer to go", |instance: Option<&Instance>| {
             instance.is_some_and(|i| i.finalizers() == ["example.com/mine"])
         })
         .await;

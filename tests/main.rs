@@ -36,8 +36,6 @@ mod a_restore;
 mod a_traces;
 #[path = "transfer.rs"]
 mod a_transfer;
-#[path = "upgrade/mod.rs"]
-mod a_upgrade;
 #[path = "webhooks/mod.rs"]
 mod a_webhooks;
 #[path = "writes.rs"]

@@ -128,7 +128,7 @@ mod tests {
             .unwrap();
         assert_eq!(of(ours, &as_installed(ours.clone())), Differences::default());
 
-        // An earlier version, which has all fields.
+        // A schema that has all fields.
         let differences = of(ours, ours);
         assert!(differences.other && differences.lacks.is_empty() && differences.unknown.is_empty());
 

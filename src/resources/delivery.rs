@@ -27,8 +27,6 @@ const BYTES_ANNOTATION: &str = "stellage.dev/bytes";
 const DELIVERY_BYTES: usize = 1024;
 /// Bytes of an attempt as it is stored, beside its texts.
 const ATTEMPT_BYTES: usize = 128;
-/// What a finished Delivery without [`BYTES_ANNOTATION`], of an earlier version, is taken for.
-const UNKNOWN_BYTES: u64 = 4096;
 /// Annotation with the place of a delivery among those of its webhook: see [`event_order`].
 const EVENT_ORDER_ANNOTATION: &str = "stellage.dev/event-order";
 /// Annotation that requests an attempt at an unfinished delivery now. Its value is a nonce, by convention the RFC 3339 time of
@@ -113,11 +111,12 @@ pub fn finished_at(metadata: &ObjectMeta) -> Option<Timestamp> {
     annotations.get(FINISHED_AT_ANNOTATION)?.parse().ok()
 }
 
-/// The size of a finished Delivery as it is stored, in bytes, approximately.
+/// The size of a finished Delivery as it is stored, in bytes, approximately. Without a valid annotation, it counts as an empty one.
 pub fn finished_bytes(metadata: &ObjectMeta) -> u64 {
     let annotations = metadata.annotations.as_ref();
     let text = annotations.and_then(|annotations| annotations.get(BYTES_ANNOTATION));
-    text.and_then(|text| text.parse().ok()).unwrap_or(UNKNOWN_BYTES)
+    text.and_then(|text| text.parse().ok())
+        .unwrap_or(DELIVERY_BYTES as u64)
 }
 
 /// The place of a Delivery among those of its webhook: the time of its event, then the event's sequence number. It is in the

@@ -8,9 +8,8 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use kube::{CustomResource, KubeSchema, api::ObjectMeta};
-use schemars::{JsonSchema, Schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 use super::{
     Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus,
@@ -72,7 +71,6 @@ pub struct LoggedDelivery {
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(transform = with_objects)]
 pub struct LoggedEvent {
     /// Id of the event, `evt_…`.
     #[schemars(length(max = 64))]
@@ -102,7 +100,6 @@ pub struct LoggedEvent {
     #[serde(
         default,
         rename = "deliveredTo",
-        alias = "deliveries",
         skip_serializing_if = "Vec::is_empty",
         with = "json_text"
     )]
@@ -113,7 +110,6 @@ pub struct LoggedEvent {
 /// A list as the text of a JSON array.
 mod json_text {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, ser::Error as _};
-    use serde_json::Value;
 
     use super::LoggedDelivery;
 
@@ -125,35 +121,15 @@ mod json_text {
         text.serialize(serializer)
     }
 
-    /// Also reads lists of objects, which earlier versions wrote. A list that somebody has tampered with is empty: it must not hide
-    /// the other events.
+    /// A list that somebody has tampered with is empty: it must not hide the other events.
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Vec<LoggedDelivery>, D::Error> {
-        let list = match Value::deserialize(deserializer)? {
-            Value::String(text) => serde_json::from_str(&text),
-            objects => serde_json::from_value(objects),
-        };
-        Ok(list.unwrap_or_else(|error| {
+        let text = String::deserialize(deserializer)?;
+        Ok(serde_json::from_str(&text).unwrap_or_else(|error| {
             tracing::warn!(%error, "the deliveries of an event on a page of the event log cannot be read");
             Vec::new()
         }))
-    }
-}
-
-/// Adds the field of earlier versions to the schema, so that the API server does not drop it.
-fn with_objects(schema: &mut Schema) {
-    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
-        let deliveries = json!({
-            "description": "The same as a list of objects, as builds before 0.1.0 wrote it.",
-            "type": "array",
-            "items": {
-                "description": "A delivery.",
-                "type": "object",
-                "x-kubernetes-preserve-unknown-fields": true,
-            },
-        });
-        properties.insert("deliveries".to_owned(), deliveries);
     }
 }
 
@@ -384,6 +360,8 @@ impl LoggedEvent {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn event() -> LoggedEvent {
@@ -410,19 +388,11 @@ mod tests {
     }
 
     #[test]
-    fn the_deliveries_of_an_event_are_stored_as_one_text_and_the_objects_of_earlier_versions_can_be_read() {
+    fn the_deliveries_of_an_event_are_stored_as_one_text() {
         let stored = serde_json::to_value(event()).unwrap();
         let objects: Value = serde_json::from_str(stored["deliveredTo"].as_str().unwrap()).unwrap();
         assert_eq!(objects[0]["webhook"], "hook");
-        assert_eq!(
-            serde_json::from_value::<LoggedEvent>(stored.clone()).unwrap(),
-            event()
-        );
-
-        let mut earlier = stored;
-        earlier.as_object_mut().unwrap().remove("deliveredTo");
-        earlier["deliveries"] = objects;
-        assert_eq!(serde_json::from_value::<LoggedEvent>(earlier).unwrap(), event());
+        assert_eq!(serde_json::from_value::<LoggedEvent>(stored).unwrap(), event());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::{
     borrow::Cow,
+    fmt::Debug,
     future::Future,
     pin::Pin,
     task::{Context, Poll},
@@ -17,12 +18,12 @@ use hyper_util::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
-    Client, Config, Resource,
-    api::{ListParams, ObjectMeta, PartialObjectMeta, PostParams},
+    Api, Client, Config, Resource,
+    api::{ListParams, ObjectList, ObjectMeta, PartialObjectMeta, PostParams},
     client::{Body, ClientBuilder, ConfigExt as _, RustlsTlsError, retry::RetryPolicy},
     core::{NamespaceResourceScope, Status},
 };
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
 
@@ -119,6 +120,51 @@ pub fn is_namespace_terminating(status: &Status) -> bool {
         && causes
             .into_iter()
             .any(|cause| cause.reason == "NamespaceTerminating")
+}
+
+/// Objects on one page of a list.
+const PAGE: u32 = 500;
+
+/// A list that is read page by page, each within [`CALL_TIMEOUT`].
+pub struct Pages<K> {
+    api: Api<K>,
+    /// Of the next page; `None` after the last one.
+    params: Option<ListParams>,
+}
+
+impl<K: Clone + Debug + DeserializeOwned> Pages<K> {
+    /// The objects that `params` select. A page has 500 of them unless `params` say otherwise.
+    pub fn of(api: Api<K>, params: ListParams) -> Self {
+        let limit = params.limit.unwrap_or(PAGE);
+        Self {
+            api,
+            params: Some(params.limit(limit)),
+        }
+    }
+
+    /// The next page; `None` after the last one.
+    pub async fn next(&mut self) -> Result<Option<ObjectList<K>>, CallError> {
+        let Some(params) = &self.params else {
+            return Ok(None);
+        };
+        let page = bounded(self.api.list(params)).await?;
+        self.turn(&page.metadata);
+        Ok(Some(page))
+    }
+
+    /// The metadata of the objects on the next page; `None` after the last one.
+    pub async fn next_metadata(&mut self) -> Result<Option<ObjectList<PartialObjectMeta<K>>>, CallError> {
+        let Some(params) = &self.params else {
+            return Ok(None);
+        };
+        let page = bounded(self.api.list_metadata(params)).await?;
+        self.turn(&page.metadata);
+        Ok(Some(page))
+    }
+
+    fn turn(&mut self, page: &ListMeta) {
+        self.params.take_if(|params| !next_page(params, page));
+    }
 }
 
 /// Points the parameters of a list call at its next page. Returns whether there is one.

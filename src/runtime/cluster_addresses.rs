@@ -9,7 +9,7 @@ use kube::{Api, Client, Resource, api::ListParams};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use super::client::{CallError, bounded, next_page};
+use super::client::{CallError, Pages};
 
 /// The variable that Kubernetes sets in each pod.
 const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
@@ -154,14 +154,11 @@ where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {
     let mut ranges = Vec::new();
-    let mut parameters = ListParams::default().limit(PAGE);
-    loop {
-        let page = bounded(api.list(&parameters)).await?;
+    let mut pages = Pages::of(api, ListParams::default().limit(PAGE));
+    while let Some(page) = pages.next().await? {
         ranges.extend(page.items.iter().flat_map(ranges_of));
-        if !next_page(&mut parameters, &page.metadata) {
-            return Ok(ranges);
-        }
     }
+    Ok(ranges)
 }
 
 fn ranges_of_services(object: &ServiceCIDR) -> Vec<IpNet> {

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, sync::Arc};
 
-use super::{Service, instances::IndexedInstance};
+use super::{Service, index::items_before, instances::IndexedInstance};
 use crate::{
     monitoring::alerts::is_shown,
     resources::{Alert, AlertPhase},
@@ -75,9 +75,7 @@ impl Service {
         }
         shown.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let total = shown.len();
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
+        let skip = items_before(page, limit);
         let page = shown.into_iter().skip(skip).take(limit);
         (page.map(|(_, alert)| alert).collect(), total)
     }

@@ -11,6 +11,7 @@ use super::{
     credentials::Tenant,
     error::Error,
     id::{InvoiceId, PublicId as _},
+    index::items_before,
     store::ApiCalls,
 };
 use crate::{
@@ -77,9 +78,7 @@ impl Service {
             .await?;
         all.retain(Invoice::is_issued);
         all.sort_by(|a, b| (b.spec.period.from, b.name()).cmp(&(a.spec.period.from, a.name())));
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
+        let skip = items_before(page, limit);
         let total = all.len();
         Ok((all.into_iter().skip(skip).take(limit).collect(), total))
     }
@@ -163,14 +162,9 @@ impl Service {
         let mut all = Vec::new();
         loop {
             let _turn = reading.turn().await?;
-            let listed = {
+            let list = {
                 let _permit = self.calls.permit(&tenant.namespace).await?;
-                bounded(api.list(&parameters)).await
-            };
-            let list = match listed {
-                // An upgrade has not installed the kind yet.
-                Err(error) if error.is_not_found() => return Ok(all),
-                listed => listed?,
+                bounded(api.list(&parameters)).await?
             };
             let of_account = list
                 .items
@@ -206,9 +200,7 @@ impl OpenedInvoice {
 
     /// One page of the lines, and the sums. `page` counts from 1.
     pub async fn lines(&self, page: u64, limit: usize) -> Result<Lines, Error> {
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
+        let skip = items_before(page, limit);
         let reading = async {
             match self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref()) {
                 Some(status) if self.is_issued() => {

@@ -231,13 +231,6 @@ impl<'a> Draft<'a> {
     /// pages from which entries have moved, the last one first, because entries only move to later pages.
     fn next_changed(mut self) -> Option<(u32, Vec<LedgerEntry>)> {
         let stored = std::mem::take(&mut self.stored);
-        // An earlier version could leave gaps.
-        let last = stored.keys().next_back().copied().unwrap_or(0);
-        for number in 1..last {
-            if !stored.contains_key(&number) {
-                self.changed.entry(number).or_default();
-            }
-        }
         let is_new = |(number, entries): &(u32, Vec<LedgerEntry>)| {
             stored.get(number).copied() != Some(entries.as_slice())
         };

@@ -749,25 +749,6 @@ fn an_invoice_with_pages_is_right_if_the_operator_dies_at_each_step() {
 }
 
 #[test]
-fn an_open_invoice_shows_the_lines_of_all_its_pages_from_the_first_on_also_if_an_earlier_version_left_a_gap()
-{
-    let mut world = World::new();
-    world.crowd(2 * MAX_ENTRIES + 50);
-    world.run(u8::MAX);
-    assert_eq!(
-        world.pages.keys().map(|(_, number)| *number).collect::<Vec<_>>(),
-        [1, 2]
-    );
-    let first = world.pages.keys().next().unwrap().clone();
-    world.pages.remove(&first);
-    world.apply(&Op::Restart);
-    world.run(u8::MAX);
-    assert!(world.pages.contains_key(&first));
-    world.finish();
-    world.check().unwrap();
-}
-
-#[test]
 fn nothing_is_written_as_time_passes_and_a_change_is_one_page() {
     let mut world = World::new();
     world.apply(&Op::Begin(Plan::Starter));

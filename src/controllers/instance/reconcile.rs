@@ -495,8 +495,7 @@ impl<P: Provider> Reconciler<P> {
         Ok(self.queue.wrote(written.await?))
     }
 
-    /// Removes our finalizers, including those of earlier versions, once the server is gone. Other controllers' finalizers are
-    /// left alone.
+    /// Removes our finalizer once the server is gone. Other controllers' finalizers are left alone.
     async fn finish(&self, instance: &Instance) -> Result<(), ReconcileError> {
         let foreign: Vec<&str> = instance
             .metadata
@@ -504,7 +503,7 @@ impl<P: Provider> Reconciler<P> {
             .iter()
             .flatten()
             .map(String::as_str)
-            .filter(|f| !f.starts_with("stellage.dev/"))
+            .filter(|finalizer| *finalizer != FINALIZER)
             .collect();
         if !foreign.is_empty() {
             let note = format!(

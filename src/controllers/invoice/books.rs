@@ -11,7 +11,7 @@ use crate::{
         invoice::SETTLED_LABEL,
         invoice_page::{INVOICE_LABEL, OPEN_LABEL},
     },
-    runtime::client::{CallError, bounded, next_page},
+    runtime::client::{CallError, Pages},
 };
 
 /// Invoices or pages per list request. Each has at most about 256 KiB.
@@ -100,10 +100,8 @@ where
         + DeserializeOwned,
 {
     let api: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), namespace);
-    let mut params = ListParams::default().limit(PAGE).labels(label);
-    loop {
-        let page = bounded(api.list(&params)).await?;
-        let has_more = next_page(&mut params, &page.metadata);
+    let mut pages = Pages::of(api, ListParams::default().limit(PAGE).labels(label));
+    while let Some(page) = pages.next().await? {
         for object in page.items {
             match object.0 {
                 Ok(object) => see(object),
@@ -112,8 +110,6 @@ where
                 }
             }
         }
-        if !has_more {
-            return Ok(());
-        }
     }
+    Ok(())
 }

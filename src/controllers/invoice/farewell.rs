@@ -17,7 +17,7 @@ use crate::{
         origin,
         tracking::CONTROLLER_MANAGER,
     },
-    runtime::client::{CallError, bounded, next_page},
+    runtime::client::{CallError, Pages, bounded},
 };
 
 /// Number of objects moved at a time. A page has about 100 KiB.
@@ -77,12 +77,10 @@ where
         field_manager: Some(CONTROLLER_MANAGER.to_owned()),
         ..PostParams::default()
     };
-    let mut page = ListParams::default().limit(PAGE);
-    loop {
-        let listed = bounded(old.list(&page)).await?;
-        let has_more = next_page(&mut page, &listed.metadata);
+    let mut pages = Pages::of(old.clone(), ListParams::default().limit(PAGE));
+    while let Some(page) = pages.next().await? {
         // Objects that do not match their schema have been reported where the books are read.
-        let objects = listed.items.into_iter().filter_map(|object| object.0.ok());
+        let objects = page.items.into_iter().filter_map(|object| object.0.ok());
         for object in objects.filter(|object| is_one(object)) {
             let name = object.name_any();
             let mut labels = object.labels().clone();
@@ -105,8 +103,6 @@ where
                 _ => {}
             }
         }
-        if !has_more {
-            return Ok(());
-        }
     }
+    Ok(())
 }

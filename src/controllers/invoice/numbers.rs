@@ -16,7 +16,7 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use crate::{
     resources::{Invoice, tracking::CONTROLLER_MANAGER},
-    runtime::client::{CallError, bounded, next_page},
+    runtime::client::{CallError, Pages, bounded},
 };
 
 /// Name of the ConfigMap.
@@ -252,20 +252,16 @@ impl InvoiceNumbers {
     /// deleted.
     async fn highest(&self) -> Result<BTreeMap<i16, u64>, CallError> {
         let api: Api<DeserializeGuard<Invoice>> = Api::all(self.client.clone());
-        let mut params = ListParams::default().limit(PAGE);
+        let mut pages = Pages::of(api, ListParams::default().limit(PAGE));
         let mut last: BTreeMap<i16, u64> = BTreeMap::new();
-        loop {
-            let page = bounded(api.list(&params)).await?;
-            let has_more = next_page(&mut params, &page.metadata);
+        while let Some(page) = pages.next().await? {
             let invoices = page.items.into_iter().filter_map(|invoice| invoice.0.ok());
             for (year, sequence) in invoices.filter_map(|invoice| parse(invoice.status?.number.as_deref()?)) {
                 let highest = last.entry(year).or_default();
                 *highest = sequence.max(*highest);
             }
-            if !has_more {
-                return Ok(last);
-            }
         }
+        Ok(last)
     }
 }
 

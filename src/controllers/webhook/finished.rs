@@ -18,11 +18,9 @@ use crate::{
         delivery::{self, FINISHED_LABEL, is_unowned},
         origin,
     },
-    runtime::client::{CallError, bounded, next_page},
+    runtime::client::{CallError, Pages, bounded},
 };
 
-/// Objects on one page of a list.
-const PAGE: u32 = 500;
 /// Maximum number of concurrent deletions in a namespace.
 const CONCURRENCY: usize = 4;
 /// Maximum number of Deliveries in [`All::unowned`].
@@ -63,7 +61,7 @@ pub(super) async fn list(
     let mut finished = Vec::new();
     let api = Api::namespaced(client.clone(), namespace);
     let selector = format!("{FINISHED_LABEL}{more_labels}");
-    each(&api, &selector, |metadata| {
+    each(api, &selector, |metadata| {
         finished.extend(Finished::of(metadata));
     })
     .await?;
@@ -85,7 +83,7 @@ pub(super) async fn all(client: &Client) -> Result<All, CallError> {
     let mut all = All::default();
     let mut unowned = 0;
     let api = Api::all(client.clone());
-    each(&api, FINISHED_LABEL, |metadata| {
+    each(api, FINISHED_LABEL, |metadata| {
         let namespace = metadata.namespace.clone().unwrap_or_default();
         if is_unowned(&metadata) && unowned < MAX_UNOWNED {
             unowned += 1;
@@ -99,16 +97,12 @@ pub(super) async fn all(client: &Client) -> Result<All, CallError> {
     Ok(all)
 }
 
-async fn each(api: &Api<Delivery>, selector: &str, mut see: impl FnMut(ObjectMeta)) -> Result<(), CallError> {
-    let mut params = ListParams::default().labels(selector).limit(PAGE);
-    loop {
-        let page = bounded(api.list_metadata(&params)).await?;
-        let has_more = next_page(&mut params, &page.metadata);
+async fn each(api: Api<Delivery>, selector: &str, mut see: impl FnMut(ObjectMeta)) -> Result<(), CallError> {
+    let mut pages = Pages::of(api, ListParams::default().labels(selector));
+    while let Some(page) = pages.next_metadata().await? {
         page.items.into_iter().for_each(|object| see(object.metadata));
-        if !has_more {
-            return Ok(());
-        }
     }
+    Ok(())
 }
 
 /// Deletes Deliveries, except those of events that are still in an outbox: without these records, a new leader would send the

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     resources::{Delivery, EventLog, PageIndex, origin},
-    runtime::client::{CallError, bounded, next_page},
+    runtime::client::{CallError, Pages, bounded},
 };
 
 /// How often to check for accounts that have logged a lot.
@@ -32,8 +32,6 @@ const AFTER_FAILURE: Duration = Duration::from_secs(30);
 /// Divisor of a bound: an account, or all accounts together, may exceed the bound by this fraction between
 /// two prunings.
 const SLACK: u64 = 10;
-/// Pages on one page of a list.
-const PAGE: u32 = 500;
 /// Maximum number of concurrent deletions, so that pages are deleted as fast as they are written.
 const CONCURRENCY: usize = 8;
 
@@ -203,14 +201,12 @@ async fn prune_pages(
     let mut kept: HashMap<String, Kept> = HashMap::new();
     let mut finished = finished.into_iter().peekable();
     let mut surplus_deliveries = Vec::new();
-    let mut params = ListParams::default().limit(PAGE);
-    loop {
-        let list = bounded(api.list_metadata(&params)).await?;
-        let has_more = next_page(&mut params, &list.metadata);
+    let mut pages = Pages::of(api, ListParams::default());
+    while let Some(list) = pages.next_metadata().await? {
         // The API server has just answered, so its time is known.
         let since = shared.deps.server_time.since(bounds.age);
-        let pages = list.items.into_iter().map(|page| page.metadata);
-        let surplus: Vec<_> = pages
+        let listed = list.items.into_iter().map(|page| page.metadata);
+        let surplus: Vec<_> = listed
             .filter(|page| {
                 let newer = std::iter::from_fn(|| finished.next_if(|delivery| !is_older(delivery, page)));
                 surplus_deliveries.extend(beyond(newer, of_page(&mut kept, page), limit));
@@ -239,9 +235,6 @@ async fn prune_pages(
                 }
             })
             .await;
-        if !has_more {
-            break;
-        }
     }
     if let Some(namespace) = namespace {
         let kept = kept.entry(namespace.to_owned()).or_default();

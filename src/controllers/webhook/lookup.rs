@@ -24,7 +24,7 @@ use crate::{
     resources::{Delivery, Webhook, delivery::FINISHED_LABEL, tracking::forget_foreign},
     runtime::{
         Place, Store,
-        client::{CallError, bounded, next_page},
+        client::{CallError, Pages, bounded},
         watch::revision,
     },
 };
@@ -36,8 +36,6 @@ const GATHER: Duration = Duration::from_millis(50);
 const REST: u32 = 4;
 /// Number of namespaces whose webhooks are listed concurrently.
 const CONCURRENCY: usize = 8;
-/// Webhooks on one page of a list.
-const PAGE: u32 = 500;
 /// Pause after a failed list.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
@@ -133,12 +131,12 @@ pub(super) async fn look_up(
 async fn list(shared: &Shared, namespace: &str, since: Option<u64>) -> Result<(), CallError> {
     let client = shared.deps.client.clone();
     let api: Api<DeserializeGuard<Webhook>> = Api::namespaced(client, namespace);
-    let mut params = ListParams::default().limit(PAGE);
+    let mut params = ListParams::default();
     if let Some(since) = since {
         params = params.at(&since.to_string()).matching(VersionMatch::NotOlderThan);
     }
-    loop {
-        let page = bounded(api.list_metadata(&params)).await?;
+    let mut pages = Pages::of(api.clone(), params);
+    while let Some(page) = pages.next_metadata().await? {
         for some in page.items.chunks(AT_ONCE) {
             for name in news(shared, namespace, some) {
                 let Some(found) = bounded(api.get_opt(&name)).await? else {
@@ -152,13 +150,8 @@ async fn list(shared: &Shared, namespace: &str, since: Option<u64>) -> Result<()
                 }
             }
         }
-        if !next_page(&mut params, &page.metadata) {
-            return Ok(());
-        }
-        // The following pages have the version of the first.
-        params.resource_version = None;
-        params.version_match = None;
     }
+    Ok(())
 }
 
 /// The names of the listed webhooks that are not known in this version or a later one.
@@ -227,11 +220,9 @@ async fn pages<K, T>(
 where
     K: Resource + Clone + Debug + DeserializeOwned,
 {
-    let mut params = params.limit(PAGE);
-    let mut all = Vec::new();
-    loop {
-        let page = bounded(api.list(&params)).await?;
-        let has_more = next_page(&mut params, &page.metadata);
+    let mut pages = Pages::of(api, params);
+    let (mut all, mut version) = (Vec::new(), None);
+    while let Some(page) = pages.next().await? {
         all.extend(
             page.items
                 .into_iter()
@@ -241,9 +232,7 @@ where
                     keep(object)
                 }),
         );
-        if !has_more {
-            let version = page.metadata.resource_version.as_deref();
-            return Ok((all, version.and_then(|version| version.parse().ok()).unwrap_or(0)));
-        }
+        version = page.metadata.resource_version;
     }
+    Ok((all, version.and_then(|version| version.parse().ok()).unwrap_or(0)))
 }

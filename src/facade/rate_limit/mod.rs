@@ -606,7 +606,10 @@ mod tests {
     #[test]
     fn what_is_charged_besides_counts_for_the_key_and_the_account_and_is_told_to_other_replicas() {
         let (credentials, limits) = twelve_keys(100);
-        let credential = credentials.authenticate("0", jiff::Timestamp::now).ok().unwrap();
+        let credential = credentials
+            .authenticate(&text(0), jiff::Timestamp::now)
+            .ok()
+            .unwrap();
         spend(&credentials, &limits, 0);
         limits.charge(&credential, 29);
         assert_eq!(spend(&credentials, &limits, 0).remaining, 69);

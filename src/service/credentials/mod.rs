@@ -18,7 +18,7 @@ use parking_lot::RwLock;
 use self::last_use::LastUse;
 use super::{
     error::{Error, ErrorKind},
-    index::{Object as _, Progress},
+    index::{Object as _, Progress, items_before},
 };
 use crate::{
     resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, origin},
@@ -275,9 +275,7 @@ impl Credentials {
         let Some(keys) = tables.listed.get(namespace) else {
             return (Vec::new(), 0);
         };
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
+        let skip = items_before(page, limit);
         let shown = keys.values().skip(skip).take(limit);
         (shown.map(|key| key.object.clone()).collect(), keys.len())
     }

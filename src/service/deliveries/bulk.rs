@@ -8,7 +8,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{DEADLINE, MAX_ATTEMPTS, WORD, When, selection::Selection, send_now, too_slow};
+use super::{DEADLINE, WORD, When, selection::Selection, send_now, too_slow};
 use crate::{
     resources::{
         Delivery, DeliveryPhase, Webhook, delivery, delivery::FINISHED_LABEL,
@@ -22,7 +22,7 @@ use crate::{
         idempotency::IdempotentRequest,
         index::Object as _,
         precondition::Precondition,
-        store::{Verdict, contended, pause},
+        store::{MAX_ATTEMPTS, Verdict, contended, pause},
         webhooks::{IndexedWebhook, not_active},
     },
 };
@@ -94,9 +94,9 @@ fn note(count: usize, when: When) -> String {
     serde_json::to_string(&(count, when)).unwrap_or_default()
 }
 
-/// The reverse of [`note`]. Earlier versions noted the number alone.
+/// The reverse of [`note`].
 fn read_note(note: &str) -> (usize, When) {
-    serde_json::from_str(note).unwrap_or_else(|_| (note.parse().unwrap_or(0), When::Now))
+    serde_json::from_str(note).unwrap_or((0, When::Now))
 }
 
 impl Service {
@@ -398,10 +398,9 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_read_as_it_was_written_also_by_an_earlier_version() {
+    fn a_note_is_read_as_it_was_written() {
         for when in [When::Now, When::OnceUnblocked] {
             assert_eq!(read_note(&note(20, when)), (20, when));
         }
-        assert_eq!(read_note("20"), (20, When::Now));
     }
 }

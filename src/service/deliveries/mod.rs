@@ -44,7 +44,7 @@ use super::{
     index::Object as _,
     nonce::nonce,
     precondition::Precondition,
-    store::{LongRead, contended, pause},
+    store::{LongRead, MAX_ATTEMPTS, contended, pause},
     webhooks::{Health, IndexedWebhook, health},
 };
 use crate::{
@@ -66,8 +66,6 @@ const PAGE_WITH_BODIES: u32 = 100;
 const READS_AT_ONCE: usize = 8;
 /// How long a request may read deliveries in total.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Attempts to change a delivery that others keep changing.
-const MAX_ATTEMPTS: u32 = 10;
 /// The error message for a page that is too deep.
 const TOO_DEEP: &str =
     "must not lead beyond the newest 10000 deliveries; use the filters status and event_type";

@@ -108,14 +108,9 @@ impl<'a> Pages<'a> {
         let mut parameters = ListParams::default().limit(PAGE);
         loop {
             let _turn = self.reading.turn().await?;
-            let listed = {
+            let list = {
                 let _permit = self.calls.permit(self.namespace).await?;
-                bounded(api.list_metadata(&parameters)).await
-            };
-            let list = match listed {
-                // During an upgrade, the kind may not be installed yet, so there are no pages.
-                Err(error) if error.is_not_found() => return Ok(()),
-                listed => listed?,
+                bounded(api.list_metadata(&parameters)).await?
             };
             for object in list.items {
                 // By the API server's clock, like the operator when it deletes them.
@@ -441,23 +436,5 @@ mod tests {
         assert_eq!(shown, ["18", "17", "16", "15"]);
         assert_eq!(total, 7);
         assert_eq!(requests.lock().len(), 4);
-    }
-
-    #[tokio::test]
-    async fn a_cluster_that_does_not_know_the_kind_has_no_pages() {
-        let client = answered_by(|_, _, _| async {
-            let message = "the server could not find the requested resource";
-            (
-                404,
-                json!({ "status": "Failure", "code": 404, "reason": "NotFound", "message": message }),
-            )
-        });
-        let calls = ApiCalls::new(client, 4);
-        let cost = Cost::default();
-        let listed = pages_through(&calls, &cost)
-            .await
-            .each(|_| ControlFlow::Continue(()))
-            .await;
-        assert_eq!(listed, Ok(()));
     }
 }

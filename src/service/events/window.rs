@@ -7,7 +7,10 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use jiff::Timestamp;
 
-use crate::service::error::{Detail, Error};
+use crate::service::{
+    error::{Detail, Error},
+    index::items_before,
+};
 
 /// How deep a list can be paged into. A request may keep the keys of all items up to there in memory.
 const DEEPEST: usize = 10_000;
@@ -27,9 +30,7 @@ pub struct Span {
 impl Span {
     /// The span of a page of `limit` items. `page` counts from 1.
     pub fn of(page: u64, limit: usize) -> Self {
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
+        let skip = items_before(page, limit);
         let depth = skip.saturating_add(limit);
         Self {
             skip,

@@ -19,6 +19,12 @@ use super::id::PublicId;
 use crate::resources::origin;
 use crate::runtime::watch::{self, Change, Listener};
 
+/// How many items of a list come before a page of `limit` items. `page` counts from 1.
+pub fn items_before(page: u64, limit: usize) -> usize {
+    let pages = usize::try_from(page.saturating_sub(1)).unwrap_or(usize::MAX);
+    pages.saturating_mul(limit)
+}
+
 /// A namespaced object of the API server.
 pub trait Object:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>

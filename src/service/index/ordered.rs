@@ -9,7 +9,7 @@ use std::{
 use kube::Resource as _;
 use parking_lot::RwLock;
 
-use super::{Index, Indexed, Object as _, Progress};
+use super::{Index, Indexed, Object as _, Progress, items_before};
 use crate::resources::origin;
 use crate::service::id::PublicId as _;
 
@@ -68,9 +68,7 @@ impl<T: Indexed> OrderedIndex<T> {
         let Some(namespace) = namespaces.get(namespace) else {
             return (Vec::new(), 0);
         };
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
+        let skip = items_before(page, limit);
         let (mut shown, mut total) = (Vec::new(), 0);
         for item in namespace.ordered.values().filter(|item| matches(item)) {
             if total >= skip && shown.len() < limit {
@@ -87,9 +85,7 @@ impl<T: Indexed> OrderedIndex<T> {
         let Some(namespace) = namespaces.get(namespace) else {
             return (Vec::new(), 0);
         };
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
+        let skip = items_before(page, limit);
         let shown = namespace.ordered.values().skip(skip).take(limit);
         (shown.cloned().collect(), namespace.ordered.len())
     }

@@ -15,7 +15,7 @@ use crate::{
     resources::{Instance, InstanceSpec, InstanceState, Plan},
     service::{
         id::{InstanceId, PublicId as _},
-        index::{Index, Indexed, Object as _, Progress},
+        index::{Index, Indexed, Object as _, Progress, items_before},
     },
 };
 
@@ -180,9 +180,7 @@ impl InstanceIndex {
         let Some(list) = namespace.list(filter) else {
             return (Vec::new(), 0);
         };
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
+        let skip = items_before(page, limit);
         if filter.scans() {
             let candidates: Vec<_> = list
                 .iter()

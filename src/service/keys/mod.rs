@@ -17,15 +17,13 @@ use super::{
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::Object as _,
     precondition::Precondition,
-    store::{contended, pause},
+    store::{MAX_ATTEMPTS, contended, pause},
 };
 use crate::{
     resources::{ApiKey, ApiKeySpec, KeyScope, api_key, ids},
     runtime::{client::CallError, watch::revision},
 };
 
-/// Attempts to delete a key that others keep changing.
-const MAX_ATTEMPTS: u32 = 10;
 /// The name of the kind in messages.
 const WORD: &str = "API key";
 

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Attempts at a change while others keep changing the same object.
-pub(super) const MAX_ATTEMPTS: u32 = 10;
+pub const MAX_ATTEMPTS: u32 = 10;
 /// Upper bound of the random pause after the first conflict; it grows with each further one.
 const MAX_PAUSE: Duration = Duration::from_millis(20);
 

@@ -25,12 +25,10 @@ use crate::{
         id::WebhookId,
         idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
         index::Object as _,
-        store::{Verdict, contended, pause},
+        store::{MAX_ATTEMPTS, Verdict, contended, pause},
     },
 };
 
-/// Attempts to write a Secret that others keep changing.
-const MAX_ATTEMPTS: u32 = 10;
 /// For how long after the creation of the Secret the answer to a repeated create shows the secret.
 const SHOWN_FOR: SignedDuration = SignedDuration::from_hours(24);
 
