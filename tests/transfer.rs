@@ -545,7 +545,9 @@ async fn one_account_goes_on_in_an_installation_that_has_others_while_its_operat
     let ada = Tenant {
         namespace: "ada".to_owned(),
         key,
-        ..other
+        kube: other.kube.clone(),
+        url: other.url.clone(),
+        http: other.http.clone(),
     };
     let known = async || ada.call(Method::GET, "/v1/instances", None).await;
     let known = eventually("the key to work", known, |answer| answer.status == StatusCode::OK).await;
