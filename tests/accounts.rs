@@ -190,7 +190,7 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
         .patch("stellage", &PatchParams::default(), &Patch::Merge(more))
         .await
         .unwrap();
-    let unlabel = json!({ "metadata": { "labels": { "stellage.dev/account": null } } });
+    let unlabel = json!({ "metadata": { "labels": { "app.kubernetes.io/managed-by": null } } });
     test.namespaces
         .patch("acc-full", &PatchParams::default(), &Patch::Merge(unlabel))
         .await
@@ -200,14 +200,14 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
         async || {
             let limits = hard(&quotas).await;
             let namespace = test.namespaces.get("acc-full").await.unwrap();
-            let label = namespace.labels().get("stellage.dev/account").cloned();
+            let label = namespace.labels().get("app.kubernetes.io/managed-by").cloned();
             (
                 bindings.get_opt("stellage-operator").await.unwrap().is_some(),
                 limits,
                 label,
             )
         },
-        |(binding, limits, label)| *binding && *limits == as_decided && label.as_deref() == Some("acc-full"),
+        |(binding, limits, label)| *binding && *limits == as_decided && label.as_deref() == Some("stellage"),
     )
     .await;
 }
