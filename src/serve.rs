@@ -38,7 +38,7 @@ use crate::{
         delivery::FINISHED_LABEL, invoice::SETTLED_LABEL, tracking,
     },
     runtime::{
-        Clock, Health, Metrics, ServerTime, Store, SystemClock,
+        CheckedClock, Clock, Health, Metrics, ServerTime, Store, SystemClock,
         client::{self, Observers},
         cluster_addresses::ClusterAddresses,
         events::Events,
@@ -170,7 +170,8 @@ pub async fn serve(
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
         let catalogue = catalogue.clone();
-        let service = service(&common, &settings, catalogue, &rules, &watches, clock.clone());
+        let clock = Arc::new(CheckedClock::new(clock.clone(), server_time.clone()));
+        let service = service(&common, &settings, catalogue, &rules, &watches, clock);
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service.clone(), provisioning, &metrics);

@@ -190,7 +190,7 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
         .patch("stellage", &PatchParams::default(), &Patch::Merge(more))
         .await
         .unwrap();
-    let unlabel = json!({ "metadata": { "labels": { "stellage.dev/account": null } } });
+    let unlabel = json!({ "metadata": { "labels": { "app.kubernetes.io/managed-by": null } } });
     test.namespaces
         .patch("acc-full", &PatchParams::default(), &Patch::Merge(unlabel))
         .await
@@ -200,14 +200,14 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
         async || {
             let limits = hard(&quotas).await;
             let namespace = test.namespaces.get("acc-full").await.unwrap();
-            let label = namespace.labels().get("stellage.dev/account").cloned();
+            let label = namespace.labels().get("app.kubernetes.io/managed-by").cloned();
             (
                 bindings.get_opt("stellage-operator").await.unwrap().is_some(),
                 limits,
                 label,
             )
         },
-        |(binding, limits, label)| *binding && *limits == as_decided && label.as_deref() == Some("acc-full"),
+        |(binding, limits, label)| *binding && *limits == as_decided && label.as_deref() == Some("stellage"),
     )
     .await;
 }
@@ -335,6 +335,9 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
         condition(&adopted, "NamespaceReady").unwrap().1,
         "NamespaceAdopted"
     );
+    let namespace = test.namespaces.get("acc-theirs").await.unwrap();
+    let mark = &namespace.annotations()["stellage.dev/adopted-for-account"];
+    assert_eq!(Some(mark), adopted.metadata.uid.as_ref());
 
     // Deliveries as `kubectl delete webhook --cascade=orphan` leaves them, and deliveries of an existing
     // webhook.
@@ -370,7 +373,7 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
 
     test.delete("acc-adopts").await;
     test.wait_until_gone("acc-adopts").await;
-    // Nothing that still works is left for the next account.
+    // Nothing that the account owned is left.
     assert!(webhooks.get_opt("hook").await.unwrap().is_none());
     let left = deliveries.list(&ListParams::default()).await.unwrap();
     assert!(left.items.is_empty(), "{left:#?}");
@@ -380,6 +383,8 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
     let namespace = test.namespaces.get("acc-theirs").await.unwrap();
     assert!(namespace.metadata.deletion_timestamp.is_none());
     assert!(!namespace.labels().contains_key("stellage.dev/account"));
+    let mark = "stellage.dev/adopted-for-account";
+    assert!(!namespace.annotations().contains_key(mark));
     assert!(
         test.inside::<RoleBinding>("acc-theirs")
             .get_opt("stellage-operator")
@@ -394,6 +399,124 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
             .unwrap()
             .is_none()
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_account_had_is_adopted_by_nobody_and_a_copy_of_an_account_has_nothing() {
+    let test = Accounts::new().await;
+    let namespace = |name: &str, account: &str, annotations: Value| {
+        let labels = json!({ "stellage.dev/account": account });
+        let metadata = json!({ "name": name, "labels": labels, "annotations": annotations });
+        serde_json::from_value::<Namespace>(json!({ "metadata": metadata })).unwrap()
+    };
+    let create = async |namespace: &Namespace| {
+        let created = test.namespaces.create(&PostParams::default(), namespace).await;
+        created.unwrap();
+    };
+    let theirs = json!({ "stellage.dev/made-for-account": "of-another" });
+    create(&namespace("acc-left", "acc-left", theirs)).await;
+    test.apply("acc-left", |_| {}).await;
+    let refused = test
+        .wait_for("acc-left", "NamespaceReady", "False", "NamespaceNotOwned")
+        .await;
+    let (_, _, message) = condition(&refused, READY).unwrap();
+    assert!(message.contains("belonged to another Account"), "{message}");
+
+    // Somebody wrote an object back, but not the annotation of its namespace.
+    create(&namespace("acc-used", "acc-used", json!({}))).await;
+    let mut used = instance("web");
+    let origin = "5d3c9d6e-0000-4000-8000-000000000001 2026-11-21T10:00:00Z";
+    let annotation = ("stellage.dev/origin".to_owned(), origin.to_owned());
+    used.metadata.annotations = Some([annotation.clone()].into());
+    let instances = test.inside::<Instance>("acc-used");
+    instances.create(&PostParams::default(), &used).await.unwrap();
+    test.apply("acc-used", |_| {}).await;
+    let refused = test
+        .wait_for("acc-used", "NamespaceReady", "False", "NamespaceInUse")
+        .await;
+    let (_, _, message) = condition(&refused, READY).unwrap();
+    assert!(message.contains("1 instance: web"), "{message}");
+    // Do exactly what the message says.
+    let command = message
+        .split("kubectl ")
+        .nth(1)
+        .unwrap()
+        .split(';')
+        .next()
+        .unwrap();
+    let plane = support::shared().await.plane;
+    support::kubectl(plane, &command.split(' ').collect::<Vec<_>>(), None).unwrap();
+    test.wait_until_ready("acc-used").await;
+
+    let mut first = test.apply("acc-first", |_| {}).await;
+    test.wait_until_ready("acc-first").await;
+    let written = test.api.get("acc-first").await.unwrap();
+    let origin = written.annotations()["stellage.dev/origin"].clone();
+    assert!(
+        origin.starts_with(first.metadata.uid.as_ref().unwrap()),
+        "{origin}"
+    );
+    first.metadata = ObjectMeta {
+        name: Some("acc-copy".to_owned()),
+        annotations: Some([(annotation.0, origin)].into()),
+        ..ObjectMeta::default()
+    };
+    // In whole seconds, the older one would be told by its UID.
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    test.api.create(&PostParams::default(), &first).await.unwrap();
+    let refused = test
+        .wait_for("acc-copy", "NamespaceReady", "False", "OriginTaken")
+        .await;
+    let (_, _, message) = condition(&refused, READY).unwrap();
+    assert!(message.contains("a copy of Account acc-first"), "{message}");
+    assert!(test.namespaces.get_opt("acc-copy").await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_with_a_protected_instance_loses_nothing_however_it_is_deleted() {
+    let tenant = support::Tenant::new("acc-protected").await;
+    let namespace = tenant.namespace.as_str();
+    tenant
+        .apply("web", |web| web.spec.deletion_protection = true)
+        .await;
+    tenant
+        .wait_for_state("web", stellage::resources::InstanceState::Running)
+        .await;
+    let plane = support::shared().await.plane;
+    let kubectl = |line: &str| support::kubectl(plane, &line.split(' ').collect::<Vec<_>>(), None);
+    let refused = kubectl(&format!("delete namespace {namespace} --wait=false")).unwrap_err();
+    assert!(refused.contains("delete the Account instead"), "{refused}");
+    for change in ["stellage.dev/account-", "stellage.dev/account=other --overwrite"] {
+        let refused = kubectl(&format!("label namespace {namespace} {change}")).unwrap_err();
+        assert!(
+            refused.contains("cannot be changed while the Account exists"),
+            "{refused}"
+        );
+    }
+    kubectl(&format!("label namespace {namespace} theirs=1")).unwrap();
+
+    let test = Accounts::new().await;
+    test.delete(namespace).await;
+    test.wait_for(namespace, READY, "False", "DeletionHeldBack").await;
+    let refused = kubectl(&format!("delete namespace {namespace} --wait=false")).unwrap_err();
+    assert!(refused.contains("delete the Account instead"), "{refused}");
+    let shown = tenant.call(reqwest::Method::GET, "/v1/instances", None).await;
+    assert_eq!(shown.json()["data"][0]["status"], "running");
+    tenant
+        .merge("web", &json!({ "spec": { "deletionProtection": false } }))
+        .await;
+    tenant
+        .instances()
+        .delete("web", &DeleteParams::default())
+        .await
+        .unwrap();
+    test.wait_until_gone(namespace).await;
+    eventually(
+        "the namespace to go",
+        async || test.namespaces.get_opt(namespace).await.unwrap(),
+        Option::is_none,
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

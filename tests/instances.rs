@@ -10,12 +10,12 @@ use serde_json::json;
 use stellage::{
     providers::simulator::FAULT_ANNOTATION,
     resources::{
-        FINALIZER_POLICY, Instance, InstanceState, PowerState,
+        Instance, InstanceState, PowerState,
         conditions::{READY, RECONCILING, STALLED, find, is_true},
     },
 };
 
-use crate::support::{PATIENCE, Tenant, eventually, kubectl, own_plane, shared, spec};
+use crate::support::{PATIENCE, Tenant, eventually, kubectl, shared, spec};
 
 fn has(condition: &'static str, reason: &'static str) -> impl Fn(Option<&Instance>) -> bool {
     move |instance| {
@@ -249,59 +249,6 @@ async fn an_instance_in_a_namespace_without_an_account_is_left_alone_until_there
         .await
         .unwrap()
         .unwrap();
-}
-
-#[tokio::test]
-async fn a_namespace_that_is_deleted_takes_its_instances_along_and_stops_nobody_else() {
-    let tenant = Tenant::new("doomed").await;
-    for i in 0..5 {
-        tenant.apply(&format!("web-{i}"), |_| {}).await;
-    }
-    let namespaces: Api<Namespace> = Api::all(tenant.kube.clone());
-    let uid = namespaces.get("doomed").await.unwrap().metadata.uid.unwrap();
-    namespaces
-        .delete("doomed", &DeleteParams::default())
-        .await
-        .unwrap();
-    let gone = await_condition(namespaces, "doomed", is_deleted(&uid));
-    tokio::time::timeout(PATIENCE, gone)
-        .await
-        .expect("the namespace to go")
-        .unwrap();
-    let other = Tenant::new("bystander").await;
-    other.apply("web", |_| {}).await;
-    other.wait_for_state("web", InstanceState::Running).await;
-}
-
-#[tokio::test]
-async fn an_instance_made_with_kubectl_has_its_finalizer_from_the_start_where_the_policy_is_installed() {
-    let plane = own_plane().await;
-    kubectl(&plane, &["apply", "-f", "-"], Some(FINALIZER_POLICY.1)).unwrap();
-    let namespace = r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "acme", "labels": {"stellage.dev/account": "acme"}}}"#;
-    kubectl(&plane, &["apply", "-f", "-"], Some(namespace)).unwrap();
-    for others in [json!([]), json!(["example.com/mine"])] {
-        let manifest = json!({
-            "apiVersion": "stellage.dev/v1", "kind": "Instance",
-            "metadata": { "name": "web", "namespace": "acme", "finalizers": others },
-            "spec": spec(),
-        })
-        .to_string();
-        let dry_run = ["create", "--dry-run=server", "--output=json", "--filename=-"];
-        // The API server notices a new policy only some seconds after its installation.
-        let create = async || kubectl(&plane, &dry_run, Some(&manifest)).unwrap_or_default();
-        let has_it = |created: &String| created.contains("stellage.dev/server");
-        let created = eventually("the policy to add it", create, has_it).await;
-        let created: Instance = serde_json::from_str(&created).unwrap();
-        let others = others
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|other| other.as_str().unwrap());
-        assert_eq!(
-            created.finalizers(),
-            others.chain(["stellage.dev/server"]).collect::<Vec<_>>()
-        );
-    }
 }
 
 #[tokio::test]

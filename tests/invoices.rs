@@ -457,8 +457,7 @@ async fn an_account_whose_deletion_was_held_back_is_invoiced_for_what_came_after
 }
 
 #[tokio::test]
-async fn what_an_account_removed_by_force_was_invoiced_for_is_not_on_the_invoices_of_the_next_one_of_its_name()
- {
+async fn an_account_that_was_removed_by_force_and_written_back_goes_on_with_its_invoice() {
     let plane = own_plane().await;
     let mut operator = start(&plane).await;
     let billed = Billed::new(&plane, &operator, "again").await;
@@ -470,6 +469,7 @@ async fn what_an_account_removed_by_force_was_invoiced_for_is_not_on_the_invoice
     billed.run_since(&kube, since).await;
     operator = start(&plane).await;
     billed.tenant.wait_for_entries(1).await;
+    let before = billed.tenant.all_invoices().await;
 
     let accounts: Api<Account> = Api::all(billed.tenant.kube.clone());
     let mut account = accounts.get("again").await.unwrap();
@@ -478,35 +478,19 @@ async fn what_an_account_removed_by_force_was_invoiced_for_is_not_on_the_invoice
     let _ = accounts.patch("again", &PatchParams::default(), &bare).await;
     account.metadata = kube::api::ObjectMeta {
         name: Some("again".to_owned()),
+        annotations: account.metadata.annotations,
         ..Default::default()
     };
-    account.status = None;
-    let created = async || {
-        let created = accounts.create(&PostParams::default(), &account).await;
-        created.map(|account| account.metadata.uid).ok()
-    };
-    let uid = eventually("the account to be made again", created, Option::is_some)
-        .await
-        .flatten();
-    let entries = async || {
-        let mut all = billed.tenant.all_invoices().await;
-        all.retain(|invoice| Some(&invoice.spec.account) == uid.as_ref());
-        all.into_iter()
-            .flat_map(|invoice| invoice.spec.entries)
-            .collect::<Vec<_>>()
-    };
-    let entries = eventually("the new one to be billed", entries, |all| !all.is_empty()).await;
-    let kept: Api<Invoice> = Api::namespaced(billed.tenant.kube.clone(), "stellage-system");
-    let former = async || kept.list(&ListParams::default()).await.unwrap().items;
-    let former = eventually("the former one's to be kept", former, |all| !all.is_empty()).await;
-    let until: Vec<_> = former
-        .iter()
-        .map(|invoice| Some(invoice.spec.period.to))
-        .collect();
-    assert_eq!(
-        entries.iter().map(|entry| entry.billed_until).collect::<Vec<_>>(),
-        until
-    );
+    let id = account.status.take().unwrap().id;
+    let created = async || accounts.create(&PostParams::default(), &account).await.ok();
+    eventually("the account to be made again", created, Option::is_some).await;
+    let is_ready = async || accounts.get("again").await.unwrap().status.unwrap_or_default();
+    let status = eventually("it to be ready", is_ready, |status| status.namespace.is_some()).await;
+    assert_eq!(status.id, id);
+    billed.tenant.close_now().await;
+    let issued = billed.tenant.wait_for_invoices(1).await.remove(0);
+    assert_eq!(issued.name_any(), before[0].name_any());
+    assert_eq!(billed.tenant.lines_of(&issued).await.len(), 1);
     operator.stop().await;
 }
 

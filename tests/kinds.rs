@@ -103,7 +103,7 @@ fn whole_webhook_status() -> Value {
     json!({
         "id": "wh_abcdefgh01234567", "observedGeneration": 3, "pending": 1, "held": 2, "delivered": 3, "failedAttempts": 4,
         "dropped": 5, "lastSuccessAt": "2026-11-21T10:00:00Z", "lastFailureAt": "2026-11-21T10:00:00Z", "lastFailure": "no",
-        "previousSecretExpiresAt": "2026-11-21T10:00:00Z", "accountUid": "u",
+        "previousSecretExpiresAt": "2026-11-21T10:00:00Z",
         "notifiedAt": "2026-11-21T10:00:00Z",
         "backlog": {
             "since": "2026-11-21T10:00:00Z", "droppedBefore": 2, "notifiedAt": "2026-11-21T10:00:00Z",
@@ -307,7 +307,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         "spec": { "email": "ada@example.com", "namespace": "kinds-round-trip", "instanceQuota": 0, "webhookQuota": 3, "rateLimitPerHour": 100, "billingAddress": ["Ada", "1 Main Street"], "invoicesClosedUntil": "2026-11-21T10:00:00Z" },
     });
     let account_status = json!({
-        "id": "usr_a", "namespace": "x", "ownerSince": "2026-11-21T10:00:00Z", "observedGeneration": 3, "notifiedAt": ["2026-11-21T10:00:00Z"], "conditions": [condition()],
+        "id": "usr_a", "namespace": "x", "observedGeneration": 3, "notifiedAt": ["2026-11-21T10:00:00Z"], "conditions": [condition()],
     });
     let whole = [
         (

@@ -40,6 +40,7 @@ mod metrics;
 mod monitoring;
 mod receivers;
 mod resilience;
+mod restore;
 mod support;
 mod tenants;
 mod traces;

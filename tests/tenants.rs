@@ -1,48 +1,26 @@
-//! What separates accounts from each other, from their predecessors, and from what only the operator may write.
+//! What separates accounts from each other, and from what only the operator may write.
 
 use std::collections::BTreeMap;
 
 use control_plane::{ControlPlane, Identity};
-use futures::{StreamExt as _, stream};
-use jiff::Timestamp;
-use k8s_openapi::{
-    api::{
-        core::v1::{Namespace, Secret},
-        rbac::v1::RoleBinding,
-    },
-    apimachinery::pkg::apis::meta::v1::OwnerReference,
-};
+use k8s_openapi::{api::rbac::v1::RoleBinding, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Api, Client, Resource as _, ResourceExt as _,
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
-use reqwest::{Method, StatusCode};
+use reqwest::Method;
 use serde_json::{Value, json};
 use stellage::{
     resources::{
-        Account, ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook,
-        conditions,
+        ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook,
     },
     service::keys::new_key,
 };
 
 use crate::{
-    support::{self, PATIENCE, Tenant, eventually, stellage},
+    support::{self, Tenant, eventually, stellage},
     webhooks::SECRET,
 };
-
-/// The status of a request with this key.
-async fn ask(text: &str) -> StatusCode {
-    let operator = &support::shared().await.operator;
-    let request = reqwest::Client::new().get(format!("{}/v1/account", operator.url));
-    request
-        .bearer_auth(text)
-        .timeout(PATIENCE)
-        .send()
-        .await
-        .unwrap()
-        .status()
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_key_that_would_break_the_list_of_keys_or_the_terminal_is_refused() {
@@ -77,154 +55,7 @@ async fn an_api_key_that_would_break_the_list_of_keys_or_the_terminal_is_refused
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so() {
-    let plane = support::shared().await.plane;
-    let admin = plane.client(Identity::Admin).await.unwrap();
-    let operator = support::as_operator(plane).await;
-    let namespace = Namespace {
-        metadata: ObjectMeta {
-            name: Some("left-by-others".to_owned()),
-            labels: Some(BTreeMap::from([(
-                "stellage.dev/account".to_owned(),
-                "left-next".to_owned(),
-            )])),
-            ..ObjectMeta::default()
-        },
-        ..Namespace::default()
-    };
-    let namespaces: Api<Namespace> = Api::all(admin.clone());
-    namespaces
-        .create(&PostParams::default(), &namespace)
-        .await
-        .unwrap();
-    let keys: Api<ApiKey> = Api::namespaced(admin.clone(), "left-by-others");
-    let (text, left_key) = new_key("of-the-former-account", KeyScope::Write, None);
-    let webhook: Webhook = serde_json::from_value(json!({
-        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "wh-abcdefgh01234567" },
-        "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
-    }))
-    .unwrap();
-    let webhooks: Api<Webhook> = Api::namespaced(operator, "left-by-others");
-    let webhook = webhooks.create(&PostParams::default(), &webhook).await.unwrap();
-    let bound = json!({ "status": { "accountUid": "of-the-former-account" } });
-    webhooks
-        .patch_status(
-            "wh-abcdefgh01234567",
-            &PatchParams::default(),
-            &Patch::Merge(bound),
-        )
-        .await
-        .unwrap();
-    let deliveries: Api<Delivery> = Api::namespaced(webhooks.clone().into_client(), "left-by-others");
-    let left = left_delivery("wh-abcdefgh01234567", "finished", webhook.owner_ref(&()));
-    deliveries.create(&PostParams::default(), &left).await.unwrap();
-    let secrets: Api<Secret> = Api::namespaced(admin.clone(), "left-by-others");
-    let secret = |name: &str, label: &str| -> Secret {
-        let labels = json!({ "stellage.dev/webhook-secret": label });
-        serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } })).unwrap()
-    };
-    secrets
-        .create(&PostParams::default(), &secret("other", "false"))
-        .await
-        .unwrap();
-    // More than one page of a list, and more than are counted.
-    stream::iter(0..=500)
-        .map(|number| {
-            let (secrets, secret) = (&secrets, secret(&format!("known-{number:03}"), "true"));
-            async move { secrets.create(&PostParams::default(), &secret).await.unwrap() }
-        })
-        .buffer_unordered(16)
-        .collect::<Vec<_>>()
-        .await;
-    let key = keys
-        .create(&PostParams::default(), &ApiKey::new("old", left_key))
-        .await
-        .unwrap();
-    // Creation times are in whole seconds.
-    let made = key.metadata.creation_timestamp.unwrap().0.as_second();
-    eventually(
-        "the next second",
-        async || Timestamp::now().as_second(),
-        |now| *now > made,
-    )
-    .await;
-    let account: Account = serde_json::from_value(json!({
-        "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "left-next" },
-        "spec": { "email": "next@example.com", "namespace": "left-by-others" },
-    }))
-    .unwrap();
-    let accounts: Api<Account> = Api::all(admin);
-    accounts.create(&PostParams::default(), &account).await.unwrap();
-    let found = eventually(
-        "the condition about what was left",
-        async || {
-            let status = accounts
-                .get("left-next")
-                .await
-                .unwrap()
-                .status
-                .unwrap_or_default();
-            conditions::find(&status.conditions, "Leftovers").cloned()
-        },
-        Option::is_some,
-    )
-    .await
-    .unwrap();
-    assert_eq!(
-        found.message,
-        "a former owner of the namespace has left 1 API key: old; 1 webhook: wh-abcdefgh01234567; 1 delivery: dlv-finished00000000; they do not work for this account and can be deleted; the namespace has more than 500 signing Secrets: known-000, known-001, known-002, known-003, known-004, … from before this account that none of its webhooks uses; delete those that a former owner may know"
-    );
-    eventually(
-        "the webhook to be dead",
-        async || {
-            let status = webhooks
-                .get("wh-abcdefgh01234567")
-                .await
-                .unwrap()
-                .status
-                .unwrap_or_default();
-            conditions::find(&status.conditions, "Ready").map(|ready| ready.reason.clone())
-        },
-        |reason| reason.as_deref() == Some("FormerAccount"),
-    )
-    .await;
-    let line = "webhook test wh-abcdefgh01234567 -n left-by-others --wait";
-    let line: Vec<&str> = line.split(' ').collect();
-    let refused = stellage(plane, &line).unwrap_err();
-    assert!(refused.contains("made for a former account"), "{refused}");
-    // A key created now works; the old one does not.
-    let own = support::new_key(plane, "left-next", "write");
-    eventually(
-        "the new key to work",
-        async || ask(&own).await,
-        |status| *status == StatusCode::OK,
-    )
-    .await;
-    assert_eq!(ask(&text).await, StatusCode::UNAUTHORIZED);
-    let url = &support::shared().await.operator.url;
-    let call = async |method: Method, path: &str, body: Value| {
-        let request =
-            reqwest::Client::new().request(method, format!("{url}/v1/webhooks/wh_abcdefgh01234567{path}"));
-        let request = request.bearer_auth(&own).timeout(PATIENCE).json(&body);
-        request.send().await.unwrap().status()
-    };
-    for (method, path, body) in [
-        (Method::PATCH, "", json!({ "active": true })),
-        (Method::PATCH, "", json!({ "secret": "mine" })),
-        (Method::POST, "/rotate-secret", json!({})),
-        (Method::POST, "/test", json!({})),
-    ] {
-        assert_eq!(call(method, path, body).await, StatusCode::CONFLICT, "{path}");
-    }
-    assert_eq!(call(Method::DELETE, "", json!({})).await, StatusCode::NO_CONTENT);
-    accounts
-        .delete("left-next", &DeleteParams::default())
-        .await
-        .unwrap();
-}
-
-/// A Delivery for this webhook, `finished` or `pending`, as a former account has left it.
+/// A Delivery for this webhook, `finished` or `pending`, as one that is gone has left it.
 fn left_delivery(webhook: &str, what: &str, owner: Option<OwnerReference>) -> Delivery {
     let is_finished = what == "finished";
     let mut labels = json!({ "stellage.dev/webhook": webhook });
@@ -246,7 +77,7 @@ fn left_delivery(webhook: &str, what: &str, owner: Option<OwnerReference>) -> De
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_owed_to_a_former_account_is_neither_sent_nor_shown_to_the_next_one() {
+async fn what_was_owed_to_a_webhook_that_is_gone_is_neither_sent_to_nor_shown_for_the_next_one_of_its_name() {
     let tenant = Tenant::new("left-deliveries").await;
     let operator = support::as_operator(support::shared().await.plane).await;
     let deliveries: Api<Delivery> = Api::namespaced(operator, &tenant.namespace);
@@ -354,13 +185,13 @@ async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_administrators_say_what_an_object_was_before_it_was_imported() {
+async fn only_the_operator_and_administrators_say_which_object_it_is() {
     let tenant = Tenant::new("origin").await;
     let client = tenant_of(&tenant, "ada@example.com").await;
     let instances: Api<Instance> = Api::namespaced(client, &tenant.namespace);
     let annotated =
-        |origin: &str| json!({ "metadata": { "annotations": { "stellage.dev/origin": origin } } });
-    let theirs = annotated("5d3c9d6e-0000-4000-8000-000000000001 2026-11-21T10:00:00Z");
+        |origin: Option<&str>| json!({ "metadata": { "annotations": { "stellage.dev/origin": origin } } });
+    let theirs = annotated(Some("5d3c9d6e-0000-4000-8000-000000000001 2026-11-21T10:00:00Z"));
     let mut forged = Instance::new("forged", support::spec());
     forged.metadata.annotations = serde_json::from_value(theirs["metadata"]["annotations"].clone()).unwrap();
     let refused = instances
@@ -368,37 +199,55 @@ async fn only_administrators_say_what_an_object_was_before_it_was_imported() {
         .await
         .unwrap_err()
         .to_string();
-    assert!(refused.contains("written by administrators alone"), "{refused}");
+    assert!(refused.contains("administrators alone"), "{refused}");
     let params = PatchParams::default();
-    instances
+    let made = instances
         .create(&PostParams::default(), &Instance::new("web", support::spec()))
         .await
         .unwrap();
+    let own = format!(
+        "{} {}",
+        made.metadata.uid.unwrap(),
+        made.metadata.creation_timestamp.unwrap().0
+    );
+    let look = async || {
+        let web = instances.get("web").await.unwrap();
+        web.annotations().get("stellage.dev/origin").cloned()
+    };
+    eventually("the operator to write it", look, |is| is.as_ref() == Some(&own)).await;
     let refused = instances
         .patch("web", &params, &Patch::Merge(&theirs))
         .await
         .unwrap_err()
         .to_string();
-    assert!(refused.contains("written by administrators alone"), "{refused}");
-    let own = tenant.instances().get("web").await.unwrap();
-    let own = annotated(&format!("{} 2026-11-21T10:00:00Z", own.metadata.uid.unwrap()));
-    tenant
-        .instances()
-        .patch("web", &params, &Patch::Merge(&own))
-        .await
-        .unwrap();
-    let none = json!({ "metadata": { "annotations": { "stellage.dev/origin": null } } });
-    let refused = instances
-        .patch("web", &params, &Patch::Merge(&none))
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(refused.contains("written by administrators alone"), "{refused}");
+    assert!(refused.contains("administrators alone"), "{refused}");
     let other = json!({ "metadata": { "annotations": { "theirs": "1" } } });
     instances
         .patch("web", &params, &Patch::Merge(&other))
         .await
         .unwrap();
+    // What kubectl replace takes away comes back.
+    let none = annotated(None);
+    instances
+        .patch("web", &params, &Patch::Merge(&none))
+        .await
+        .unwrap();
+    eventually("the operator to write it again", look, |is| {
+        is.as_ref() == Some(&own)
+    })
+    .await;
+    // Without its own, this object would be another one.
+    tenant
+        .instances()
+        .patch("web", &params, &Patch::Merge(&theirs))
+        .await
+        .unwrap();
+    let refused = instances
+        .patch("web", &params, &Patch::Merge(&none))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("administrators alone"), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -412,7 +261,7 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
     let deliveries: Api<Delivery> = Api::namespaced(client.clone(), &tenant.namespace);
     let webhooks: Api<Webhook> = Api::namespaced(client, &tenant.namespace);
 
-    let status = json!({ "status": { "accountUid": "mine", "disabled": null } });
+    let status = json!({ "status": { "delivered": 7, "disabled": null } });
     for api in [&webhooks, &tenant.webhooks()] {
         let refused = api
             .patch_status("hook", &PatchParams::default(), &Patch::Merge(&status))

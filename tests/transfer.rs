@@ -20,7 +20,7 @@ use kube::{
 };
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use stellage::resources::{DeliveryPhase, InstanceState, Webhook};
+use stellage::resources::{DeliveryPhase, Instance, InstanceState, Webhook, conditions};
 
 use crate::{
     support::{
@@ -505,6 +505,79 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     operator.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn one_account_goes_on_in_an_installation_that_has_others_while_its_operator_runs() {
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ada.export");
+    let (key, was) = {
+        let plane = own_plane().await;
+        let mut operator = start(&plane).await;
+        let ada = Tenant::on(&plane, &operator, "ada").await;
+        Tenant::on(&plane, &operator, "stays").await;
+        ada.webhook("orders", &receiver.url("/"), &ALL).await;
+        ada.apply("web", |_| {}).await;
+        ada.wait_for_state("web", InstanceState::Running).await;
+        ada.wait_for_entries(1).await;
+        eventually("the events", async || receiver.count(), |count| *count == 2).await;
+        ada.wait_for_clear_outboxes().await;
+        operator.stop().await;
+        let export = ["export", "--account", "ada", "--output", file.to_str().unwrap()];
+        stellage(&plane, &export).unwrap();
+        let web = ada.instances().get("web").await.unwrap();
+        (ada.key.clone(), web)
+    };
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(
+        !text.contains("stays") && !text.contains("stellage-console"),
+        "{text}"
+    );
+
+    let plane = own_plane().await;
+    let mut operator = start(&plane).await;
+    let other = Tenant::on(&plane, &operator, "other").await;
+    let import = |name| stellage(&plane, &["import", "--account", name, file.to_str().unwrap()]);
+    let refused = import("stays").unwrap_err();
+    assert!(refused.contains("it has no account stays"), "{refused}");
+    import("ada").unwrap();
+    // As after an interruption.
+    import("ada").unwrap();
+    let ada = Tenant {
+        namespace: "ada".to_owned(),
+        key,
+        kube: other.kube.clone(),
+        url: other.url.clone(),
+        http: other.http.clone(),
+    };
+    let known = async || ada.call(Method::GET, "/v1/instances", None).await;
+    let known = eventually("the key to work", known, |answer| answer.status == StatusCode::OK).await;
+    assert_eq!(known.json()["data"][0]["id"], was.id());
+    // It is said that there is no account only until there is one.
+    let is_ready = async || ada.instances().get("web").await.unwrap();
+    let web = eventually("the instance to be ready", is_ready, |web| {
+        let status = web.status.as_ref().unwrap();
+        conditions::is_true(&status.conditions, conditions::READY)
+    })
+    .await;
+    let times = |instance: &Instance| {
+        let status = instance.status.clone().unwrap();
+        (
+            status.provisioned_at,
+            status.started_at,
+            status.ip_address,
+            status.event_sequence,
+        )
+    };
+    assert_eq!(times(&web), times(&was), "no second server");
+    ada.merge("web", &json!({ "spec": { "powerState": "Stopped" } }))
+        .await;
+    let told = async || receiver.received();
+    let told = eventually("the next event", told, |told| told.len() > 2).await;
+    assert_eq!(body(&told[2])["type"], "instance.stopped");
+    ada.wait_for_entries(1).await;
+    operator.stop().await;
+}
+
 fn create(plane: &ControlPlane, objects: &Value) {
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
     kubectl(plane, &["create", "-f", "-"], Some(&list.to_string())).unwrap();
@@ -535,6 +608,13 @@ fn instance(namespace: &str, name: &str) -> Value {
     })
 }
 
+fn webhook(name: &str) -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": name, "namespace": "ada" },
+        "spec": { "url": "https://hooks.example.com/", "events": ["instance.created"], "secretRef": { "name": name } },
+    })
+}
+
 /// A reference to an object as an owner.
 fn owner(object: &Value) -> Value {
     json!({
@@ -560,17 +640,14 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
             &json!([
                 namespace("ada"), account("ada"), annotated(instance("ada", "web")),
                 { "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "app", "namespace": "ada" } },
-                {
-                    "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "gone", "namespace": "ada" },
-                    "spec": { "url": "https://hooks.example.com/", "events": ["instance.created"], "secretRef": { "name": "gone" } },
-                },
+                webhook("gone"), webhook("kept"),
             ]),
         );
         let app = owner(&get(&plane, "configmap", "ada", "app"));
-        let ada = owner(&get(&plane, "account", "", "ada"));
+        let kept = owner(&get(&plane, "webhook", "ada", "kept"));
         let gone = owner(&get(&plane, "webhook", "ada", "gone"));
         let mut owned = instance("ada", "owned");
-        owned["metadata"]["ownerReferences"] = json!([app, ada]);
+        owned["metadata"]["ownerReferences"] = json!([app, kept]);
         let secret = |name: &str, owner: &Value| {
             json!({
                 "apiVersion": "v1", "kind": "Secret", "stringData": { "secret": "whsec_0123" },
@@ -604,16 +681,16 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
     ] {
         assert!(said.lines().any(|it| it == line), "{line} in {said}");
     }
-    // A namespace, an account, two instances and a Secret; in addition, what the chart creates empty.
+    // A namespace, an account, two instances, a webhook and a Secret; in addition, what the chart creates empty.
     let of_rights = ["configmap", "secret"].map(|kind| {
         let list = ["get", kind, "--namespace", "stellage-system", "--output", "name"];
         kubectl(&plane, &list, None).unwrap().lines().count()
     });
-    let count = format!("imported {} objects;", 5 + of_rights.iter().sum::<usize>());
+    let count = format!("imported {} objects;", 6 + of_rights.iter().sum::<usize>());
     assert!(said.contains(&count), "{count} in {said}");
-    let ada = owner(&get(&plane, "account", "", "ada"));
+    let kept = owner(&get(&plane, "webhook", "ada", "kept"));
     let owned = get(&plane, "instance", "ada", "owned");
-    assert_eq!(owned["metadata"]["ownerReferences"], json!([ada]));
+    assert_eq!(owned["metadata"]["ownerReferences"], json!([kept]));
     let signing = get(&plane, "secret", "ada", "signing");
     assert_eq!(signing["metadata"]["ownerReferences"], Value::Null);
     assert!(signing["data"]["secret"].is_string());

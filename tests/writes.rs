@@ -5,10 +5,10 @@ use std::{collections::HashMap, time::Duration};
 use control_plane::Identity;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::ResourceQuota;
-use kube::Api;
+use kube::{Api, ResourceExt as _};
 use reqwest::Method;
 use serde_json::json;
-use stellage::resources::{Account, FINALIZER_POLICY, InstanceState, conditions};
+use stellage::resources::{Account, InstanceState, conditions};
 
 use crate::support::{Operator, Tenant, eventually, kubectl, own_plane};
 
@@ -108,25 +108,11 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
 }
 
 #[tokio::test]
-async fn what_the_provider_does_at_once_takes_one_write_and_one_event_and_the_policy_saves_that_of_the_finalizer()
- {
+async fn what_the_provider_does_at_once_takes_one_write_and_one_event_besides_that_of_finalizer_and_origin() {
     let plane = own_plane().await;
-    kubectl(&plane, &["apply", "-f", "-"], Some(FINALIZER_POLICY.1)).unwrap();
     let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds", "0"]).await;
     let tenant = Tenant::with(&plane, &operator, "prompt", |_| {}).await;
-    // A policy takes some time to take effect.
-    let mut number = 0;
-    let finalizers = async || {
-        number += 1;
-        let created = tenant.apply(&format!("try-{number}"), |_| {}).await;
-        created.metadata.finalizers.unwrap_or_default()
-    };
-    eventually("the policy", finalizers, |finalizers| {
-        *finalizers == ["stellage.dev/server"]
-    })
-    .await;
     let created = tenant.apply("web", |_| {}).await;
-    assert_eq!(created.metadata.finalizers.unwrap(), ["stellage.dev/server"]);
     tenant.wait_for_state("web", InstanceState::Running).await;
     tenant.wait_for_clear_outboxes().await;
     let stop = json!({ "spec": { "powerState": "Stopped" } });
@@ -141,10 +127,23 @@ async fn what_the_provider_does_at_once_takes_one_write_and_one_event_and_the_po
             .map(|it| format!("{} {}", it.verb, it.subresource))
             .collect()
     };
-    // Running, the outbox cleared, stopped; the outbox is cleared again together with the next change.
+    // Finalizer and origin; then running, the outbox cleared, stopped; the outbox is cleared again together with the next change.
     let writes = written();
-    assert!(writes.iter().all(|write| write == "update status"), "{writes:?}");
-    assert!((2..=4).contains(&writes.len()), "{writes:?}");
+    assert_eq!(writes[0], "patch ");
+    assert!(
+        writes[1..].iter().all(|write| write == "update status"),
+        "{writes:?}"
+    );
+    assert!((3..=5).contains(&writes.len()), "{writes:?}");
+    let written = tenant.instances().get("web").await.unwrap();
+    let (uid, created) = (
+        created.metadata.uid.unwrap(),
+        created.metadata.creation_timestamp.unwrap(),
+    );
+    assert_eq!(
+        written.annotations()["stellage.dev/origin"],
+        format!("{uid} {}", created.0)
+    );
     let events = async || {
         let of_web = [
             "-n",

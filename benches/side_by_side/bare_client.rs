@@ -182,7 +182,7 @@ impl Job {
         let (created, waiting) = mpsc::unbounded_channel();
         let waiting = Arc::new(Mutex::new(waiting));
         let next = Arc::new(AtomicU64::new(0));
-        let creations = numbered(objects::create(target, NAMESPACE, &self.prefix), 0);
+        let creations = numbered(objects::create_marked(target, NAMESPACE, &self.prefix), 0);
         let count = self.count;
         let mut tasks = JoinSet::new();
         for _ in 0..CREATORS {

@@ -36,16 +36,6 @@ impl Cluster {
     /// Starts the API server without an audit log, and installs the CRDs, the admission policies and the
     /// operator's rights.
     pub async fn start() -> Result<Self> {
-        Self::start_with(&[]).await
-    }
-
-    /// Like [`Self::start`], with the policy that gives the instances of accounts their finalizer. The API server refuses to
-    /// create instances until it knows their schema: see [`Self::until_created`].
-    pub async fn start_with_finalizer_policy() -> Result<Self> {
-        Self::start_with(&["--with-finalizer-policy"]).await
-    }
-
-    async fn start_with(policies: &[&str]) -> Result<Self> {
         say("starting etcd, kube-apiserver and kube-controller-manager");
         let plane = ControlPlane::options()
             .without_controller_manager()
@@ -61,7 +51,7 @@ impl Cluster {
             admin,
             operator,
         };
-        cluster.define(STELLAGE.as_ref(), policies)?;
+        cluster.define(STELLAGE.as_ref())?;
         cluster.plane.start_controller_manager()?;
         let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
         cluster.kubectl(&["apply", "--server-side", "-f", &rbac.to_string_lossy()], "")?;
@@ -70,9 +60,8 @@ impl Cluster {
 
     /// Installs the CRDs and the admission policies of a build, in place of those of another one. The API server takes some
     /// seconds to know them.
-    pub fn define(&self, program: &Path, policies: &[&str]) -> Result<()> {
-        let mut crds = Command::new(program);
-        let crds = run(crds.args(["crds", "--with-policies"]).args(policies), "")?;
+    pub fn define(&self, program: &Path) -> Result<()> {
+        let crds = run(Command::new(program).args(["crds", "--with-policies"]), "")?;
         self.kubectl(&["delete", POLICIES, "--all"], "")?;
         self.kubectl(&["apply", "--server-side", "-f", "-"], &crds)?;
         self.kubectl(&["wait", "--for=condition=Established", "crd", "--all"], "")?;

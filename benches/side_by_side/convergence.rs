@@ -2,8 +2,8 @@
 //! Compared with the time that a bare client takes for the minimum of writes: a create and a status for each instance, of the
 //! same contents. With `--baseline`, another build of `stellage` does the same.
 //!
-//! The API server adds the instances' finalizer, by means of the admission policy for that, and counts them for a native
-//! quota, including those of the bare client. The status that the bare client writes is one that this build has written for
+//! The instances have finalizer and origin from the start, as those created through REST do, and the API server counts them for a
+//! native quota, including those of the bare client. The status that the bare client writes is one that this build has written for
 //! another instance. The writes of Instances and of their status are counted from the API server's metrics. Kubernetes Events are
 //! written in the background; nothing waits for them, but they use the same machine. All sides take turns, and none runs during
 //! the turn of another. The CPU time of the API server and etcd is compared as well; that of what is written after all run has its
@@ -60,7 +60,7 @@ struct Turn {
 
 /// Measures this build against the bare client, and against the baseline if there is one.
 pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
-    let cluster = Cluster::start_with_finalizer_policy().await?;
+    let cluster = Cluster::start().await?;
     let mut product = Product::run(&cluster).await?;
     let account = Account::create(&cluster, &product).await?;
     cluster.until_created(&account.namespace).await?;
@@ -190,7 +190,7 @@ pub async fn converge(
     let used = || -> Result<_> { Ok((processor_time(product.pid)?, processor_time_of(&servers)?)) };
     let (before, (own_before, servers_before)) = (Writes::count(&cluster.admin).await?, used()?);
     let begun = Instant::now();
-    let create = objects::create(&cluster.operator, &account.namespace, prefix);
+    let create = objects::create_marked(&cluster.operator, &account.namespace, prefix);
     let apply = Client {
         status: 201,
         ..Client::repeating(&cluster.operator, CREATORS, create, Extent::Count(count))

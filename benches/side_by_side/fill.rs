@@ -35,7 +35,9 @@ pub async fn instances(
     let target = &cluster.operator;
     let object = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance",
-        "metadata": { "name": name(), "finalizers": template["metadata"]["finalizers"] },
+        "metadata": {
+            "name": name(), "finalizers": template["metadata"]["finalizers"], "annotations": objects::origin(&name()),
+        },
         "spec": template["spec"],
     });
     let mut status = template["status"].clone();

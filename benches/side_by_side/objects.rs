@@ -1,6 +1,6 @@
 //! Manifests of the measured objects, and requests for them.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{load::NUMBER, wire::Target};
 
@@ -34,6 +34,23 @@ pub fn create(target: &Target, namespace: &str, prefix: &str) -> String {
     let path = format!("{}?fieldManager=bench", collection(namespace));
     let body = manifest(&format!("{prefix}-{NUMBER}"));
     target.request("POST", &path, Some(("application/json", &body)))
+}
+
+/// The annotations of an object with this name that has its origin from the start, as the operator makes it.
+pub fn origin(name: &str) -> Value {
+    json!({ "stellage.dev/origin": format!("{name} {}", jiff::Timestamp::now()) })
+}
+
+/// A request to create the n-th instance with finalizer and origin, as instances created through REST have them from the start.
+pub fn create_marked(target: &Target, namespace: &str, prefix: &str) -> String {
+    let path = format!("{}?fieldManager=bench", collection(namespace));
+    let name = format!("{prefix}-{NUMBER}");
+    let manifest = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance",
+        "metadata": { "name": name, "finalizers": ["stellage.dev/server"], "annotations": origin(&name) },
+        "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:bench"] },
+    });
+    target.request("POST", &path, Some(("application/json", &manifest.to_string())))
 }
 
 /// Path of the webhooks of a namespace.

@@ -13,7 +13,10 @@ use super::{
 use crate::{
     events::{outbox, payload::backup_event},
     providers::{BackupObservation, BackupProgress, ProviderError},
-    resources::{Backup, BackupError, BackupPhase, BackupSource, BackupStatus, Instance, InstanceState},
+    resources::{
+        Backup, BackupError, BackupPhase, BackupSource, BackupStatus, Instance, InstanceState,
+        origin::{self, ORIGIN_ANNOTATION},
+    },
     runtime::clock::milliseconds,
 };
 
@@ -23,6 +26,8 @@ const DEADLINE: SignedDuration = SignedDuration::from_hours(6);
 const CHECK_AGAIN: Duration = Duration::from_secs(1);
 /// When to check again whether a deleted Backup has been restored.
 const CHECK_HELD: Duration = Duration::from_mins(10);
+/// How long a restored Backup waits for its Instance, which may be restored after it.
+const UNTIL_RESTORED: SignedDuration = SignedDuration::from_mins(10);
 /// Longest message of an error that is kept, in bytes.
 const MAX_MESSAGE: usize = 1000;
 /// Longest code of an error, in characters, as the schema has it.
@@ -85,6 +90,8 @@ pub struct Situation<'a> {
     pub gives_way: &'a dyn Fn() -> bool,
     /// Name of an Instance to which this one is being restored, or will be.
     pub restored_to: Option<&'a str>,
+    /// Name of an older Backup with the same origin, of which this one is a copy.
+    pub older_twin: Option<String>,
     /// Whether the namespace belongs to an Account. Otherwise the Backup is left alone, and no event is recorded.
     pub has_account: bool,
     /// Whether nothing is left to do for the outbox entry with this id.
@@ -159,6 +166,10 @@ pub enum Effect {
 /// What to ask the provider before [`decide()`].
 pub fn question(backup: &Backup, situation: &Situation<'_>) -> Question {
     if backup.is_deleting() {
+        if situation.older_twin.is_some() {
+            // The data is the older one's.
+            return Question::Nothing;
+        }
         // First its end is recorded, and that it can no longer be restored.
         let waits = backup.is_unfinished() || situation.restored_to.is_some() || is_held(backup);
         return if waits && situation.has_account {
@@ -190,6 +201,10 @@ pub fn decide(backup: &Backup, situation: &Situation<'_>, seen: Seen<'_>, now: T
         },
     };
     machine.decision.status.id = Some(backup.id());
+    if backup.is_deleting() && situation.older_twin.is_some() {
+        machine.decision.effect = Effect::Finish;
+        return machine.decision;
+    }
     if backup.is_deleting() {
         machine.remove(seen);
         return machine.decision;
@@ -203,6 +218,13 @@ pub fn decide(backup: &Backup, situation: &Situation<'_>, seen: Seen<'_>, now: T
                 &format!("namespace {namespace} belongs to no Account, so the backup is ignored; create an Account with spec.namespace {namespace}"),
             );
         }
+        return machine.decision;
+    }
+    if let Some(older) = &situation.older_twin {
+        let message = format!(
+            "this is a copy of Backup {older}, which is older: both have the same annotation {ORIGIN_ANNOTATION}; delete this one, or create it without the annotation"
+        );
+        machine.describe("OriginTaken", &message);
         return machine.decision;
     }
     match backup.phase() {
@@ -247,8 +269,38 @@ impl Machine<'_> {
         describe(&mut self.decision.status, reason, message, generation, self.now);
     }
 
+    /// A Backup that was restored without its status. The provider knows what has become of it; its end has been told before.
+    fn take_up(&mut self) {
+        let metadata = &self.backup.metadata;
+        let since = metadata.creation_timestamp.as_ref();
+        let age = since.map_or(SignedDuration::ZERO, |since| self.now.duration_since(since.0));
+        let source = self.situation.source;
+        if !matches!(source, Source::There(_)) && age < UNTIL_RESTORED {
+            let message = format!(
+                "the backup was restored, but Instance {} was not yet",
+                self.backup.spec.instance
+            );
+            self.describe("InstanceNotFound", &message);
+            self.decision.recheck_after = Duration::try_from(UNTIL_RESTORED - age).ok();
+            return;
+        }
+        self.decision.status.event_sequence = origin::sequence(metadata);
+        let Source::There(instance) = source else {
+            self.instance_deleted();
+            return;
+        };
+        self.decision.status.phase = Some(BackupPhase::Running);
+        self.decision.status.source = Some(BackupSource::of(instance));
+        self.decision.status.started_at = Some(self.backup.created_at());
+        self.describe("Running", "the provider is asked for the backup");
+    }
+
     /// A Backup that has not begun.
     fn wait(&mut self) {
+        if self.decision.status.phase.is_none() && origin::is_restored(&self.backup.metadata) {
+            self.take_up();
+            return;
+        }
         let instance = match self.situation.source {
             Source::Gone(_) => {
                 self.instance_deleted();
@@ -468,14 +520,14 @@ impl Machine<'_> {
     }
 
     /// Records the end and its event. The event is recorded only once, because an end is written once, and there is no
-    /// other. A Backup that never had an instance gets no event.
+    /// other. A Backup that never had an instance gets no event, nor does one whose end was told before it was restored.
     fn end(&mut self, phase: BackupPhase) {
         let now = milliseconds(self.now);
         let status = &mut self.decision.status;
         status.phase = Some(phase);
         status.completed_at = Some(now);
         let has_instance = status.source.is_some() || self.backup.instance_id().is_some();
-        if !has_instance {
+        if !has_instance || status.event_sequence > 0 {
             return;
         }
         status.event_sequence += 1;

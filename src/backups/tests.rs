@@ -147,6 +147,7 @@ impl World {
         };
         let others: Vec<&Backup> = self.backups.values().collect();
         let situation = Situation {
+            older_twin: None,
             source: Source::of(&backup, self.instance.as_ref()),
             others: &others,
             has_account: self.has_account,
@@ -583,4 +584,71 @@ fn a_clock_that_is_set_back_neither_ends_nor_prolongs_a_backup() {
     };
     let begun = running.status.as_ref().unwrap().started_at.unwrap();
     assert!(begun.duration_since(at(0)) <= SignedDuration::ZERO);
+}
+
+#[test]
+fn a_backup_that_was_restored_without_its_status_is_taken_up_and_its_end_is_not_told_again() {
+    let mut backup = Backup::new(
+        "mine",
+        BackupSpec {
+            instance: "web".to_owned(),
+            instance_uid: Some("uid-web".to_owned()),
+            name: None,
+            scheduled_for: None,
+            retry: false,
+        },
+    );
+    let first = at(0);
+    let restored = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(86_400));
+    backup.metadata.creation_timestamp = Some(restored);
+    let origin = crate::resources::origin::annotation("first", first);
+    backup.metadata.annotations = Some([("stellage.dev/origin".to_owned(), origin)].into());
+    let mut instance = Instance::new(
+        "web",
+        serde_json::from_value(json!({ "plan": "starter", "region": "fr-par-1", "image": "debian-13" }))
+            .unwrap(),
+    );
+    instance.metadata.uid = Some("uid-web".to_owned());
+    let decided = |backup: &Backup, instance: Option<&Instance>, seen: Seen<'_>, now: i64| {
+        let situation = Situation {
+            older_twin: None,
+            source: Source::of(backup, instance),
+            others: &[backup],
+            has_account: true,
+            is_settled: &|_| false,
+            limits: Limits {
+                per_instance: 30,
+                per_account: 1000,
+            },
+            has_room_in_account: &|| true,
+            gives_way: &|| false,
+            restored_to: None,
+        };
+        decide(backup, &situation, seen, at(now)).status
+    };
+    // Its instance may be restored after it.
+    let status = decided(&backup, None, Seen::NotAsked, 86_405);
+    assert_eq!((status.phase, status.error), (None, None));
+    let status = decided(&backup, None, Seen::NotAsked, 86_400 + 600);
+    assert_eq!(
+        (status.phase, status.outbox.len()),
+        (Some(BackupPhase::Failed), 0)
+    );
+
+    let status = decided(&backup, Some(&instance), Seen::NotAsked, 86_405);
+    assert_eq!(
+        (status.phase, status.started_at),
+        (Some(BackupPhase::Running), Some(first))
+    );
+    backup.status = Some(status);
+    let done = BackupObservation {
+        progress: BackupProgress::Done { size_gb: 12.4 },
+        state: BTreeMap::new(),
+        recheck_after: None,
+    };
+    let status = decided(&backup, Some(&instance), Seen::Observed(&done), 86_405);
+    assert_eq!(
+        (status.phase, status.outbox.len()),
+        (Some(BackupPhase::Completed), 0)
+    );
 }

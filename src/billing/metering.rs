@@ -77,6 +77,22 @@ pub fn merged(known: &[MeteredHour], metering: &Metering) -> Vec<MeteredHour> {
     before.chain(&metering.changes).copied().collect()
 }
 
+/// The same metering with its hours counted from another moment: what an instance was restored with may count from a later one
+/// than the ledger does.
+pub fn counted_from(since: Timestamp, metering: &Metering) -> Metering {
+    let offset = hour_of(since, metering.since);
+    let changes = metering.changes.iter();
+    Metering {
+        since,
+        changes: changes
+            .map(|change| MeteredHour {
+                hour: change.hour + offset,
+                ..*change
+            })
+            .collect(),
+    }
+}
+
 /// The number of the hour that contains a moment; 0 before the first.
 pub(super) fn hour_of(since: Timestamp, moment: Timestamp) -> i64 {
     let hours = (moment.as_nanosecond() - since.as_nanosecond()).div_euclid(HOUR);
@@ -125,6 +141,20 @@ mod tests {
         );
         change(&mut metering, Starter, time("2026-11-10T13:20:00Z"));
         assert_eq!(entries(&metering)[2], (3, Business, Starter));
+    }
+
+    #[test]
+    fn hours_that_count_from_a_later_moment_are_the_same_hours() {
+        let since = time("2026-11-10T10:20:00Z");
+        let mut later = begin(Starter, time("2026-11-10T15:30:00Z"));
+        change(&mut later, Business, time("2026-11-10T17:40:00Z"));
+        let shifted = counted_from(since, &later);
+        assert_eq!(shifted.since, since);
+        assert_eq!(
+            entries(&shifted),
+            [(5, Starter, Starter), (7, Business, Business)]
+        );
+        assert_eq!(counted_from(later.since, &later), later);
     }
 
     #[test]

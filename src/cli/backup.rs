@@ -13,7 +13,6 @@ use super::{
 use crate::{
     resources::{
         Backup, BackupPhase, BackupSpec, Instance,
-        backup::FINALIZER,
         conditions::{self, READY},
         ids, origin, validation,
     },
@@ -86,8 +85,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         scheduled_for: None,
         retry: false,
     };
-    let mut backup = Backup::new(&format!("bkp-{}", ids::random_suffix()), spec);
-    backup.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+    let backup = Backup::new(&format!("bkp-{}", ids::random_suffix()), spec);
     let api = Api::<Backup>::namespaced(cluster.client.clone(), namespace);
     let doing = format!(
         "create a backup of instance {} in namespace {namespace}",

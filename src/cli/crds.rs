@@ -6,7 +6,7 @@ use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 use super::{CliError, output};
-use crate::resources::{self, FINALIZER_POLICY, POLICIES};
+use crate::resources::{self, POLICIES};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,11 +21,6 @@ pub struct CrdsArgs {
     /// operator writes statuses and Deliveries
     #[arg(long)]
     with_policies: bool,
-
-    /// Also print the admission policy that adds the finalizer to instances made with kubectl, which saves the operator a write
-    /// for each; needs Kubernetes 1.36 or newer
-    #[arg(long)]
-    with_finalizer_policy: bool,
 
     /// Write one file per CRD into this folder instead of printing them
     #[arg(long, value_name = "DIR")]
@@ -58,8 +53,7 @@ pub(super) fn run(args: &CrdsArgs) -> Result<(), CliError> {
 
 impl CrdsArgs {
     fn policies(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let policies = self.with_policies.then_some(POLICIES).into_iter().flatten();
-        policies.chain(self.with_finalizer_policy.then_some(FINALIZER_POLICY))
+        self.with_policies.then_some(POLICIES).into_iter().flatten()
     }
 }
 

@@ -137,7 +137,7 @@ impl Log {
                 return;
             }
         };
-        // A former account of the namespace may have left pages.
+        // Whoever restored the namespace may have put pages of another account there.
         if page.spec.account == self.account && self.printed.insert(page.name_any()) {
             let matching = page
                 .spec

@@ -57,6 +57,7 @@ pub fn decide(
     let mut finished = false;
     match seen {
         Seen::NotAsked(addresses) => machine.learn_addresses(addresses),
+        Seen::Observed(observation) if before.state.is_none() => machine.take_up(observation),
         Seen::Observed(observation) => {
             recheck_after = observation.recheck_after;
             if machine.observe(observation) {
@@ -70,14 +71,17 @@ pub fn decide(
         }
         Seen::Failed(error) => machine.provider_failed(error),
     }
-    // Accept it even if it is already being deleted: REST has confirmed its creation, so receivers get both events.
-    if *gate == Gate::Open && machine.status.state.is_none() {
+    // Accept it even if it is already being deleted: REST has confirmed its creation, so receivers get both events. What was
+    // restored is accepted once the provider has said whether it has a server.
+    let is_unknown = before.state.is_none() && matches!(seen, Seen::Failed(_));
+    if *gate == Gate::Open && machine.status.state.is_none() && !is_unknown {
         accept(instance, &mut machine.status, now);
     }
-    if before.state.is_none() && machine.status.state.is_some() {
+    // A sequence number that is no longer 0 says that it was told before the instance was restored.
+    if before.state.is_none() && machine.status.state.is_some() && machine.status.event_sequence == 0 {
         machine.announce(EventType::InstanceCreated);
     }
-    if gate.is_open(&machine.status) || instance.is_deleting() {
+    if (gate.is_open(&machine.status) || instance.is_deleting()) && !is_unknown {
         take_on(instance, &mut machine.status, now);
     }
     meter(instance, &mut machine.status, now);
@@ -129,15 +133,11 @@ pub fn decide(
     if status != before {
         monitoring::alerts::purge(&mut status.alerts, now);
     }
-    for (op, limit) in status
-        .operation
-        .iter()
-        .flat_map(|op| limits(op, timings).into_iter().map(move |limit| (op, limit)))
-    {
-        let left = limit.saturating_sub(elapsed(op, now));
-        if !left.is_zero() {
-            recheck_after = Some(recheck_after.map_or(left, |at: Duration| at.min(left)));
-        }
+    if let Some(operation) = &status.operation {
+        let left = limits(operation, timings)
+            .into_iter()
+            .map(|limit| limit.saturating_sub(elapsed(operation, now)));
+        recheck_after = left.filter(|left| !left.is_zero()).chain(recheck_after).min();
     }
     Decision {
         status,
@@ -372,6 +372,30 @@ impl Machine<'_> {
             }
         }
         false
+    }
+
+    /// Takes up an instance that was restored without its status, with the server that it has, if it has one. Its events were told
+    /// before.
+    fn take_up(&mut self, observation: &Observation) {
+        self.learn_addresses(&observation.addresses);
+        self.status.provider_state.clone_from(&observation.state);
+        self.status.event_sequence = origin::sequence(&self.instance.metadata);
+        let Some(power) = observation.power else { return };
+        accept(self.instance, &mut self.status, self.now);
+        self.status.operation = None;
+        self.status.provisioned_at = Some(self.instance.created_at());
+        self.status
+            .restored_from
+            .clone_from(&self.instance.spec.restore_from);
+        self.status.power = Some(match power {
+            Power::On => PowerState::Running,
+            Power::Off(_) => PowerState::Stopped,
+        });
+        self.status.announced_power = self.status.power;
+        if power == Power::On {
+            self.status.started_at = Some(milliseconds(self.now));
+        }
+        self.observe_power(Some(power));
     }
 
     fn observe_power(&mut self, power: Option<Power>) {

@@ -70,6 +70,7 @@ fn of_condition(status: &InstanceStatus) -> Option<Explanation> {
 fn of_refusal(cause: Cause, message: &str) -> String {
     let what = match cause {
         Cause::Spec => return message.replace("spec.", ""),
+        Cause::OriginTaken => return message.to_owned(),
         Cause::BackupUnavailable => "is gone or was not completed",
         Cause::BackupImageDiffers => "has another image than it is to have",
         Cause::BackupTooLarge => "needs the disk of a larger plan",

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::{Gate, project_behind};
-use crate::resources::Instance;
+use crate::resources::{Instance, origin};
 
 /// What to ask the provider about an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub fn question(instance: &Instance, gate: &Gate, now: Timestamp) -> Question {
     let status = instance.status.as_ref();
     let is_accepted = status.is_some_and(|status| status.state.is_some());
     match (instance.is_deleting(), is_accepted) {
+        // It may have a server already.
+        (false, false) if *gate == Gate::Open && origin::is_restored(&instance.metadata) => Question::Step,
         (false, false) if *gate == Gate::Open => Question::Addresses,
         (false, true) if status.is_some_and(|status| !gate.is_open(status)) => Question::Nothing,
         (_, false) => Question::Nothing,

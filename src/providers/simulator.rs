@@ -195,7 +195,12 @@ impl Simulator {
         }
         let addresses = self.reserve(instance);
         let Some(operation) = status.and_then(|s| s.operation.as_ref()) else {
-            let power = power_of(instance, fault, &mut state);
+            let power =
+                if status.is_none_or(|status| status.state.is_none() && status.provisioned_at.is_none()) {
+                    self.restored_power(instance, now)
+                } else {
+                    power_of(instance, fault, &mut state)
+                };
             return Observation {
                 power,
                 plan: None,
@@ -257,6 +262,18 @@ impl Simulator {
             seen.recheck_after = Some(left);
         }
         seen
+    }
+
+    /// The power of a server whose Instance was restored without its status: the server was created with the first Instance.
+    fn restored_power(&self, instance: &Instance, now: Timestamp) -> Option<Power> {
+        let age = now.duration_since(origin::created_at(&instance.metadata)?);
+        let age = Duration::try_from(age).ok()?;
+        let has_server =
+            origin::is_restored(&instance.metadata) && age >= self.timings.duration(OperationKind::Create);
+        has_server.then_some(match instance.spec.power_state {
+            PowerState::Running => Power::On,
+            PowerState::Stopped => Power::Off(OffCause::Requested),
+        })
     }
 
     /// A backup as a pure function of its beginning and the disk's usage.
@@ -546,6 +563,31 @@ mod tests {
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_800_000_000 + second).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_restored_instance_without_a_status_has_the_server_of_the_first_one() {
+        let simulator = Simulator::new(Timings::default(), Pools::default(), Faults::new(true), []);
+        let metadata = |created: i64| kube::core::ObjectMeta {
+            uid: Some("new".to_owned()),
+            creation_timestamp: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(created))),
+            annotations: Some(
+                [(
+                    origin::ORIGIN_ANNOTATION.to_owned(),
+                    origin::annotation("first", at(0)),
+                )]
+                .into(),
+            ),
+            ..kube::core::ObjectMeta::default()
+        };
+        let power = async |created: i64, now: i64| {
+            let mut restored = instance("new");
+            restored.metadata = metadata(created);
+            simulator.step(&restored, None, at(now)).await.unwrap().power
+        };
+        assert_eq!(power(130, 149).await, None, "it was still being created");
+        assert_eq!(power(130, 150).await, Some(Power::On));
+        assert_eq!(power(0, 150).await, None, "it is the first one");
     }
 
     #[test]

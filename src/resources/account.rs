@@ -9,18 +9,21 @@ use serde::{Deserialize, Serialize};
 use super::{
     conditions,
     invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES},
-    origin, times,
+    times,
     webhook::DEFAULT_WEBHOOK_QUOTA,
 };
 
-/// Keeps an Account until its namespace is empty and has been released.
+/// Keeps an Account until what it owns has been deleted.
 pub const FINALIZER: &str = "stellage.dev/account";
+
+/// Annotation on a namespace that the operator has created: the origin UID of the Account that it was created for. The
+/// operator deletes only namespaces with this annotation.
+pub const MADE_FOR_ANNOTATION: &str = "stellage.dev/made-for-account";
+/// Annotation on a namespace that an Account has adopted: the Account's origin UID.
+pub const ADOPTED_FOR_ANNOTATION: &str = "stellage.dev/adopted-for-account";
 
 /// Condition of an [`Account`]: its namespace exists and belongs to it.
 pub const NAMESPACE_READY: &str = "NamespaceReady";
-
-/// Condition of an [`Account`]: its namespace has webhooks, keys or signing Secrets of a former owner.
-pub const LEFTOVERS: &str = "Leftovers";
 
 /// Condition of an [`Account`]: nobody tells its holder about webhooks, because the operator has no mail server. Absent until that is
 /// so.
@@ -70,7 +73,8 @@ pub struct AccountSpec {
     pub email: String,
 
     /// Namespace that holds all objects of this account. Default: the Account's name. Immutable. An existing namespace
-    /// is adopted only if a cluster administrator has labelled it `stellage.dev/account: <name of this Account>`.
+    /// is adopted only if a cluster administrator has labelled it `stellage.dev/account: <name of this Account>`, and it has never
+    /// been another account's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')").message("must be a namespace name: lower-case letters, digits and '-', with a letter or digit at both ends"))]
@@ -138,12 +142,6 @@ pub struct AccountStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 
-    /// Since when the namespace belongs to this account, if the account had to wait for it or another one had it in between;
-    /// otherwise it has since it was created. Keys from before whose digest covers the key alone were made for a former owner, and do not work.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "times::optional_time")]
-    pub owner_since: Option<Timestamp>,
-
     /// When the account holder was sent e-mails, in the 24 hours up to the last one. From these, a restarted operator knows how
     /// many more it may send today, also if the webhooks that they were about are gone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -155,9 +153,7 @@ pub struct AccountStatus {
     #[schemars(extend("format" = "int64"))]
     pub observed_generation: Option<i64>,
 
-    /// Ready, Reconciling, Stalled, NamespaceReady; and Leftovers, while the namespace has webhooks or API keys that were made
-    /// for a former owner, or unused signing Secrets from before this account. Webhooks and keys of a former owner do not work
-    /// and can only be deleted.
+    /// Ready, Reconciling, Stalled, NamespaceReady.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,
@@ -177,14 +173,6 @@ impl Account {
     pub fn owned_namespace(&self) -> Option<&str> {
         let status = self.status.as_ref()?;
         conditions::is_true(&status.conditions, NAMESPACE_READY).then_some(status.namespace.as_deref())?
-    }
-
-    /// Since when the namespace belongs to this account.
-    pub fn owner_since(&self) -> Timestamp {
-        let waited = self.status.as_ref().and_then(|status| status.owner_since);
-        waited
-            .or_else(|| origin::created_at(&self.metadata))
-            .unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
     /// Maximum number of instances, `default` unless the spec says otherwise.

@@ -5,7 +5,7 @@
 //! - [`event`]: event types and outbox entries; [`alert`]: alerts in the status of an instance;
 //! - [`ids`]: public identifiers, derived from names and UIDs;
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
-//! - [`origin`]: what an imported object was before;
+//! - [`origin`]: the identity of an object that may have been saved and written back;
 //! - [`traceparent`]: the traces that changes and events belong to;
 //! - [`tracking`]: who wrote which field, and when the spec was written;
 //! - [`validation`]: rules for spec values, shared by REST and the controllers;
@@ -94,7 +94,12 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 }
 
 /// The admission policies, as YAML documents: one file each in `crds/`, under these names.
-pub const POLICIES: [(&str, &str); 4] = [
+pub const POLICIES: [(&str, &str); 5] = [
+    // The namespace of an Account stays as long as the Account.
+    (
+        "account-namespaces.yaml",
+        include_str!("../../crds/account-namespaces.yaml"),
+    ),
     // `spec.deletionProtection` holds for every client.
     (
         "deletion-protection.yaml",
@@ -116,10 +121,6 @@ pub const POLICIES: [(&str, &str); 4] = [
         include_str!("../../crds/operator-rights.yaml"),
     ),
 ];
-
-/// The admission policy that adds the finalizer to new instances, as a file in `crds/`. Needs Kubernetes 1.36; elsewhere the
-/// controller adds it.
-pub const FINALIZER_POLICY: (&str, &str) = ("finalizer.yaml", include_str!("../../crds/finalizer.yaml"));
 
 #[cfg(test)]
 mod tests {

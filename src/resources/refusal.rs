@@ -24,6 +24,8 @@ impl Refusal {
 pub enum Cause {
     /// A field is invalid, or names something that is not available.
     Spec,
+    /// It is a copy of an older instance.
+    OriginTaken,
     /// The backup to restore is gone, or was not completed.
     BackupUnavailable,
     /// The backup to restore has another image.
@@ -33,8 +35,9 @@ pub enum Cause {
 }
 
 impl Cause {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 5] = [
         Self::Spec,
+        Self::OriginTaken,
         Self::BackupUnavailable,
         Self::BackupImageDiffers,
         Self::BackupTooLarge,
@@ -44,6 +47,7 @@ impl Cause {
     pub const fn reason(self) -> &'static str {
         match self {
             Self::Spec => "InvalidSpec",
+            Self::OriginTaken => "OriginTaken",
             Self::BackupUnavailable => "BackupUnavailable",
             Self::BackupImageDiffers => "BackupImageDiffers",
             Self::BackupTooLarge => "BackupTooLarge",

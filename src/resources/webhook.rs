@@ -258,11 +258,6 @@ pub struct WebhookStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
 
-    /// UID of the Account that the webhook belongs to: the first one that had the namespace since the webhook was created. For
-    /// another Account that adopts the namespace later, it does nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub account_uid: Option<String>,
-
     /// The generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int64"))]
@@ -426,15 +421,6 @@ impl Webhook {
     pub fn untold_backlog(&self) -> Option<&BacklogPeriod> {
         let backlog = self.status.as_ref()?.backlog.as_ref();
         backlog.filter(|backlog| backlog.notified_at.is_none())
-    }
-
-    /// Whether it belongs to another Account than the one with this UID.
-    pub fn is_of_another_account(&self, uid: &str) -> bool {
-        let bound = self
-            .status
-            .as_ref()
-            .and_then(|status| status.account_uid.as_deref());
-        bound.is_some_and(|bound| bound != uid)
     }
 
     /// Whether events are sent, as `active` in REST shows it: `spec.active`, and not disabled.

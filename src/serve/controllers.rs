@@ -399,6 +399,7 @@ impl<'a> Controllers<'a> {
         InstanceController {
             provider,
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
+            instances: self.instances.clone(),
             backups: self.backups.clone(),
             monitor: self.monitor.clone(),
             ledger: self.ledger.clone(),

@@ -208,7 +208,7 @@ impl Service {
             };
             let mut backup = Backup::new(object_name, spec);
             backup.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-            backup.metadata.annotations = annotations(hash);
+            backup.metadata.annotations = Some(annotations(hash, self.clock.now()));
             backup
         };
         self.backups

@@ -99,14 +99,6 @@ async fn an_optional_object_is_there_if_it_is_asked_for_and_not_otherwise() {
             ],
         ),
         (
-            json!({ "policies": { "addFinalizer": true } }),
-            vec![
-                "MutatingAdmissionPolicy server-finalizer-added.stellage.dev",
-                "MutatingAdmissionPolicyBinding server-finalizer-added.stellage.dev",
-            ],
-            vec![],
-        ),
-        (
             json!({ "rbac": { "aggregate": false } }),
             vec![],
             vec![

@@ -34,7 +34,6 @@ pub(super) fn everything() -> Value {
     json!({
         "image": { "digest": format!("sha256:{}", "a".repeat(64)) },
         "imagePullSecrets": [{ "name": "pull" }],
-        "policies": { "addFinalizer": true },
         "serviceAccounts": { "annotations": { "a": "b" }, "api": "web", "controller": "brain" },
         "catalogue": { "regions": ["fr-par-1"], "plans": { "starter": { "priceMonthly": 4.2 } } },
         "smtp": { "url": "smtps://user:p%40ss@mail.example.com", "caSecret": "mail-ca" },

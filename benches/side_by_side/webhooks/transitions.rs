@@ -145,7 +145,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     for _ in 0..sizes.rounds {
         for side in &mut builds {
             if side.program != defined {
-                stage.cluster.define(side.program, &[])?;
+                stage.cluster.define(side.program)?;
                 defined = side.program;
                 tokio::time::sleep(UNTIL_DEFINED).await;
             }

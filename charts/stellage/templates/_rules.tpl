@@ -56,10 +56,10 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["backups"]
   verbs: ["list", "watch", "create", "patch", "delete"]
-# The controller reads webhooks; it deletes those of a deleted account.
+# The controller reads webhooks and writes which one each is (a patch of metadata); it deletes those of a deleted account.
 - apiGroups: ["stellage.dev"]
   resources: ["webhooks"]
-  verbs: ["get", "list", "watch", "delete"]
+  verbs: ["get", "list", "watch", "patch", "delete"]
 # The controller writes what it has observed. Backups and webhooks are only ever written whole.
 - apiGroups: ["stellage.dev"]
   resources: ["accounts/status", "instances/status"]

@@ -62,9 +62,10 @@ pub(super) fn update(entry: &mut LedgerEntry, subject: Option<&Subject<'_>>, now
     let before = (entry.changes.len(), entry.changes.last().copied(), entry.ended);
     entry.ended = subject.ended;
     if let Metered::Instance(metering) = subject.metered {
+        let metering = metering::counted_from(entry.since, metering);
         let mut merged = Metering {
             since: entry.since,
-            changes: metering::merged(&entry.changes, metering),
+            changes: metering::merged(&entry.changes, &metering),
         };
         if let Some(until) = entry.billed_until {
             metering::forget(&mut merged, until);

@@ -10,18 +10,18 @@ use std::{
 
 use clap::Args;
 use kube::{
-    ResourceExt as _,
+    Resource as _, ResourceExt,
     api::{ListParams, VersionMatch},
     core::{ApiResource, DynamicObject, TypeMeta},
 };
 
 use super::{
     file::{Header, Writer},
-    kinds::{self, Kind},
+    kinds::{self, Kind, Which},
     lease::Leadership,
 };
 use crate::{
-    cli::{CliError, connect::Cluster, output::note},
+    cli::{CliError, account, connect::Cluster, output::note},
     resources::{ACCOUNT_LABEL, Account, ids, webhook::WEBHOOK_SECRET_LABEL},
     runtime::client::next_page,
 };
@@ -29,15 +29,20 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   stellage export --output stellage.export
+  stellage export --account ada --output ada.export
   stellage export --output - | age --recipient KEY > stellage.export.age";
 
-/// Write all accounts and what they have into a file, to move or restore an installation.
+/// Write all accounts, or one, and what they have into a file, to move or restore them.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ExportArgs {
     /// File to write, which must not exist yet; `-` is stdout
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
+
+    /// Only this account
+    #[arg(long, value_name = "NAME")]
+    account: Option<String>,
 
     /// Export although the operator runs: the file has the state of one moment. Once it is imported, what was delivered after that
     /// moment is delivered again, under the same ids
@@ -64,6 +69,10 @@ pub(in crate::cli) async fn run(args: ExportArgs) -> Result<(), CliError> {
             before.holder().unwrap_or("somebody")
         )));
     }
+    let account = match &args.account {
+        Some(name) => Some(account::get(&cluster, name).await?),
+        None => None,
+    };
     let header = Header::new(ids::random_suffix(), namespace);
     let failed = |source| CliError::File {
         path: args.output.clone(),
@@ -73,6 +82,7 @@ pub(in crate::cli) async fn run(args: ExportArgs) -> Result<(), CliError> {
     let mut export = Export {
         cluster: &cluster,
         operator_namespace: namespace,
+        account,
         version: version(&cluster).await?,
         namespaces: BTreeMap::new(),
         written: BTreeSet::new(),
@@ -150,6 +160,8 @@ async fn version(cluster: &Cluster) -> Result<String, CliError> {
 struct Export<'a> {
     cluster: &'a Cluster,
     operator_namespace: &'a str,
+    /// The account to export, if not all are.
+    account: Option<Account>,
     version: String,
     /// All of the cluster, by name.
     namespaces: BTreeMap<String, DynamicObject>,
@@ -161,93 +173,108 @@ struct Export<'a> {
 
 impl Export<'_> {
     async fn all(&mut self) -> Result<(), CliError> {
-        let namespaces = self.foreign("Namespace", None, |_| true).await?;
-        self.namespaces = namespaces
-            .into_iter()
-            .map(|found| (found.name_any(), found))
-            .collect();
-        let is_account = |namespace: &&DynamicObject| namespace.labels().contains_key(ACCOUNT_LABEL);
-        let of_accounts: Vec<String> = self
-            .namespaces
-            .values()
-            .filter(is_account)
-            .map(DynamicObject::name_any)
-            .collect();
-        for namespace in &of_accounts {
-            self.add_namespace(namespace)?;
-        }
-        let operator = self.operator_namespace;
-        for (kind, names) in [
-            ("Secret", &kinds::SHARED_SECRETS[..]),
-            ("ConfigMap", &kinds::SHARED_MAPS[..]),
-        ] {
-            let is_shared = |object: &DynamicObject| names.contains(&object.name_any().as_str());
-            for object in self.foreign(kind, Some(operator), is_shared).await? {
-                self.add(object)?;
-            }
-        }
-        for kind in &kinds::own() {
+        for kind in &kinds::all() {
             self.kind(kind).await?;
-            if kind.resource.kind == "Webhook" {
-                for namespace in self.written.clone() {
-                    for secret in self.foreign("Secret", Some(&namespace), is_signing).await? {
-                        self.add(secret)?;
-                    }
-                }
-            }
         }
         Ok(())
     }
 
-    /// All objects of a kind.
+    /// All objects of a kind that are wanted.
     async fn kind(&mut self, kind: &Kind) -> Result<(), CliError> {
-        let api = kinds::api(&self.cluster.client, &kind.resource, None);
-        let doing = format!("list {}", kind.resource.plural);
-        let mut page = self.page(kind.page);
-        loop {
-            let list = self.cluster.call(&doing, api.list(&page)).await?;
-            let has_more = next_page(&mut page, &list.metadata);
-            for mut object in list.items {
-                object.types = Some(types(&kind.resource));
+        let operator = self.operator_namespace;
+        let of_account = self
+            .account
+            .as_ref()
+            .map(|account| account.wanted_namespace().to_owned());
+        match kind.which {
+            Which::Namespaces => {
+                let mut found = Vec::new();
+                self.each(kind, None, |object| found.push(object)).await?;
+                self.namespaces = found.into_iter().map(|it| (it.name_any(), it)).collect();
+                let is_labelled = |namespace: &&DynamicObject| namespace.labels().contains_key(ACCOUNT_LABEL);
+                let labelled = self.namespaces.values().filter(is_labelled);
+                let names: Vec<String> = match of_account {
+                    Some(one) => vec![one],
+                    None => labelled.map(DynamicObject::name_any).collect(),
+                };
+                names.iter().try_for_each(|name| self.add_namespace(name))
+            }
+            // They belong to the installation.
+            Which::Shared(_) if of_account.is_some() => Ok(()),
+            Which::Shared(names) => {
+                let is_shared = |object: &DynamicObject| names.contains(&object.name_any().as_str());
+                self.add_each(kind, Some(operator), is_shared).await
+            }
+            Which::Signing => {
+                for namespace in self.written.clone() {
+                    self.add_each(kind, Some(&namespace), is_signing).await?;
+                }
+                Ok(())
+            }
+            Which::Ours if kind.resource.kind == Account::kind(&()) => {
+                let only = self.account.as_ref().map(ResourceExt::name_any);
+                let is_wanted = |object: &DynamicObject| only.is_none() || object.metadata.name == only;
+                self.add_each(kind, None, is_wanted).await
+            }
+            Which::Ours => self.add_each(kind, of_account.as_deref(), |_| true).await,
+        }
+    }
+
+    /// Adds the objects of a kind that are wanted.
+    async fn add_each(
+        &mut self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        is_wanted: impl Fn(&DynamicObject) -> bool,
+    ) -> Result<(), CliError> {
+        let mut continues = Some(self.page(kind.page));
+        while let Some(page) = continues.take() {
+            let (objects, next) = self.list(kind, namespace, page).await?;
+            for object in objects.into_iter().filter(&is_wanted) {
                 if let Some(namespace) = object.namespace() {
                     self.add_namespace(&namespace)?;
                 }
                 self.add(object)?;
             }
-            if !has_more {
-                break;
-            }
-            if let Some(count) = self.out.counts.get(&kind.resource.kind) {
+            continues = next;
+            if let (Some(_), Some(count)) = (&continues, self.out.counts.get(&kind.resource.kind)) {
                 note(&format!("{}: {count} so far", kind.resource.kind));
             }
         }
         Ok(())
     }
 
-    /// Objects of a kind of Kubernetes.
-    async fn foreign(
+    /// Passes the objects of a kind to `see`.
+    async fn each(
         &self,
-        kind: &str,
+        kind: &Kind,
         namespace: Option<&str>,
-        is_wanted: impl Fn(&DynamicObject) -> bool,
-    ) -> Result<Vec<DynamicObject>, CliError> {
-        let Some(resource) = kinds::foreign(kind) else {
-            return Ok(Vec::new());
-        };
-        let api = kinds::api(&self.cluster.client, &resource, namespace);
-        let doing = format!("list {}", resource.plural);
-        let (mut page, mut found) = (self.page(500), Vec::new());
-        loop {
-            let list = self.cluster.call(&doing, api.list(&page)).await?;
-            let has_more = next_page(&mut page, &list.metadata);
-            found.extend(list.items.into_iter().filter(&is_wanted).map(|mut object| {
-                object.types = Some(types(&resource));
-                object
-            }));
-            if !has_more {
-                return Ok(found);
-            }
+        mut see: impl FnMut(DynamicObject),
+    ) -> Result<(), CliError> {
+        let mut continues = Some(self.page(kind.page));
+        while let Some(page) = continues.take() {
+            let (objects, next) = self.list(kind, namespace, page).await?;
+            objects.into_iter().for_each(&mut see);
+            continues = next;
         }
+        Ok(())
+    }
+
+    /// One page of a list, and the parameters of the next.
+    async fn list(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        mut page: ListParams,
+    ) -> Result<(Vec<DynamicObject>, Option<ListParams>), CliError> {
+        let api = kinds::api(&self.cluster.client, &kind.resource, namespace);
+        let doing = format!("list {}", kind.resource.plural);
+        let mut list = self.cluster.call(&doing, api.list(&page)).await?;
+        for object in &mut list.items {
+            object.types = Some(types(&kind.resource));
+        }
+        let has_more = next_page(&mut page, &list.metadata);
+        Ok((list.items, has_more.then_some(page)))
     }
 
     fn page(&self, limit: u32) -> ListParams {

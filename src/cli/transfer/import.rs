@@ -14,7 +14,7 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
-    Api, ResourceExt as _,
+    Api, Resource as _, ResourceExt as _,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     core::DynamicObject,
 };
@@ -22,13 +22,14 @@ use serde_json::{Value, json};
 
 use super::{
     file::{self, Counts, Header},
-    kinds::{self, Kind},
+    kinds::{self, Kind, Which},
     lease::Leadership,
 };
 use crate::{
     cli::{CliError, connect::Cluster, crd_differences, output::note, program},
     resources::{
-        self, ACCOUNT_LABEL,
+        self, ACCOUNT_LABEL, Account,
+        account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION},
         origin::{self, ORIGIN_ANNOTATION},
         webhook::SECRET_CHANGED_ANNOTATION,
     },
@@ -37,7 +38,8 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   stellage import stellage.export --dry-run
-  stellage import stellage.export";
+  stellage import stellage.export
+  stellage import --account ada stellage.export";
 
 /// Objects of a kind that are created before the next lines are read.
 const AT_ONCE: usize = 200;
@@ -45,16 +47,22 @@ const AT_ONCE: usize = 200;
 const PARALLEL: usize = 8;
 /// After so many objects of a kind, the progress is told.
 const TOLD_EACH: u64 = 2000;
+/// How often the status of an object is written, if the operator writes one meanwhile.
+const STATUS_TRIES: u32 = 5;
 /// The admission policy that names the operator's users.
 const STATUS_POLICY: &str = "operator-status.stellage.dev";
 
-/// Create all that is in a file of `export` in an empty installation.
+/// Create all that is in a file of `export` in an empty installation, or one account of it in any.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ImportArgs {
     /// A file of `export`
     #[arg(value_name = "FILE")]
     file: PathBuf,
+
+    /// Only this account; the installation may have others, and its operator may run
+    #[arg(long, value_name = "NAME")]
+    account: Option<String>,
 
     /// Only check the file and the installation
     #[arg(long)]
@@ -70,32 +78,21 @@ pub(in crate::cli) async fn run(args: ImportArgs) -> Result<(), CliError> {
     let (header, counts) = file::check(&mut open(&args.file)?).map_err(refused)?;
     let cluster = Cluster::current().await?;
     let namespace = &args.operator_namespace;
-    let mut leadership = Leadership::read(&cluster, namespace).await?;
     check_crds(&cluster).await?;
-    let is_begun = leadership.import().map(|id| id == header.id);
-    match is_begun {
-        Some(true) => note("going on with the interrupted import"),
-        Some(false) => {
-            return Err(CliError::Transfer(format!(
-                "the import of another export, {}, is not finished here: run stellage import with that file",
-                leadership.import().unwrap_or_default()
-            )));
-        }
-        None => {
-            if !leadership.is_free().await? {
-                return Err(CliError::Transfer(format!(
-                    "the operator runs: {} holds the Lease\nStop it: kubectl scale deployment --all --replicas=0 -n {namespace}",
-                    leadership.holder().unwrap_or("somebody")
-                )));
-            }
-            check_empty(&cluster).await?;
-        }
+    let only = match &args.account {
+        Some(name) => Some(Only::find(name, &args.file)?),
+        None => None,
+    };
+    let mut lease = None;
+    if let Some(only) = &only {
+        only.check(&cluster).await?;
+    } else {
+        lease = Some(free_lease(&cluster, namespace, &header).await?);
     }
-    let total: u64 = counts.values().sum();
     if args.dry_run {
         let from = (&header.version, header.exported_at);
         note(&format!(
-            "nothing stands in the way of importing {total} objects, exported by version {} at {}",
+            "nothing stands in the way of importing what version {} has exported at {}",
             from.0, from.1
         ));
         return Ok(());
@@ -104,22 +101,24 @@ pub(in crate::cli) async fn run(args: ImportArgs) -> Result<(), CliError> {
         Some(user) => Cluster::current_as(&user).await?,
         None => Cluster::current().await?,
     };
-    leadership.take(&header.id).await?;
+    if let Some(lease) = &mut lease {
+        lease.take(&header.id).await?;
+    }
     let import = Import {
         cluster: &cluster,
         operator: &operator,
-        kinds: kinds::own(),
+        kinds: kinds::all(),
         header,
         operator_namespace: namespace,
-        is_resumed: is_begun == Some(true),
+        only,
         uids: HashMap::new(),
         deleted: Vec::new(),
         ended: HashSet::new(),
         left_out: Counts::new(),
+        created: 0,
         counts,
     };
-    let left_out = import.all(&args.file).await?;
-    leadership.release().await?;
+    let (created, left_out) = import.all(&args.file).await?;
     if !left_out.is_empty() {
         let left_out: Vec<String> = left_out
             .iter()
@@ -130,11 +129,96 @@ pub(in crate::cli) async fn run(args: ImportArgs) -> Result<(), CliError> {
             left_out.join(", ")
         ));
     }
+    let Some(mut lease) = lease else {
+        note(&format!("imported {created} objects"));
+        return Ok(());
+    };
+    lease.release().await?;
     note(&format!(
-        "imported {} objects; start the operator: kubectl scale deployment --all --replicas=2 -n {namespace}",
-        total - left_out.values().sum::<u64>()
+        "imported {created} objects; start the operator: kubectl scale deployment --all --replicas=2 -n {namespace}"
     ));
     Ok(())
+}
+
+/// The Lease, which nobody holds but perhaps an import of the same file that was interrupted.
+async fn free_lease<'a>(
+    cluster: &'a Cluster,
+    namespace: &'a str,
+    header: &Header,
+) -> Result<Leadership<'a>, CliError> {
+    let mut lease = Leadership::read(cluster, namespace).await?;
+    match lease.import() {
+        Some(id) if id == header.id => note("going on with the interrupted import"),
+        Some(other) => {
+            return Err(CliError::Transfer(format!(
+                "the import of another export, {other}, is not finished here: run stellage import with that file"
+            )));
+        }
+        None => {
+            if !lease.is_free().await? {
+                return Err(CliError::Transfer(format!(
+                    "the operator runs: {} holds the Lease\nStop it: kubectl scale deployment --all --replicas=0 -n {namespace}",
+                    lease.holder().unwrap_or("somebody")
+                )));
+            }
+            check_empty(cluster).await?;
+        }
+    }
+    Ok(lease)
+}
+
+/// The account to import, if not all are.
+struct Only {
+    account: DynamicObject,
+    namespace: String,
+}
+
+impl Only {
+    /// Looks for an account in a file.
+    fn find(name: &str, path: &Path) -> Result<Self, CliError> {
+        let mut lines = open(path)?;
+        file::header(&mut lines).map_err(|reason| refused(path, reason))?;
+        while let Some(object) = next_object(&mut lines, path)? {
+            if kind_of(&object) == Account::kind(&()) && object.name_any() == name {
+                let namespace = object.data["spec"]["namespace"].as_str().unwrap_or(name);
+                return Ok(Self {
+                    namespace: namespace.to_owned(),
+                    account: object,
+                });
+            }
+        }
+        Err(refused(path, format!("it has no account {name}")))
+    }
+
+    /// Refuses an installation that has another Account of this name.
+    async fn check(&self, cluster: &Cluster) -> Result<(), CliError> {
+        let accounts: Api<Account> = Api::all(cluster.client.clone());
+        let name = self.account.name_any();
+        let found = cluster.call("read the Account", accounts.get_opt(&name)).await?;
+        match found {
+            Some(found) if origin::uid(&found.metadata) != origin::uid(&self.account.metadata) => Err(
+                CliError::Transfer(format!("there is another account {name} here")),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an object belongs to the account.
+    fn has(&self, object: &DynamicObject) -> bool {
+        match object.namespace() {
+            Some(namespace) => namespace == self.namespace,
+            None if kind_of(object) == "Namespace" => object.name_any() == self.namespace,
+            None => kind_of(object) == Account::kind(&()) && object.name_any() == self.account.name_any(),
+        }
+    }
+}
+
+/// The next object of a file; `None` at its end.
+fn next_object(lines: &mut BufReader<File>, path: &Path) -> Result<Option<DynamicObject>, CliError> {
+    let mut line = Vec::new();
+    let read = lines.read_until(b'\n', &mut line);
+    read.map_err(|error| refused(path, error.to_string()))?;
+    file::object(&line).map_err(|reason| refused(path, reason))
 }
 
 fn open(path: &Path) -> Result<BufReader<File>, CliError> {
@@ -176,7 +260,8 @@ async fn check_crds(cluster: &Cluster) -> Result<(), CliError> {
 /// Refuses a cluster that has objects of any kind.
 async fn check_empty(cluster: &Cluster) -> Result<(), CliError> {
     let mut found = Vec::new();
-    for kind in kinds::own() {
+    let ours = |kind: &Kind| kind.which == Which::Ours;
+    for kind in kinds::all().into_iter().filter(ours) {
         let api = kinds::api(&cluster.client, &kind.resource, None);
         let doing = format!("list {}", kind.resource.plural);
         let one = ListParams::default().limit(1);
@@ -189,7 +274,7 @@ async fn check_empty(cluster: &Cluster) -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::Transfer(format!(
-        "this installation is not empty, it has {}: import into one without accounts",
+        "this installation is not empty, it has {}: import into one without accounts, or one account at a time with --account",
         found.join(", ")
     )))
 }
@@ -216,11 +301,11 @@ struct Import<'a> {
     cluster: &'a Cluster,
     /// The same cluster, as the operator's user.
     operator: &'a Cluster,
-    kinds: [Kind; 9],
+    kinds: [Kind; 13],
     header: Header,
     operator_namespace: &'a str,
-    /// Whether it goes on with one that was interrupted.
-    is_resumed: bool,
+    /// The account to import, if not all are.
+    only: Option<Only>,
     /// The UIDs that objects have here, by their former ones.
     uids: HashMap<String, String>,
     /// Objects that were being deleted.
@@ -229,6 +314,8 @@ struct Import<'a> {
     ended: HashSet<String>,
     /// What was not created, because its webhook is gone.
     left_out: Counts,
+    /// How many objects were created, or were there from an import that was interrupted.
+    created: u64,
     /// All that is in the file.
     counts: Counts,
 }
@@ -240,17 +327,19 @@ struct Made {
 }
 
 impl Import<'_> {
-    /// Returns how much was left out.
-    async fn all(mut self, path: &Path) -> Result<Counts, CliError> {
+    /// Returns how much was created and left out.
+    async fn all(mut self, path: &Path) -> Result<(u64, Counts), CliError> {
         let mut lines = open(path)?;
         file::header(&mut lines).map_err(|reason| refused(path, reason))?;
         let (mut batch, mut kind): (Vec<DynamicObject>, String) = (Vec::new(), String::new());
         let mut done: u64 = 0;
         loop {
-            let mut line = Vec::new();
-            let read = lines.read_until(b'\n', &mut line);
-            read.map_err(|error| refused(path, error.to_string()))?;
-            let object = file::object(&line).map_err(|reason| refused(path, reason))?;
+            let object = next_object(&mut lines, path)?;
+            if let (Some(object), Some(only)) = (&object, &self.only)
+                && !only.has(object)
+            {
+                continue;
+            }
             let next = object.as_ref().map(kind_of).unwrap_or_default().to_owned();
             // Owners are created before the objects that they own.
             if next != kind || batch.len() == AT_ONCE {
@@ -270,13 +359,14 @@ impl Import<'_> {
             }
         }
         self.delete().await?;
-        Ok(self.left_out)
+        Ok((self.created, self.left_out))
     }
 
     async fn batch(&mut self, objects: Vec<DynamicObject>) -> Result<(), CliError> {
         let mut wanted = Vec::new();
         for mut object in objects {
             if self.namespace(&object).is_some_and(|it| self.ended.contains(&it)) {
+                self.created += 1;
                 continue;
             }
             if self.keeps_owners(&mut object) {
@@ -291,6 +381,7 @@ impl Import<'_> {
             .buffer_unordered(PARALLEL)
             .try_collect()
             .await?;
+        self.created += made.len() as u64;
         for Made { object, here } in made {
             if let Some((former, uid)) = object.uid().zip(here.uid) {
                 self.uids.insert(former, uid);
@@ -337,18 +428,6 @@ impl Import<'_> {
         true
     }
 
-    async fn make(&self, object: DynamicObject) -> Result<Made, CliError> {
-        let kind = self
-            .kinds
-            .iter()
-            .find(|kind| kind.resource.kind == kind_of(&object));
-        let here = match kind {
-            Some(kind) => self.own(kind, &object).await?,
-            None => self.foreign(&object).await?,
-        };
-        Ok(Made { object, here })
-    }
-
     /// The namespace that an object has here.
     fn namespace(&self, object: &DynamicObject) -> Option<String> {
         let namespace = object.namespace()?;
@@ -360,128 +439,184 @@ impl Import<'_> {
         })
     }
 
-    /// Creates an object of this program's group, or goes on with one that an interrupted import has created.
-    async fn own(&self, kind: &Kind, object: &DynamicObject) -> Result<ObjectMeta, CliError> {
+    fn kind(&self, object: &DynamicObject) -> Result<&Kind, CliError> {
+        let name = kind_of(object);
+        let known = self.kinds.iter().find(|kind| kind.resource.kind == name);
+        known.ok_or_else(|| CliError::Transfer(format!("the file has objects of the unknown kind {name}")))
+    }
+
+    /// Who writes objects of a kind: ours are written as the operator, since nobody else may write statuses and records.
+    fn writer(&self, kind: &Kind) -> &Cluster {
+        if kind.which == Which::Ours {
+            self.operator
+        } else {
+            self.cluster
+        }
+    }
+
+    /// Creates an object and writes its status, or goes on with one that an interrupted import has created.
+    async fn make(&self, object: DynamicObject) -> Result<Made, CliError> {
+        let kind = self.kind(&object)?;
         let mut new = DynamicObject {
             types: object.types.clone(),
-            metadata: self.metadata(object),
+            metadata: self.metadata(&object),
             data: object.data.clone(),
         };
-        let origin = origin::annotation(
-            origin::uid(&object.metadata),
-            origin::created_at(&object.metadata).unwrap_or_default(),
-        );
-        let annotations = new.metadata.annotations.get_or_insert_default();
-        annotations.insert(ORIGIN_ANNOTATION.to_owned(), origin.clone());
-        // It refers to a version of a Secret in the other cluster.
-        annotations.remove(SECRET_CHANGED_ANNOTATION);
-        let status = if kind.has_status {
-            take_status(&mut new.data)
-        } else {
-            None
-        };
-        let namespace = new.namespace();
-        let name = new.name_any();
-        let api = kinds::api(&self.operator.client, &kind.resource, namespace.as_deref());
+        match kind.which {
+            Which::Ours => {
+                let annotations = new.metadata.annotations.get_or_insert_default();
+                annotations.insert(ORIGIN_ANNOTATION.to_owned(), origin_of(&object));
+                // It refers to a version of a Secret in the other cluster.
+                annotations.remove(SECRET_CHANGED_ANNOTATION);
+            }
+            Which::Namespaces => new.data = json!({}),
+            Which::Signing | Which::Shared(_) => {}
+        }
+        let status = kind.has_status.then(|| take_status(&mut new.data)).flatten();
+        let (name, namespace) = (new.name_any(), new.namespace());
+        let writer = self.writer(kind);
+        let api = kinds::api(&writer.client, &kind.resource, namespace.as_deref());
         let doing = format!("create {} {}", kind.resource.kind, place(&new));
-        let created = self
-            .operator
+        let created = writer
             .call(&doing, api.create(&PostParams::default(), &new))
             .await;
-        let mut here = match created {
+        let here = match created {
             Ok(created) => created,
             Err(failure) if failure.is(409) => {
-                let here = self.operator.call(&doing, api.get(&name)).await?;
-                if here.annotations().get(ORIGIN_ANNOTATION) != Some(&origin) {
-                    return Err(failure.into());
-                }
+                let here = writer.call(&doing, api.get(&name)).await?;
+                self.check_same(&api, &object, &new, &here).await?;
                 here
             }
             Err(failure) => return Err(failure.into()),
         };
         let metadata = here.metadata.clone();
-        if let Some(mut status) = status {
-            let generations = (object.metadata.generation, here.metadata.generation);
-            if let (Some(before), Some(now)) = generations {
-                renumber(&mut status, before, now);
-            }
-            here.types.clone_from(&object.types);
-            here.data["status"] = status;
-            let doing = format!("write the status of {} {}", kind.resource.kind, place(&new));
-            let params = PostParams::default();
-            let write = api.replace_status(&name, &params, &here);
-            self.operator.call(&doing, write).await?;
+        if let Some(status) = status {
+            self.write_status(&api, &object, here, status).await?;
         }
         if kind.is_tracked {
-            let tracked = object
-                .metadata
-                .managed_fields
-                .as_ref()
-                .filter(|fields| !fields.is_empty());
+            let tracked = object.metadata.managed_fields.as_ref();
+            let tracked = tracked.filter(|fields| !fields.is_empty());
             // A list with one empty entry tells the API server not to track fields.
             let fields = tracked.map_or_else(|| json!([{}]), |fields| json!(fields));
             let patch = Patch::Merge(json!({ "metadata": { "managedFields": fields } }));
-            let params = PatchParams::default();
             let doing = format!("write who has written {} {}", kind.resource.kind, place(&new));
+            let params = PatchParams::default();
             let write = api.patch_metadata(&name, &params, &patch);
-            self.operator.call(&doing, write).await?;
+            writer.call(&doing, write).await?;
         }
-        Ok(metadata)
+        Ok(Made {
+            object,
+            here: metadata,
+        })
     }
 
-    /// Creates a Namespace, a Secret or a ConfigMap.
-    async fn foreign(&self, object: &DynamicObject) -> Result<ObjectMeta, CliError> {
-        let kind = kind_of(object);
-        let Some(resource) = kinds::foreign(kind) else {
-            return Err(CliError::Transfer(format!(
-                "the file has objects of the unknown kind {kind}"
-            )));
-        };
-        let mut new = DynamicObject {
-            types: object.types.clone(),
-            metadata: self.metadata(object),
-            data: object.data.clone(),
-        };
-        if kind == "Namespace" {
-            new.data = json!({});
+    /// Writes the status that an object had. An operator that runs may have written one since, which says that there is no Account.
+    async fn write_status(
+        &self,
+        api: &Api<DynamicObject>,
+        object: &DynamicObject,
+        mut here: DynamicObject,
+        mut status: Value,
+    ) -> Result<(), CliError> {
+        if let (Some(before), Some(now)) = (object.metadata.generation, here.metadata.generation) {
+            renumber(&mut status, before, now);
         }
-        let (name, namespace) = (new.name_any(), new.namespace());
-        let api = kinds::api(&self.cluster.client, &resource, namespace.as_deref());
-        let doing = format!("create {kind} {}", place(&new));
-        let found = self.cluster.call(&doing, api.get_opt(&name)).await?;
-        let Some(found) = found else {
+        let name = here.name_any();
+        let doing = format!("write the status of {} {}", kind_of(object), place(&here));
+        for tries_left in (0..STATUS_TRIES).rev() {
+            here.types.clone_from(&object.types);
+            here.data["status"] = status.clone();
             let params = PostParams::default();
-            let created = self.cluster.call(&doing, api.create(&params, &new)).await?;
-            return Ok(created.metadata);
-        };
-        if kind == "Namespace" {
-            let has_deleted_it = self.is_resumed && object.metadata.deletion_timestamp.is_some();
-            if found.metadata.deletion_timestamp.is_some() && !has_deleted_it {
-                return Err(CliError::Transfer(format!(
-                    "the namespace {name} is being deleted here: wait until it is gone, and run it again"
-                )));
+            let write = api.replace_status(&name, &params, &here);
+            match self.operator.call(&doing, write).await {
+                Ok(_) => break,
+                Err(failure) if failure.is(409) && tries_left > 0 => {
+                    here = self.operator.call(&doing, api.get(&name)).await?;
+                }
+                Err(failure) => return Err(failure.into()),
             }
-            let account = |namespace: &DynamicObject| namespace.labels().get(ACCOUNT_LABEL).cloned();
-            if account(&found) != account(&new) {
-                return Err(CliError::Transfer(format!(
-                    "there is a namespace {name} without the label that it has in the file, {ACCOUNT_LABEL}: {}\nSet the label if the account may have this namespace, and run it again.",
-                    account(&new).unwrap_or_else(|| "(none)".to_owned())
-                )));
-            }
-        } else if found.data["data"] != new.data["data"] {
-            if namespace.as_deref() != Some(self.operator_namespace) {
-                return Err(CliError::Transfer(format!(
-                    "there is another {kind} {} already; delete it, and run it again",
-                    place(&new)
-                )));
-            }
-            // The operator's own ones are created empty, together with its rights.
-            let patch = Patch::Merge(json!({ "data": new.data["data"] }));
-            let params = PatchParams::default();
-            let write = api.patch(&name, &params, &patch);
-            self.cluster.call(&doing, write).await?;
         }
-        Ok(found.metadata)
+        Ok(())
+    }
+
+    /// Refuses what has the name of a new object, but is not what an interrupted import has created.
+    async fn check_same(
+        &self,
+        api: &Api<DynamicObject>,
+        object: &DynamicObject,
+        new: &DynamicObject,
+        here: &DynamicObject,
+    ) -> Result<(), CliError> {
+        let is_another = || {
+            let message = format!(
+                "there is another {} {} already; delete it, and run it again",
+                kind_of(object),
+                place(new)
+            );
+            Err(CliError::Transfer(message))
+        };
+        match self.kind(object)?.which {
+            Which::Ours => {
+                let origin = |object: &DynamicObject| object.annotations().get(ORIGIN_ANNOTATION).cloned();
+                if origin(here) == origin(new) {
+                    Ok(())
+                } else {
+                    is_another()
+                }
+            }
+            Which::Namespaces => self.check_namespace(api, object, new, here).await,
+            _ if here.data["data"] == new.data["data"] => Ok(()),
+            Which::Signing => is_another(),
+            Which::Shared(_) if new.namespace().as_deref() != Some(self.operator_namespace) => is_another(),
+            // The operator's own ones are created empty, together with its rights.
+            Which::Shared(_) => {
+                let patch = Patch::Merge(json!({ "data": new.data["data"] }));
+                let (name, params) = (new.name_any(), PatchParams::default());
+                let doing = format!("write {} {}", kind_of(object), place(new));
+                let write = api.patch(&name, &params, &patch);
+                self.cluster.call(&doing, write).await?;
+                Ok(())
+            }
+        }
+    }
+
+    async fn check_namespace(
+        &self,
+        api: &Api<DynamicObject>,
+        object: &DynamicObject,
+        new: &DynamicObject,
+        here: &DynamicObject,
+    ) -> Result<(), CliError> {
+        let name = new.name_any();
+        // An import that was interrupted after it deleted the namespace goes on.
+        let has_deleted_it = object.metadata.deletion_timestamp.is_some();
+        if here.metadata.deletion_timestamp.is_some() && !has_deleted_it {
+            return Err(CliError::Transfer(format!(
+                "the namespace {name} is being deleted here: wait until it is gone, and run it again"
+            )));
+        }
+        let account = |namespace: &DynamicObject| namespace.labels().get(ACCOUNT_LABEL).cloned();
+        if account(here) != account(new) {
+            return Err(CliError::Transfer(format!(
+                "there is a namespace {name} without the label that it has in the file, {ACCOUNT_LABEL}: {}\nSet the label if the account may have this namespace, and run it again.",
+                account(new).unwrap_or_else(|| "(none)".to_owned())
+            )));
+        }
+        let marks = [MADE_FOR_ANNOTATION, ADOPTED_FOR_ANNOTATION];
+        let owner = |namespace: &DynamicObject| {
+            let mut marks = marks.iter();
+            marks.find_map(|mark| namespace.annotations().get(*mark).cloned())
+        };
+        if let (None, Some(owner)) = (owner(here), owner(new)) {
+            // The operator has not created this one.
+            let mark = json!({ "metadata": { "annotations": { ADOPTED_FOR_ANNOTATION: owner } } });
+            let (params, patch) = (PatchParams::default(), Patch::Merge(mark));
+            let write = api.patch_metadata(&name, &params, &patch);
+            self.cluster
+                .call(&format!("write namespace {name}"), write)
+                .await?;
+        }
+        Ok(())
     }
 
     /// The metadata that a new object has from the one in the file.
@@ -502,18 +637,16 @@ impl Import<'_> {
     /// interrupted here and run again can create nothing in a namespace that is being deleted.
     async fn delete(&self) -> Result<(), CliError> {
         for object in self.deleted.iter().rev() {
-            let own = self
-                .kinds
-                .iter()
-                .find(|kind| kind.resource.kind == kind_of(object));
-            // The operator itself may not delete namespaces that it has not created.
-            let (who, resource) = match own {
-                Some(kind) => (self.operator, Some(kind.resource.clone())),
-                None => (self.cluster, kinds::foreign(kind_of(object))),
+            // The operator may not delete namespaces that it has not created, and nobody else one of an Account.
+            let kind = self.kind(object)?;
+            let who = if object.annotations().contains_key(MADE_FOR_ANNOTATION) {
+                self.operator
+            } else {
+                self.writer(kind)
             };
-            let Some(resource) = resource else { continue };
+            let resource = &kind.resource;
             let namespace = self.namespace(object);
-            let api = kinds::api(&who.client, &resource, namespace.as_deref());
+            let api = kinds::api(&who.client, resource, namespace.as_deref());
             let doing = format!("delete {} {}", resource.kind, place(object));
             let (name, params) = (object.name_any(), DeleteParams::default());
             let delete = api.delete(&name, &params);
@@ -524,6 +657,13 @@ impl Import<'_> {
         }
         Ok(())
     }
+}
+
+/// The annotation by which an object is known: its own, or what makes it the same object.
+fn origin_of(object: &DynamicObject) -> String {
+    let metadata = &object.metadata;
+    let created = origin::created_at(metadata).unwrap_or_default();
+    origin::annotation(origin::uid(metadata), created)
 }
 
 fn kind_of(object: &DynamicObject) -> &str {

@@ -1,4 +1,5 @@
-//! What is exported, in the order in which it is imported: owners come before the objects they own.
+//! What is exported, in the order in which it is imported: owners come before the objects they own, and Accounts come last, because
+//! until then the operator leaves alone what is in their namespaces.
 
 use k8s_openapi::{
     api::core::v1::{ConfigMap, Namespace, Secret},
@@ -15,12 +16,13 @@ use crate::resources::{
 
 /// Secrets and ConfigMaps in the operator's namespace that all replicas share: the key that seals sessions, the invoice
 /// numbers, and former prices.
-pub(super) const SHARED_SECRETS: [&str; 1] = ["stellage-console"];
-pub(super) const SHARED_MAPS: [&str; 2] = ["stellage-invoice-numbers", "stellage-prices"];
+const SHARED_SECRETS: &[&str] = &["stellage-console"];
+const SHARED_MAPS: &[&str] = &["stellage-invoice-numbers", "stellage-prices"];
 
-/// A kind in this program's API group.
+/// A kind of objects in a file.
 pub(super) struct Kind {
     pub(super) resource: ApiResource,
+    pub(super) which: Which,
     /// Whether it has a status that is written separately.
     pub(super) has_status: bool,
     /// Whether people write its objects, so that it matters who wrote which field, and when.
@@ -29,25 +31,43 @@ pub(super) struct Kind {
     pub(super) page: u32,
 }
 
-/// The kinds in this program's API group.
-pub(super) fn own() -> [Kind; 9] {
+/// Which objects of a kind are in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    /// All: it is a kind in this program's API group.
+    Ours,
+    /// The namespaces of accounts, and others that have objects of ours.
+    Namespaces,
+    /// In those namespaces, the Secrets that sign deliveries.
+    Signing,
+    /// In the operator's namespace, those with these names.
+    Shared(&'static [&'static str]),
+}
+
+/// All kinds.
+pub(super) fn all() -> [Kind; 13] {
     [
-        written::<Account>(true),
-        written::<Webhook>(true),
-        written::<Instance>(true),
-        written::<Backup>(true),
-        written::<ApiKey>(true),
+        foreign::<Namespace>(Which::Namespaces),
+        foreign::<Secret>(Which::Shared(SHARED_SECRETS)),
+        foreign::<ConfigMap>(Which::Shared(SHARED_MAPS)),
+        written::<Webhook>(),
+        foreign::<Secret>(Which::Signing),
+        written::<Instance>(),
+        written::<Backup>(),
+        written::<ApiKey>(),
         record::<Delivery>(),
         record::<EventLog>(),
         record::<Invoice>(),
         record::<InvoicePage>(),
+        written::<Account>(),
     ]
 }
 
-fn written<K: Resource<DynamicType = ()>>(has_status: bool) -> Kind {
+fn written<K: Resource<DynamicType = ()>>() -> Kind {
     Kind {
         resource: ApiResource::erase::<K>(&()),
-        has_status,
+        which: Which::Ours,
+        has_status: true,
         is_tracked: true,
         page: 500,
     }
@@ -55,19 +75,18 @@ fn written<K: Resource<DynamicType = ()>>(has_status: bool) -> Kind {
 
 fn record<K: Resource<DynamicType = ()>>() -> Kind {
     Kind {
+        has_status: false,
         is_tracked: false,
         page: 50,
-        ..written::<K>(false)
+        ..written::<K>()
     }
 }
 
-/// Kubernetes' own kinds that a file contains.
-pub(super) fn foreign(kind: &str) -> Option<ApiResource> {
-    match kind {
-        "Namespace" => Some(ApiResource::erase::<Namespace>(&())),
-        "Secret" => Some(ApiResource::erase::<Secret>(&())),
-        "ConfigMap" => Some(ApiResource::erase::<ConfigMap>(&())),
-        _ => None,
+fn foreign<K: Resource<DynamicType = ()>>(which: Which) -> Kind {
+    Kind {
+        which,
+        page: 500,
+        ..record::<K>()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The I/O: reads, calls `decide`, applies the result and writes the status.
 
-use std::{collections::HashSet, fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
+use std::{fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
 
 use futures::{TryStreamExt as _, stream};
 use k8s_openapi::{
@@ -13,7 +13,6 @@ use k8s_openapi::{
 use kube::{
     Api, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
-    core::DeserializeGuard,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
@@ -21,13 +20,13 @@ use serde_json::json;
 use super::{
     AccountError, CONTROLLER, Shared,
     children::{self, Grant},
-    decide::{self, Claim, Contents, NamespaceView, Outcome, Removal},
+    decide::{self, Claim, Contents, NamespaceView, Outcome, Refusal, Removal},
     resync,
 };
 use crate::{
     resources::{
         ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, Delivery, EventLog, Instance, Webhook,
-        account::{FINALIZER, LEFTOVERS},
+        account::{ADOPTED_FOR_ANNOTATION, FINALIZER},
         conditions, origin,
         webhook::WEBHOOK_SECRET_LABEL,
     },
@@ -84,35 +83,33 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Opti
         return work.remove(account, namespace.as_ref(), view.as_ref()).await;
     }
     shared.draining.lock().remove(&work.namespace);
-    let claimants = shared.claims.lock().of(&work.namespace);
+    let (claimants, older) = {
+        let claims = shared.claims.lock();
+        (claims.of(&work.namespace), claims.older_twin(account))
+    };
+    if let Some(older) = older {
+        return work.refuse(account, decide::copy_of(&older)).await;
+    }
     match decide::claim(account, &shared.deps.namespace, &claimants, view.as_ref()) {
-        Claim::Refused(refusal) => {
-            let again = if refusal.is_temporary {
-                CHECK_AGAIN_SOON
-            } else {
-                CHECK_AGAIN
-            };
-            let reason = refusal.reason;
-            let message = refusal.message.clone();
-            let changed = work.write_status(account, &Outcome::Refused(refusal)).await?;
-            if changed {
-                shared
-                    .events
-                    .publish(account, true, reason, "ClaimNamespace", &message);
-            }
-            Ok(Some(again))
-        }
+        Claim::Refused(refusal) => work.refuse(account, refusal).await,
         Claim::Create => work.ensure(account, Start::Create).await,
         Claim::Relabel => work.ensure(account, Start::Repair).await,
+        Claim::Adopt => {
+            let used = [
+                work.used::<Instance>(("instance", "instances")).await?,
+                work.used::<Webhook>(("webhook", "webhooks")).await?,
+                work.used::<Backup>(("backup", "backups")).await?,
+            ];
+            match decide::in_use(account, &used) {
+                Some(refusal) => work.refuse(account, refusal).await,
+                None => work.ensure(account, Start::Adopt).await,
+            }
+        }
         Claim::Own { adopted: true } => work.ensure(account, Start::Adopted).await,
         Claim::Own { adopted: false } => {
             let wanted = children::namespace(account);
-            // The annotation may name an earlier Account of the same name, so only its presence matters.
-            let labelled = ObjectMeta {
-                annotations: None,
-                ..wanted.metadata
-            };
-            let intact = namespace.is_some_and(|is| children::metadata_matches(&is.metadata, &labelled));
+            let intact =
+                namespace.is_some_and(|is| children::metadata_matches(&is.metadata, &wanted.metadata));
             let start = if intact { Start::Created } else { Start::Repair };
             work.ensure(account, start).await
         }
@@ -124,6 +121,7 @@ enum Start {
     Create,
     Repair,
     Created,
+    Adopt,
     Adopted,
 }
 
@@ -156,17 +154,60 @@ impl Work<'_> {
         Api::namespaced(self.shared.deps.client.clone(), &self.namespace)
     }
 
+    /// Writes why the Account does not get its namespace.
+    async fn refuse(&self, account: &Account, refusal: Refusal) -> Result<Option<Duration>, AccountError> {
+        let again = if refusal.is_temporary {
+            CHECK_AGAIN_SOON
+        } else {
+            CHECK_AGAIN
+        };
+        let reason = refusal.reason;
+        let message = refusal.message.clone();
+        if self.write_status(account, &Outcome::Refused(refusal)).await? {
+            let events = &self.shared.events;
+            events.publish(account, true, reason, "ClaimNamespace", &message);
+        }
+        Ok(Some(again))
+    }
+
+    /// The objects of a kind that an operator has worked on, as far as one page shows them. Others belong to nobody yet.
+    async fn used<K>(&self, words: (&'static str, &'static str)) -> Result<Contents, AccountError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        let list = self
+            .inside::<K>()
+            .list_metadata(&ListParams::default().limit(PAGE))
+            .doing("list the contents of the namespace")
+            .await?;
+        let has_more = list.metadata.continue_.is_some_and(|token| !token.is_empty());
+        let is_used = |metadata: &ObjectMeta| !origin::is_missing(metadata);
+        let used = list.items.into_iter().filter(|object| is_used(&object.metadata));
+        let names: Vec<String> = used.map(|object| object.name_any()).collect();
+        Ok(Contents {
+            words,
+            count: names.len() as u64,
+            has_more,
+            names,
+        })
+    }
+
     /// Creates or repairs the namespace of an Account and the objects in it.
     async fn ensure(&self, account: &Account, start: Start) -> Result<Option<Duration>, AccountError> {
         // Set the finalizer first, so that everything created later is cleaned up.
         let mut account = account.clone();
-        if !account.finalizers().iter().any(|f| f == FINALIZER) {
-            account = self.add_finalizer(&account).await?;
+        let has_finalizer = account.finalizers().iter().any(|f| f == FINALIZER);
+        if !has_finalizer || origin::is_missing(&account.metadata) {
+            account = self.mark(&account).await?;
         }
         let namespace = self.ensure_namespace(&account, start).await;
-        let adopted = start == Start::Adopted;
+        let adopted = matches!(start, Start::Adopt | Start::Adopted);
         // An owned namespace stays owned even if a repair fails.
-        let owned = (namespace.is_ok() || start != Start::Create).then_some(adopted);
+        let is_new = matches!(start, Start::Create | Start::Adopt);
+        let owned = (namespace.is_ok() || !is_new).then_some(adopted);
         let children = match namespace {
             Ok(()) => self.ensure_children(&account).await,
             Err(error) => Err(error),
@@ -193,12 +234,6 @@ impl Work<'_> {
         let was_owned = account.owned_namespace().is_some();
         let now = self.shared.deps.clock.now();
         let mut status = decide::status(&account, &outcome, now);
-        // Report what was there before the Account got its namespace, until it is gone.
-        let is_news = !was_owned && start != Start::Create;
-        if is_news || conditions::is_true(&status.conditions, LEFTOVERS) {
-            let found = self.leftovers(&account, &status).await?;
-            decide::set_leftovers(&mut status, found, account.metadata.generation, now);
-        }
         decide::set_mail(
             &mut status,
             self.shared.deps.has_mail,
@@ -214,100 +249,18 @@ impl Work<'_> {
         Ok(next)
     }
 
-    /// What a former owner has left in the namespace, for the condition.
-    async fn leftovers(
-        &self,
-        account: &Account,
-        status: &AccountStatus,
-    ) -> Result<Option<String>, AccountError> {
-        let mut account = account.clone();
-        account.status = Some(status.clone());
-        let since = account.owner_since();
-        let is_older =
-            |metadata: &ObjectMeta| origin::created_at(metadata).is_some_and(|created| created < since);
-        let all = ListParams::default();
-        let keys = ("API key", "API keys");
-        let keys = self
-            .found::<ApiKey>(keys, &all, "list the ApiKeys", is_older)
-            .await?;
-        let (webhooks, used) = self.left_webhooks(&super::uid(&account)).await?;
-        let deliveries = ("delivery", "deliveries");
-        let deliveries = self
-            .found::<Delivery>(deliveries, &all, "list the Deliveries", is_older)
-            .await?;
-        let signing = ListParams::default().labels(&format!("{WEBHOOK_SECRET_LABEL}=true"));
-        let is_unused = |metadata: &ObjectMeta| {
-            let name = metadata.name.as_deref().unwrap_or_default();
-            is_older(metadata) && !used.contains(name)
-        };
-        let secrets = ("signing Secret", "signing Secrets");
-        let secrets = self
-            .found::<Secret>(secrets, &signing, "list the signing Secrets", is_unused)
-            .await?;
-        Ok(decide::leftovers(&[keys, webhooks, deliveries], secrets))
-    }
-
-    /// The objects of a kind in the namespace that satisfy a predicate, or only some of them if there are
-    /// very many.
-    async fn found<K>(
-        &self,
-        words: (&'static str, &'static str),
-        selected: &ListParams,
-        listing: &'static str,
-        is_one: impl Fn(&ObjectMeta) -> bool,
-    ) -> Result<Contents, AccountError>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
-        let api = self.inside::<K>();
-        let mut page = selected.clone().limit(PAGE);
-        let mut found = Contents {
-            words,
-            ..Contents::default()
-        };
-        loop {
-            let some = api.list_metadata(&page).doing(listing).await?;
-            for object in some.items.iter().filter(|object| is_one(&object.metadata)) {
-                found.add(object.name_any());
-            }
-            if found.has_more || !next_page(&mut page, &some.metadata) {
-                return Ok(found);
-            }
-        }
-    }
-
-    /// The webhooks in the namespace that belong to another Account, and the names of the Secrets that this Account's webhooks
-    /// use.
-    async fn left_webhooks(&self, account: &str) -> Result<(Contents, HashSet<String>), AccountError> {
-        let api = self.inside::<DeserializeGuard<Webhook>>();
-        let mut page = ListParams::default().limit(PAGE);
-        let mut left = Contents {
-            words: ("webhook", "webhooks"),
-            ..Contents::default()
-        };
-        let mut used = HashSet::new();
-        loop {
-            let some = api.list(&page).doing("list the Webhooks").await?;
-            for webhook in some.items.into_iter().filter_map(|webhook| webhook.0.ok()) {
-                if webhook.is_of_another_account(account) {
-                    left.add(webhook.name_any());
-                } else {
-                    used.insert(webhook.spec.secret_ref.name);
-                }
-            }
-            if !next_page(&mut page, &some.metadata) {
-                return Ok((left, used));
-            }
-        }
-    }
-
     async fn ensure_namespace(&self, account: &Account, start: Start) -> Result<(), AccountError> {
         let wanted = children::namespace(account);
         match start {
             Start::Created | Start::Adopted => {}
+            Start::Adopt => {
+                let owner = json!({ ADOPTED_FOR_ANNOTATION: origin::uid(&account.metadata) });
+                let patch = Patch::Merge(json!({ "metadata": { "annotations": owner } }));
+                self.all::<Namespace>()
+                    .patch_metadata(&self.namespace, &PatchParams::default(), &patch)
+                    .doing("adopt the namespace")
+                    .await?;
+            }
             // A plain create: server-side apply would take over a namespace that somebody else has just
             // created.
             Start::Create => {
@@ -479,8 +432,10 @@ impl Work<'_> {
             .await
     }
 
-    async fn add_finalizer(&self, account: &Account) -> Result<Account, AccountError> {
+    /// Adds the finalizer and the origin.
+    async fn mark(&self, account: &Account) -> Result<Account, AccountError> {
         let mut finalizers = account.finalizers().to_vec();
+        finalizers.retain(|name| name != FINALIZER);
         finalizers.push(FINALIZER.to_owned());
         self.write_finalizers(account, &finalizers, "add the finalizer")
             .await
@@ -493,10 +448,11 @@ impl Work<'_> {
         finalizers: &[String],
         doing: &'static str,
     ) -> Result<Account, AccountError> {
-        let patch = json!({ "metadata": {
+        let mut patch = json!({ "metadata": {
             "resourceVersion": account.metadata.resource_version,
             "finalizers": finalizers,
         }});
+        origin::add_to(&mut patch, &account.metadata);
         let parameters = PatchParams {
             field_manager: Some(CONTROLLER.to_owned()),
             ..Default::default()
@@ -595,8 +551,7 @@ impl Work<'_> {
     }
 
     /// Deletes the ApiKeys, then the namespace. If the namespace was adopted, deletes the operator's objects in it
-    /// instead, including the webhooks, their deliveries, the event log and the signing Secrets, so that the next account
-    /// to adopt it finds nothing.
+    /// instead, including the webhooks, their deliveries, the event log and the signing Secrets, and takes its label away.
     async fn clear(&self, namespace: &Namespace, created_by_operator: bool) -> Result<(), AccountError> {
         let all = ListParams::default();
         self.delete_all::<ApiKey>(&all, "list the ApiKeys", "delete an ApiKey")
@@ -626,7 +581,6 @@ impl Work<'_> {
         let binding = bindings.get_opt(children::OPERATOR.binding);
         // If it is gone, an earlier attempt has already done this, and Secrets can no longer be listed.
         if binding.doing("read the RoleBinding").await?.is_some() {
-            // Receivers would accept events that the next account signs with these Secrets as this account's.
             let signing = ListParams::default().labels(&format!("{WEBHOOK_SECRET_LABEL}=true"));
             self.delete_all::<Secret>(&signing, "list the signing Secrets", "delete a signing Secret")
                 .await?;
@@ -642,6 +596,7 @@ impl Work<'_> {
         let unlabel = json!({ "metadata": {
             "resourceVersion": namespace.metadata.resource_version,
             "labels": { ACCOUNT_LABEL: null },
+            "annotations": { ADOPTED_FOR_ANNOTATION: null },
         }});
         let unlabelled = self
             .all::<Namespace>()

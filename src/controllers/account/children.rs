@@ -14,15 +14,13 @@ use k8s_openapi::{
 use crate::{
     backups::retention,
     resources::{
-        ACCOUNT_LABEL, Account, MANAGED_BY, origin,
+        ACCOUNT_LABEL, Account, MANAGED_BY,
+        account::MADE_FOR_ANNOTATION,
+        origin,
         quota::{ALL, BACKUPS, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
         tracking,
     },
 };
-
-/// Annotation on a namespace that the operator has created: the UID of the Account that it was created for. The operator
-/// deletes only namespaces with this annotation.
-pub(super) const MADE_FOR_ANNOTATION: &str = "stellage.dev/made-for-account";
 
 /// Name of the ResourceQuota.
 pub(super) const QUOTA_NAME: &str = "stellage";

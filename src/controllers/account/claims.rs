@@ -35,7 +35,17 @@ pub(super) struct Claims {
     /// The limits of the Accounts, by name.
     limits: HashMap<String, Limits>,
     by_namespace: HashMap<String, BTreeSet<Claimant>>,
-    by_account: BTreeMap<String, (String, Claimant)>,
+    /// The Accounts with the same origin, by its UID: age and name, oldest first. Almost always one.
+    by_origin: HashMap<String, BTreeSet<(Age, String)>>,
+    by_account: BTreeMap<String, (String, Claimant, Age)>,
+}
+
+/// When an Account itself was created, and its UID.
+type Age = (Option<Timestamp>, String);
+
+fn age(account: &Account) -> Age {
+    let (created, uid) = origin::age(&account.metadata);
+    (created, uid.to_owned())
 }
 
 impl Claims {
@@ -45,6 +55,7 @@ impl Claims {
             defaults,
             limits: HashMap::new(),
             by_namespace: HashMap::new(),
+            by_origin: HashMap::new(),
             by_account: BTreeMap::new(),
         }
     }
@@ -65,7 +76,7 @@ impl Claims {
                 let known = self
                     .by_account
                     .get(&name)
-                    .is_some_and(|(_, claimant)| claimant.uid == origin::uid(&account.metadata));
+                    .is_some_and(|(_, claimant, _)| claimant.uid == origin::uid(&account.metadata));
                 let mut affected = if known {
                     BTreeSet::new()
                 } else {
@@ -102,6 +113,13 @@ impl Claims {
         claimants.map(|claimant| claimant.name.clone()).collect()
     }
 
+    /// The name of an older Account with the same origin: this one is a copy of it.
+    pub(super) fn older_twin(&self, account: &Account) -> Option<String> {
+        let twins = self.by_origin.get(origin::uid(&account.metadata))?;
+        let (oldest, name) = twins.first()?;
+        (*oldest < age(account)).then(|| name.clone())
+    }
+
     /// The limits of the Accounts that claim `namespace`.
     pub(super) fn limits(&self, namespace: &str) -> impl Iterator<Item = &Limits> {
         let claimants = self.by_namespace.get(namespace).into_iter().flatten();
@@ -117,16 +135,27 @@ impl Claims {
             .insert(claimant.clone());
         let limits = children::limits(account, self.defaults);
         self.limits.insert(claimant.name.clone(), limits);
+        let age = age(account);
+        self.by_origin
+            .entry(claimant.uid.clone())
+            .or_default()
+            .insert((age.clone(), claimant.name.clone()));
         self.by_account
-            .insert(claimant.name.clone(), (namespace, claimant));
+            .insert(claimant.name.clone(), (namespace, claimant, age));
     }
 
     /// Removes a claim. Returns the names of the remaining claimants of its namespace.
     fn remove(&mut self, name: &str) -> BTreeSet<String> {
-        let Some((namespace, claimant)) = self.by_account.remove(name) else {
+        let Some((namespace, claimant, age)) = self.by_account.remove(name) else {
             return BTreeSet::new();
         };
         self.limits.remove(name);
+        if let Some(twins) = self.by_origin.get_mut(&claimant.uid) {
+            twins.remove(&(age, name.to_owned()));
+            if twins.is_empty() {
+                self.by_origin.remove(&claimant.uid);
+            }
+        }
         if let Some(claimants) = self.by_namespace.get_mut(&namespace) {
             claimants.remove(&claimant);
             if claimants.is_empty() {
@@ -167,6 +196,26 @@ mod tests {
         assert_eq!(names(&known.changed(&Change::Deleted(older))), ["a"]);
         assert!(known.changed(&Change::Deleted(younger)).is_empty());
         assert!(known.by_namespace.is_empty() && known.by_account.is_empty());
+        assert!(known.by_origin.is_empty());
+    }
+
+    #[test]
+    fn of_two_accounts_with_one_origin_the_older_has_it_until_it_goes() {
+        let mut known = Claims::new(DEFAULTS);
+        let copied = |name: &str, second| {
+            let mut account = account(name, name, second);
+            let origin = "first 2026-11-21T10:00:00Z".to_owned();
+            account.metadata.annotations = Some([(origin::ORIGIN_ANNOTATION.to_owned(), origin)].into());
+            Arc::new(account)
+        };
+        let (older, younger) = (copied("z", 1), copied("a", 2));
+        for account in [&older, &younger] {
+            known.changed(&Change::Applied(account.clone()));
+        }
+        assert_eq!(known.older_twin(&older), None);
+        assert_eq!(known.older_twin(&younger), Some("z".to_owned()));
+        known.changed(&Change::Deleted(older));
+        assert_eq!(known.older_twin(&younger), None);
     }
 
     #[test]

@@ -6,7 +6,11 @@ use kube::{Api, Client, ResourceExt as _, api::PostParams, core::Status};
 use crate::{
     backups::schedule::scheduled_name,
     resources::{
-        Backup, BackupSpec, Instance, backup::FINALIZER, origin, quota, tracking::CONTROLLER_MANAGER,
+        Backup, BackupSpec, Instance,
+        backup::FINALIZER,
+        origin::{self, ORIGIN_ANNOTATION},
+        quota,
+        tracking::CONTROLLER_MANAGER,
     },
     runtime::client::{CallError, bounded},
 };
@@ -18,6 +22,7 @@ pub async fn create_scheduled(
     instance: &Instance,
     scheduled_for: Timestamp,
     is_retry: bool,
+    now: Timestamp,
 ) -> Result<(), CallError> {
     let uid = origin::uid(&instance.metadata).to_owned();
     let spec = BackupSpec {
@@ -29,6 +34,9 @@ pub async fn create_scheduled(
     };
     let mut backup = Backup::new(&scheduled_name(&uid, scheduled_for, is_retry), spec);
     backup.finalizers_mut().push(FINALIZER.to_owned());
+    backup
+        .annotations_mut()
+        .insert(ORIGIN_ANNOTATION.to_owned(), origin::of_new(now));
     let params = PostParams {
         field_manager: Some(CONTROLLER_MANAGER.to_owned()),
         ..PostParams::default()

@@ -21,7 +21,7 @@ use crate::{
     lifecycle::wants_restore,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
     resources::{
-        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, traceparent::annotated,
+        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, origin, traceparent::annotated,
         tracking::CONTROLLER_MANAGER,
     },
     runtime::{
@@ -163,8 +163,9 @@ impl<P: Provider> Reconciler<P> {
             // A backup that has begun needs the finalizer even if its Account is gone: it may have data, and its deletion is
             // refused without the finalizer.
             let is_needed = has_account || backup.phase() != BackupPhase::Waiting;
-            if is_needed && !backup.is_deleting() && !backup.has_finalizer() {
-                backup = self.add_finalizer(&backup).await?;
+            let is_marked = backup.has_finalizer() && !origin::is_missing(&backup.metadata);
+            if is_needed && !backup.is_deleting() && !is_marked {
+                backup = self.mark(&backup).await?;
             }
             // Otherwise two backups of an instance could each see the other waiting, and both begin.
             let permit = if backup.phase() == BackupPhase::Waiting {
@@ -250,6 +251,12 @@ impl<P: Provider> Reconciler<P> {
                 !other.is_abandoned() && !matches!(uids, (Some(one), Some(other)) if one != other)
             })
             .collect();
+        let older_twin = if backup.phase() == BackupPhase::Waiting && origin::is_restored(&backup.metadata) {
+            let all = self.controller.index.within(namespace(backup));
+            origin::older_twin(&backup.metadata, all.iter().map(|other| &other.metadata))
+        } else {
+            None
+        };
         let limits = self.controller.limits;
         let restored_to = if backup.is_deleting() {
             self.restored_to(backup)
@@ -259,6 +266,7 @@ impl<P: Provider> Reconciler<P> {
         with(&Situation {
             source,
             others: &others,
+            older_twin,
             has_account,
             is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
             limits,
@@ -399,8 +407,9 @@ impl<P: Provider> Reconciler<P> {
         else {
             return Ok(());
         };
+        let (client, now) = (&self.controller.client, self.controller.clock.now());
         let _permit = self.writes.acquire().await;
-        match create_scheduled(&self.controller.client, &instance, scheduled_for, true).await {
+        match create_scheduled(client, &instance, scheduled_for, true, now).await {
             Err(error) if error.status().is_some_and(is_final_refusal) => {
                 let note = format!("the backup is not tried once more: {error}");
                 let events = &self.controller.events;
@@ -427,9 +436,12 @@ impl<P: Provider> Reconciler<P> {
         }
     }
 
-    async fn add_finalizer(&self, backup: &Backup) -> Result<Arc<Backup>, CallError> {
+    /// Adds the finalizer and the origin.
+    async fn mark(&self, backup: &Backup) -> Result<Arc<Backup>, CallError> {
         let mut list = backup.finalizers().to_vec();
-        list.push(FINALIZER.to_owned());
+        if !backup.has_finalizer() {
+            list.push(FINALIZER.to_owned());
+        }
         let written = self.patch_finalizers(backup, list).await?;
         Ok(self.queue.wrote(written))
     }
@@ -447,9 +459,10 @@ impl<P: Provider> Reconciler<P> {
 
     async fn patch_finalizers(&self, backup: &Backup, list: Vec<String>) -> Result<Backup, CallError> {
         let metadata = &backup.metadata;
-        let patch = json!({
+        let mut patch = json!({
             "metadata": { "finalizers": list, "resourceVersion": metadata.resource_version, "uid": metadata.uid },
         });
+        origin::add_to(&mut patch, metadata);
         let params = PatchParams {
             field_manager: Some(CONTROLLER_MANAGER.to_owned()),
             ..PatchParams::default()

@@ -24,8 +24,8 @@ use crate::{
     providers::{Provider, Timings},
     resources::Instance,
     runtime::{
-        Clock, Metrics, ReconcileQueue, Store, backoff::Backoffs, events::Events, metrics::KindLabels,
-        pace::Pace, work_queue,
+        ByNamespace, Clock, Metrics, ReconcileQueue, Store, backoff::Backoffs, events::Events,
+        metrics::KindLabels, pace::Pace, work_queue,
     },
 };
 
@@ -40,6 +40,8 @@ pub struct InstanceController<P> {
     pub provider: Arc<P>,
     /// Looks up the account holder that a namespace belongs to.
     pub holder_of: HolderOf,
+    /// The instances by namespace.
+    pub instances: ByNamespace<Instance>,
     /// The backups of the instances.
     pub backups: BackupIndex,
     /// Turns samples of server usage into alerts.

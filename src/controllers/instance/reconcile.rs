@@ -23,7 +23,8 @@ use crate::{
         Instance, InstanceStatus, Refusal,
         conditions::{self, whole_seconds},
         instance::FINALIZER,
-        origin,
+        origin::{self, ORIGIN_ANNOTATION},
+        refusal::Cause,
         tracking::CONTROLLER_MANAGER,
         validation,
     },
@@ -170,8 +171,10 @@ impl<P: Provider> Reconciler<P> {
             let gate = self.gate(&draft.instance, holder.as_ref());
             // An accepted instance needs the finalizer even if the gate is closed: it may have a server, and without the
             // finalizer its deletion is refused.
-            if (gate == Gate::Open || is_accepted(&draft.instance)) && !draft.instance.has_finalizer() {
-                draft = Draft::new(self.add_finalizer(&draft.instance).await?);
+            let is_marked = draft.instance.has_finalizer()
+                && (draft.instance.is_deleting() || !origin::is_missing(&draft.instance.metadata));
+            if (gate == Gate::Open || is_accepted(&draft.instance)) && !is_marked {
+                draft = Draft::new(self.mark(&draft.instance).await?);
             }
             let Some(asked) = self.ask(&mut draft, &gate, class).await? else {
                 return Ok(Some(Duration::ZERO));
@@ -224,7 +227,9 @@ impl<P: Provider> Reconciler<P> {
             }
             self.backoffs.reset(&Place::of(&*draft.instance));
             let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::CannotInstall(_));
-            let may_restore_soon = is_refused && draft.instance.spec.restore_from.is_some();
+            let may_restore_soon = is_refused
+                && (draft.instance.spec.restore_from.is_some()
+                    || origin::is_restored(&draft.instance.metadata));
             match next {
                 Next::Now => {}
                 Next::After(delay) if may_restore_soon => return Ok(Some(delay.min(RESTORE_AGAIN))),
@@ -283,8 +288,9 @@ impl<P: Provider> Reconciler<P> {
             missed("the scheduled one before it is still under way");
             return Ok(());
         }
+        let (client, now) = (&self.controller.client, self.controller.clock.now());
         let _permit = self.writes.acquire().await;
-        match backup::create_scheduled(&self.controller.client, instance, due, false).await {
+        match backup::create_scheduled(client, instance, due, false, now).await {
             Ok(()) => Ok(()),
             Err(error) if error.status().is_some_and(backup::is_final_refusal) => {
                 missed(&error.to_string());
@@ -314,12 +320,31 @@ impl<P: Provider> Reconciler<P> {
             ));
         }
         let accepted = is_accepted(instance);
+        if !accepted && let Some(refusal) = self.copy(instance) {
+            return Gate::InvalidSpec(refusal);
+        }
         match self.complaint(instance, accepted) {
             // Once it is accepted, the only possible complaint is about the image to install.
             Some(refusal) if accepted => Gate::CannotInstall(refusal),
             Some(refusal) => Gate::InvalidSpec(refusal),
             None => Gate::Open,
         }
+    }
+
+    /// Why nothing is done about an instance that is a copy of an older one; `None` if it is not.
+    fn copy(&self, instance: &Instance) -> Option<Refusal> {
+        if !origin::is_restored(&instance.metadata) {
+            return None;
+        }
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let all = self.controller.instances.of(namespace);
+        let older = origin::older_twin(&instance.metadata, all.iter().map(|other| &other.metadata))?;
+        Some(Refusal {
+            cause: Cause::OriginTaken,
+            message: format!(
+                "this is a copy of instance {older}, which is older: both have the same annotation {ORIGIN_ANNOTATION}; delete this one, or create it without the annotation"
+            ),
+        })
     }
 
     /// Checks what admission cannot. Keys and region are immutable, so they are checked only until the instance is accepted.
@@ -462,9 +487,11 @@ impl<P: Provider> Reconciler<P> {
             || ready.is_some_and(|ready| ready.reason.starts_with("Provider"))
     }
 
-    async fn add_finalizer(&self, instance: &Instance) -> Result<Arc<Instance>, ReconcileError> {
+    /// Adds the finalizer and the origin.
+    async fn mark(&self, instance: &Instance) -> Result<Arc<Instance>, ReconcileError> {
         let finalizers = instance.metadata.finalizers.iter().flatten().map(String::as_str);
-        let written = self.patch_finalizers(instance, finalizers.chain([FINALIZER]).collect());
+        let others = finalizers.filter(|name| *name != FINALIZER);
+        let written = self.patch_finalizers(instance, others.chain([FINALIZER]).collect());
         Ok(self.queue.wrote(written.await?))
     }
 
@@ -508,9 +535,10 @@ impl<P: Provider> Reconciler<P> {
         instance: &Instance,
         list: Vec<&str>,
     ) -> Result<Instance, ReconcileError> {
-        let patch = json!({
+        let mut patch = json!({
             "metadata": { "finalizers": list, "resourceVersion": instance.metadata.resource_version, "uid": instance.metadata.uid },
         });
+        origin::add_to(&mut patch, &instance.metadata);
         let params = PatchParams {
             field_manager: Some(CONTROLLER_MANAGER.to_owned()),
             ..PatchParams::default()

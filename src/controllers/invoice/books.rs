@@ -70,20 +70,16 @@ fn lacks_pages(books: &Books, invoice: &Invoice) -> bool {
     numbers.next() != Some(1) && !invoice.spec.entries.iter().any(goes_on)
 }
 
-/// The end of the last issued invoice with a label in a namespace, whichever account it belongs to; the beginning of time if
-/// there is none. `None` while an invoice of an account for which `is_gone` holds is open.
+/// The end of the last issued invoice with a label in a namespace; the beginning of time if there is none.
 pub(super) async fn issued_until(
     client: &Client,
     namespace: &str,
     label: &str,
-    is_gone: impl Fn(&str) -> bool + Send + Sync,
-) -> Result<Option<Timestamp>, CallError> {
-    let mut last = Some(Timestamp::MIN);
+) -> Result<Timestamp, CallError> {
+    let mut last = Timestamp::MIN;
     each(client, namespace, label, |invoice: Invoice| {
         if invoice.is_issued() {
-            last = last.map(|last| last.max(invoice.spec.period.to));
-        } else if is_gone(&invoice.spec.account) {
-            last = None;
+            last = last.max(invoice.spec.period.to);
         }
     })
     .await?;

@@ -54,8 +54,6 @@ const AGAIN: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(60);
 /// How often to look for invoices of Accounts that no longer exist.
 const ORPHANS: Duration = Duration::from_secs(60);
-/// When to check again whether the invoices of a former Account are closed.
-const UNTIL_ORPHANS: Duration = Duration::from_secs(5);
 /// Maximum number of steps in one reconcile. An account with very many pages continues in its next one, so that others get
 /// their turn.
 const MAX_STEPS: usize = 1000;
@@ -444,9 +442,7 @@ impl Reconciler {
             match next(&state.books, &facts) {
                 Step::Rest(_) => return Ok(None),
                 Step::LookBack => {
-                    let Some(until) = self.issued_until(state, account, subjects).await? else {
-                        return Ok(Some(UNTIL_ORPHANS));
-                    };
+                    let until = self.issued_until(&state.books.namespace, account).await?;
                     state.books.issued_until = Some(until);
                 }
                 Step::Page { page, is_urgent } => {
@@ -496,35 +492,17 @@ impl Reconciler {
         Ok(Some(Duration::ZERO))
     }
 
-    /// Until when the objects in the namespace have been invoiced; `None` while an invoice of a former Account is open
-    /// there.
-    async fn issued_until(
-        &self,
-        state: &State,
-        account: &Account,
-        subjects: &HashMap<&str, Subject<'_>>,
-    ) -> Result<Option<Timestamp>, CallError> {
+    /// Until when the objects of an account have been invoiced.
+    async fn issued_until(&self, namespace: &str, account: &Account) -> Result<Timestamp, CallError> {
         let client = &self.shared.deps.client;
-        let is_gone = |uid: &str| {
-            let accounts = self.accounts.state();
-            !accounts
-                .iter()
-                .any(|account| origin::uid(&account.metadata) == uid)
-        };
-        let namespace = &state.books.namespace;
-        let Some(own) = books::issued_until(client, namespace, "", is_gone).await? else {
-            return Ok(None);
-        };
-        // Only in these cases can invoices have been kept, of this Account or of an earlier one with its name. There
-        // may be very many.
-        let is_deleting = account.metadata.deletion_timestamp.is_some();
-        let is_older = |subject: &Subject<'_>| subject.since() < account.owner_since();
-        if !is_deleting && !subjects.values().any(is_older) {
-            return Ok(Some(own));
+        let own = books::issued_until(client, namespace, "").await?;
+        // Invoices of an Account are kept elsewhere only once it is being deleted.
+        if account.metadata.deletion_timestamp.is_none() {
+            return Ok(own);
         }
-        let former = format!("{FORMER_ACCOUNT_LABEL}={}", name(account));
-        let kept = books::issued_until(client, &self.shared.deps.namespace, &former, |_| false).await?;
-        Ok(kept.map(|kept| kept.max(own)))
+        let kept_as = format!("{FORMER_ACCOUNT_LABEL}={}", name(account));
+        let kept = books::issued_until(client, &self.shared.deps.namespace, &kept_as).await?;
+        Ok(kept.max(own))
     }
 
     /// How much is left of this time since a moment. Nothing is if the clock was set back.

@@ -201,7 +201,7 @@ fn webhook(number: usize) -> Value {
         "spec": {
             "url": "https://receiver.example.com", "events": ["instance.stopped"], "secretRef": { "name": "secret" },
         },
-        "status": { "accountUid": "account" },
+        "status": {},
     })
 }
 

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     mail::{self, MailError},
-    resources::{Account, Webhook, origin},
+    resources::{Account, Webhook},
     runtime::{
         ByNamespace, Place,
         client::{CallError, bounded},
@@ -117,12 +117,11 @@ impl Worker {
 
     /// Begins a mail, or goes on with one that failed. Returns after how long there may be something to tell again.
     async fn proceed(&self, namespace: &str, mail: &mut Mail) -> Result<Option<Duration>, Failed> {
-        let mut shown = self.untold.of(namespace);
+        let shown = self.untold.of(namespace);
         let Some(owner) = self.deps.directory.account_of(namespace) else {
             // The namespace may soon have an Account again.
             return if shown.is_empty() { Ok(None) } else { Err(Failed) };
         };
-        shown.retain(|webhook| !webhook.is_of_another_account(origin::uid(&owner.metadata)));
         if !self.deps.mailer.is_configured() {
             return self.give_up(namespace, &shown).await;
         }

@@ -17,7 +17,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::{
-    resources::{conditions::whole_seconds, instance::FINALIZER},
+    resources::{
+        conditions::whole_seconds,
+        instance::FINALIZER,
+        origin::{self, ORIGIN_ANNOTATION},
+    },
     runtime::client::answered_by,
 };
 
@@ -189,11 +193,14 @@ impl ApiServer {
         self.create("accounts", "", account);
     }
 
-    /// Creates an instance with the finalizer, as the admission policy does.
+    /// Creates an instance with finalizer and origin, as REST does.
     pub fn create_instance(&self, account: &str, name: &str) {
+        let origin = origin::annotation(&format!("{account}-{name}"), whole_seconds(self.0.lock().now));
         let instance = json!({
             "apiVersion": "stellage.dev/v1", "kind": "Instance",
-            "metadata": { "name": name, "finalizers": [FINALIZER] },
+            "metadata": {
+                "name": name, "finalizers": [FINALIZER], "annotations": { ORIGIN_ANNOTATION: origin },
+            },
             "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
         });
         self.create("instances", account, instance);
@@ -312,6 +319,9 @@ impl State {
             (&Method::PATCH, None) => {
                 assert_eq!(body.as_object().unwrap().len(), 1, "{body}");
                 object["metadata"]["finalizers"] = body["metadata"]["finalizers"].clone();
+                for (name, value) in body["metadata"]["annotations"].as_object().into_iter().flatten() {
+                    object["metadata"]["annotations"][name] = value.clone();
+                }
             }
             other => panic!("{other:?} is not known"),
         }

@@ -20,6 +20,7 @@ use crate::{
     resources::{
         Backup, BackupPhase, Instance, Invoice, Plan, PowerState,
         money::{Cents, UnitPrice},
+        origin,
     },
 };
 
@@ -251,7 +252,7 @@ impl Chronicle {
         }
         let kept = self
             .backups
-            .entry(backup.metadata.uid.clone().unwrap())
+            .entry(origin::uid(&backup.metadata).to_owned())
             .or_default();
         let status = backup.status.clone().unwrap_or_default();
         if !backup.is_unfinished() && (status.source.is_some() || backup.instance_id().is_some()) {

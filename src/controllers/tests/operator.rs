@@ -38,7 +38,7 @@ use crate::{
         BackupObservation, Observation, Provider, ProviderError, Timings, Usage,
         simulator::{FAULT_ANNOTATION, Faults, Pools, Simulator},
     },
-    resources::{Account, Backup, HasOutbox, Instance, Invoice, OutboxEntry, PowerState},
+    resources::{Account, Backup, HasOutbox, Instance, Invoice, OutboxEntry, PowerState, origin},
     runtime::{
         ByNamespace, Clock, Metrics, Place, ReconcileQueue, ServerTime, Store,
         events::Events,
@@ -130,7 +130,7 @@ impl TestOutbox {
 
     fn deliver_all<K: HasOutbox>(&self, object: &K) {
         for entry in object.outbox() {
-            self.deliver(object.meta().uid.as_deref().unwrap(), entry);
+            self.deliver(origin::uid(object.meta()), entry);
         }
     }
 
@@ -494,7 +494,7 @@ impl Operator {
                 outbox.listener(),
                 Box::new(queue.clone()),
                 invoices_before,
-                Box::new(by_namespace),
+                Box::new(by_namespace.clone()),
                 monitor.listener(),
                 invoices_after,
                 restores.listener(),
@@ -535,6 +535,7 @@ impl Operator {
             client: client.clone(),
             provider: provider.clone(),
             holder_of: Arc::new(move |namespace| holders.holder_of(namespace)),
+            instances: by_namespace.clone(),
             backups: index.clone(),
             monitor: monitor.clone(),
             ledger: ledger.clone(),

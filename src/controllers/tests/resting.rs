@@ -110,7 +110,7 @@ async fn the_books_of_an_account_with_pages_are_read_again_when_something_change
     world.reads();
 
     world.edit("instances", ACCOUNT, &name, |it| {
-        it["metadata"]["annotations"] = json!({ "note": "" });
+        it["metadata"]["annotations"]["note"] = json!("");
         it["spec"]["name"] = json!("renamed");
     });
     world.rest_until(after(90)).await;

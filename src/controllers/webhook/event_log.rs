@@ -21,7 +21,7 @@ use crate::{
     resources::{
         EventLog, PageIndex,
         event_log::{CLOCKS_DIFFER, written_at},
-        quota,
+        origin, quota,
     },
     runtime::client::{self, CallError, bounded, is_denial, next_page},
 };
@@ -39,21 +39,15 @@ pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageW
         return PageWritten::Failed;
     }
     let failures = page.failures;
-    // Without an account nobody could read the page, and a later account must not.
-    let account = shared
-        .state
-        .lock()
-        .owners
-        .owner_at(namespace, page.begun)
-        .map(ToOwned::to_owned);
-    let Some(account) = account else {
+    // Without an account nobody could read the page.
+    let Some(account) = shared.deps.directory.account_of(namespace) else {
         tracing::debug!(
             namespace,
             "the events of a namespace without an account are not logged"
         );
         return PageWritten::Impossible;
     };
-    let Some(page) = EventLog::page(namespace, &account, page.at, page.events) else {
+    let Some(page) = EventLog::page(namespace, origin::uid(&account.metadata), page.at, page.events) else {
         return PageWritten::Impossible;
     };
     let params = PostParams {

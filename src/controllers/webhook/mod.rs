@@ -12,7 +12,7 @@
 //! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them; `unread`: those to read first;
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
 //! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
-//!   and `log_tally` knows when; `owners`: which account they belong to;
+//!   and `log_tally` knows when;
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
 //! - `retention`: deletes old finished Deliveries; `finished`: lists and deletes them.
@@ -24,7 +24,6 @@ mod listeners;
 mod log_retention;
 mod log_tally;
 mod lookup;
-mod owners;
 mod resend;
 mod resend_queue;
 mod retention;

@@ -8,7 +8,7 @@ use url::Url;
 use super::{
     secret_cache::Problem,
     secrets::{self, NoKeys},
-    shared::{FORMER_ACCOUNT, Shared},
+    shared::Shared,
 };
 use crate::{
     delivery::{
@@ -34,9 +34,6 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     let Some(webhook) = webhook else {
         return Report::Unready;
     };
-    if let Some(why) = of_former_account(shared, key, &webhook) {
-        return Report::Blocked(why);
-    }
     let keys = match secrets::keys(shared, key, &webhook).await {
         Ok(keys) => keys,
         Err(NoKeys::Problem(Problem::Missing(why) | Problem::Unusable(why))) => return Report::Blocked(why),
@@ -107,14 +104,4 @@ fn traced(webhook: &Webhook, event: &Event, number: i32) -> Option<Span> {
     span.set("stellage.event.type", event.event_type.as_str());
     span.set("stellage.delivery.attempt", i64::from(number));
     Some(span)
-}
-
-/// Why nothing is sent to a webhook that a former account of its namespace has left.
-fn of_former_account(shared: &Shared, key: &WebhookKey, webhook: &Webhook) -> Option<String> {
-    let owner = shared.account_uid(webhook)?;
-    if !webhook.is_of_another_account(&owner) {
-        return None;
-    }
-    let (reason, message) = shared.obstacle(webhook, key)?;
-    (reason == FORMER_ACCOUNT).then_some(message)
 }

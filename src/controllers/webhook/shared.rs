@@ -11,7 +11,6 @@ use tokio::sync::Notify;
 use super::{
     Deps,
     log_tally::LogTally,
-    owners::Owners,
     resend_queue::Requests,
     secret_cache::{Problem, SecretCache},
     sources::{Place, Sources},
@@ -24,7 +23,10 @@ use crate::{
         dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, keys_after},
     },
     events::{Outbox, OutboxEntry, OutboxVersion},
-    resources::{Delivery, Webhook, WebhookStatus, origin},
+    resources::{
+        Delivery, Webhook, WebhookStatus,
+        origin::{self, ORIGIN_ANNOTATION},
+    },
     runtime::{
         TimedMutex,
         clock::milliseconds,
@@ -36,8 +38,8 @@ use crate::{
 /// How long an outbox entry seen in the watch is left to the reconcile that wrote it, before the worker takes it over.
 const CLAIM_GRACE: Duration = Duration::from_secs(2);
 
-/// Reason of a webhook that belongs to a former account of its namespace.
-pub(super) const FORMER_ACCOUNT: &str = "FormerAccount";
+/// Reason of a webhook that is a copy of an older one.
+pub(super) const ORIGIN_TAKEN: &str = "OriginTaken";
 
 /// The state shared by the modules of the controller.
 pub(super) struct Shared {
@@ -65,7 +67,8 @@ pub(super) struct State {
     pub(super) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
     /// resourceVersion up to which the watch has shown all changes of webhooks.
     pub(super) webhooks_shown: u64,
-    pub(super) owners: Owners,
+    /// Webhooks that are copies of older ones.
+    pub(super) copies: HashSet<WebhookKey>,
     /// Webhooks whose status may have to be written.
     pub(super) dirty: HashSet<WebhookKey>,
     /// Whether the process is shutting down, so that no write may be deferred.
@@ -111,6 +114,23 @@ impl State {
     fn webhooks_after(&self, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
         keys_after(&self.webhooks, last, AT_ONCE)
     }
+
+    /// The name of an older webhook of the account with the same origin: this one is a copy of it.
+    fn older_twin(&self, webhook: &Webhook) -> Option<String> {
+        let metadata = &webhook.metadata;
+        if !origin::is_restored(metadata) {
+            return None;
+        }
+        let first: WebhookKey = key(metadata.namespace.as_deref().unwrap_or_default(), "");
+        let others = self
+            .webhooks
+            .range(first..)
+            .map(|(_, cached)| &cached.webhook.metadata);
+        origin::older_twin(
+            metadata,
+            others.take_while(|other| other.namespace == metadata.namespace),
+        )
+    }
 }
 
 /// The latest version of a webhook, and what still has to be written to its status.
@@ -146,7 +166,7 @@ impl Shared {
                     dispatcher,
                     webhooks: BTreeMap::new(),
                     webhooks_shown: 0,
-                    owners: Owners::default(),
+                    copies: HashSet::new(),
                     counter_writes: WriteBudget::of_counters(),
                     health_writes: WriteBudget::of_health(),
                     dirty: HashSet::new(),
@@ -243,7 +263,10 @@ impl Shared {
         let Some(cached) = state.webhooks.get(key) else {
             return;
         };
-        let facts = self.facts(&cached.webhook, key);
+        let facts = self.facts(state, &cached.webhook, key);
+        if state.older_twin(&cached.webhook).is_some() {
+            state.copies.insert(key.clone());
+        }
         if self.secrets.get(key, &cached.webhook).is_unread() {
             state.unread.insert(key.clone());
             self.unread.notify_one();
@@ -262,13 +285,13 @@ impl Shared {
         self.urgent.notify_one();
     }
 
-    fn facts(&self, webhook: &Webhook, key: &WebhookKey) -> WebhookFacts {
+    fn facts(&self, state: &State, webhook: &Webhook, key: &WebhookKey) -> WebhookFacts {
         let metadata = &webhook.metadata;
-        let gate = if !webhook.spec.active || self.is_left_over(webhook) {
+        let gate = if !webhook.spec.active || state.older_twin(webhook).is_some() {
             Gate::Inactive
         } else if webhook.disabled().is_some() {
             Gate::Disabled
-        } else if self.obstacle(webhook, key).is_some() {
+        } else if self.obstacle(state, webhook, key).is_some() {
             Gate::Blocked
         } else {
             Gate::Open
@@ -289,21 +312,13 @@ impl Shared {
         }
     }
 
-    /// UID of the Account that a webhook's namespace belongs to.
-    pub(super) fn account_uid(&self, webhook: &Webhook) -> Option<String> {
-        let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
-        let owner = self.deps.directory.account_of(namespace)?;
-        Some(origin::uid(&owner.metadata).to_owned())
-    }
-
-    /// Whether the webhook belongs to a former account of the namespace.
-    fn is_left_over(&self, webhook: &Webhook) -> bool {
-        let owner = self.account_uid(webhook);
-        owner.is_some_and(|uid| webhook.is_of_another_account(&uid))
-    }
-
     /// Why an active webhook cannot be sent to: reason and message of the condition.
-    pub(super) fn obstacle(&self, webhook: &Webhook, key: &WebhookKey) -> Option<(&'static str, String)> {
+    pub(super) fn obstacle(
+        &self,
+        state: &State,
+        webhook: &Webhook,
+        key: &WebhookKey,
+    ) -> Option<(&'static str, String)> {
         let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
         if self.deps.directory.account_of(namespace).is_none() {
             let message = format!(
@@ -311,11 +326,11 @@ impl Shared {
             );
             return Some(("NoAccount", message));
         }
-        if self.is_left_over(webhook) {
+        if let Some(older) = state.older_twin(webhook) {
             let message = format!(
-                "the webhook was made for a former account of namespace {namespace}, so nothing is sent; delete it, and create another if you need one"
+                "this is a copy of webhook {older}, which is older: both have the same annotation {ORIGIN_ANNOTATION}, so nothing is sent to this one; delete it, or create it without the annotation"
             );
-            return Some((FORMER_ACCOUNT, message));
+            return Some((ORIGIN_TAKEN, message));
         }
         if let Err(complaint) = ReceiverUrl::parse(&webhook.spec.url, &self.deps.rules) {
             return Some(("InvalidURL", format!("spec.url {complaint}")));
@@ -343,17 +358,16 @@ impl Shared {
         let uid = origin::uid(&cached.webhook.metadata);
         let after = revision(&*cached.webhook);
         state.dispatcher.webhook_gone(key, uid, after);
+        // One of them may have its origin now.
+        for copy in std::mem::take(&mut state.copies) {
+            self.update_facts(state, &copy, self.now());
+        }
         self.secrets.forget(key);
         self.wake.notify_one();
     }
 
     pub(super) fn owner_changed(&self, namespace: &str) {
-        let owner = self.deps.directory.account_of(namespace);
-        let uid = owner.map(|owner| origin::uid(&owner.metadata).to_owned());
-        let mut state = self.state.lock();
-        state.owners.changed(namespace, uid, self.now().mono);
-        let keys = state.dispatcher.webhooks_in(namespace);
-        drop(state);
+        let keys = self.state.lock().dispatcher.webhooks_in(namespace);
         for key in keys {
             self.update_facts(&mut self.state.lock(), &key, self.now());
         }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::shared::FORMER_ACCOUNT;
+use super::shared::ORIGIN_TAKEN;
 use crate::{
     delivery::dispatch::{Backlog, Disablement, Tally},
     resources::{
@@ -22,8 +22,6 @@ const DROPPED: &str = "Dropped";
 pub(super) struct Facts<'a> {
     /// Its status when this process began to count.
     pub(super) base: &'a WebhookStatus,
-    /// UID of the Account that its namespace belongs to.
-    pub(super) account_uid: Option<String>,
     /// Counts since then.
     pub(super) tally: &'a Tally,
     /// Number of deliveries that are waiting for an attempt.
@@ -50,7 +48,6 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     let before = webhook.status.as_ref();
     let mut status = WebhookStatus {
         id: Some(webhook.id()),
-        account_uid: account_uid(webhook, facts),
         observed_generation: generation,
         pending: facts.pending,
         held: facts.held,
@@ -100,7 +97,11 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     set(HEALTHY, Some(is_healthy), reason, message);
     match (&facts.obstacle, &status.disabled) {
         (Some((reason, message)), _) => {
-            let fate = fate_of_events(reason);
+            let fate = if *reason == ORIGIN_TAKEN {
+                ""
+            } else {
+                "; its events are held"
+            };
             set(READY, Some(false), reason, format!("{message}{fate}"));
         }
         (None, Some(disabled)) => {
@@ -229,23 +230,6 @@ fn unnotified(webhook: &Webhook, disabled: Option<&Disabled>) -> Option<Disabled
     ended.or(status.unnotified.as_ref()).cloned()
 }
 
-/// What a webhook's condition says about its events, after the reason why nothing can be sent.
-fn fate_of_events(reason: &str) -> &'static str {
-    match reason {
-        FORMER_ACCOUNT => "",
-        _ => "; its events are held",
-    }
-}
-
-/// The Account that the webhook belongs to. Once set, it stays the same.
-fn account_uid(webhook: &Webhook, facts: &Facts<'_>) -> Option<String> {
-    let bound = webhook
-        .status
-        .as_ref()
-        .and_then(|status| status.account_uid.clone());
-    bound.or_else(|| facts.account_uid.clone())
-}
-
 fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
     let generation = webhook.metadata.generation?;
     let new = facts
@@ -363,7 +347,6 @@ mod tests {
             secret_problem: None,
             overlap: None,
             disablement: None,
-            account_uid: None,
         };
         decide(webhook, &facts, "2026-11-21T11:00:00Z".parse().unwrap())
     }
@@ -435,7 +418,6 @@ mod tests {
                 secret_problem: None,
                 overlap: None,
                 disablement: None,
-                account_uid: None,
             };
             let after = decide(&webhook, &facts, AT.parse().unwrap());
             let backlog = conditions::find(&after.conditions, BACKLOG).unwrap();

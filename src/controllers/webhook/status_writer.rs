@@ -1,12 +1,17 @@
 //! Writes the status of Webhooks.
 
 use std::{
+    borrow::Cow,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use futures::StreamExt as _;
-use kube::Api;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -17,7 +22,7 @@ use super::{
 };
 use crate::{
     delivery::dispatch::{Disablement, WebhookKey},
-    resources::{Webhook, WebhookStatus, tracking::forget_foreign},
+    resources::{Webhook, WebhookStatus, origin, tracking::forget_foreign},
     runtime::{
         client::{self, CallError, bounded},
         events::Events,
@@ -127,7 +132,7 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
         // Do not write a first status before the secret has been read, which takes a few milliseconds.
         if cached.webhook.status.is_none()
             && shared.secrets.get(&key, &cached.webhook).is_unread()
-            && shared.obstacle(&cached.webhook, &key).is_none()
+            && shared.obstacle(&state, &cached.webhook, &key).is_none()
         {
             state.later.insert((now.mono + CHECK_EVERY, key));
             continue;
@@ -214,11 +219,10 @@ fn status_of(
     let secret = shared.secrets.get(key, &cached.webhook);
     let facts = Facts {
         base: &cached.base,
-        account_uid: shared.account_uid(&cached.webhook),
         tally: &tally,
         pending,
         held,
-        obstacle: shared.obstacle(&cached.webhook, key),
+        obstacle: shared.obstacle(state, &cached.webhook, key),
         is_secret_known: secret.was_read(),
         secret_problem: secret.problem().map(Problem::reason_and_message),
         overlap: secret.overlap(),
@@ -235,7 +239,11 @@ async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: 
     );
     let key = key_of(webhook);
     let client = &shared.deps.client;
-    match bounded(client::replace_status(client, webhook, &status, FIELD_MANAGER)).await {
+    let write = async {
+        let marked = marked(shared, &api, webhook).await?;
+        bounded(client::replace_status(client, &*marked, &status, FIELD_MANAGER)).await
+    };
+    match write.await {
         Ok(metadata) => {
             let mut written = Webhook {
                 metadata,
@@ -269,6 +277,31 @@ async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: 
             }
         }
     }
+}
+
+/// The webhook with its origin, which is written if it is missing: a webhook has no finalizer whose patch could add it.
+async fn marked<'a>(
+    shared: &Shared,
+    api: &Api<Webhook>,
+    webhook: &'a Webhook,
+) -> Result<Cow<'a, Webhook>, CallError> {
+    let metadata = &webhook.metadata;
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    if !origin::is_missing(metadata) || shared.deps.directory.account_of(namespace).is_none() {
+        return Ok(Cow::Borrowed(webhook));
+    }
+    let mut patch =
+        json!({ "metadata": { "resourceVersion": metadata.resource_version, "uid": metadata.uid } });
+    origin::add_to(&mut patch, metadata);
+    let params = PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let written = bounded(api.patch_metadata(name, &params, &Patch::Merge(&patch))).await?;
+    let mut marked = webhook.clone();
+    marked.metadata = written.metadata;
+    Ok(Cow::Owned(marked))
 }
 
 /// Reads the current version of a webhook, because the watch may lag far behind.

@@ -58,8 +58,6 @@ pub(super) enum Logged {
 pub struct Page {
     /// When the page was begun. This and its name stay the same for each attempt to write it.
     pub at: Timestamp,
-    /// The same moment, in monotonic time.
-    pub begun: Instant,
     /// Its events.
     pub events: Vec<LoggedEvent>,
     /// Number of consecutive failed writes of it.
@@ -186,7 +184,6 @@ impl AccountLog {
 #[derive(Debug)]
 struct PageUnderWay {
     at: Timestamp,
-    begun: Instant,
     events: Vec<Arc<str>>,
     /// Whether there were more events than the page has room for.
     is_full: bool,
@@ -387,7 +384,6 @@ impl Dispatcher {
         if !events.is_empty() {
             account.page = Some(PageUnderWay {
                 at: now.wall,
-                begun: now.mono,
                 events,
                 is_full: !account.ready.is_empty(),
                 is_paused: false,
@@ -407,7 +403,6 @@ impl Dispatcher {
         let drafts = page.events.iter().filter_map(|id| self.logs.drafts.get(id));
         Some(Page {
             at: page.at,
-            begun: page.begun,
             events: drafts.map(Draft::logged).collect(),
             failures: account.failures,
         })

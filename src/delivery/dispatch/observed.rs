@@ -104,8 +104,7 @@ fn webhook_key_of(record: &Delivery) -> WebhookKey {
     key(namespace, &record.spec.webhook)
 }
 
-/// Whether a record belongs to this webhook, rather than to another of the same name, perhaps from a former account of
-/// the namespace.
+/// Whether a record belongs to this webhook, rather than to another of the same name.
 fn is_for(record: &Delivery, facts: &WebhookFacts) -> bool {
     let mut owners = record.metadata.owner_references.iter().flatten();
     owners.any(|owner| *owner.uid == *facts.object_uid)

@@ -20,14 +20,17 @@ use crate::{
 #[test]
 fn every_operation_takes_the_decided_path() {
     assert_eq!(World::new(spec()).path(), [Provisioning, Running]);
-    for (action, mut world, path) in vec![
-        (Action::Start, World::stopped(), vec![Starting, Running]),
-        (Action::Stop, World::running(), vec![Stopping, Stopped]),
-        (Action::PowerOff, World::running(), vec![Stopping, Stopped]),
-        (Action::Reboot, World::running(), vec![Rebooting, Running]),
-        (Action::Rebuild, World::running(), vec![Rebuilding, Running]),
-        (Action::Rebuild, World::stopped(), vec![Rebuilding, Stopped]),
+    let running: fn() -> World = World::running;
+    let stopped: fn() -> World = World::stopped;
+    for (action, begin, path) in [
+        (Action::Start, stopped, [Starting, Running]),
+        (Action::Stop, running, [Stopping, Stopped]),
+        (Action::PowerOff, running, [Stopping, Stopped]),
+        (Action::Reboot, running, [Rebooting, Running]),
+        (Action::Rebuild, running, [Rebuilding, Running]),
+        (Action::Rebuild, stopped, [Rebuilding, Stopped]),
     ] {
+        let mut world = begin();
         world.act(action);
         assert_eq!(world.path(), path, "{action:?}");
     }

@@ -302,12 +302,6 @@ impl Credentials {
         (Some(day) > key.object.last_used_on()).then(|| (key.object.clone(), day))
     }
 
-    /// UID of the account that a namespace belongs to.
-    pub fn owner_uid(&self, namespace: &str) -> Option<Box<str>> {
-        let tables = self.tables.read();
-        tables.owner(namespace).map(|tenant| tenant.uid.clone())
-    }
-
     /// How far the watch of keys has come.
     pub fn progress(&self) -> &Progress {
         &self.progress

@@ -93,7 +93,7 @@ pub(super) fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
     delivery.spec.webhook == webhook.name() && is_owned(&delivery.metadata, webhook)
 }
 
-/// Whether the delivery has an id, and does not belong to a deleted webhook of the same name, perhaps of a former account.
+/// Whether the delivery has an id, and does not belong to a deleted webhook of the same name.
 fn is_owned(metadata: &ObjectMeta, webhook: &Webhook) -> bool {
     let mut owners = metadata.owner_references.iter().flatten();
     let name = metadata.name.as_deref().unwrap_or_default();

@@ -119,7 +119,7 @@ impl<'a> Pages<'a> {
                     continue;
                 }
                 let index = PageIndex::read(&object.metadata);
-                // A former account of the namespace may have left pages.
+                // Whoever restored the namespace may have put pages of another account there.
                 let index = index.filter(|index| index.account == self.account);
                 if let Some((name, index)) = object.metadata.name.zip(index)
                     && see(ListedPage { name, created, index }).is_break()

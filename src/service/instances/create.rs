@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use crate::{
@@ -9,11 +10,16 @@ use crate::{
     service::store::annotations,
 };
 
-/// The object to create. It already has the finalizer, which saves the controller a write.
-pub(super) fn instance(name: &str, spec: InstanceSpec, request_hash: Option<String>) -> Instance {
+/// The object to create. It already has finalizer and origin, which saves the controller a write.
+pub(super) fn instance(
+    name: &str,
+    spec: InstanceSpec,
+    request_hash: Option<String>,
+    now: Timestamp,
+) -> Instance {
     let mut instance = Instance::new(name, spec);
     instance.finalizers_mut().push(FINALIZER.to_owned());
-    instance.metadata.annotations = annotations(request_hash);
+    instance.metadata.annotations = Some(annotations(request_hash, now));
     instance
 }
 
@@ -46,17 +52,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::service::idempotency::REQUEST_HASH_ANNOTATION;
+    use crate::{resources::origin, service::idempotency::REQUEST_HASH_ANNOTATION};
 
     #[test]
-    fn the_object_has_its_id_as_name_the_finalizer_and_the_digest_of_the_request() {
+    fn the_object_has_its_id_as_name_finalizer_and_origin_and_the_digest_of_the_request() {
         let spec = serde_json::from_value(json!({
             "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13",
         }));
-        let object = instance("i-abcdefgh01234567", spec.unwrap(), Some("hash".to_owned()));
+        let now = Timestamp::now();
+        let object = instance("i-abcdefgh01234567", spec.unwrap(), Some("hash".to_owned()), now);
         assert_eq!(object.id(), "i-abcdefgh01234567");
         assert_eq!(object.display_name(), "web-1");
-        assert!(object.has_finalizer());
+        assert!(object.has_finalizer() && !origin::is_missing(&object.metadata));
         assert_eq!(object.annotation(REQUEST_HASH_ANNOTATION), Some("hash"));
     }
 

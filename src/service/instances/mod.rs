@@ -90,7 +90,8 @@ impl Service {
             let count = self.instances.index().count(&tenant.namespace);
             check_quota(count, tenant.instance_quota, "instances")
         };
-        let build = |name: &str, hash: Option<String>| create::instance(name, spec.clone(), hash);
+        let build =
+            |name: &str, hash: Option<String>| create::instance(name, spec.clone(), hash, self.clock.now());
         self.instances
             .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
             .await

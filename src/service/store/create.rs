@@ -6,9 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use jiff::Timestamp;
+
 use super::Store;
 use crate::{
-    resources::{ids, quota, traceparent::TRACEPARENT_ANNOTATION},
+    resources::{
+        ids,
+        origin::{self, ORIGIN_ANNOTATION},
+        quota,
+        traceparent::TRACEPARENT_ANNOTATION,
+    },
     runtime::{client::CallError, traces},
     service::{
         error::{Error, ErrorKind},
@@ -47,17 +54,14 @@ impl<I: PublicId> KeyedCreate<I> {
     }
 }
 
-/// The annotations of an object that the controllers act on: the digest of the request that creates the object, if the request has
-/// an `Idempotency-Key`, and its trace, if it has one.
-pub fn annotations(request_hash: Option<String>) -> Option<BTreeMap<String, String>> {
+/// The annotations of a new object that the controllers act on: its origin, so that they need not write it; the digest of the
+/// request that creates the object, if the request has an `Idempotency-Key`; and its trace, if it has one.
+pub fn annotations(request_hash: Option<String>, now: Timestamp) -> BTreeMap<String, String> {
+    let origin = (ORIGIN_ANNOTATION, origin::of_new(now));
     let hash = request_hash.map(|hash| (REQUEST_HASH_ANNOTATION, hash));
     let trace = traces::current().map(|parent| (TRACEPARENT_ANNOTATION, parent));
-    let annotations: BTreeMap<_, _> = hash
-        .into_iter()
-        .chain(trace)
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    (!annotations.is_empty()).then_some(annotations)
+    let all = [origin].into_iter().chain(hash).chain(trace);
+    all.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// How long a create waits for Kubernetes to compute a new quota or to count the end of a deletion, and how often it retries.

@@ -136,7 +136,7 @@ impl Service {
             let count = self.webhooks.index().count(&tenant.namespace);
             check_quota(count, tenant.webhook_quota, "webhooks")
         };
-        let build = |name: &str, hash: Option<String>| new.object(name, hash);
+        let build = |name: &str, hash: Option<String>| new.object(name, hash, self.clock.now());
         let created = self
             .webhooks
             .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
@@ -200,7 +200,6 @@ impl Service {
                 return Ok(Verdict::Leave);
             }
             precondition.check(&*item.webhook)?;
-            self.check_owner(item)?;
             Ok(Verdict::Write {
                 spec: Box::new(change.apply(&item.webhook, self.clock.now())),
                 annotations: announced.clone().into_iter().collect(),
@@ -343,23 +342,10 @@ impl Service {
     ) -> Result<Arc<IndexedWebhook>, Error> {
         let decide = |item: &IndexedWebhook| {
             precondition.check(&*item.webhook)?;
-            self.check_owner(item)?;
             check(item)?;
             Ok(Verdict::Leave)
         };
         self.webhooks.modify(namespace, id, decide).await
-    }
-
-    /// `conflict` for a webhook of a former account of the namespace, which can only be read and deleted.
-    fn check_owner(&self, item: &IndexedWebhook) -> Result<(), Error> {
-        let owner = self.credentials.owner_uid(item.webhook.namespace());
-        match owner {
-            Some(uid) if item.webhook.is_of_another_account(&uid) => Err(Error::new(
-                ErrorKind::Conflict,
-                "the webhook was made for a former account and does nothing; delete it, and create another if you need one",
-            )),
-            _ => Ok(()),
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{
     events::EventType,
     resources::{
         SecretReference, Webhook, WebhookSpec,
+        origin::{self, ORIGIN_ANNOTATION},
         webhook::{SECRET_CHANGED_ANNOTATION, SECRET_KEY, SECRET_PENDING},
     },
     service::{idempotency::REQUEST_HASH_ANNOTATION, nonce::nonce},
@@ -28,7 +29,7 @@ pub struct NewWebhook {
 
 impl NewWebhook {
     /// The object with this name. Its Secret gets the same name.
-    pub(super) fn object(&self, name: &str, request_hash: Option<String>) -> Webhook {
+    pub(super) fn object(&self, name: &str, request_hash: Option<String>, now: Timestamp) -> Webhook {
         let mut webhook = Webhook::new(
             name,
             WebhookSpec {
@@ -42,8 +43,11 @@ impl NewWebhook {
                 enable_requested_at: None,
             },
         );
-        let mut annotations =
-            BTreeMap::from([(SECRET_CHANGED_ANNOTATION.to_owned(), SECRET_PENDING.to_owned())]);
+        let origin = origin::of_new(now);
+        let mut annotations = BTreeMap::from([
+            (ORIGIN_ANNOTATION.to_owned(), origin),
+            (SECRET_CHANGED_ANNOTATION.to_owned(), SECRET_PENDING.to_owned()),
+        ]);
         annotations.extend(request_hash.map(|hash| (REQUEST_HASH_ANNOTATION.to_owned(), hash)));
         webhook.metadata.annotations = Some(annotations);
         webhook
@@ -95,7 +99,7 @@ mod tests {
             secret: None,
             active: true,
         };
-        let webhook = new.object("wh-abcdefgh01234567", Some("hash".into()));
+        let webhook = new.object("wh-abcdefgh01234567", Some("hash".into()), Timestamp::now());
         assert_eq!(webhook.spec.secret_ref.name, "wh-abcdefgh01234567");
         assert_eq!(webhook.spec.secret_ref.key, "secret");
         assert_eq!(webhook.id(), "wh_abcdefgh01234567");

@@ -49,6 +49,7 @@ fn webhook(number: usize) -> Webhook {
         "metadata": {
             "namespace": "ns", "name": format!("hook-{number:04}"), "uid": format!("hook-{number}"),
             "resourceVersion": "10", "generation": 1,
+            "annotations": { "stellage.dev/origin": format!("hook-{number} 2026-11-20T10:00:00Z") },
         },
         "spec": {
             "url": "https://receiver.example.com", "events": ["instance.stopped"], "secretRef": { "name": "secret" },

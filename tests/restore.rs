@@ -1,0 +1,264 @@
+//! Objects that `kubectl get` saved and `kubectl create` wrote back, in another control plane, are the same accounts, servers, webhooks
+//! and backups.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use control_plane::{ControlPlane, Identity};
+use jiff::{SignedDuration, Timestamp};
+use kube::{Api, ResourceExt as _};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use stellage::resources::{Backup, BackupPhase, InstanceState};
+
+use crate::{
+    support::{
+        Operator, Tenant, eventually, kubectl, own_plane, receiver_arguments,
+        receivers::{Answer, Receiver},
+        stellage,
+    },
+    webhooks::body,
+};
+
+const NAMESPACE: &str = "saved";
+const EVENTS: [&str; 4] = [
+    "instance.created",
+    "instance.started",
+    "instance.stopped",
+    "backup.completed",
+];
+const ORIGIN: &str = "stellage.dev/origin";
+/// What is saved, in an order that no tool has promised: Backups come before their Instances.
+const KINDS: [&str; 8] = [
+    "backups",
+    "apikeys",
+    "eventlogs",
+    "instances",
+    "invoices",
+    "invoicepages",
+    "secrets",
+    "webhooks",
+];
+
+async fn start(plane: &ControlPlane) -> Operator {
+    let mut arguments = vec!["run", "--provisioning-seconds", "1"];
+    let receivers = receiver_arguments(plane);
+    arguments.extend(receivers.iter().map(String::as_str));
+    Operator::start(plane, &arguments).await
+}
+
+/// The objects of a kind, with nothing that belongs to the control plane that they are in.
+fn saved(plane: &ControlPlane, kind: &str) -> Vec<Value> {
+    let get = ["get", kind, "-n", NAMESPACE, "-o", "json"];
+    let list: Value = serde_json::from_str(&kubectl(plane, &get, None).unwrap()).unwrap();
+    let mut objects = match list["items"].as_array() {
+        Some(items) => items.clone(),
+        None => vec![list],
+    };
+    objects.retain(|object| object["type"] != "kubernetes.io/service-account-token");
+    for object in &mut objects {
+        let metadata = object["metadata"].as_object_mut().unwrap();
+        for field in [
+            "uid",
+            "resourceVersion",
+            "creationTimestamp",
+            "generation",
+            "ownerReferences",
+        ] {
+            metadata.remove(field);
+        }
+        // As if an hour had passed since: the first objects of this test are some seconds old.
+        if let Some(origin) = metadata.get("annotations").and_then(|all| all[ORIGIN].as_str()) {
+            let (uid, created) = origin.split_once(' ').unwrap();
+            let created: Timestamp = created.parse().unwrap();
+            let earlier = created - SignedDuration::from_hours(1);
+            object["metadata"]["annotations"][ORIGIN] = json!(format!("{uid} {earlier}"));
+        }
+    }
+    objects
+}
+
+/// Runs kubectl, for statuses and records as the operator, whom no policy keeps from writing them. New quotas refuse creates until they
+/// are computed.
+async fn restore(plane: &ControlPlane, arguments: &[&str], object: &Value) {
+    let user = format!("--as={}", Identity::Operator.user());
+    let kind = object["kind"].as_str();
+    let is_ours = kind.is_none_or(|kind| ["EventLog", "Invoice", "InvoicePage"].contains(&kind));
+    let who = [user.as_str(), "--as-group=system:masters"];
+    let arguments = [arguments, if is_ours { &who } else { &[] }].concat();
+    let run = async || kubectl(plane, &arguments, Some(&object.to_string()));
+    let is_final =
+        |outcome: &Result<String, String>| !outcome.as_ref().is_err_and(|said| said.contains("quota"));
+    eventually("the quota to count", run, is_final).await.unwrap();
+}
+
+/// What REST shows of instances, webhooks and backups that must stay the same.
+async fn shown(tenant: &Tenant) -> Value {
+    let list = async |what: &str, fields: &[&str]| -> Vec<Value> {
+        let answer = tenant.call(Method::GET, &format!("/v1/{what}"), None).await;
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+        let mut all: Vec<Value> = answer.json()["data"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| {
+                fields
+                    .iter()
+                    .map(|field| ((*field).to_owned(), item[*field].clone()))
+                    .collect()
+            })
+            .collect();
+        all.sort_by_key(|item| item["id"].to_string());
+        all
+    };
+    let account = tenant.call(Method::GET, "/v1/account", None).await.json()["data"]["id"].clone();
+    json!({
+        "account": account,
+        "instances": list("instances", &["id", "name", "status", "ip_address", "ipv6_address", "plan"]).await,
+        "webhooks": list("webhooks", &["id", "url", "active"]).await,
+        "backups": list("backups", &["id", "instance_id", "status", "size_gb"]).await,
+    })
+}
+
+/// UIDs and beginnings of what is on the open invoice.
+async fn billed(tenant: &Tenant) -> BTreeSet<(String, Timestamp)> {
+    let invoices = tenant.all_invoices().await;
+    let entries = invoices.iter().flat_map(|invoice| &invoice.spec.entries);
+    entries.map(|entry| (entry.uid.clone(), entry.since)).collect()
+}
+
+async fn goes_on(has_status: bool) {
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let ids = |from: usize| -> Vec<String> {
+        let received = receiver.received();
+        let events = received[from..].iter().map(|request| body(request)["id"].clone());
+        events.map(|id| id.as_str().unwrap().to_owned()).collect()
+    };
+    let (objects, before, was, entries) = {
+        let plane = own_plane().await;
+        let mut operator = start(&plane).await;
+        let tenant = Tenant::on(&plane, &operator, NAMESPACE).await;
+        tenant.webhook("orders", &receiver.url("/"), &EVENTS).await;
+        tenant.apply("web", |_| {}).await;
+        let made =
+            json!({ "name": "by-rest", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+        let made = tenant.call(Method::POST, "/v1/instances", Some(&made)).await;
+        let by_rest = made.json()["data"]["id"].as_str().unwrap().to_owned();
+        tenant.wait_for_state("web", InstanceState::Running).await;
+        tenant.wait_for_state(&by_rest, InstanceState::Running).await;
+        stellage(&plane, &["backup", "create", "web", "-n", NAMESPACE, "--wait"]).unwrap();
+        tenant.wait_for_entries(2).await;
+        // Created and started twice, and a backup.
+        eventually("the events", async || receiver.count(), |count| *count == 5).await;
+        tenant.wait_for_clear_outboxes().await;
+        let (was, entries) = (shown(&tenant).await, billed(&tenant).await);
+        operator.stop().await;
+        let account = ["account", NAMESPACE].join("/");
+        let namespace = ["namespace", NAMESPACE].join("/");
+        let mut objects = [saved(&plane, &namespace), saved(&plane, &account)].concat();
+        for kind in KINDS {
+            objects.extend(saved(&plane, kind));
+        }
+        (objects, tenant, was, entries)
+    };
+    let told = receiver.count();
+
+    let plane = own_plane().await;
+    // Without statuses, an operator may run: then it sees them come one by one.
+    let early = if has_status {
+        None
+    } else {
+        Some(start(&plane).await)
+    };
+    for object in &objects {
+        restore(&plane, &["create", "-f", "-"], object).await;
+        let is_record = ["Invoice", "Namespace"].contains(&object["kind"].as_str().unwrap());
+        if has_status && !object["status"].is_null() && !is_record {
+            let (kind, name) = (
+                object["kind"].as_str().unwrap(),
+                object["metadata"]["name"].as_str().unwrap(),
+            );
+            let status = json!({ "status": object["status"] }).to_string();
+            let patch = [
+                "patch",
+                kind,
+                name,
+                "-n",
+                NAMESPACE,
+                "--subresource=status",
+                "--type=merge",
+                "-p",
+                &status,
+            ];
+            restore(&plane, &patch, &Value::Null).await;
+        }
+    }
+    let mut operator = match early {
+        Some(operator) => operator,
+        None => start(&plane).await,
+    };
+    let tenant = Tenant {
+        namespace: NAMESPACE.to_owned(),
+        key: before.key.clone(),
+        kube: plane.client(Identity::Admin).await.unwrap(),
+        url: operator.url.clone(),
+        http: reqwest::Client::new(),
+    };
+    let is_known = async || tenant.call(Method::GET, "/v1/account", None).await.status;
+    eventually("the key to work", is_known, |status| *status == StatusCode::OK).await;
+    eventually(
+        "the same to be shown",
+        async || shown(&tenant).await,
+        |now| *now == was,
+    )
+    .await;
+    let backups: Api<Backup> = Api::namespaced(tenant.kube.clone(), NAMESPACE);
+    let backups = backups
+        .list(&kube::api::ListParams::default())
+        .await
+        .unwrap()
+        .items;
+    assert_eq!(backups.len(), 1, "no second one was made");
+    assert_eq!(backups[0].phase(), BackupPhase::Completed);
+    for instance in tenant.all_instances().await {
+        let status = instance.status.clone().unwrap();
+        let origin = instance.annotations()[ORIGIN].split_once(' ').unwrap();
+        let uid = origin.0.to_owned();
+        assert!(entries.iter().any(|(known, _)| *known == uid), "{uid}");
+        if !has_status {
+            assert_eq!(
+                status.provisioned_at,
+                Some(origin.1.parse().unwrap()),
+                "no second server"
+            );
+        }
+    }
+
+    // What happens next is told under an id of its own, and nothing is told again.
+    tenant
+        .merge("web", &json!({ "spec": { "powerState": "Stopped" } }))
+        .await;
+    tenant.wait_for_state("web", InstanceState::Stopped).await;
+    eventually("the next event", async || receiver.count(), |count| *count > told).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(
+        ids(told).len(),
+        1,
+        "{:?}",
+        receiver.received()[told..].iter().map(body).collect::<Vec<_>>()
+    );
+    assert_eq!(body(&receiver.received()[told])["type"], "instance.stopped");
+    let all: BTreeSet<String> = ids(0).into_iter().collect();
+    assert_eq!(all.len(), told + 1, "its id is new");
+    assert_eq!(billed(&tenant).await, entries, "nothing is billed twice");
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_kubectl_saved_and_wrote_back_with_its_status_goes_on() {
+    goes_on(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_kubectl_saved_and_wrote_back_without_its_status_converges_and_nothing_is_done_twice() {
+    goes_on(false).await;
+}
