@@ -4,8 +4,9 @@ use std::{io::Write as _, process::ExitCode};
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
+use cli;
+use cli::completions;
 use stellage::{
-    cli::{self, completions},
     serve::serve,
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };

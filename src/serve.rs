@@ -23,32 +23,34 @@ use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use self::controllers::{Candidate, Slots, Stores};
-use crate::{
-    catalogue::{SharedCatalogue, file::CatalogueError, shared::CatalogueFile},
+use crate::settings::{ApiSettings, CommonSettings, ControllerSettings};
+use ::controllers::mail::MailError;
+use domain::{catalogue::file::CatalogueError, delivery::DeliveryLog};
+use providers::{
+    UsageSource,
+    simulator::{Faults, SimulatedUsage},
+};
+use resources::{
+    Account, ApiKey, Backup, Delivery, Instance, Invoice, OperationKind, Webhook, delivery::FINISHED_LABEL,
+    invoice::SETTLED_LABEL, tracking,
+};
+use runtime::{
+    CheckedClock, Clock, Health, Metrics, ServerTime, Store, SystemClock,
+    client::{self, Observers},
+    cluster_addresses::ClusterAddresses,
+    events::Events,
+    http::tls::CertificateError,
+    lease, open_files, ops,
+    shared_catalogue::{CatalogueFile, SharedCatalogue},
+    telemetry, traces,
+    traces::TraceError,
+    watch::{Listener, Watches},
+};
+use sender::{ClientError, ReceiverUrl, TargetRules};
+use server::{
     console,
-    delivery::{ClientError, DeliveryLog, ReceiverUrl, TargetRules},
     facade::Facade,
-    mail::MailError,
-    providers::{
-        UsageSource,
-        simulator::{Faults, SimulatedUsage},
-    },
-    resources::{
-        Account, ApiKey, Backup, Delivery, Instance, Invoice, OperationKind, Webhook,
-        delivery::FINISHED_LABEL, invoice::SETTLED_LABEL, tracking,
-    },
-    runtime::{
-        CheckedClock, Clock, Health, Metrics, ServerTime, Store, SystemClock,
-        client::{self, Observers},
-        cluster_addresses::ClusterAddresses,
-        events::Events,
-        http::tls::CertificateError,
-        lease, open_files, ops, telemetry, traces,
-        traces::TraceError,
-        watch::{Listener, Watches},
-    },
     service::{self, Service, credentials::key_use},
-    settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 
 /// The only task that may end before the shutdown.

@@ -5,25 +5,27 @@ use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 use clap::Args;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::{
-    console::OidcSettings,
-    delivery::{DEFAULT_RETENTION_HOURS, DeliveryLog, DeliverySettings, ReceiverSettings},
-    mail::MailSettings,
-    providers::{Timings, simulator::Pools},
-    resources::{
-        account::DEFAULT_INSTANCE_QUOTA,
-        api_key::DEFAULT_KEY_QUOTA,
-        backup::{DEFAULT_PER_ACCOUNT, DEFAULT_PER_INSTANCE},
-    },
-    runtime::{
-        http::{
-            Limits,
-            tls::{Certificate, CertificateError},
-        },
-        lease::LeaseTimes,
-        traces::TraceSettings,
-    },
+use controllers::mail::MailSettings;
+use domain::{
+    delivery::{DEFAULT_RETENTION_HOURS, DeliveryLog, DeliverySettings},
+    provider::Timings,
 };
+use providers::simulator::Pools;
+use resources::{
+    account::DEFAULT_INSTANCE_QUOTA,
+    api_key::DEFAULT_KEY_QUOTA,
+    backup::{DEFAULT_PER_ACCOUNT, DEFAULT_PER_INSTANCE},
+};
+use runtime::{
+    http::{
+        Limits,
+        tls::{Certificate, CertificateError},
+    },
+    lease::LeaseTimes,
+    traces::TraceSettings,
+};
+use sender::ReceiverSettings;
+use server::console::OidcSettings;
 
 /// Allowed durations of the Lease. A shorter one leaves no time to retry a renewal; with a longer one, a takeover from a dead
 /// leader takes too long.
@@ -136,7 +138,7 @@ pub struct ApiSettings {
         env = "STELLAGE_TRUSTED_PROXIES",
         value_name = "CIDR",
         value_delimiter = ',',
-        value_parser = crate::delivery::settings::range
+        value_parser = sender::settings::range
     )]
     pub trusted_proxies: Vec<IpNet>,
 

@@ -11,11 +11,11 @@ use kube::{
     Api, Client, Resource as _, ResourceExt as _,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
-use serde_json::{Value, json};
-use stellage::resources::{
+use resources::{
     Account, AccountSpec, ApiKey, Delivery, Instance, Webhook,
     conditions::{self, READY, STALLED},
 };
+use serde_json::{Value, json};
 
 use crate::support::{self, eventually};
 
@@ -480,7 +480,7 @@ async fn an_account_with_a_protected_instance_loses_nothing_however_it_is_delete
         .apply("web", |web| web.spec.deletion_protection = true)
         .await;
     tenant
-        .wait_for_state("web", stellage::resources::InstanceState::Running)
+        .wait_for_state("web", resources::InstanceState::Running)
         .await;
     let plane = support::shared().await.plane;
     let kubectl = |line: &str| support::kubectl(plane, &line.split(' ').collect::<Vec<_>>(), None);

@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, process::Command};
 
 use control_plane::ControlPlane;
+use domain::event::EventType;
 use reqwest::Method;
 use serde_json::{Value, json};
-use stellage::events::EventType;
 
 use crate::{
     facade::{contract::expect, create, wait_for},

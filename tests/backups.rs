@@ -5,13 +5,11 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
     runtime::{conditions::is_deleted, wait::await_condition},
 };
+use providers::simulator::FAULT_ANNOTATION;
 use reqwest::Method;
+use resources::{Account, Backup, BackupPhase, Instance, InstanceState, conditions};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook as Verifier;
-use stellage::{
-    providers::simulator::FAULT_ANNOTATION,
-    resources::{Account, Backup, BackupPhase, Instance, InstanceState, conditions},
-};
 
 use crate::{
     facade::{
@@ -204,7 +202,7 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
     eventually("it to wait", look, waits).await;
     tenant
         .apply("web", |instance| {
-            instance.spec.power_state = stellage::resources::PowerState::Stopped;
+            instance.spec.power_state = resources::PowerState::Stopped;
         })
         .await;
     let words = [

@@ -12,8 +12,8 @@ use kube::{
 };
 use parking_lot::Mutex;
 use reqwest::{Method, StatusCode, header::HeaderMap, redirect::Policy};
+use resources::{ApiKey, InstanceState, api_key::LINK_ANNOTATION};
 use serde_json::json;
-use stellage::resources::{ApiKey, InstanceState, api_key::LINK_ANNOTATION};
 
 use crate::support::{
     Operator, PATIENCE, Tenant, accepted_after_revocation, eventually, new_key,
@@ -1423,7 +1423,7 @@ async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_that_refresh_themselves_leave_the_limit_of_the_key_alone() {
     let cluster = shared().await;
-    let limit = |spec: &mut stellage::resources::AccountSpec| spec.rate_limit_per_hour = Some(5);
+    let limit = |spec: &mut resources::AccountSpec| spec.rate_limit_per_hour = Some(5);
     let tenant = Tenant::with(cluster.plane, &cluster.operator, "console-limit", limit).await;
     let person = Person::with_key(&tenant.url, &tenant.key).await;
     let refresh = [("hx-request", "true")];
@@ -1467,7 +1467,7 @@ async fn every_page_is_small_and_its_files_are_kept_for_ever() {
     let tenant = Tenant::new("console-size").await;
     let person = Person::with_key(&tenant.url, &tenant.key).await;
     for number in 0..20 {
-        let spec = |instance: &mut stellage::resources::Instance| {
+        let spec = |instance: &mut resources::Instance| {
             instance.spec.tags = vec!["env:prod".to_owned(), "team:web".to_owned()];
         };
         tenant.apply(&format!("web-{number}"), spec).await;

@@ -7,8 +7,8 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use reqwest::{Method, StatusCode};
+use resources::ApiKey;
 use serde_json::{Value, json};
-use stellage::resources::ApiKey;
 
 use crate::{
     console::{Page, Person},

@@ -392,7 +392,7 @@ fn workflows_name_each_action_by_its_commit_with_the_version_beside_it() {
 
 #[test]
 fn the_page_of_commands_shows_the_number_of_policies_that_the_doctor_counts() {
-    let policies = stellage::resources::POLICIES.iter();
+    let policies = resources::POLICIES.iter();
     let count: usize = policies
         .map(|(_, text)| {
             text.lines()

@@ -6,12 +6,10 @@ use control_plane::{ControlPlane, Identity};
 use flate2::read::GzDecoder;
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
+use providers::simulator::FAULT_ANNOTATION;
 use reqwest::Method;
+use resources::{Account, InstanceState, Webhook, conditions};
 use serde_json::{Value, json};
-use stellage::{
-    providers::simulator::FAULT_ANNOTATION,
-    resources::{Account, InstanceState, Webhook, conditions},
-};
 
 use crate::{
     support::{
@@ -212,7 +210,10 @@ async fn break_the_installation(plane: &ControlPlane) {
 
 /// Rights that one of two service accounts lacks are missed although the other one has them.
 async fn take_a_right_from_one_of_two_service_accounts(plane: &ControlPlane) {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cli/doctor/separate_rights.yaml");
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/crates/cli/src/doctor/separate_rights.yaml"
+    );
     kubectl(plane, &["apply", "-f", file], None).unwrap();
     for (role, account) in [
         ("stellage-account-api", "stellage-api"),

@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use kube::api::{Patch, PatchParams};
+use providers::simulator::FAULT_ANNOTATION;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use stellage::providers::simulator::FAULT_ANNOTATION;
 use tokio::time::timeout;
 
 use crate::{

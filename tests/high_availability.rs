@@ -13,11 +13,9 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use reqwest::{Method, StatusCode};
+use resources::{Instance, InstanceState};
+use runtime::lease::LEASE_NAME;
 use serde_json::json;
-use stellage::{
-    resources::{Instance, InstanceState},
-    runtime::lease::LEASE_NAME,
-};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 

@@ -6,14 +6,12 @@ use kube::{
     api::{DeleteParams, PostParams},
     runtime::{conditions::is_deleted, wait::await_condition},
 };
-use serde_json::json;
-use stellage::{
-    providers::simulator::FAULT_ANNOTATION,
-    resources::{
-        Instance, InstanceState, PowerState,
-        conditions::{READY, RECONCILING, STALLED, find, is_true},
-    },
+use providers::simulator::FAULT_ANNOTATION;
+use resources::{
+    Instance, InstanceState, PowerState,
+    conditions::{READY, RECONCILING, STALLED, find, is_true},
 };
+use serde_json::json;
 
 use crate::support::{PATIENCE, Tenant, eventually, kubectl, shared, spec};
 

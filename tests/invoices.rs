@@ -6,6 +6,7 @@ use std::{
 };
 
 use control_plane::{ControlPlane, Identity};
+use domain::invoice::Period;
 use futures::{StreamExt as _, stream};
 use jiff::{RoundMode, SignedDuration, Timestamp, TimestampRound, Unit};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -15,15 +16,12 @@ use kube::{
 };
 use rand::RngExt as _;
 use reqwest::Method;
+use resources::{
+    Account, Backup, Instance, InstanceState, Invoice, InvoiceLine, InvoicePage, Plan, PowerState, ids,
+    invoice_page::MAX_ENTRIES,
+};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook as Verifier;
-use stellage::{
-    billing::Period,
-    resources::{
-        Account, Backup, Instance, InstanceState, Invoice, InvoiceLine, InvoicePage, Plan, PowerState, ids,
-        invoice_page::MAX_ENTRIES,
-    },
-};
 
 use crate::{
     facade::{

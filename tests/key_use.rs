@@ -7,8 +7,8 @@ use futures::future::join_all;
 use jiff::{Timestamp, tz::TimeZone};
 use kube::Api;
 use reqwest::{Method, StatusCode};
+use resources::ApiKey;
 use serde_json::Value;
-use stellage::resources::ApiKey;
 
 use crate::{
     console::Person,

@@ -9,8 +9,8 @@ use kube::{
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
+use resources::{Account, ApiKey, Backup, Delivery, Instance, Invoice, InvoicePage, Webhook};
 use serde_json::{Value, json};
-use stellage::resources::{Account, ApiKey, Backup, Delivery, Instance, Invoice, InvoicePage, Webhook};
 
 use crate::support;
 
@@ -217,7 +217,7 @@ fn fields(
 fn crd(
     kind: &str,
 ) -> k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition {
-    stellage::resources::crds()
+    resources::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == kind)
         .unwrap()
@@ -271,7 +271,7 @@ fn paths(schema: &Value, path: &str, found: &mut Vec<String>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn kubectl_explains_every_field_of_every_kind() {
     let plane = support::shared().await.plane;
-    for crd in stellage::resources::crds() {
+    for crd in resources::crds() {
         let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
         let schema = &schema["openAPIV3Schema"]["properties"];
         for part in ["spec", "status"] {

@@ -8,11 +8,11 @@ use kube::{
     Api, Client,
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
-use serde_json::json;
-use stellage::runtime::{
+use runtime::{
     Metrics,
     lease::{LEASE_NAME, LeaderElection, LeaseTimes},
 };
+use serde_json::json;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 

@@ -16,9 +16,9 @@ use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
 };
+use resources::Instance;
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
-use stellage::resources::Instance;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Semaphore, mpsc as async_mpsc},

@@ -1,11 +1,11 @@
 //! Notification e-mails to a mail server on loopback, and to a folder.
 
+use controllers::mail::{MailError, MailSettings, Mailer, Notification, Step};
 use mail_parser::{Message, MessageParser};
 use mailin::{
     AuthMechanism, Response,
     response::{NO_MAILBOX, OUT_OF_SPACE, TEMP_AUTH_FAILURE, TRANSACTION_FAILED},
 };
-use stellage::mail::{MailError, MailSettings, Mailer, Notification, Step};
 use tokio::{io::AsyncReadExt as _, net::TcpListener, time::timeout};
 
 use crate::support::{

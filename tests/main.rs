@@ -1,5 +1,5 @@
 //! Tests with a real API server, one module per subject. They share one control plane and one operator; a test that kills
-//! something, or counts all writes, starts its own. `imports` needs none, because it reads the source.
+//! something, or counts all writes, starts its own.
 
 #![allow(
     clippy::expect_used,
@@ -26,7 +26,6 @@ mod doctor;
 mod examples;
 mod facade;
 mod high_availability;
-mod imports;
 mod instances;
 mod invoices;
 mod key_use;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use reqwest::Method;
-use stellage::resources::InstanceState;
+use resources::InstanceState;
 
 use crate::{
     docs::described_metrics,

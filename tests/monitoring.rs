@@ -9,9 +9,9 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use reqwest::Method;
+use resources::{Instance, InstanceState};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook as Verifier;
-use stellage::resources::{Instance, InstanceState};
 
 use crate::{
     facade::{

@@ -14,7 +14,7 @@ use http::{HeaderMap, Method, Request};
 use http_body_util::Full;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use jiff::Timestamp;
-use stellage::delivery::signature::{self, SigningKeys};
+use sender::signature::{self, SigningKeys};
 
 use crate::support::{PATIENCE, STELLAGE, say_not_run};
 

@@ -12,13 +12,11 @@ use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
+use providers::simulator::FAULT_ANNOTATION;
 use rand::RngExt as _;
 use reqwest::StatusCode;
+use resources::{Instance, InstanceState, PowerState, conditions};
 use serde_json::{Value, json};
-use stellage::{
-    providers::simulator::FAULT_ANNOTATION,
-    resources::{Instance, InstanceState, PowerState, conditions},
-};
 
 use crate::support::{
     Operator, Tenant, bare_plane, eventually, install, install_rights, own_plane, spawn_operator, stellage,

@@ -7,8 +7,8 @@ use control_plane::{ControlPlane, Identity};
 use jiff::{SignedDuration, Timestamp};
 use kube::{Api, ResourceExt as _};
 use reqwest::{Method, StatusCode};
+use resources::{Backup, BackupPhase, InstanceState};
 use serde_json::{Value, json};
-use stellage::resources::{Backup, BackupPhase, InstanceState};
 
 use crate::{
     support::{

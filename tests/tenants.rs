@@ -9,13 +9,11 @@ use kube::{
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
 use reqwest::Method;
-use serde_json::{Value, json};
-use stellage::{
-    resources::{
-        ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook,
-    },
-    service::keys::new_key,
+use resources::{
+    ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook,
 };
+use serde_json::{Value, json};
+use server::service::keys::new_key;
 
 use crate::{
     support::{self, Tenant, eventually, stellage},

@@ -9,8 +9,8 @@ use std::{
 use control_plane::{ControlPlane, Identity};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use reqwest::Method;
+use resources::{Instance, InstanceState};
 use serde_json::{Value, json};
-use stellage::resources::{Instance, InstanceState};
 
 use crate::{
     facade::{contract::expect, create},
@@ -48,7 +48,7 @@ async fn traced(plane: &ControlPlane, arguments: &[&str], collector: &Receiver) 
         ("OTEL_EXPORTER_OTLP_HEADERS", format!("x-token={TOKEN}")),
         ("OTEL_BSP_SCHEDULE_DELAY", "100".to_owned()),
         ("SSL_CERT_FILE", ca.display().to_string()),
-        ("RUST_LOG", "info,stellage::facade=debug".to_owned()),
+        ("RUST_LOG", "info,server::facade=debug".to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value));
     Operator::start_in(

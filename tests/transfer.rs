@@ -19,8 +19,8 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use reqwest::{Method, StatusCode};
+use resources::{DeliveryPhase, Instance, InstanceState, Webhook, conditions};
 use serde_json::{Value, json};
-use stellage::resources::{DeliveryPhase, Instance, InstanceState, Webhook, conditions};
 
 use crate::{
     support::{
@@ -142,7 +142,7 @@ async fn start(plane: &ControlPlane) -> Operator {
 }
 
 async fn held(tenant: &Tenant, webhook: &str, count: usize, phase: DeliveryPhase) -> Vec<String> {
-    let are = |all: &Vec<stellage::resources::Delivery>| {
+    let are = |all: &Vec<resources::Delivery>| {
         all.iter()
             .filter(|delivery| phase_of(delivery) == Some(phase))
             .count()

@@ -7,8 +7,8 @@ use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::{Api, ResourceExt as _};
 use reqwest::Method;
+use resources::{Account, InstanceState, conditions};
 use serde_json::json;
-use stellage::resources::{Account, InstanceState, conditions};
 
 use crate::support::{Operator, Tenant, eventually, kubectl, own_plane};
 

@@ -16,9 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use resources::ACCOUNT_LABEL;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use stellage::resources::ACCOUNT_LABEL;
 use tokio::{
     sync::{Mutex, mpsc},
     task::JoinSet,

@@ -15,9 +15,9 @@ use kube::{
     api::{ListParams, Patch, PatchParams, WatchEvent, WatchParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
+use resources::{Instance, InstanceState};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use stellage::resources::{Instance, InstanceState};
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinSet,

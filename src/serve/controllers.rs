@@ -7,36 +7,33 @@ use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
 use super::ServeError;
-use crate::{
-    backups,
-    catalogue::SharedCatalogue,
-    controllers::{
-        account::{self, AccountController, AccountDirectory},
-        backup::{self, BackupController, BackupIndex, Restores},
-        instance::InstanceController,
-        invoice::{self, InvoiceController},
-        ledger::Ledger,
-        monitoring::MonitoringController,
-        notifier::{self, Notifier},
-        webhook::{self, WebhookController},
-    },
-    delivery::{ReceiverClient, TargetRules},
+use crate::settings::{CommonSettings, ControllerSettings};
+use controllers::{
+    account::{self, AccountController, AccountDirectory},
+    backup::{self, BackupController, BackupIndex, Restores},
+    instance::InstanceController,
+    invoice::{self, InvoiceController},
+    ledger::Ledger,
     mail::Mailer,
-    monitoring::Monitor,
-    providers::{
-        UsageSource,
-        simulator::{Faults, Pools, Simulator},
-    },
-    resources::{Account, Backup, Delivery, Instance, Invoice, Webhook},
-    runtime::{
-        ByNamespace, CheckedClock, Clock, Health, ReconcileQueue, ServerTime, Store,
-        events::Events,
-        lease::{self, LeaderElection, Leadership},
-        pace::Pace,
-        watch::{Listener, ListenerSlot, Watches},
-    },
-    settings::{CommonSettings, ControllerSettings},
+    monitoring::{Monitor, MonitoringController},
+    notifier::{self, Notifier},
+    webhook::{self, WebhookController},
 };
+use domain::backup as backups;
+use providers::{
+    UsageSource,
+    simulator::{Faults, Pools, Simulator},
+};
+use resources::{Account, Backup, Delivery, Instance, Invoice, Webhook};
+use runtime::{
+    ByNamespace, CheckedClock, Clock, Health, ReconcileQueue, ServerTime, Store,
+    events::Events,
+    lease::{self, LeaderElection, Leadership},
+    pace::Pace,
+    shared_catalogue::SharedCatalogue,
+    watch::{Listener, ListenerSlot, Watches},
+};
+use sender::{ReceiverClient, TargetRules};
 
 /// The stores of the watches that the controllers need.
 #[derive(Clone)]

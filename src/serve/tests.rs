@@ -17,10 +17,10 @@ use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
 use super::{Candidate, Stores, after_load_balancers, rules};
-use crate::{
-    catalogue::SharedCatalogue,
-    runtime::{Health, Metrics, ServerTime, SystemClock, client::answered_by, watch::Watches},
-    settings::{CommonSettings, ControllerSettings},
+use crate::settings::{CommonSettings, ControllerSettings};
+use runtime::{
+    Health, Metrics, ServerTime, SystemClock, shared_catalogue::SharedCatalogue, testing::answered_by,
+    watch::Watches,
 };
 
 #[derive(Parser)]

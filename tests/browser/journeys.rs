@@ -10,8 +10,8 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use control_plane::ControlPlane;
+use resources::InstanceState;
 use serde_json::json;
-use stellage::resources::InstanceState;
 
 use super::{
     Browser, TOO_WIDE, View, Way,
@@ -412,7 +412,7 @@ impl Browser {
 
 /// The operations of the API, as `METHOD /path/{id}`.
 fn operations() -> BTreeSet<String> {
-    let list = include_str!("../../src/facade/openapi/operations.txt").lines();
+    let list = include_str!("../../crates/server/src/facade/openapi/operations.txt").lines();
     let operations = list.filter(|line| line.contains(" /v1/") && !line.starts_with(' '));
     // The document itself is for programs.
     operations
@@ -647,7 +647,7 @@ async fn a_page_that_refreshes_itself_does_not_jump_and_ends_with_its_key() {
         .all_instances()
         .await
         .iter()
-        .map(stellage::resources::Instance::id)
+        .map(resources::Instance::id)
         .collect();
     browser.sign_in(&tenant.key).await;
     for path in [

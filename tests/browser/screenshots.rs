@@ -4,8 +4,8 @@ use std::fs;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use reqwest::Method;
+use resources::{InstanceState, Plan};
 use serde_json::json;
-use stellage::resources::{InstanceState, Plan};
 
 use super::{Browser, View, images, journeys::own_operator};
 use crate::support::{
@@ -94,7 +94,7 @@ async fn pictures_of_the_console() {
     let build = format!("/v1/instances/{}/stop", id("build").await);
     tenant.call(Method::POST, &build, None).await;
     tenant.wait_for_state("build", InstanceState::Stopped).await;
-    let stuck = |instance: &mut stellage::resources::Instance| {
+    let stuck = |instance: &mut resources::Instance| {
         let fault = (
             "simulator.stellage.dev/fault".to_owned(),
             "unreachable".to_owned(),

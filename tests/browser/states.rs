@@ -5,8 +5,8 @@ use std::{fs, path::Path, time::Duration};
 use control_plane::{ControlPlane, Identity};
 use kube::{Api, api::PostParams};
 use reqwest::Method;
+use resources::{Backup, Instance, InstanceState};
 use serde_json::{Value, json};
-use stellage::resources::{Backup, Instance, InstanceState};
 
 use super::{Browser, journeys::link_of, webdriver::By};
 use crate::support::{
@@ -79,7 +79,9 @@ impl Browser {
     pub(super) fn has_checked_everything(&self) {
         let checked = self.checked.lock();
         let mut missing = Vec::new();
-        for (path, template) in templates(&Path::new(env!("CARGO_MANIFEST_DIR")).join("templates/console")) {
+        for (path, template) in
+            templates(&Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/server/templates/console"))
+        {
             for text in texts(&template) {
                 let is_exempt = NOT_CHECKED.iter().any(|(exempt, _)| *exempt == text);
                 assert!(!is_exempt || !checked.contains(&text), "{text:?} can be checked");

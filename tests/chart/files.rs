@@ -443,7 +443,7 @@ fn numbers_after(text: &str, name: &str) -> Vec<Vec<u32>> {
 
 #[tokio::test]
 async fn the_network_policy_excepts_every_range_that_the_program_refuses() {
-    let source = read(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/delivery/addresses.rs"));
+    let source = read(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("crates/sender/src/addresses.rs"));
     let values = json!({ "networkPolicy": { "enabled": true } });
     let rendered = Helm::alone().await.template("stellage-system", &values).unwrap();
     let policies: Vec<Value> = objects(&rendered)

@@ -19,8 +19,8 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use reqwest::{Method, StatusCode};
+use resources::{Account, Instance, InstanceState};
 use serde_json::{Value, json};
-use stellage::resources::{Account, Instance, InstanceState};
 
 use super::{Helm, chart, kubeconfig_of, objects};
 use crate::{

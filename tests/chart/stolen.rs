@@ -9,8 +9,8 @@ use kube::{
     api::{Patch, PatchParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
+use resources::{Account, ApiKey};
 use serde_json::{Value, json};
-use stellage::resources::{Account, ApiKey};
 
 use super::{Helm, chart, kubeconfig_of};
 use crate::support::{self, bare_plane, kubectl};

@@ -1,10 +1,8 @@
 //! `stellage backup …`, and restoring one with `stellage instance rebuild`.
 
 use kube::{Api, api::ListParams};
-use stellage::{
-    providers::simulator::FAULT_ANNOTATION,
-    resources::{Backup, InstanceState},
-};
+use providers::simulator::FAULT_ANNOTATION;
+use resources::{Backup, InstanceState};
 
 use super::run;
 use crate::support::Tenant;

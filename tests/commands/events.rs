@@ -4,8 +4,8 @@ use std::process::Stdio;
 
 use jiff::SignedDuration;
 use kube::api::PostParams;
+use resources::{Delivery, LoggedEvent, ids};
 use serde_json::json;
-use stellage::resources::{Delivery, LoggedEvent, ids};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use super::{command, run, run_words, webhooks::hook};

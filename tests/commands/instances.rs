@@ -6,11 +6,9 @@ use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
 };
+use providers::simulator::FAULT_ANNOTATION;
+use resources::{Instance, InstanceState, Plan, PowerState};
 use serde_json::json;
-use stellage::{
-    providers::simulator::FAULT_ANNOTATION,
-    resources::{Instance, InstanceState, Plan, PowerState},
-};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 
 use super::{command, run};

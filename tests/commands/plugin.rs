@@ -3,7 +3,7 @@
 use std::{os::unix::fs::symlink, path::Path, process::Stdio};
 
 use control_plane::Identity;
-use stellage::resources::InstanceState;
+use resources::InstanceState;
 use tokio::process::Command;
 
 use super::{Ran, run_words};

@@ -3,8 +3,8 @@
 use control_plane::Identity;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::{Api, api::PostParams, config::Kubeconfig};
+use resources::InstanceState;
 use serde_json::json;
-use stellage::resources::InstanceState;
 
 use super::{Ran, command};
 use crate::support::{Tenant, shared};

@@ -8,9 +8,9 @@ use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
 };
+use resources::{DeliveryPhase, Webhook};
 use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
-use stellage::resources::{DeliveryPhase, Webhook};
 use tokio::io::AsyncWriteExt as _;
 
 use super::{Ran, command, run};
@@ -42,8 +42,7 @@ pub async fn hook(tenant: &Tenant, receiver: &Receiver, events: &[&str]) -> Webh
 
 fn reason(webhook: &Webhook) -> Option<String> {
     let conditions = webhook.status.as_ref().map(|status| status.conditions.as_slice());
-    stellage::resources::conditions::find(conditions.unwrap_or_default(), "Ready")
-        .map(|ready| ready.reason.clone())
+    resources::conditions::find(conditions.unwrap_or_default(), "Ready").map(|ready| ready.reason.clone())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Version, header};
-use stellage::delivery::{ClientError, ClientSettings, ReceiverClient, RetryAfter, TargetRules};
+use sender::{ClientError, ClientSettings, ReceiverClient, RetryAfter, TargetRules};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,

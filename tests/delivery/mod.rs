@@ -9,7 +9,7 @@ use std::{io::Write as _, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use stellage::delivery::{AttemptOutcome, ClientSettings, ReceiverClient, TargetRules};
+use sender::{AttemptOutcome, ClientSettings, ReceiverClient, TargetRules};
 use tempfile::NamedTempFile;
 
 use crate::support::receivers::Receiver;

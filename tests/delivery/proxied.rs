@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use stellage::delivery::{ClientSettings, ProxyUrl, TargetRules};
+use sender::{ClientSettings, ProxyUrl, TargetRules};
 
 use super::Sender;
 use crate::support::receivers::{Answer, ConnectProxy, Proxying, Receiver};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use stellage::delivery::{ClientSettings, TargetRules};
+use sender::{ClientSettings, TargetRules};
 use tokio::time::timeout;
 
 use super::{Sender, loopback};

@@ -7,7 +7,7 @@ use std::{
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use stellage::facade::openapi;
+use server::facade::openapi;
 
 use crate::support::{Answer, PATIENCE, Tenant};
 

@@ -1,17 +1,15 @@
 //! Deliveries through REST: the log of a webhook, redelivery, test events.
 
+use domain::event::EventType;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
     api::{ListParams, PostParams},
 };
 use reqwest::Method;
+use resources::{Delivery, DeliveryPhase, Webhook, delivery::set_event_order};
+use sender::signature::AGENT;
 use serde_json::{Value, json};
-use stellage::{
-    delivery::signature::AGENT,
-    events::EventType,
-    resources::{Delivery, DeliveryPhase, Webhook, delivery::set_event_order},
-};
 
 use super::{
     contract::{code, expect, fields},

@@ -329,7 +329,7 @@ async fn a_key_that_is_used_up_waits() {
         ("0", "3600")
     );
     let more = Patch::Merge(json!({ "spec": { "rateLimitPerHour": 100 } }));
-    let accounts: kube::Api<stellage::resources::Account> = kube::Api::all(tenant.kube.clone());
+    let accounts: kube::Api<resources::Account> = kube::Api::all(tenant.kube.clone());
     accounts
         .patch("err-rate", &PatchParams::default(), &more)
         .await
@@ -347,8 +347,7 @@ async fn a_revoked_key_is_refused_by_each_replica_within_a_second() {
     let tenant = Tenant::new("err-revoked").await;
     let cluster = shared().await;
     let mut second = Operator::start(cluster.plane, &["api"]).await;
-    let keys: kube::Api<stellage::resources::ApiKey> =
-        kube::Api::namespaced(tenant.kube.clone(), "err-revoked");
+    let keys: kube::Api<resources::ApiKey> = kube::Api::namespaced(tenant.kube.clone(), "err-revoked");
     let mut late = Vec::new();
     for _ in 0..5 {
         let key = new_key(cluster.plane, "err-revoked", "read");
@@ -360,7 +359,7 @@ async fn a_revoked_key_is_refused_by_each_replica_within_a_second() {
             async || <[u16; 2]>::from(tokio::join!(status(&cluster.operator.url), status(&second.url)));
         eventually("the key to be known", answers, |answers| *answers == [200, 200]).await;
         let all = keys.list(&ListParams::default()).await.unwrap();
-        let this = |one: &&stellage::resources::ApiKey| {
+        let this = |one: &&resources::ApiKey| {
             one.spec
                 .last_characters
                 .as_deref()

@@ -1,6 +1,7 @@
 //! The event log through REST: the account's events, and the deliveries that succeeded at the first attempt. The pages of the log
 //! are written here, as the operator writes them.
 
+use domain::event::{EventType, catalogue};
 use jiff::{SignedDuration, Timestamp, ToSpan as _};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
@@ -8,14 +9,11 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use reqwest::Method;
-use serde_json::{Value, json};
-use stellage::{
-    events::{EventType, catalogue},
-    resources::{
-        Account, Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, EventLog, LoggedDelivery,
-        LoggedEvent, Webhook, ids,
-    },
+use resources::{
+    Account, Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, EventLog, LoggedDelivery,
+    LoggedEvent, Webhook, ids,
 };
+use serde_json::{Value, json};
 
 use super::{
     contract::{code, expect, fields},

@@ -4,8 +4,8 @@
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::ListParams};
 use reqwest::Method;
+use resources::{ApiKey, Backup, Delivery, Instance, InstanceState, Webhook};
 use serde_json::{Value, json};
-use stellage::resources::{ApiKey, Backup, Delivery, Instance, InstanceState, Webhook};
 
 use super::{
     contract::{self, Endpoint},

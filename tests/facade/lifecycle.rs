@@ -1,8 +1,8 @@
 //! The ten instance endpoints and the catalogue, in the order in which a client uses them.
 
 use reqwest::Method;
+use resources::Plan;
 use serde_json::json;
-use stellage::resources::Plan;
 
 use super::{contract::expect, create, new_instance, wait_for};
 use crate::support::Tenant;
@@ -264,7 +264,7 @@ async fn an_instance_says_why_it_is_not_as_asked() {
         })
         .await;
     let object = tenant
-        .wait_for_state("broken", stellage::resources::InstanceState::Error)
+        .wait_for_state("broken", resources::InstanceState::Error)
         .await;
     let broken = wait_for(&tenant, &object.id(), "error").await;
     assert_eq!(broken["status_reason"], "provisioning_failed", "{broken}");

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use kube::{Api, Resource as _, api::PostParams};
 use reqwest::Method;
+use resources::{Delivery, delivery::set_event_order};
 use serde_json::json;
-use stellage::resources::{Delivery, delivery::set_event_order};
 
 use super::{
     contract::code,

@@ -21,8 +21,8 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use reqwest::Method;
+use resources::{Account, conditions};
 use serde_json::{Value, json};
-use stellage::resources::{Account, conditions};
 
 use self::contract::expect;
 use crate::support::{Tenant, eventually};

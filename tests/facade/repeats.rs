@@ -116,7 +116,7 @@ async fn an_action_with_a_key_acts_once() {
     assert!(first.headers.get("idempotency-replayed").is_none());
     assert_eq!(first.header("idempotency-retention"), "actions=16");
     wait_for(&tenant, &id, "running").await;
-    let nonce = |i: &stellage::resources::Instance| i.spec.reboot_requested_at.clone();
+    let nonce = |i: &resources::Instance| i.spec.reboot_requested_at.clone();
     let before = nonce(&tenant.instances().get(&id).await.unwrap());
     let again = expect(&tenant, 202, Method::POST, &path, None, &headers).await;
     assert_eq!(again.header("idempotency-replayed"), "true");

@@ -6,8 +6,8 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use reqwest::Method;
+use resources::conditions;
 use serde_json::{Value, json};
-use stellage::resources::conditions;
 
 use super::{
     contract::{code, expect},

@@ -8,8 +8,8 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use reqwest::Method;
+use resources::{Instance, Webhook};
 use serde_json::{Value, json};
-use stellage::resources::{Instance, Webhook};
 
 use super::{contract::expect, create, wait_for};
 use crate::support::{Tenant, eventually};

@@ -9,11 +9,9 @@ use kube::{
 };
 use rand::RngExt as _;
 use reqwest::Method;
+use resources::{Account, Webhook};
 use serde_json::{Value, json};
-use stellage::{
-    resources::{Account, Webhook},
-    service::idempotency::IdempotentRequest,
-};
+use server::service::idempotency::IdempotentRequest;
 
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 

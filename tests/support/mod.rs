@@ -46,11 +46,9 @@ use kube::{
 };
 use parking_lot::Mutex;
 use reqwest::{Method, StatusCode, header::HeaderMap};
+use resources::{Account, AccountSpec, ApiKey, Instance, InstanceSpec, InstanceState, conditions, ids};
+use runtime::lease::LEASE_NAME;
 use serde_json::{Value, json};
-use stellage::{
-    resources::{Account, AccountSpec, ApiKey, Instance, InstanceSpec, InstanceState, conditions, ids},
-    runtime::lease::LEASE_NAME,
-};
 use tokio::{sync::OnceCell, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 

@@ -12,8 +12,8 @@ use control_plane::ControlPlane;
 use futures::future::join_all;
 use http::Method;
 use kube::api::{ListParams, Patch, PatchParams};
+use resources::{Delivery, InstanceState, conditions, webhook::BACKLOG};
 use serde_json::json;
-use stellage::resources::{Delivery, InstanceState, conditions, webhook::BACKLOG};
 
 use super::{
     crashes::setting,

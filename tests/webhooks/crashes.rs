@@ -12,7 +12,7 @@ use std::{
 use control_plane::ControlPlane;
 use kube::{ResourceExt as _, api::ListParams};
 use rand::RngExt as _;
-use stellage::resources::InstanceState;
+use resources::InstanceState;
 use tokio::time::timeout;
 
 use super::{

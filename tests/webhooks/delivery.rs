@@ -2,9 +2,9 @@
 
 use http::Method;
 use kube::api::{DeleteParams, PatchParams};
+use resources::{DeliveryPhase, InstanceState};
 use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
-use stellage::resources::{DeliveryPhase, InstanceState};
 
 use super::{ALL, SECRET, all_in, body, types};
 use crate::support::{

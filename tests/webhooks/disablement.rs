@@ -3,8 +3,8 @@
 use control_plane::ControlPlane;
 use kube::api::PatchParams;
 use reqwest::Method;
+use resources::{DeliveryPhase, DisableReason, InstanceState, Webhook, conditions};
 use serde_json::{Value, json};
-use stellage::resources::{DeliveryPhase, DisableReason, InstanceState, Webhook, conditions};
 
 use super::{all_in, phase_of, types};
 use crate::support::{

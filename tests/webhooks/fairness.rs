@@ -7,8 +7,8 @@ use std::{
 
 use futures::StreamExt as _;
 use kube::api::PostParams;
+use resources::Webhook;
 use serde_json::json;
-use stellage::resources::Webhook;
 
 use super::types;
 use crate::support::{

@@ -10,7 +10,7 @@ use kube::{
     Api,
     api::{DeleteParams, ListParams},
 };
-use stellage::resources::{Account, InstanceState, conditions};
+use resources::{Account, InstanceState, conditions};
 
 use super::{ALL, body, types};
 use crate::support::{

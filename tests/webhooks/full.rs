@@ -15,8 +15,8 @@ use kube::{
     Api,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
+use resources::{DeliveryPhase, Instance, InstanceState};
 use serde_json::{Value, json};
-use stellage::resources::{DeliveryPhase, Instance, InstanceState};
 
 use super::{ALL, all_in};
 use crate::support::{

@@ -12,8 +12,8 @@ use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
 };
+use resources::{Delivery, DeliveryPhase, DisableReason, InstanceState, delivery::FINISHED_LABEL};
 use serde_json::json;
-use stellage::resources::{Delivery, DeliveryPhase, DisableReason, InstanceState, delivery::FINISHED_LABEL};
 
 use super::{ALL, all_in, phase_of};
 use crate::support::{

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use kube::api::{DeleteParams, Patch, PatchParams};
+use resources::{DeliveryPhase, InstanceState};
 use serde_json::json;
-use stellage::resources::{DeliveryPhase, InstanceState};
 
 use super::{ALL, all_in, body, proxy::Proxy};
 use crate::support::{

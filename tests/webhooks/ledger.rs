@@ -23,8 +23,8 @@ use kube::{
 };
 use parking_lot::Mutex;
 use rand::RngExt as _;
+use resources::{EventLog, Instance, InstanceState, ids};
 use serde_json::json;
-use stellage::resources::{EventLog, Instance, InstanceState, ids};
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 

@@ -1,7 +1,7 @@
 //! What account holders are told about their webhooks by e-mail, through a real mail server.
 
 use mail_parser::MessageParser;
-use stellage::resources::{Webhook, conditions, webhook::BACKLOG};
+use resources::{Webhook, conditions, webhook::BACKLOG};
 
 use crate::support::{
     Operator, Tenant, own_plane, receiver_arguments,

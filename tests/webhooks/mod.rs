@@ -26,8 +26,8 @@ use kube::{
     Api, ResourceExt as _,
     api::{ListParams, Patch, PatchParams, PostParams},
 };
+use resources::{Delivery, DeliveryPhase, EventLog, Webhook};
 use serde_json::{Value, json};
-use stellage::resources::{Delivery, DeliveryPhase, EventLog, Webhook};
 
 use crate::support::{Tenant, eventually, receivers::Received, remember_secret};
 

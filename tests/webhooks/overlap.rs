@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use stellage::resources::DeliveryPhase;
+use resources::DeliveryPhase;
 
 use super::all_in;
 use crate::support::{
@@ -53,7 +53,7 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
     }
     tenant
         .wait_for_deliveries("hook", "all to wait for a retry", |all| {
-            let has_failed = |status: &stellage::resources::DeliveryStatus| status.attempt_count == 1;
+            let has_failed = |status: &resources::DeliveryStatus| status.attempt_count == 1;
             let failed = all
                 .iter()
                 .filter(|delivery| delivery.status.as_ref().is_some_and(has_failed));

@@ -7,8 +7,8 @@ use std::sync::{
 
 use control_plane::ControlPlane;
 use reqwest::Method;
+use resources::{Delivery, DeliveryPhase, InstanceState, Webhook};
 use serde_json::{Value, json};
-use stellage::resources::{Delivery, DeliveryPhase, InstanceState, Webhook};
 
 use super::{all_in, phase_of};
 use crate::support::{

@@ -4,8 +4,8 @@ use kube::{
     Api, ResourceExt,
     api::{ListParams, PostParams},
 };
+use resources::{Delivery, DeliveryPhase, EventLog, InstanceState};
 use serde_json::json;
-use stellage::resources::{Delivery, DeliveryPhase, EventLog, InstanceState};
 
 use super::phase_of;
 use crate::support::{

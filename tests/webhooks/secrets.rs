@@ -9,9 +9,9 @@ use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use resources::{DeliveryPhase, InstanceState, Webhook, conditions};
 use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
-use stellage::resources::{DeliveryPhase, InstanceState, Webhook, conditions};
 
 use super::{SECRET, all_in, phase_of};
 use crate::support::{

@@ -1,7 +1,7 @@
 //! Webhooks with forbidden receivers, created with `kubectl`: they get a condition, and nothing is sent.
 
+use resources::{DeliveryPhase, conditions};
 use serde_json::json;
-use stellage::resources::{DeliveryPhase, conditions};
 
 use super::all_in;
 use crate::support::{

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use control_plane::{ControlPlane, Identity, audit::Request};
 use kube::api::{Patch, PatchParams};
+use resources::{Attempt, Delivery, InstanceState};
 use serde_json::json;
-use stellage::resources::{Attempt, Delivery, InstanceState};
 
 use crate::support::{
     Operator, PATIENCE, Tenant, own_plane, receiver_arguments,

@@ -14,18 +14,16 @@ use std::{
 };
 
 use bytes::Bytes;
+use domain::event::{EventType, OutboxEntry};
 use http::{HeaderMap, Method, Request, header::HOST};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use jiff::Timestamp;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
-use stellage::{
-    delivery::{
-        ClientSettings, ReceiverClient, TargetRules,
-        signature::{self, SigningKeys},
-    },
-    events::{EventType, OutboxEntry},
+use sender::{
+    ClientSettings, ReceiverClient, TargetRules,
+    signature::{self, SigningKeys},
 };
 use tokio::{net::TcpStream, task::JoinSet};
 use tokio_rustls::TlsConnector;

@@ -1,0 +1,190 @@
+//! `stellage key …`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, PostParams},
+};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    CliError,
+    account::{self, namespace},
+    connect::Cluster,
+    duration,
+    output::{self, Output},
+    program::program,
+};
+use resources::{Account, ApiKey, KeyScope, ids, origin, quota};
+use server::service::keys::new_key;
+
+/// How long to wait for the account's namespace, and for Kubernetes to count its keys.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(200);
+
+/// Create and revoke API keys.
+///
+/// `kubectl get apikeys` lists them, with the day, in UTC, on which each was last used.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Create a key and print it; it is shown only once
+    #[command(after_help = CREATE)]
+    Create(CreateArgs),
+    /// Revoke a key; it stops working within a second
+    #[command(after_help = REVOKE)]
+    Revoke(RevokeArgs),
+}
+
+const CREATE: &str = "\
+Examples:
+  stellage key create --account ada
+  stellage key create --account ada --scope read --expires 90d --name dashboard
+  stellage key create --account ada --output json";
+const REVOKE: &str = "\
+Example:
+  stellage key revoke key-5m2k8x1t --account ada";
+
+/// Create a key. Only the key goes to stdout, so that KEY=$(stellage key create --account NAME) works.
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// Account that the key is for
+    #[arg(long)]
+    account: String,
+
+    /// What the key may do: read (GET requests only) or write (all requests)
+    #[arg(long, value_enum, default_value_t)]
+    scope: KeyScope,
+
+    /// When the key expires: a duration such as 90d, 12h or 2w, or an RFC 3339 time [default: never]
+    #[arg(long, value_name = "WHEN", value_parser = duration::expiry_from_now)]
+    expires: Option<Timestamp>,
+
+    /// Name of the key, which `key revoke` takes [default: random]
+    #[arg(long)]
+    name: Option<String>,
+
+    /// Output format
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Revoke a key: requests with it will be refused.
+#[derive(Args, Debug)]
+pub struct RevokeArgs {
+    /// Name of the key, as `kubectl get apikeys` shows it
+    name: String,
+
+    /// Account that the key belongs to
+    #[arg(long)]
+    account: String,
+}
+
+/// The JSON form of a new key.
+#[derive(Serialize)]
+struct Created<'a> {
+    name: &'a str,
+    account: &'a str,
+    scope: KeyScope,
+    key: &'a str,
+    expires_at: Option<Timestamp>,
+}
+
+pub(super) async fn run(command: KeyCommand) -> Result<(), CliError> {
+    let cluster = Cluster::current().await?;
+    match command {
+        KeyCommand::Create(args) => create(&cluster, args).await,
+        KeyCommand::Revoke(args) => revoke(&cluster, args).await,
+    }
+}
+
+async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
+    let account = account::get(cluster, &args.account).await?;
+    let account = account::wait_for_namespace(cluster, account, PATIENCE).await?;
+    let uid = origin::uid(&account.metadata);
+    let (key, spec) = new_key(uid, args.scope, args.expires);
+    let name = args
+        .name
+        .unwrap_or_else(|| format!("key-{}", &ids::random_suffix()[..8]));
+    store(cluster, &account, &ApiKey::new(&name, spec)).await?;
+    if args.output == Output::Json {
+        return output::json(&Created {
+            name: &name,
+            account: &args.account,
+            scope: args.scope,
+            key: &key,
+            expires_at: args.expires,
+        });
+    }
+    output::line(&key);
+    let until = args.expires.map_or_else(
+        || "it does not expire".to_owned(),
+        |end| format!("it works until {end}"),
+    );
+    output::note(&format!(
+        "This is key {name} of account {account} ({scope}); {until}. Store it now; it will not be shown again.\nUse it as `Authorization: Bearer KEY`; revoke it with `{stellage} key revoke {name} --account {account}`.",
+        stellage = program(),
+        account = args.account,
+        scope = scope_word(args.scope),
+    ));
+    Ok(())
+}
+
+/// Creates a key in the namespace of its account. Waits for a new quota, which Kubernetes counts within tenths of a second.
+pub(super) async fn store(cluster: &Cluster, account: &Account, key: &ApiKey) -> Result<(), CliError> {
+    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(account, "keys")?);
+    let begun = Instant::now();
+    let create = async {
+        loop {
+            match api.create(&PostParams::default(), key).await {
+                Err(kube::Error::Api(status)) if quota::is_pending(&status) && begun.elapsed() < PATIENCE => {
+                    sleep(POLL).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    };
+    let doing = format!("create a key of account {}", account.name_any());
+    let created = cluster.call(&doing, create).await;
+    created.map(drop).map_err(|failure| {
+        failure.or(409, || CliError::KeyExists {
+            account: account.name_any(),
+            name: key.name_any(),
+        })
+    })
+}
+
+async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
+    let account = account::get(cluster, &args.account).await?;
+    let namespace = namespace(&account, "keys")?;
+    let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace);
+    cluster
+        .call(
+            &format!("revoke key {} of account {}", args.name, args.account),
+            api.delete(&args.name, &DeleteParams::default()),
+        )
+        .await
+        .map_err(|failure| {
+            failure.or(404, || CliError::NoKey {
+                account: args.account.clone(),
+                name: args.name.clone(),
+                namespace: namespace.to_owned(),
+            })
+        })?;
+    output::note(&format!(
+        "key {} of account {} is revoked; it stops working within a second",
+        args.name, args.account
+    ));
+    Ok(())
+}
+
+/// The word for a scope.
+pub(super) const fn scope_word(scope: KeyScope) -> &'static str {
+    match scope {
+        KeyScope::Read => "read",
+        KeyScope::Write => "write",
+    }
+}

@@ -1,0 +1,102 @@
+//! What is exported, in the order in which it is imported: owners come before the objects they own, and Accounts come last, because
+//! until then the operator leaves alone what is in their namespaces.
+
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Namespace, Secret},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::{
+    Api, Client, Resource,
+    core::{ApiResource, DynamicObject},
+};
+
+use resources::{Account, ApiKey, Backup, Delivery, EventLog, Instance, Invoice, InvoicePage, Webhook};
+
+/// Secrets and ConfigMaps in the operator's namespace that all replicas share: the key that seals sessions, the invoice
+/// numbers, and former prices.
+const SHARED_SECRETS: &[&str] = &["stellage-console"];
+const SHARED_MAPS: &[&str] = &["stellage-invoice-numbers", "stellage-prices"];
+
+/// A kind of objects in a file.
+pub(super) struct Kind {
+    pub(super) resource: ApiResource,
+    pub(super) which: Which,
+    /// Whether it has a status that is written separately.
+    pub(super) has_status: bool,
+    /// Whether people write its objects, so that it matters who wrote which field, and when.
+    pub(super) is_tracked: bool,
+    /// Objects per page of a list: small for kinds whose objects may be large.
+    pub(super) page: u32,
+}
+
+/// Which objects of a kind are in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    /// All: it is a kind in this program's API group.
+    Ours,
+    /// The namespaces of accounts, and others that have objects of ours.
+    Namespaces,
+    /// In those namespaces, the Secrets that sign deliveries.
+    Signing,
+    /// In the operator's namespace, those with these names.
+    Shared(&'static [&'static str]),
+}
+
+/// All kinds.
+pub(super) fn all() -> [Kind; 13] {
+    [
+        foreign::<Namespace>(Which::Namespaces),
+        foreign::<Secret>(Which::Shared(SHARED_SECRETS)),
+        foreign::<ConfigMap>(Which::Shared(SHARED_MAPS)),
+        written::<Webhook>(),
+        foreign::<Secret>(Which::Signing),
+        written::<Instance>(),
+        written::<Backup>(),
+        written::<ApiKey>(),
+        record::<Delivery>(),
+        record::<EventLog>(),
+        record::<Invoice>(),
+        record::<InvoicePage>(),
+        written::<Account>(),
+    ]
+}
+
+fn written<K: Resource<DynamicType = ()>>() -> Kind {
+    Kind {
+        resource: ApiResource::erase::<K>(&()),
+        which: Which::Ours,
+        has_status: true,
+        is_tracked: true,
+        page: 500,
+    }
+}
+
+fn record<K: Resource<DynamicType = ()>>() -> Kind {
+    Kind {
+        has_status: false,
+        is_tracked: false,
+        page: 50,
+        ..written::<K>()
+    }
+}
+
+fn foreign<K: Resource<DynamicType = ()>>(which: Which) -> Kind {
+    Kind {
+        which,
+        page: 500,
+        ..record::<K>()
+    }
+}
+
+/// The API for the kind of an object.
+pub(super) fn api(client: &Client, resource: &ApiResource, namespace: Option<&str>) -> Api<DynamicObject> {
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
+        None => Api::all_with(client.clone(), resource),
+    }
+}
+
+/// Whether an owner is a Webhook.
+pub(super) fn is_webhook(owner: &OwnerReference) -> bool {
+    owner.kind == Webhook::kind(&()) && owner.api_version == Webhook::api_version(&())
+}

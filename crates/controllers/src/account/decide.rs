@@ -1,0 +1,732 @@
+//! Decides what to do about one Account: a pure function of its spec, the other claimants, and the existing namespace.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+
+use super::claims::Claimant;
+use resources::{
+    ACCOUNT_LABEL, Account, AccountStatus,
+    account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION, MAIL_UNAVAILABLE, NAMESPACE_READY},
+    conditions::{self, Desired, READY, RECONCILING, STALLED},
+    ids, origin,
+};
+
+/// The relevant properties of the namespace that an Account claims.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NamespaceView {
+    /// The Account that its label names.
+    pub(super) account: Option<String>,
+    /// Origin UID of the Account that it belongs to, once it has belonged to one.
+    pub(super) owner: Option<String>,
+    /// Whether the operator created it.
+    pub(super) is_created: bool,
+    /// Whether it is being deleted.
+    pub(super) terminating: bool,
+}
+
+impl NamespaceView {
+    pub(super) fn of(namespace: &Namespace) -> Self {
+        let get = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
+            map.as_ref().and_then(|map| map.get(key).cloned())
+        };
+        let made_for = get(&namespace.metadata.annotations, MADE_FOR_ANNOTATION);
+        let adopted_for = get(&namespace.metadata.annotations, ADOPTED_FOR_ANNOTATION);
+        Self {
+            account: get(&namespace.metadata.labels, ACCOUNT_LABEL),
+            is_created: made_for.is_some(),
+            owner: made_for.or(adopted_for),
+            terminating: namespace.metadata.deletion_timestamp.is_some(),
+        }
+    }
+}
+
+/// Why an Account does not have its namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+    /// Whether the problem resolves by itself. If not, somebody must change something.
+    pub(super) is_temporary: bool,
+}
+
+/// What to do about the namespace of an Account that is not being deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// The Account cannot have it, or not yet.
+    Refused(Refusal),
+    /// It does not exist: create it.
+    Create,
+    /// The operator created it for this Account, but its label was removed: restore the label.
+    Relabel,
+    /// It has never belonged to an Account, and an administrator has labelled it for this one: adopt it, unless it holds what
+    /// another Account had.
+    Adopt,
+    /// It belongs to this Account: either it was adopted, or the operator created it.
+    Own { adopted: bool },
+}
+
+/// What to do about an Account that is being deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Removal {
+    /// It owns no namespace: remove the finalizer.
+    OwnsNothing,
+    /// It owns its namespace: clean up once the namespace is empty.
+    Empty { created_by_operator: bool },
+}
+
+/// Decides about an Account that is not being deleted. `claimants` are all Accounts that claim the namespace, oldest first.
+///
+/// The label on the namespace decides who may own it, as long as that Account exists: the label is written either together
+/// with the namespace or by an administrator. Once it has belonged to an Account, its annotation says to which, and no other
+/// gets it. If there is no namespace yet, the oldest claimant gets it.
+pub(super) fn claim(
+    account: &Account,
+    operator_namespace: &str,
+    claimants: &[Claimant],
+    namespace: Option<&NamespaceView>,
+) -> Claim {
+    let me = account.metadata.name.as_deref().unwrap_or_default();
+    let wanted = account.wanted_namespace();
+    if let Some(refusal) = reserved(wanted, operator_namespace) {
+        return Claim::Refused(refusal);
+    }
+    let labelled = namespace.and_then(|namespace| namespace.account.as_deref());
+    let holder = labelled
+        .and_then(|name| claimants.iter().find(|claimant| claimant.name == name))
+        .or_else(|| {
+            let vacant = namespace.is_none_or(|namespace| namespace.terminating);
+            vacant.then(|| claimants.first()).flatten()
+        });
+    if let Some(holder) = holder
+        && holder.name != me
+    {
+        return Claim::Refused(Refusal {
+            reason: "NamespaceTaken",
+            message: format!(
+                "namespace {wanted} belongs to Account {holder}; delete this Account and create one with another namespace, or wait: it takes over once {holder} and the namespace are gone",
+                holder = holder.name
+            ),
+            is_temporary: false,
+        });
+    }
+    let Some(namespace) = namespace else {
+        return Claim::Create;
+    };
+    if namespace.terminating {
+        return Claim::Refused(Refusal {
+            reason: "NamespaceTerminating",
+            message: format!("namespace {wanted} is being deleted; it will be created again once it is gone"),
+            is_temporary: true,
+        });
+    }
+    let refused = |message| {
+        Claim::Refused(Refusal {
+            reason: "NamespaceNotOwned",
+            message,
+            is_temporary: false,
+        })
+    };
+    match (labelled, namespace.owner.as_deref()) {
+        (Some(name), None) if name == me => Claim::Adopt,
+        (_, Some(owner)) if owner != origin::uid(&account.metadata) => refused(format!(
+            "namespace {wanted} belonged to another Account, and may still hold what that one had; delete this Account and then the namespace, and create the Account again"
+        )),
+        (Some(name), Some(_)) if name == me => Claim::Own {
+            adopted: !namespace.is_created,
+        },
+        (None, Some(_)) if namespace.is_created => Claim::Relabel,
+        (other, _) => refused(not_owned(wanted, me, other)),
+    }
+}
+
+/// The refusal of an Account whose namespace holds these objects, which an operator has already worked on.
+pub(super) fn in_use(account: &Account, contents: &[Contents]) -> Option<Refusal> {
+    let wanted = account.wanted_namespace();
+    let what = enumerated(contents)?;
+    Some(Refusal {
+        reason: "NamespaceInUse",
+        message: format!(
+            "namespace {wanted} holds what an account had: {what}; if that was this Account, and its objects were restored without the namespace's annotations, a cluster administrator can tell so: kubectl annotate namespace {wanted} {}={}; else delete them",
+            ADOPTED_FOR_ANNOTATION,
+            origin::uid(&account.metadata),
+        ),
+        is_temporary: false,
+    })
+}
+
+/// The refusal of an Account that is a copy of an older one.
+pub(super) fn copy_of(older: &str) -> Refusal {
+    Refusal {
+        reason: "OriginTaken",
+        message: format!(
+            "this is a copy of Account {older}, which is older: both have the same annotation {}; delete this one, or create it without the annotation",
+            origin::ORIGIN_ANNOTATION
+        ),
+        is_temporary: false,
+    }
+}
+
+fn not_owned(wanted: &str, me: &str, label: Option<&str>) -> String {
+    let (state, overwrite) = match label {
+        None => (format!("is not labelled for Account {me}"), ""),
+        Some(other) => (
+            format!("is labelled for Account {other}, which does not claim it"),
+            " --overwrite",
+        ),
+    };
+    format!(
+        "namespace {wanted} already exists and {state}; to let this Account adopt it, a cluster administrator must run: kubectl label namespace {wanted} {ACCOUNT_LABEL}={me}{overwrite}"
+    )
+}
+
+fn reserved(wanted: &str, operator_namespace: &str) -> Option<Refusal> {
+    let why = if wanted.starts_with("kube-") {
+        "kube-* namespaces belong to Kubernetes"
+    } else if wanted == operator_namespace {
+        "it belongs to the operator"
+    } else {
+        return None;
+    };
+    Some(Refusal {
+        reason: "NamespaceReserved",
+        message: format!(
+            "an account cannot use namespace {wanted}: {why}; delete this Account and create one with another namespace"
+        ),
+        is_temporary: false,
+    })
+}
+
+/// Decides about an Account that is being deleted.
+pub(super) fn removal(
+    account: &Account,
+    operator_namespace: &str,
+    namespace: Option<&NamespaceView>,
+) -> Removal {
+    let me = account.metadata.name.as_deref();
+    let Some(namespace) = namespace else {
+        return Removal::OwnsNothing;
+    };
+    let is_mine = namespace.owner.as_deref() == Some(origin::uid(&account.metadata))
+        && namespace.account.as_deref().is_none_or(|label| Some(label) == me);
+    if !is_mine || reserved(account.wanted_namespace(), operator_namespace).is_some() {
+        return Removal::OwnsNothing;
+    }
+    Removal::Empty {
+        created_by_operator: namespace.is_created,
+    }
+}
+
+/// Objects of one kind that block the deletion of an Account, or the adoption of its namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Contents {
+    /// Singular and plural name of the kind, as used in messages.
+    pub(super) words: (&'static str, &'static str),
+    /// How many there are.
+    pub(super) count: u64,
+    /// Whether there are more.
+    pub(super) has_more: bool,
+    /// Some of their names.
+    pub(super) names: Vec<String>,
+}
+
+/// Maximum number of names in a message.
+const MAX_NAMES: usize = 5;
+
+/// What blocks a deletion, for example `3 instances: a, b, c; delete them first`; `None` if nothing does.
+pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
+    let total: u64 = contents.iter().map(|contents| contents.count).sum();
+    let them = if total == 1 { "it" } else { "them" };
+    Some(format!("{}; delete {them} first", enumerated(contents)?))
+}
+
+/// For example `3 instances: a, b, c; 1 webhook: d`; `None` if all are empty.
+fn enumerated(contents: &[Contents]) -> Option<String> {
+    let parts: Vec<String> = contents
+        .iter()
+        .filter(|contents| contents.count > 0)
+        .map(|contents| {
+            let mut names = contents.names.clone();
+            names.sort_unstable();
+            let more = if contents.count > MAX_NAMES as u64 {
+                ", …"
+            } else {
+                ""
+            };
+            names.truncate(MAX_NAMES);
+            let (one, many) = contents.words;
+            let word = if contents.count == 1 { one } else { many };
+            let than = if contents.has_more { "more than " } else { "" };
+            format!("{than}{} {word}: {}{more}", contents.count, names.join(", "))
+        })
+        .collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// How a reconcile ended, for the status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Everything matches the spec.
+    Ready { adopted: bool },
+    /// Everything exists, but Kubernetes has not computed the quota yet.
+    QuotaPending { adopted: bool },
+    /// The Account does not get its namespace, or not yet.
+    Refused(Refusal),
+    /// The API server refused a call. `owned` says whether the namespace was adopted, if the Account owns it.
+    Failed { owned: Option<bool>, message: String },
+    /// The Account is being deleted, but its namespace is not empty.
+    HeldBack { adopted: bool, in_the_way: String },
+}
+
+/// The content of the conditions for an outcome.
+struct Summary {
+    ready: bool,
+    reason: &'static str,
+    message: String,
+    next: Next,
+    /// Whether the namespace was adopted; `None` if the Account does not own it.
+    owned: Option<bool>,
+}
+
+/// What happens next.
+enum Next {
+    /// Nothing: the Account is ready.
+    Idle,
+    /// The controller continues by itself.
+    Works,
+    /// Nothing, until somebody changes something.
+    Stalled,
+}
+
+impl Outcome {
+    fn summary(&self, wanted: &str) -> Summary {
+        match self {
+            Self::Ready { adopted } => Summary {
+                ready: true,
+                reason: "AccountReady",
+                message: format!("namespace {wanted} is ready"),
+                next: Next::Idle,
+                owned: Some(*adopted),
+            },
+            Self::QuotaPending { adopted } => Summary {
+                ready: false,
+                reason: "QuotaPending",
+                message: "waiting for Kubernetes to count the quota, which takes a second, or up to 40 s after the CRDs were installed; until then it refuses to create instances and webhooks"
+                    .to_owned(),
+                next: Next::Works,
+                owned: Some(*adopted),
+            },
+            Self::Refused(refusal) => Summary {
+                ready: false,
+                reason: refusal.reason,
+                message: refusal.message.clone(),
+                next: if refusal.is_temporary {
+                    Next::Works
+                } else {
+                    Next::Stalled
+                },
+                owned: None,
+            },
+            Self::Failed { owned, message } => Summary {
+                ready: false,
+                reason: "ApiServerRefused",
+                message: message.clone(),
+                next: Next::Works,
+                owned: *owned,
+            },
+            Self::HeldBack { adopted, in_the_way } => Summary {
+                ready: false,
+                reason: "DeletionHeldBack",
+                message: format!("cannot be deleted yet: {in_the_way}"),
+                next: Next::Stalled,
+                // The objects in the namespace are still reconciled.
+                owned: Some(*adopted),
+            },
+        }
+    }
+}
+
+/// The status for an outcome. Equal to the old one if nothing has changed.
+pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountStatus {
+    let wanted = account.wanted_namespace();
+    let generation = account.metadata.generation;
+    let Summary {
+        ready,
+        reason,
+        message,
+        next,
+        owned,
+    } = outcome.summary(wanted);
+    let (works, stalled) = (matches!(next, Next::Works), matches!(next, Next::Stalled));
+    let either = |is: bool, otherwise: &str| if is { message.clone() } else { otherwise.to_owned() };
+    let (namespace_reason, namespace_message) = match owned {
+        Some(true) => (
+            "NamespaceAdopted",
+            format!("namespace {wanted} was adopted by this account"),
+        ),
+        Some(false) => (
+            "NamespaceCreated",
+            format!("namespace {wanted} was created for this account"),
+        ),
+        None => (reason, message.clone()),
+    };
+    let all = [
+        (READY, ready, reason, message.clone()),
+        (
+            RECONCILING,
+            works,
+            reason,
+            either(works, "nothing is in progress"),
+        ),
+        (STALLED, stalled, reason, either(stalled, "no action is needed")),
+        (
+            NAMESPACE_READY,
+            owned.is_some(),
+            namespace_reason,
+            namespace_message,
+        ),
+    ];
+    let mut conditions = account
+        .status
+        .as_ref()
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default();
+    for (type_, status, reason, message) in all {
+        let desired = Desired {
+            type_,
+            status: Some(status),
+            reason,
+            message,
+        };
+        conditions::set(&mut conditions, desired, generation, now);
+    }
+    AccountStatus {
+        id: Some(ids::account_id(origin::uid(&account.metadata))),
+        namespace: owned.is_some().then(|| wanted.to_owned()),
+        // Owned by the webhook controller.
+        notified_at: account
+            .status
+            .as_ref()
+            .map(|status| status.notified_at.clone())
+            .unwrap_or_default(),
+        observed_generation: generation,
+        conditions,
+    }
+}
+
+/// Sets or removes the condition that the account holder cannot be notified of anything.
+pub(super) fn set_mail(status: &mut AccountStatus, has_mail: bool, generation: Option<i64>, now: Timestamp) {
+    if has_mail {
+        conditions::remove(&mut status.conditions, MAIL_UNAVAILABLE);
+        return;
+    }
+    let desired = Desired {
+        type_: MAIL_UNAVAILABLE,
+        status: Some(true),
+        reason: "NoMailServer",
+        message: "the operator has no mail server, so the account holder is not told when a webhook is disabled or has a backlog; an administrator can set --smtp-url (smtp.existingSecret of the chart)".to_owned(),
+    };
+    conditions::set(&mut status.conditions, desired, generation, now);
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+    use resources::{AccountSpec, conditions::find};
+
+    /// An Account that has not been reconciled yet.
+    pub(in super::super) fn account(name: &str, namespace: &str, second: i64) -> Account {
+        let mut account = Account::new(
+            name,
+            AccountSpec {
+                email: "ada@example.com".into(),
+                namespace: Some(namespace.into()),
+                instance_quota: None,
+                webhook_quota: None,
+                rate_limit_per_hour: None,
+                billing_address: Vec::new(),
+                invoices_closed_until: None,
+            },
+        );
+        account.metadata.uid = Some(format!("uid-{name}"));
+        account.metadata.generation = Some(1);
+        account.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).unwrap()));
+        account
+    }
+
+    /// An Account that owns its namespace.
+    pub(in super::super) fn owning(name: &str, namespace: &str, second: i64) -> Account {
+        let mut account = account(name, namespace, second);
+        account.status = Some(status(&account, &Outcome::Ready { adopted: false }, at(second)));
+        account
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    /// A namespace with this label that the operator created for an Account with this UID, if there is one.
+    fn view(label: Option<&str>, made_for: Option<&str>) -> NamespaceView {
+        NamespaceView {
+            account: label.map(Into::into),
+            owner: made_for.map(Into::into),
+            is_created: made_for.is_some(),
+            terminating: false,
+        }
+    }
+
+    /// A namespace with this label that an Account with this UID has adopted.
+    fn adopted(label: Option<&str>, by: &str) -> NamespaceView {
+        NamespaceView {
+            is_created: false,
+            ..view(label, Some(by))
+        }
+    }
+
+    fn reason(claim: &Claim) -> &str {
+        match claim {
+            Claim::Refused(refusal) => refusal.reason,
+            _ => "",
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_does_not_exist_is_created_for_the_oldest() {
+        let (older, younger) = (account("old", "shop", 1), account("new", "shop", 2));
+        let claimants = [Claimant::of(&older), Claimant::of(&younger)];
+        assert_eq!(claim(&older, "sys", &claimants, None), Claim::Create);
+        let refused = claim(&younger, "sys", &claimants, None);
+        assert_eq!(reason(&refused), "NamespaceTaken");
+        assert_eq!(
+            claim(&younger, "sys", &claimants[1..], None),
+            Claim::Create,
+            "takes over"
+        );
+    }
+
+    #[test]
+    fn an_existing_namespace_is_adopted_only_with_the_label() {
+        let ada = account("ada", "shop", 1);
+        let me = [Claimant::of(&ada)];
+        let Claim::Refused(refusal) = claim(&ada, "sys", &me, Some(&view(None, None))) else {
+            panic!("must be refused");
+        };
+        assert_eq!(refusal.reason, "NamespaceNotOwned");
+        assert!(
+            refusal
+                .message
+                .ends_with("kubectl label namespace shop stellage.dev/account=ada"),
+            "{}",
+            refusal.message
+        );
+        let labelled = view(Some("ada"), None);
+        assert_eq!(claim(&ada, "sys", &me, Some(&labelled)), Claim::Adopt);
+        let mine = adopted(Some("ada"), "uid-ada");
+        assert_eq!(claim(&ada, "sys", &me, Some(&mine)), Claim::Own { adopted: true });
+        let Claim::Refused(refusal) = claim(&ada, "sys", &me, Some(&view(Some("bob"), None))) else {
+            panic!("must be refused");
+        };
+        assert!(
+            refusal.message.ends_with("stellage.dev/account=ada --overwrite"),
+            "{}",
+            refusal.message
+        );
+    }
+
+    #[test]
+    fn the_label_decides_between_living_claimants_so_that_exactly_one_has_the_namespace() {
+        // Both were created within one second, and their UIDs are in reverse order.
+        let (first, second) = (account("b", "shop", 1), account("a", "shop", 1));
+        let mut claimants = vec![Claimant::of(&first), Claimant::of(&second)];
+        claimants.sort();
+        assert_eq!(claimants[0].name, "a");
+        let made = view(Some("b"), Some("uid-b"));
+        assert_eq!(
+            claim(&first, "sys", &claimants, Some(&made)),
+            Claim::Own { adopted: false }
+        );
+        assert_eq!(
+            reason(&claim(&second, "sys", &claimants, Some(&made))),
+            "NamespaceTaken"
+        );
+    }
+
+    #[test]
+    fn a_label_that_was_taken_off_a_namespace_of_ours_is_put_back() {
+        let ada = account("ada", "shop", 1);
+        let me = [Claimant::of(&ada)];
+        assert_eq!(
+            claim(&ada, "sys", &me, Some(&view(None, Some("uid-ada")))),
+            Claim::Relabel
+        );
+        let another = claim(&ada, "sys", &me, Some(&view(None, Some("uid-bob"))));
+        assert_eq!(reason(&another), "NamespaceNotOwned");
+    }
+
+    #[test]
+    fn a_namespace_that_belonged_to_another_account_is_refused_even_with_the_label() {
+        let ada = account("ada", "shop", 1);
+        let me = [Claimant::of(&ada)];
+        for theirs in [
+            view(Some("ada"), Some("uid-of-an-earlier-ada")),
+            view(None, Some("uid-bob")),
+            adopted(Some("ada"), "uid-bob"),
+        ] {
+            let refused = claim(&ada, "sys", &me, Some(&theirs));
+            assert_eq!(reason(&refused), "NamespaceNotOwned", "{theirs:?}");
+        }
+    }
+
+    #[test]
+    fn a_restored_account_has_the_namespace_of_its_origin() {
+        let mut ada = account("ada", "shop", 1);
+        ada.metadata.annotations = Some(
+            [(
+                origin::ORIGIN_ANNOTATION.to_owned(),
+                "first 2026-11-21T10:00:00Z".to_owned(),
+            )]
+            .into(),
+        );
+        let me = [Claimant::of(&ada)];
+        for (namespace, is_adopted) in [
+            (view(Some("ada"), Some("first")), false),
+            (adopted(Some("ada"), "first"), true),
+        ] {
+            let claim = claim(&ada, "sys", &me, Some(&namespace));
+            assert_eq!(claim, Claim::Own { adopted: is_adopted });
+        }
+    }
+
+    #[test]
+    fn a_terminating_namespace_is_waited_for() {
+        let ada = account("ada", "shop", 1);
+        let going = NamespaceView {
+            terminating: true,
+            ..view(Some("ada"), Some("uid-ada"))
+        };
+        let Claim::Refused(refusal) = claim(&ada, "sys", &[Claimant::of(&ada)], Some(&going)) else {
+            panic!("must be refused");
+        };
+        assert!(refusal.is_temporary);
+    }
+
+    #[test]
+    fn the_clusters_and_the_operators_namespaces_are_refused_and_never_touched() {
+        for namespace in ["kube-system", "kube-public", "sys"] {
+            let ada = account("ada", namespace, 1);
+            let me = [Claimant::of(&ada)];
+            let labelled = adopted(Some("ada"), "uid-ada");
+            assert_eq!(
+                reason(&claim(&ada, "sys", &me, Some(&labelled))),
+                "NamespaceReserved"
+            );
+            assert_eq!(removal(&ada, "sys", Some(&labelled)), Removal::OwnsNothing);
+        }
+    }
+
+    #[test]
+    fn a_deleted_account_takes_along_only_what_is_its_own() {
+        let ada = account("ada", "shop", 1);
+        assert_eq!(removal(&ada, "sys", None), Removal::OwnsNothing);
+        for foreign in [
+            view(None, None),
+            view(Some("ada"), None),
+            view(Some("bob"), None),
+            view(Some("bob"), Some("uid-ada")),
+            view(Some("ada"), Some("uid-of-an-earlier-ada")),
+        ] {
+            assert_eq!(removal(&ada, "sys", Some(&foreign)), Removal::OwnsNothing);
+        }
+        let created_by_operator = |view| match removal(&ada, "sys", Some(&view)) {
+            Removal::Empty { created_by_operator } => created_by_operator,
+            Removal::OwnsNothing => panic!("it is its own"),
+        };
+        assert!(!created_by_operator(adopted(Some("ada"), "uid-ada")));
+        assert!(created_by_operator(view(Some("ada"), Some("uid-ada"))));
+        assert!(created_by_operator(view(None, Some("uid-ada"))));
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_counted_and_named() {
+        let contents = |count, names: &[&str]| Contents {
+            words: ("instance", "instances"),
+            count,
+            has_more: false,
+            names: names.iter().map(ToString::to_string).collect(),
+        };
+        assert_eq!(in_the_way(&[contents(0, &[])]), None);
+        assert_eq!(
+            in_the_way(&[contents(1, &["a"])]).unwrap(),
+            "1 instance: a; delete it first"
+        );
+        assert_eq!(
+            in_the_way(&[contents(3, &["c", "a", "b"])]).unwrap(),
+            "3 instances: a, b, c; delete them first"
+        );
+        assert_eq!(
+            in_the_way(&[contents(1200, &["f", "e", "d", "c", "b", "a"])]).unwrap(),
+            "1200 instances: a, b, c, d, e, …; delete them first"
+        );
+    }
+
+    #[test]
+    fn an_unchanged_world_gives_an_unchanged_status() {
+        let outcomes = [
+            Outcome::Ready { adopted: true },
+            Outcome::HeldBack {
+                adopted: false,
+                in_the_way: "1 instance: a".into(),
+            },
+            Outcome::Failed {
+                owned: Some(false),
+                message: "no".into(),
+            },
+        ];
+        for outcome in outcomes {
+            let mut ada = account("ada", "shop", 1);
+            ada.status = Some(status(&ada, &outcome, at(10)));
+            assert_eq!(
+                ada.status.clone(),
+                Some(status(&ada, &outcome, at(99))),
+                "{outcome:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_account_that_is_held_back_keeps_its_namespace_until_it_goes() {
+        let mut ada = owning("ada", "shop", 1);
+        let held = Outcome::HeldBack {
+            adopted: false,
+            in_the_way: "1 instance: a; delete it first".into(),
+        };
+        ada.status = Some(status(&ada, &held, at(20)));
+        assert_eq!(ada.owned_namespace(), Some("shop"));
+        let conditions = &ada.status.as_ref().unwrap().conditions;
+        let ready = find(conditions, READY).unwrap();
+        assert_eq!(
+            (ready.status.as_str(), ready.observed_generation),
+            ("False", Some(1))
+        );
+        assert_eq!(
+            ready.message,
+            "cannot be deleted yet: 1 instance: a; delete it first"
+        );
+    }
+
+    #[test]
+    fn a_refused_account_is_stalled_and_owns_nothing() {
+        let mut ada = owning("ada", "shop", 1);
+        let refusal = Refusal {
+            reason: "NamespaceNotOwned",
+            message: "no".into(),
+            is_temporary: false,
+        };
+        ada.status = Some(status(&ada, &Outcome::Refused(refusal), at(20)));
+        let status = ada.status.as_ref().unwrap();
+        assert_eq!((ada.owned_namespace(), status.namespace.as_deref()), (None, None));
+        assert!(conditions::is_true(&status.conditions, STALLED));
+        assert!(status.id.as_deref().unwrap().starts_with("usr_"));
+    }
+}

@@ -1,0 +1,203 @@
+//! Which Account owns which namespace, for the other controllers. No I/O: fed by the watch.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use parking_lot::RwLock;
+
+use super::claims::Claimant;
+use domain::event::payload::User;
+use resources::{Account, ids, origin};
+use runtime::watch::{Change, Listener};
+
+/// The owners of namespaces. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct AccountDirectory {
+    index: Arc<RwLock<Index>>,
+}
+
+#[derive(Debug, Default)]
+struct Index {
+    /// Almost always one Account. There are two while the end of an old claim has not been seen yet; then the
+    /// older one wins.
+    by_namespace: HashMap<String, BTreeMap<Claimant, Arc<Account>>>,
+    by_account: HashMap<String, (String, Claimant)>,
+}
+
+impl AccountDirectory {
+    /// The Account that owns `namespace`, even if the Account is being deleted.
+    pub fn account_of(&self, namespace: &str) -> Option<Arc<Account>> {
+        self.index.read().owner(namespace).cloned()
+    }
+
+    /// The holder of the Account that owns `namespace`, as shown in events.
+    pub fn holder_of(&self, namespace: &str) -> Option<User> {
+        let account = self.account_of(namespace)?;
+        Some(User {
+            id: ids::account_id(origin::uid(&account.metadata)),
+            email: account.spec.email.clone(),
+        })
+    }
+
+    /// The listener for the watch of Accounts. It must receive every change. After updating the directory, it calls
+    /// `owner_changed` with every namespace that has gained, changed or lost its owner. The callback must not block.
+    pub fn listener(
+        &self,
+        mut owner_changed: impl FnMut(&str) + Send + 'static,
+    ) -> Box<dyn Listener<Account>> {
+        let index = self.index.clone();
+        Box::new(move |change: &Change<Account>| {
+            // Release the lock before calling back: the callback reads the directory.
+            let affected = index.write().changed(change);
+            for namespace in affected {
+                owner_changed(&namespace);
+            }
+        })
+    }
+}
+
+impl Index {
+    fn owner(&self, namespace: &str) -> Option<&Arc<Account>> {
+        self.by_namespace.get(namespace)?.values().next()
+    }
+
+    fn owner_uid(&self, namespace: &str) -> Option<&str> {
+        self.by_namespace
+            .get(namespace)?
+            .keys()
+            .next()
+            .map(|c| c.uid.as_str())
+    }
+
+    /// Records a change and returns the namespaces whose owner has changed.
+    fn changed(&mut self, change: &Change<Account>) -> Vec<String> {
+        let touched: HashSet<String> = match change {
+            Change::Replaced(all) => {
+                let now = all.iter().filter_map(|account| account.owned_namespace());
+                self.by_namespace
+                    .keys()
+                    .cloned()
+                    .chain(now.map(str::to_owned))
+                    .collect()
+            }
+            Change::Applied(account) => {
+                let name = account.metadata.name.as_deref().unwrap_or_default();
+                let before = self.by_account.get(name).map(|(namespace, _)| namespace.clone());
+                before
+                    .into_iter()
+                    .chain(account.owned_namespace().map(str::to_owned))
+                    .collect()
+            }
+            Change::Deleted(account) => {
+                let name = account.metadata.name.as_deref().unwrap_or_default();
+                let before = self.by_account.get(name).map(|(namespace, _)| namespace.clone());
+                before.into_iter().collect()
+            }
+            Change::Unreadable(_) => return Vec::new(),
+        };
+        let before: Vec<(String, Option<String>)> = touched
+            .into_iter()
+            .map(|namespace| {
+                let owner = self.owner_uid(&namespace).map(str::to_owned);
+                (namespace, owner)
+            })
+            .collect();
+        match change {
+            Change::Replaced(all) => {
+                *self = Self::default();
+                for account in all {
+                    self.insert(account);
+                }
+            }
+            Change::Applied(account) => {
+                self.remove(account);
+                self.insert(account);
+            }
+            Change::Deleted(account) => self.remove(account),
+            Change::Unreadable(_) => {}
+        }
+        before
+            .into_iter()
+            .filter(|(namespace, owner)| self.owner_uid(namespace) != owner.as_deref())
+            .map(|(namespace, _)| namespace)
+            .collect()
+    }
+
+    fn insert(&mut self, account: &Arc<Account>) {
+        let Some(namespace) = account.owned_namespace() else {
+            return;
+        };
+        let claimant = Claimant::of(account);
+        self.by_account
+            .insert(claimant.name.clone(), (namespace.to_owned(), claimant.clone()));
+        self.by_namespace
+            .entry(namespace.to_owned())
+            .or_default()
+            .insert(claimant, account.clone());
+    }
+
+    fn remove(&mut self, account: &Account) {
+        let name = account.metadata.name.as_deref().unwrap_or_default();
+        let Some((namespace, claimant)) = self.by_account.remove(name) else {
+            return;
+        };
+        if let Some(owners) = self.by_namespace.get_mut(&namespace) {
+            owners.remove(&claimant);
+            if owners.is_empty() {
+                self.by_namespace.remove(&namespace);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::decide::tests::{account, owning};
+    use super::*;
+
+    fn name_of(directory: &AccountDirectory, namespace: &str) -> Option<String> {
+        directory.account_of(namespace)?.metadata.name.clone()
+    }
+
+    #[test]
+    fn it_knows_the_owner_of_a_namespace_and_reports_changes() {
+        let directory = AccountDirectory::default();
+        let reported = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let mut listener = directory.listener({
+            let (reported, directory) = (reported.clone(), directory.clone());
+            move |namespace: &str| {
+                let owner = name_of(&directory, namespace);
+                reported.lock().push((namespace.to_owned(), owner));
+            }
+        });
+        let take = || std::mem::take(&mut *reported.lock());
+
+        listener.changed(&Change::Applied(Arc::new(account("ada", "shop", 1))));
+        assert_eq!(
+            (name_of(&directory, "shop"), take().len()),
+            (None, 0),
+            "claiming is not owning"
+        );
+
+        listener.changed(&Change::Applied(Arc::new(owning("ada", "shop", 1))));
+        assert_eq!(name_of(&directory, "shop").as_deref(), Some("ada"));
+        assert_eq!(take(), [("shop".to_owned(), Some("ada".to_owned()))]);
+
+        listener.changed(&Change::Applied(Arc::new(owning("ada", "shop", 1))));
+        listener.changed(&Change::Applied(Arc::new(owning("bob", "shop", 2))));
+        assert_eq!(
+            name_of(&directory, "shop").as_deref(),
+            Some("ada"),
+            "the older wins"
+        );
+        assert!(take().is_empty());
+
+        listener.changed(&Change::Deleted(Arc::new(owning("ada", "shop", 1))));
+        assert_eq!(take(), [("shop".to_owned(), Some("bob".to_owned()))]);
+
+        listener.changed(&Change::Replaced(Vec::new()));
+        assert_eq!(take(), [("shop".to_owned(), None)]);
+    }
+}

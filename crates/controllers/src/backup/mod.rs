@@ -1,0 +1,134 @@
+//! The Backup controller: asks the provider, decides ([`domain::backup`]), and writes the status.
+//!
+//! - `reconcile`: one reconcile of one Backup;
+//! - `index`: the backups by instance, also for the Instance controller;
+//! - `restores`: the instances, by the backup that they are restored from;
+//! - `create`: creates scheduled backups.
+
+mod create;
+mod index;
+mod reconcile;
+mod restores;
+
+use std::{sync::Arc, time::Duration};
+
+use kube::Client;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+pub use create::{create_scheduled, is_final_refusal};
+pub use index::BackupIndex;
+use reconcile::Reconciler;
+pub use restores::Restores;
+
+use super::account::AccountDirectory;
+use domain::{backup::Limits, event::Outbox};
+use providers::Provider;
+use resources::{Backup, Instance};
+use runtime::{
+    Clock, Metrics, ReconcileQueue, Store,
+    backoff::Backoffs,
+    events::Events,
+    metrics::KindLabels,
+    watch::{Change, Listener},
+    work_queue,
+};
+
+/// The controller, and what it depends on.
+pub struct BackupController<P> {
+    /// Client of the API server.
+    pub client: Client,
+    /// Makes the backups.
+    pub provider: Arc<P>,
+    /// Maps namespaces to the Accounts that own them.
+    pub directory: AccountDirectory,
+    /// Accepts recorded events for delivery.
+    pub outbox: Arc<dyn Outbox>,
+    /// All backups.
+    pub index: BackupIndex,
+    /// The instances, as shown by their watch.
+    pub instances: Store<Instance>,
+    /// The instances that are restored from backups.
+    pub restores: Restores,
+    /// The reconcile queue of instances, which also knows the versions that their controller has written.
+    pub instance_queue: ReconcileQueue<Instance>,
+    /// How many manual backups an account and an instance may have.
+    pub limits: Limits,
+    /// Source of the time.
+    pub clock: Arc<dyn Clock>,
+    /// Where reconciles and provider calls are counted.
+    pub metrics: Metrics,
+    /// Publishes Kubernetes Events.
+    pub events: Events,
+    /// Maximum number of concurrent Backup reconciles.
+    pub concurrency: u16,
+    /// Maximum number of concurrent writes to the API server.
+    pub write_concurrency: u16,
+    /// Timeout of a provider call.
+    pub provider_timeout: Duration,
+}
+
+impl<P: Provider> BackupController<P> {
+    /// Reconciles until shutdown, then finishes the running reconciles. Reconciles every Backup in the store once at startup,
+    /// so that no earlier change is missed.
+    pub async fn run(self, queue: ReconcileQueue<Backup>, store: Store<Backup>, shutdown: CancellationToken) {
+        let (triggers, _) = queue.open(&store);
+        let reconciler = self.with(queue);
+        let controller = &reconciler.controller;
+        let kind = KindLabels { kind: "Backup" };
+        let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
+        work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
+    }
+
+    fn with(self, queue: ReconcileQueue<Backup>) -> Reconciler<P> {
+        Reconciler {
+            writes: Semaphore::new(usize::from(self.write_concurrency)),
+            backoffs: Backoffs::default(),
+            beginning: Mutex::default(),
+            queue,
+            controller: self,
+        }
+    }
+
+    /// What [`run`](Self::run) runs, for tests that control the time.
+    #[cfg(test)]
+    pub(super) fn reconciler(
+        self,
+        queue: ReconcileQueue<Backup>,
+    ) -> impl work_queue::Reconcile + Send + 'static {
+        self.with(queue)
+    }
+}
+
+/// The listener for the watch of Instances. It queues the backups that depend on a changed instance.
+pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> Box<dyn Listener<Instance>> {
+    Box::new(move |change: &Change<Instance>| {
+        let of = |instance: &Instance| {
+            let metadata = &instance.metadata;
+            index.of(
+                metadata.namespace.as_deref().unwrap_or_default(),
+                metadata.name.as_deref().unwrap_or_default(),
+            )
+        };
+        let restored = |instance: &Instance| {
+            let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+            let backup = index.get(namespace, instance.spec.restore_from.as_deref()?)?;
+            backup.is_deleting().then_some(backup)
+        };
+        if let Change::Applied(instance) | Change::Deleted(instance) = change {
+            queue.again(restored(instance));
+        }
+        match change {
+            Change::Applied(instance) => {
+                let mut backups = of(instance);
+                backups.retain(|backup| backup.is_unfinished() || instance.is_deleting());
+                queue.again(backups);
+            }
+            Change::Deleted(instance) => queue.again(of(instance)),
+            // Some instances may have been deleted.
+            Change::Replaced(_) => queue.again(index.all()),
+            Change::Unreadable(_) => {}
+        }
+    })
+}

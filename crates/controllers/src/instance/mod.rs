@@ -1,0 +1,113 @@
+//! The Instance controller: asks the provider for one step, decides ([`domain::instance`]), and writes the status.
+//!
+//! - `reconcile`: one reconcile of one instance;
+//! - `trace`: the trace that it belongs to;
+//! - `unreadable`: the condition of objects that do not match their schema.
+
+mod reconcile;
+mod trace;
+mod unreadable;
+
+use std::{sync::Arc, time::Duration};
+
+use kube::Client;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use reconcile::Reconciler;
+
+use super::{backup::BackupIndex, ledger::Ledger};
+use crate::monitoring::Monitor;
+use domain::{
+    event::{Outbox, payload::User},
+    provider::Timings,
+};
+use providers::Provider;
+use resources::Instance;
+use runtime::{
+    ByNamespace, Clock, Metrics, ReconcileQueue, Store, backoff::Backoffs, events::Events,
+    metrics::KindLabels, pace::Pace, shared_catalogue::SharedCatalogue, work_queue,
+};
+
+/// Looks up the account holder that a namespace belongs to.
+pub type HolderOf = Arc<dyn Fn(&str) -> Option<User> + Send + Sync>;
+
+/// The controller, and what it depends on.
+pub struct InstanceController<P> {
+    /// Client of the API server.
+    pub client: Client,
+    /// Runs the servers.
+    pub provider: Arc<P>,
+    /// Looks up the account holder that a namespace belongs to.
+    pub holder_of: HolderOf,
+    /// The instances by namespace.
+    pub instances: ByNamespace<Instance>,
+    /// The backups of the instances.
+    pub backups: BackupIndex,
+    /// Turns samples of server usage into alerts.
+    pub monitor: Arc<Monitor>,
+    /// Tells whether the end of an instance has been recorded for billing.
+    pub ledger: Ledger,
+    /// Accepts recorded events for delivery.
+    pub outbox: Arc<dyn Outbox>,
+    /// Available regions and images.
+    pub catalogue: SharedCatalogue,
+    /// Durations and deadlines of operations.
+    pub timings: Timings,
+    /// Source of the time.
+    pub clock: Arc<dyn Clock>,
+    /// Where reconciles and provider calls are counted.
+    pub metrics: Metrics,
+    /// Publishes Kubernetes Events.
+    pub events: Events,
+    /// How much there is to write.
+    pub pace: Pace,
+    /// Maximum number of concurrent instance reconciles.
+    pub concurrency: u16,
+    /// Maximum number of concurrent writes to the API server.
+    pub write_concurrency: u16,
+    /// Timeout of a provider call.
+    pub provider_timeout: Duration,
+}
+
+impl<P: Provider> InstanceController<P> {
+    /// Reconciles until shutdown, then finishes the running reconciles. Reconciles every instance in the store once at
+    /// startup, so that no earlier change is missed.
+    pub async fn run(
+        self,
+        queue: ReconcileQueue<Instance>,
+        store: Store<Instance>,
+        shutdown: CancellationToken,
+    ) {
+        let (triggers, unreadable) = queue.open(&store);
+        let reports = tokio::spawn(unreadable::report(
+            self.client.clone(),
+            unreadable,
+            shutdown.clone(),
+        ));
+        let reconciler = self.with(queue);
+        let controller = &reconciler.controller;
+        let kind = KindLabels { kind: "Instance" };
+        let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
+        work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
+        reports.abort();
+    }
+
+    fn with(self, queue: ReconcileQueue<Instance>) -> Reconciler<P> {
+        Reconciler {
+            writes: Semaphore::new(usize::from(self.write_concurrency)),
+            backoffs: Backoffs::default(),
+            queue,
+            controller: self,
+        }
+    }
+
+    /// What [`run`](Self::run) runs, for tests that control the time.
+    #[cfg(test)]
+    pub(super) fn reconciler(
+        self,
+        queue: ReconcileQueue<Instance>,
+    ) -> impl work_queue::Reconcile + Send + 'static {
+        self.with(queue)
+    }
+}

@@ -1,0 +1,307 @@
+//! The Invoice controller: keeps the ledger of each account ([`domain::invoice::ledger`]) and issues its invoices.
+//!
+//! - `reconcile`: one reconcile of one account;
+//! - `books`: reads what is stored;
+//! - `numbers`: the invoice numbers;
+//! - `prices`: the past prices;
+//! - `farewell`: keeps the invoices of deleted Accounts.
+
+mod books;
+mod farewell;
+mod numbers;
+mod prices;
+mod reconcile;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{HashMap, HashSet},
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+};
+
+use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
+use kube::{Client, Resource};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use self::{numbers::InvoiceNumbers, prices::KeptPrices, reconcile::Reconciler};
+use super::{account::AccountDirectory, backup::BackupIndex, ledger::Ledger};
+use domain::{event::Outbox, invoice::Period};
+use resources::{Account, Backup, Instance, Invoice, origin};
+use runtime::{
+    ByNamespace, Clock, Metrics, Place, ReconcileQueue, ServerTime, Store,
+    events::Events,
+    metrics::KindLabels,
+    reconcile_queue::messages,
+    shared_catalogue::SharedCatalogue,
+    watch::{Change, Listener},
+    work_queue,
+};
+
+/// Maximum number of accounts reconciled at the same time. In effect half as many, because the queue treats
+/// all of them as one account.
+const CONCURRENCY: u16 = 32;
+
+/// What the controller depends on.
+#[derive(Clone)]
+pub struct Deps {
+    /// Client of the API server.
+    pub client: Client,
+    /// The operator's namespace, which holds the invoice numbers, the prices and the invoices of deleted
+    /// accounts.
+    pub namespace: String,
+    /// Maps namespaces to the Accounts that own them.
+    pub directory: AccountDirectory,
+    /// Tells the Instance and Account controllers what has been recorded.
+    pub ledger: Ledger,
+    /// The instances by namespace.
+    pub instances: ByNamespace<Instance>,
+    /// The Invoices that still need work, by namespace.
+    pub invoices: ByNamespace<Invoice>,
+    /// The backups.
+    pub backups: BackupIndex,
+    /// Accepts recorded events for delivery.
+    pub outbox: Arc<dyn Outbox>,
+    /// The prices, and what invoices say besides their lines.
+    pub catalogue: SharedCatalogue,
+    /// Source of the time.
+    pub clock: Arc<dyn Clock>,
+    /// The API server's time. Nothing is closed until this clock, too, says that it is time.
+    pub server_time: ServerTime,
+    /// Where reconciles are counted.
+    pub metrics: Metrics,
+    /// Publishes Kubernetes Events.
+    pub events: Events,
+}
+
+/// The controller. Its listeners must receive every change of the watches from the start.
+#[derive(Clone)]
+pub struct InvoiceController {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    deps: Deps,
+    numbers: InvoiceNumbers,
+    prices: KeptPrices,
+    /// A hash of the last seen metering state of each instance, so that other status changes queue nothing. Keyed by a
+    /// hash of the UID. Where two hashes happen to be equal, a change is recorded with the account's next one.
+    seen: Mutex<HashMap<u64, u64>>,
+    hasher: RandomState,
+    /// Instances that were deleted before their end was recorded, by namespace and then UID, with the time of
+    /// deletion.
+    gone: Mutex<HashMap<String, HashMap<String, Gone>>>,
+}
+
+#[derive(Clone)]
+struct Gone {
+    instance: Arc<Instance>,
+    at: Timestamp,
+}
+
+impl InvoiceController {
+    /// A controller that does nothing until [`run`](Self::run).
+    pub fn new(deps: Deps) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                numbers: InvoiceNumbers::new(deps.client.clone(), &deps.namespace),
+                prices: KeptPrices::new(deps.client.clone(), &deps.namespace, deps.catalogue.clone()),
+                seen: Mutex::default(),
+                hasher: RandomState::new(),
+                gone: Mutex::default(),
+                deps,
+            }),
+        }
+    }
+
+    /// The listeners for the watch of Instances: one to call before the listener of `instances`, so that a deleted instance is
+    /// always in one of the two, and one to call after it.
+    pub fn instance_listeners(&self) -> [Box<dyn Listener<Instance>>; 2] {
+        let (before, after) = (self.shared.clone(), self.shared.clone());
+        [
+            Box::new(move |change: &Change<Instance>| before.instance_gone(change)),
+            Box::new(move |change: &Change<Instance>| after.instance_changed(change)),
+        ]
+    }
+
+    /// The listener for the watch of Backups.
+    pub fn backup_listener(&self) -> Box<dyn Listener<Backup>> {
+        let shared = self.shared.clone();
+        Box::new(move |change: &Change<Backup>| {
+            if !shared.bills_backups() {
+                return;
+            }
+            let changed = match change {
+                Change::Applied(backup) | Change::Deleted(backup) => std::slice::from_ref(backup),
+                Change::Replaced(all) => all,
+                Change::Unreadable(_) => return,
+            };
+            shared.request(changed);
+        })
+    }
+
+    /// The listener for the watch of Accounts. Must be called after the directory's listener.
+    pub fn account_listener(&self) -> Box<dyn Listener<Account>> {
+        let shared = self.shared.clone();
+        Box::new(move |change: &Change<Account>| match change {
+            Change::Applied(account) => {
+                shared
+                    .deps
+                    .ledger
+                    .request(account.owned_namespace().unwrap_or_default());
+            }
+            Change::Deleted(account) => {
+                let uid = origin::uid(&account.metadata);
+                shared.deps.ledger.reopen(uid);
+            }
+            Change::Replaced(_) | Change::Unreadable(_) => {}
+        })
+    }
+
+    /// Keeps the books until shutdown, then finishes the running reconciles. Reconciles every account once at startup. `invoices`
+    /// is the store of the watch of Invoices that still need work, and `queue` listens to that watch.
+    pub async fn run(
+        self,
+        accounts: Store<Account>,
+        queue: ReconcileQueue<Invoice>,
+        invoices: Store<Invoice>,
+        shutdown: CancellationToken,
+    ) {
+        let shared = self.shared;
+        let requests = shared.deps.ledger.open();
+        let all_accounts = accounts.clone();
+        let look_at_all = || {
+            for account in all_accounts.state() {
+                let namespace = account.owned_namespace().unwrap_or_default();
+                shared.deps.ledger.request(namespace);
+            }
+        };
+        look_at_all();
+        // Triggered by settled events.
+        let (changed, _) = queue.open(&invoices);
+        let changed = changed.map(|invoice| invoice.namespace().to_owned());
+        let directory = shared.deps.directory.clone();
+        let triggers = stream::select(messages(requests), changed).filter_map(move |namespace| {
+            let account = directory.account_of(&namespace);
+            std::future::ready(account.map(|account| Place::of(&*account)))
+        });
+        let reconciler = Reconciler::new(shared.clone(), accounts, invoices.clone());
+        let kind = KindLabels { kind: "Invoice" };
+        let depth = shared.deps.metrics.queue_depth.get_or_create_owned(&kind);
+        let needed_since = || {
+            let last_month = Period::before(Period::month_of(shared.now())).from;
+            let open = invoices.state();
+            let open = open.iter().map(|invoice| invoice.spec.period.from);
+            open.min().unwrap_or(last_month).min(last_month)
+        };
+        tokio::join!(
+            shared
+                .prices
+                // An account that has only backups has no open invoice while backups are free.
+                .keep(|| shared.now(), needed_since, look_at_all, shutdown.clone()),
+            work_queue::run(&reconciler, triggers, CONCURRENCY, depth, &shutdown),
+            reconciler.close_orphans(shutdown.clone()),
+        );
+    }
+}
+
+/// What [`run`](InvoiceController::run) runs, for tests that control the time.
+#[cfg(test)]
+impl InvoiceController {
+    pub(super) fn reconciler(
+        &self,
+        accounts: Store<Account>,
+        invoices: Store<Invoice>,
+    ) -> impl work_queue::Reconcile + use<> {
+        Reconciler::new(self.shared.clone(), accounts, invoices)
+    }
+
+    /// Records the prices if they have changed. Returns whether they have been stored.
+    pub(super) async fn record_prices(&self) -> bool {
+        let now = self.shared.now();
+        let last_month = Period::before(Period::month_of(now)).from;
+        matches!(self.shared.prices.record(now, last_month).await, Ok(None))
+    }
+}
+
+impl Shared {
+    /// The time: the earlier of this machine's and the API server's, so that neither clock alone ends a month too early.
+    fn now(&self) -> Timestamp {
+        self.deps.server_time.or_earlier(self.deps.clock.now())
+    }
+
+    /// Whether backups have a price.
+    fn bills_backups(&self) -> bool {
+        let has_price = |history: Arc<domain::invoice::PriceHistory>| history.has_backup_price();
+        self.prices.current().is_some_and(has_price)
+    }
+
+    /// The instances of a namespace that were deleted before their end was recorded, by UID.
+    fn gone(&self, namespace: &str) -> HashMap<String, Gone> {
+        self.gone.lock().get(namespace).cloned().unwrap_or_default()
+    }
+
+    /// Remembers an instance that was deleted by force.
+    fn instance_gone(&self, change: &Change<Instance>) {
+        let Change::Deleted(instance) = change else { return };
+        let uid = origin::uid(&instance.metadata).to_owned();
+        self.seen.lock().remove(&self.hasher.hash_one(&uid));
+        let is_metered = instance
+            .status
+            .as_ref()
+            .is_some_and(|status| status.metering.is_some());
+        let was_recorded = self.deps.ledger.gone(&uid);
+        let namespace = instance.metadata.namespace.clone().unwrap_or_default();
+        let is_ours = self.deps.ledger.is_open() && self.deps.directory.account_of(&namespace).is_some();
+        if !was_recorded && is_metered && is_ours {
+            // Use the API server's clock, which also stamps ordinary deletions, in case this machine's clock
+            // is off.
+            let at = self.deps.server_time.now();
+            let gone = Gone {
+                instance: instance.clone(),
+                at: at.unwrap_or_else(|| self.deps.clock.now()),
+            };
+            self.gone.lock().entry(namespace).or_default().insert(uid, gone);
+        }
+    }
+
+    fn instance_changed(&self, change: &Change<Instance>) {
+        match change {
+            Change::Applied(instance) => {
+                let Some(metering) = instance
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.metering.as_ref())
+                else {
+                    return;
+                };
+                let state = (metering.changes.last(), instance.is_deleting());
+                let seen = self.hasher.hash_one(state);
+                let uid = self.hasher.hash_one(origin::uid(&instance.metadata));
+                if self.seen.lock().insert(uid, seen) != Some(seen) {
+                    self.request(std::slice::from_ref(instance));
+                }
+            }
+            Change::Deleted(instance) => self.request(std::slice::from_ref(instance)),
+            Change::Replaced(all) => {
+                self.seen.lock().clear();
+                self.request(all);
+            }
+            Change::Unreadable(_) => {}
+        }
+    }
+
+    /// Requests a reconcile of the accounts that these objects belong to, each once: a list may contain many
+    /// objects of one account.
+    fn request<K: Resource>(&self, objects: &[Arc<K>]) {
+        let namespaces: HashSet<&str> = objects
+            .iter()
+            .filter_map(|object| object.meta().namespace.as_deref())
+            .collect();
+        for namespace in namespaces {
+            self.deps.ledger.request(namespace);
+        }
+    }
+}

@@ -1,0 +1,689 @@
+//! One reconcile of one account: what is metered is copied to its open invoice, and invoices that are due are issued.
+
+use std::{
+    borrow::Borrow,
+    collections::{HashMap, HashSet},
+    hash::{BuildHasher as _, Hash},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::{Timestamp, tz::TimeZone};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{
+    Api, Resource,
+    api::{DeleteParams, PostParams, Preconditions},
+};
+use parking_lot::Mutex;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Gone, Shared, books, farewell, numbers};
+use domain::{
+    event::{OutboxVersion, outbox},
+    invoice::{
+        PriceHistory,
+        ledger::{Books, Facts, Holder, Metered, Step, Subject, next},
+    },
+};
+use resources::{
+    Account, AccountSpec, Backup, BackupPhase, Instance, Invoice,
+    invoice::{FORMER_ACCOUNT_LABEL, SETTLED_LABEL},
+    origin,
+    tracking::CONTROLLER_MANAGER,
+};
+use runtime::{
+    Place, Store,
+    backoff::Backoffs,
+    client::{CallError, bounded, is_namespace_terminating},
+    watch::key,
+    work_queue::{Class, Reconcile},
+};
+
+/// How long after a write of an account's entries further changes wait, so that many are stored in one write.
+const TOGETHER: Duration = Duration::from_secs(1);
+/// Number of instances from which on an account's reconciles are spaced out as well: each goes through all
+/// its instances.
+const MANY: usize = 1000;
+/// When to retry after a write conflict.
+const AFTER_CONFLICT: Duration = Duration::from_secs(1);
+/// When to check again whether the prices have been read.
+const AGAIN: Duration = Duration::from_millis(200);
+/// Longest interval between two reconciles of an account with an open invoice, in case the clock is set.
+const LONGEST: Duration = Duration::from_secs(60);
+/// How often to look for invoices of Accounts that no longer exist.
+const ORPHANS: Duration = Duration::from_secs(60);
+/// Maximum number of steps in one reconcile. An account with very many pages continues in its next one, so that others get
+/// their turn.
+const MAX_STEPS: usize = 1000;
+/// How long the books of an account with pages stay in memory after they were read or changed: at most once in this time they are
+/// read again, whatever the account does.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long a deleted Account waits for its last events to be sent.
+const FAREWELL: Duration = Duration::from_secs(30);
+
+pub(super) struct Reconciler {
+    shared: Arc<Shared>,
+    accounts: Store<Account>,
+    /// Invoices that still need work.
+    invoices: Store<Invoice>,
+    /// What is known of each account, by namespace. Absent while the account is being reconciled, and after a failed write.
+    known: Mutex<HashMap<String, Known>>,
+    /// When accounts with very many instances were last reconciled, by namespace.
+    looked: Mutex<HashMap<String, Instant>>,
+    backoffs: Backoffs,
+}
+
+/// What this process knows about an account.
+enum Known {
+    Books(State),
+    Resting(Resting),
+}
+
+/// An account whose books are in memory.
+struct State {
+    account: String,
+    books: Books,
+    /// Issued invoices whose events are not settled.
+    issued: Vec<Invoice>,
+    /// When the books were read.
+    read: Timestamp,
+    /// When the entries were last written.
+    written: Option<Timestamp>,
+}
+
+/// An account with pages whose books are not in memory: there is nothing to do before a time if nothing changes.
+struct Resting {
+    account: String,
+    /// The [`digest`](Reconciler::digest) of what decisions depend on besides the books.
+    digest: u64,
+    until: Timestamp,
+}
+
+impl Reconcile for Reconciler {
+    fn class(&self, _: &Place) -> Class {
+        Class::Normal
+    }
+
+    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
+        let account = self.accounts.get(place)?;
+        let namespace = account.owned_namespace()?.to_owned();
+        let uid = origin::uid(&account.metadata).to_owned();
+        let begun = Instant::now();
+        if self.shared.deps.instances.count(&namespace) >= MANY {
+            let mut looked = self.looked.lock();
+            if let Some(last) = looked.get(&namespace)
+                && let Some(left) = TOGETHER.checked_sub(begun - *last).filter(|left| !left.is_zero())
+            {
+                return Some(left);
+            }
+            looked.insert(namespace.clone(), begun);
+        } else {
+            self.looked.lock().remove(&namespace);
+        }
+        let outcome = Box::pin(self.look(&account, &namespace, &uid)).await;
+        let label = outcome.as_ref().map_or_else(CallError::label, |_| "ok");
+        let metrics = &self.shared.deps.metrics;
+        metrics.reconciled("Invoice", begun.elapsed(), label);
+        match outcome {
+            Ok(again) => {
+                self.backoffs.reset(place);
+                again
+            }
+            // The stored objects differ from what was expected.
+            Err(error) if error.is_conflict() || error.is_not_found() => Some(AFTER_CONFLICT),
+            Err(error) => {
+                let delay = self.backoffs.next(place);
+                tracing::warn!(account = key(&*account), %error, retry_in = ?delay, "cannot keep the books");
+                Some(delay)
+            }
+        }
+    }
+}
+
+fn name<K: Resource>(object: &K) -> &str {
+    object.meta().name.as_deref().unwrap_or_default()
+}
+
+fn ended(instance: &Instance) -> Option<Timestamp> {
+    instance.metadata.deletion_timestamp.as_ref().map(|time| time.0)
+}
+
+/// When a backup started to be billed and its size, or `None` if it is not billed. Assumes that backups have
+/// a price.
+fn metered_backup(backup: &Backup) -> Option<(Timestamp, u64)> {
+    let status = backup.status.as_ref()?;
+    let is_completed = status.phase == Some(BackupPhase::Completed);
+    let size = status
+        .size_gb
+        .filter(|size| is_completed && size.is_finite() && *size >= 0.0)?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a size is not negative, and far below what fits"
+    )]
+    let megabytes = (size * 1000.0).round() as u64;
+    Some((status.completed_at?, megabytes))
+}
+
+impl Reconciler {
+    pub(super) fn new(shared: Arc<Shared>, accounts: Store<Account>, invoices: Store<Invoice>) -> Self {
+        Self {
+            shared,
+            accounts,
+            invoices,
+            known: Mutex::default(),
+            looked: Mutex::default(),
+            backoffs: Backoffs::default(),
+        }
+    }
+
+    /// Issues and keeps the invoices of Accounts that vanished without being closed, because their finalizer was removed by hand.
+    /// Runs until shutdown.
+    pub(super) async fn close_orphans(&self, shutdown: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(ORPHANS) => {}
+            }
+            let accounts = self.accounts.state();
+            let known: HashSet<&str> = accounts
+                .iter()
+                .map(|account| origin::uid(&account.metadata))
+                .collect();
+            self.known.lock().retain(|_, account| match account {
+                Known::Books(State { account, .. }) | Known::Resting(Resting { account, .. }) => {
+                    known.contains(account.as_str())
+                }
+            });
+            self.looked.lock().retain(|_, looked| looked.elapsed() < ORPHANS);
+            let mut orphans: HashMap<(String, String), String> = HashMap::new();
+            for invoice in self.invoices.state() {
+                if !known.contains(invoice.spec.account.as_str()) {
+                    let namespace = invoice.metadata.namespace.clone().unwrap_or_default();
+                    let place = (namespace, invoice.spec.account.clone());
+                    orphans.insert(place, invoice.spec.account_name.clone());
+                }
+            }
+            for ((namespace, uid), name) in orphans {
+                if let Err(error) = self.close_orphan(&namespace, &uid, &name).await {
+                    tracing::warn!(namespace, account = name, %error, "cannot close the invoices of an Account that is gone; will retry");
+                }
+            }
+        }
+    }
+
+    async fn close_orphan(&self, namespace: &str, uid: &str, name: &str) -> Result<(), CallError> {
+        let deps = &self.shared.deps;
+        let Some(prices) = self.shared.prices.current() else {
+            return Ok(());
+        };
+        let mut account = Account::new(
+            name,
+            AccountSpec {
+                email: String::new(),
+                namespace: Some(namespace.to_owned()),
+                instance_quota: None,
+                webhook_quota: None,
+                rate_limit_per_hour: None,
+                billing_address: Vec::new(),
+                invoices_closed_until: None,
+            },
+        );
+        account.metadata.uid = Some(uid.to_owned());
+        account.metadata.deletion_timestamp = Some(Time(self.shared.now()));
+        let mut state = self.read(namespace, uid).await?;
+        let nothing = HashMap::new();
+        let again = self.go_on(&mut state, &account, &nothing, &prices, true).await?;
+        if again.is_none() && state.books.invoices.is_empty() {
+            farewell::keep(&deps.client, &deps.namespace, namespace, &account).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads what is stored of an account.
+    async fn read(&self, namespace: &str, uid: &str) -> Result<State, CallError> {
+        let deps = &self.shared.deps;
+        let (books, issued) = books::read(&deps.client, namespace, uid).await?;
+        Ok(State {
+            account: uid.to_owned(),
+            books,
+            issued,
+            read: deps.clock.now(),
+            written: None,
+        })
+    }
+
+    /// Reconciles an account. Returns when to reconcile it again.
+    async fn look(
+        &self,
+        account: &Account,
+        namespace: &str,
+        uid: &str,
+    ) -> Result<Option<Duration>, CallError> {
+        let deps = &self.shared.deps;
+        let Some(prices) = self.shared.prices.current() else {
+            return Ok(Some(AGAIN));
+        };
+        // The order matters: an instance that has gone from the first is already in the second.
+        let instances = deps.instances.of(namespace);
+        let gone = self.shared.gone(namespace);
+        let backups = if prices.has_backup_price() {
+            deps.backups.within(namespace)
+        } else {
+            Vec::new()
+        };
+        let backup_ids: Vec<String> = backups.iter().map(|backup| backup.id()).collect();
+        let billed = || billed(&instances, &gone, &backups, &backup_ids);
+        let is_deleting = account.metadata.deletion_timestamp.is_some();
+        if !is_deleting && let Some(again) = self.rests(namespace, || self.digest(account, &prices, billed()))
+        {
+            return Ok(Some(again));
+        }
+        let subjects: HashMap<&str, Subject<'_>> = billed().collect();
+        // The watches may still show objects that the Account controller no longer saw.
+        let closing_for = deps.ledger.closing_for(uid).filter(|_| instances.is_empty());
+        let known = self.known.lock().remove(namespace);
+        let mut state = match known {
+            Some(Known::Books(state)) if state.account == uid => state,
+            _ if subjects.is_empty() && !is_deleting && deps.invoices.of(namespace).is_empty() => {
+                return Ok(None);
+            }
+            _ => {
+                let state = self.read(namespace, uid).await?;
+                for invoice in &state.issued {
+                    deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
+                }
+                state
+            }
+        };
+        let again = match self
+            .go_on(&mut state, account, &subjects, &prices, closing_for.is_some())
+            .await
+        {
+            Err(error) if error.status().is_some_and(is_namespace_terminating) => {
+                // Kubernetes deletes the namespace together with its invoices, so there is nothing left to
+                // record.
+                self.recorded(namespace, &subjects, &gone);
+                return Ok(Some(AGAIN));
+            }
+            outcome => outcome?,
+        };
+        let is_resting = again.is_none();
+        if is_resting {
+            self.recorded(namespace, &subjects, &gone);
+        }
+        let settled = self.settle(&mut state).await?;
+        let step = self.next_step(&state, account, &subjects, &prices);
+        let mut idle = None;
+        if let Step::Rest(Some(until)) = step
+            && is_resting
+            && !is_deleting
+            && state.issued.is_empty()
+            // Without pages, reading them again would cost more than the memory is worth.
+            && !state.books.pages.is_empty()
+        {
+            idle = self.left(IDLE, state.written.max(Some(state.read)));
+            if idle.is_none() {
+                let resting = Known::Resting(Resting {
+                    account: uid.to_owned(),
+                    digest: self.digest(account, &prices, &subjects),
+                    until,
+                });
+                self.known.lock().insert(namespace.to_owned(), resting);
+                return Ok(Some(self.until(until)));
+            }
+        }
+        let next = self.until_next(&state, &step);
+        let mut again = [settled, again, next, idle].into_iter().flatten().min();
+        if let Some(closing_for) = closing_for
+            && is_resting
+            && subjects.is_empty()
+            && state.books.invoices.is_empty()
+        {
+            let has_news = !state.issued.is_empty() || deps.outbox.has_unattempted(namespace);
+            let patience = FAREWELL.saturating_sub(closing_for);
+            if !has_news || patience.is_zero() {
+                farewell::keep(&deps.client, &deps.namespace, namespace, account).await?;
+                deps.ledger.closed(uid);
+                return Ok(None);
+            }
+            again = Some(again.map_or(patience, |again| again.min(patience)));
+        }
+        let is_needed = is_deleting
+            || !state.books.invoices.is_empty()
+            || !state.issued.is_empty()
+            || !subjects.is_empty();
+        if is_needed {
+            let books = Known::Books(state);
+            self.known.lock().insert(namespace.to_owned(), books);
+        }
+        Ok(again)
+    }
+
+    /// The next step, or when it is due.
+    fn next_step(
+        &self,
+        state: &State,
+        account: &Account,
+        subjects: &HashMap<&str, Subject<'_>>,
+        prices: &PriceHistory,
+    ) -> Step {
+        let now = self.shared.now();
+        let terms = self.shared.deps.catalogue.current();
+        next(
+            &state.books,
+            &facts(account, subjects, prices, &terms.invoices, now, false),
+        )
+    }
+
+    /// When the next step is due if nothing changes.
+    fn until_next(&self, state: &State, step: &Step) -> Option<Duration> {
+        match step {
+            Step::Rest(Some(at)) => Some(self.until(*at)),
+            Step::Rest(None) if state.books.invoices.is_empty() => None,
+            _ => Some(LONGEST),
+        }
+    }
+
+    /// How long it is until a time, at most [`LONGEST`].
+    fn until(&self, at: Timestamp) -> Duration {
+        let left = Duration::try_from(at.duration_since(self.shared.now())).unwrap_or_default();
+        left.min(LONGEST)
+    }
+
+    /// When to look again at an account that is resting; `None` if it is not, something has changed, or its time has come.
+    fn rests(&self, namespace: &str, digest: impl FnOnce() -> u64) -> Option<Duration> {
+        let (known, until) = match self.known.lock().get(namespace)? {
+            Known::Resting(Resting { digest, until, .. }) => (*digest, *until),
+            Known::Books(_) => return None,
+        };
+        (self.shared.now() < until && known == digest()).then(|| self.until(until))
+    }
+
+    /// A digest of everything that decides whether there is something to do for an account before its invoice is due: who it
+    /// belongs to, what is billed, and the currency, but not names. Two digests are equal only if nothing has changed, but for an
+    /// accident of 1 in 2^64.
+    fn digest<'a, U: Hash, S: Borrow<Subject<'a>>>(
+        &self,
+        account: &Account,
+        prices: &PriceHistory,
+        subjects: impl IntoIterator<Item = (U, S)>,
+    ) -> u64 {
+        let hasher = &self.shared.hasher;
+        let uid = origin::uid(&account.metadata);
+        let holder = hasher.hash_one((
+            uid,
+            account.invoices_closed_until(),
+            prices.currency().to_string(),
+        ));
+        // A sum, because the subjects come in no order.
+        subjects.into_iter().fold(holder, |sum, (uid, subject)| {
+            let subject = subject.borrow();
+            sum.wrapping_add(hasher.hash_one((uid, subject.metered, subject.ended)))
+        })
+    }
+
+    /// Does everything that is due. If it has to wait, returns when to continue.
+    async fn go_on(
+        &self,
+        state: &mut State,
+        account: &Account,
+        subjects: &HashMap<&str, Subject<'_>>,
+        prices: &PriceHistory,
+        is_closing: bool,
+    ) -> Result<Option<Duration>, CallError> {
+        let catalogue = self.shared.deps.catalogue.current();
+        for _ in 0..MAX_STEPS {
+            let now = self.shared.now();
+            let namespace = state.books.namespace.clone();
+            let facts = facts(account, subjects, prices, &catalogue.invoices, now, is_closing);
+            match next(&state.books, &facts) {
+                Step::Rest(_) => return Ok(None),
+                Step::LookBack => {
+                    let until = self.issued_until(&state.books.namespace, account).await?;
+                    state.books.issued_until = Some(until);
+                }
+                Step::Page { page, is_urgent } => {
+                    if let Some(waits) = self.left(TOGETHER, state.written).filter(|_| !is_urgent) {
+                        return Ok(Some(waits));
+                    }
+                    let written = self.put(*page).await?;
+                    state.written = Some(self.shared.deps.clock.now());
+                    state.books.put_page(written);
+                }
+                Step::DeletePage(page) => {
+                    self.delete(&*page).await?;
+                    state.books.remove_page(&page);
+                }
+                Step::Create(invoice) => {
+                    let written = self.put(*invoice).await?;
+                    state.written = Some(self.shared.deps.clock.now());
+                    state.books.put_invoice(written);
+                }
+                Step::Replace { invoice, is_urgent } => {
+                    if let Some(waits) = self.left(TOGETHER, state.written).filter(|_| !is_urgent) {
+                        return Ok(Some(waits));
+                    }
+                    let written = self.put(*invoice).await?;
+                    state.written = Some(self.shared.deps.clock.now());
+                    if written.is_issued() {
+                        self.issued(&written);
+                        state.issued.push(written.clone());
+                    }
+                    state.books.put_invoice(written);
+                }
+                Step::Delete(invoice) => {
+                    self.delete(&*invoice).await?;
+                    state.books.remove_invoice(&invoice);
+                }
+                Step::TakeNumber(invoice) => {
+                    let place = numbers::Place {
+                        namespace,
+                        name: invoice.clone(),
+                    };
+                    let year = now.to_zoned(TimeZone::UTC).year();
+                    let number = self.shared.numbers.take(place, year).await?;
+                    state.books.numbers.insert(invoice, number);
+                }
+            }
+        }
+        Ok(Some(Duration::ZERO))
+    }
+
+    /// Until when the objects of an account have been invoiced.
+    async fn issued_until(&self, namespace: &str, account: &Account) -> Result<Timestamp, CallError> {
+        let client = &self.shared.deps.client;
+        let own = books::issued_until(client, namespace, "").await?;
+        // Invoices of an Account are kept elsewhere only once it is being deleted.
+        if account.metadata.deletion_timestamp.is_none() {
+            return Ok(own);
+        }
+        let kept_as = format!("{FORMER_ACCOUNT_LABEL}={}", name(account));
+        let kept = books::issued_until(client, &self.shared.deps.namespace, &kept_as).await?;
+        Ok(kept.max(own))
+    }
+
+    /// How much is left of this time since a moment. Nothing is if the clock was set back.
+    fn left(&self, whole: Duration, since: Option<Timestamp>) -> Option<Duration> {
+        let age = self.shared.deps.clock.now().duration_since(since?);
+        let left = whole.saturating_sub(Duration::try_from(age).ok()?);
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Hands the event of an issued invoice to the outbox.
+    fn issued(&self, invoice: &Invoice) {
+        let deps = &self.shared.deps;
+        deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
+        let status = invoice.status.clone().unwrap_or_default();
+        let note = format!(
+            "invoice {} over {} was issued",
+            status.number.unwrap_or_default(),
+            status.amount.unwrap_or_default()
+        );
+        deps.events.publish(invoice, false, "Issued", "Issue", &note);
+        self.shared.numbers.issued(numbers::Place {
+            namespace: invoice.metadata.namespace.clone().unwrap_or_default(),
+            name: name(invoice).to_owned(),
+        });
+    }
+
+    /// Removes settled events from the outboxes of issued invoices, and then those invoices from the watch. Returns when to
+    /// check again.
+    async fn settle(&self, state: &mut State) -> Result<Option<Duration>, CallError> {
+        let outbox = &self.shared.deps.outbox;
+        let now = self.shared.deps.clock.now();
+        let (mut left, mut again) = (Vec::new(), None::<Duration>);
+        let issued = std::mem::take(&mut state.issued);
+        for mut invoice in issued {
+            let status = invoice.status.get_or_insert_default();
+            let wait = outbox::clear(
+                &mut status.outbox,
+                false,
+                false,
+                i64::MAX,
+                &|id| outbox.is_settled(id),
+                now,
+            );
+            if let Some(wait) = wait {
+                again = Some(again.map_or(wait, |again| again.min(wait)));
+                left.push(invoice);
+            } else {
+                let labels = invoice.metadata.labels.get_or_insert_default();
+                labels.insert(SETTLED_LABEL.to_owned(), "true".to_owned());
+                self.put(invoice).await?;
+            }
+        }
+        state.issued = left;
+        Ok(again)
+    }
+
+    /// Tells the ledger that the end of everything that ended has been recorded.
+    fn recorded(&self, namespace: &str, subjects: &HashMap<&str, Subject<'_>>, gone: &HashMap<String, Gone>) {
+        let ledger = &self.shared.deps.ledger;
+        let ended = subjects.iter().filter(|(uid, subject)| {
+            let is_instance = matches!(subject.metered, Metered::Instance(_));
+            is_instance && subject.ended.is_some() && !gone.contains_key(**uid)
+        });
+        ledger.ended(ended.map(|(uid, _)| *uid));
+        let mut all = self.shared.gone.lock();
+        if let Some(of_namespace) = all.get_mut(namespace) {
+            of_namespace.retain(|uid, _| !gone.contains_key(uid));
+            if of_namespace.is_empty() {
+                all.remove(namespace);
+            }
+        }
+    }
+
+    fn api<K>(&self, object: &K) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+        Api::namespaced(self.shared.deps.client.clone(), namespace)
+    }
+
+    /// Creates or replaces an object, guarded by the resourceVersion that the decision was based on.
+    async fn put<K>(&self, object: K) -> Result<K, CallError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + Serialize
+            + DeserializeOwned,
+    {
+        let params = PostParams {
+            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let api = self.api(&object);
+        let mut written = if object.meta().resource_version.is_some() {
+            bounded(api.replace(name(&object), &params, &object)).await?
+        } else {
+            bounded(api.create(&params, &object)).await?
+        };
+        written.meta_mut().managed_fields = None;
+        Ok(written)
+    }
+
+    async fn delete<K>(&self, object: &K) -> Result<(), CallError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + DeserializeOwned,
+    {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: object.meta().uid.clone(),
+                resource_version: object.meta().resource_version.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        match bounded(self.api(object).delete(name(object), &params)).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            outcome => outcome.map(drop),
+        }
+    }
+}
+
+fn facts<'a>(
+    account: &'a Account,
+    subjects: &'a HashMap<&'a str, Subject<'a>>,
+    prices: &'a PriceHistory,
+    terms: &'a domain::catalogue::InvoiceTerms,
+    now: Timestamp,
+    is_closing: bool,
+) -> Facts<'a> {
+    Facts {
+        holder: Holder {
+            uid: origin::uid(&account.metadata),
+            name: account.metadata.name.as_deref().unwrap_or_default(),
+            email: &account.spec.email,
+            address: &account.spec.billing_address,
+            closed_until: account.invoices_closed_until(),
+            is_closing: is_closing && subjects.is_empty(),
+        },
+        subjects,
+        prices,
+        terms,
+        now,
+    }
+}
+
+/// Everything that is billed, with its UID: existing instances, instances deleted by force, and backups.
+fn billed<'a>(
+    instances: &'a [Arc<Instance>],
+    gone: &'a HashMap<String, Gone>,
+    backups: &'a [Arc<Backup>],
+    backup_ids: &'a [String],
+) -> impl Iterator<Item = (&'a str, Subject<'a>)> {
+    let of_instance = |instance: &'a Instance, ended: Option<Timestamp>| {
+        let subject = Subject {
+            instance_id: instance.id(),
+            name: instance.display_name(),
+            metered: Metered::Instance(instance.status.as_ref()?.metering.as_ref()?),
+            ended,
+        };
+        Some((origin::uid(&instance.metadata), subject))
+    };
+    let existing = instances
+        .iter()
+        .filter_map(move |instance| of_instance(instance, ended(instance)));
+    let forced = gone
+        .values()
+        .filter_map(move |gone| of_instance(&gone.instance, Some(ended(&gone.instance).unwrap_or(gone.at))));
+    let of_backup = backups.iter().zip(backup_ids).filter_map(move |(backup, id)| {
+        let (since, megabytes) = metered_backup(backup)?;
+        let source = backup.status.as_ref()?.source.as_ref()?;
+        let subject = Subject {
+            instance_id: source.id.clone(),
+            name: backup.display_name(),
+            metered: Metered::Backup { id, since, megabytes },
+            ended: backup.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+        };
+        Some((origin::uid(&backup.metadata), subject))
+    });
+    existing.chain(forced).chain(of_backup)
+}

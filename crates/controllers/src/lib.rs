@@ -1,0 +1,22 @@
+//! The controllers: one folder per kind, with pure decisions separate from I/O. The only code that they share is the directory
+//! of namespaces and Accounts, and what the ledger reports; everything else that connects them is passed to their constructors.
+//!
+//! - [`account`]: gives each Account its namespace, quota and RoleBinding;
+//! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
+//! - [`backup`]: makes, keeps and deletes backups;
+//! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
+//! - [`monitoring`]: samples the usage of servers;
+//! - [`webhook`]: delivers these events, and keeps the records; [`notifier`]: tells account holders by e-mail what is wrong with
+//!   their webhooks.
+
+pub mod account;
+pub mod backup;
+pub mod instance;
+pub mod invoice;
+pub mod ledger;
+pub mod mail;
+pub mod monitoring;
+pub mod notifier;
+#[cfg(test)]
+mod tests;
+pub mod webhook;

@@ -1,0 +1,158 @@
+//! The Webhook controller: takes events from outboxes, delivers them, and keeps the records.
+//!
+//! The dispatcher ([`domain::delivery`]) decides what to do; this module does the I/O.
+//!
+//! - `shared`: the state shared by the other modules: the dispatcher, the latest version of each webhook, and wake-ups;
+//! - `initial_state`: loads the state that a new leader starts with;
+//! - `listeners`: passes changes from the watches to the dispatcher;
+//! - `sources`: the kinds of objects from whose outboxes it takes events;
+//! - `worker`: carries out the dispatcher's commands;
+//! - `send`: makes one attempt;
+//! - `resend`: completes requests to send a delivery from the event log again; `resend_queue`: the queue of these requests;
+//! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them; `unread`: those to read first;
+//! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
+//! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
+//!   and `log_tally` knows when;
+//! - `lookup`: makes sure that no event misses a webhook;
+//! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
+//! - `retention`: deletes old finished Deliveries; `finished`: lists and deletes them.
+
+mod event_log;
+mod finished;
+mod initial_state;
+mod listeners;
+mod log_retention;
+mod log_tally;
+mod lookup;
+mod resend;
+mod resend_queue;
+mod retention;
+mod secret_cache;
+mod secrets;
+mod send;
+mod shared;
+mod sources;
+mod status;
+mod status_writer;
+mod store;
+#[cfg(test)]
+mod tests;
+mod unread;
+mod worker;
+mod write_budget;
+mod write_queue;
+
+use std::{sync::Arc, time::Duration};
+
+use kube::Client;
+use tokio_util::sync::CancellationToken;
+
+use shared::Shared;
+pub use sources::Source;
+
+use super::account::AccountDirectory;
+use domain::{delivery::DeliverySettings, event::Outbox};
+use resources::{Delivery, HasOutbox, Webhook};
+use runtime::{Clock, Metrics, ServerTime, Store, events::Events, lease::Tenure, watch::Listener};
+use sender::{ReceiverClient, TargetRules};
+
+/// What the controller depends on.
+pub struct Deps {
+    /// Client of the API server.
+    pub client: Client,
+    /// HTTP client for receivers.
+    pub receivers: ReceiverClient,
+    /// Which receivers webhooks may call.
+    pub rules: TargetRules,
+    /// Maps namespaces to the Accounts that own them.
+    pub directory: AccountDirectory,
+    /// How events are delivered and recorded.
+    pub settings: DeliverySettings,
+    /// Maximum number of concurrent writes to the API server.
+    pub write_concurrency: u16,
+    /// Where attempts are counted.
+    pub metrics: Metrics,
+    /// Source of the time.
+    pub clock: Arc<dyn Clock>,
+    /// The API server's time, used for the age of stored objects.
+    pub server_time: ServerTime,
+}
+
+/// The controller. Its listeners must receive every change of the watches from the start.
+pub struct WebhookController {
+    shared: Arc<Shared>,
+}
+
+/// The controller's listeners.
+pub struct Listeners {
+    /// For the watch of Webhooks.
+    pub webhooks: Box<dyn Listener<Webhook>>,
+    /// For the watch of unfinished Deliveries.
+    pub deliveries: Box<dyn Listener<Delivery>>,
+}
+
+/// The stores of these watches, and the objects whose events are delivered.
+#[derive(Clone)]
+pub struct Stores {
+    /// Webhooks.
+    pub webhooks: Store<Webhook>,
+    /// Unfinished Deliveries.
+    pub deliveries: Store<Delivery>,
+    /// The kinds with an outbox, one source each.
+    pub sources: Vec<Source>,
+}
+
+impl WebhookController {
+    /// A controller that does nothing until [`run`](Self::run).
+    pub fn new(deps: Deps) -> Self {
+        Self {
+            shared: Arc::new(Shared::new(deps)),
+        }
+    }
+
+    /// The outbox to which the controllers of other kinds hand over events.
+    pub fn outbox(&self) -> Arc<dyn Outbox> {
+        self.shared.clone()
+    }
+
+    /// The listeners to pass to the program's watches.
+    pub fn listeners(&self) -> Listeners {
+        Listeners {
+            webhooks: listeners::webhooks(&self.shared),
+            deliveries: listeners::deliveries(&self.shared),
+        }
+    }
+
+    /// The listener for the watch of a kind with an outbox. Each such kind must have a [`Source`].
+    pub fn outbox_listener<K: HasOutbox>(&self) -> Box<dyn Listener<K>> {
+        listeners::outboxes(&self.shared)
+    }
+
+    /// The function to call when a namespace gets another owner or loses its owner.
+    pub fn owner_changed(&self) -> impl Fn(&str) + Send + 'static {
+        let shared = self.shared.clone();
+        move |namespace| shared.owner_changed(namespace)
+    }
+
+    /// Loads the initial state, retrying until that succeeds. From then on this replica is the leader, as long as `tenure`
+    /// holds.
+    pub async fn open(&self, stores: &Stores, tenure: Tenure) {
+        initial_state::prepare(&self.shared, stores);
+        let listed = lookup::list_all(&self.shared, &stores.deliveries).await;
+        initial_state::open(&self.shared, stores, listed, tenure).await;
+    }
+
+    /// Delivers events until shutdown, then waits up to `grace` for attempts and writes in flight.
+    pub async fn run(self, events: Events, shutdown: CancellationToken, grace: Duration) {
+        let shared = self.shared;
+        tokio::join!(
+            worker::run(shared.clone(), shutdown.clone(), grace),
+            lookup::run(shared.clone(), shutdown.clone()),
+            secrets::poll(shared.clone(), shutdown.clone()),
+            status_writer::run(shared.clone(), events.clone(), shutdown.clone()),
+            retention::run(shared.clone(), shutdown.clone()),
+            log_retention::run(shared.clone(), shutdown),
+        );
+        status_writer::finish(&shared, &events).await;
+    }
+}

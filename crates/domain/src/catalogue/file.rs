@@ -1,0 +1,525 @@
+//! The catalogue as a YAML file: `--catalogue`. What the file leaves out has the value of the built-in catalogue.
+
+use std::{
+    collections::HashSet,
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde::{Deserialize, Deserializer, de};
+use serde_json::Value;
+use thiserror::Error;
+
+use super::{Alerts, Catalogue, InvoiceTerms, Prices, alerts::AlertsSection};
+use resources::{
+    Plan,
+    money::{Cents, Currency, TaxRate},
+    validation,
+};
+
+/// Maximum size of a file; the sample has less than 2 KiB.
+const MAX_BYTES: u64 = 256 * 1024;
+/// Maximum number of regions, and of images, in a file.
+const MAX_ENTRIES: usize = 1000;
+
+/// Maximum number of days after its issue within which an invoice is due.
+const MAX_DUE_DAYS: u16 = 365;
+
+/// Why a file cannot be used as the catalogue.
+#[derive(Debug, Error)]
+pub enum CatalogueError {
+    /// The file cannot be read.
+    #[error("cannot read --catalogue {}: {source}", path.display())]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The file is not YAML.
+    #[error("--catalogue {} is not valid YAML: {reason}", path.display())]
+    Yaml {
+        /// Path of the file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// A field has a value that is not allowed, or is unknown.
+    #[error("--catalogue {}: {field}: {problem}", path.display())]
+    Field {
+        /// Path of the file.
+        path: PathBuf,
+        /// Path of the field, such as `plans.starter.priceMonthly`; `.` for the whole file.
+        field: String,
+        /// What is wrong with it, and what is allowed.
+        problem: String,
+    },
+}
+
+impl Catalogue {
+    /// Reads a file.
+    pub fn load(path: &Path) -> Result<Self, CatalogueError> {
+        Self::parse(&read(path)?, path)
+    }
+
+    /// The catalogue that the text of the file at `path` describes.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, CatalogueError> {
+        let wrong = |(field, problem): (String, String)| CatalogueError::Field {
+            path: path.to_owned(),
+            field,
+            problem,
+        };
+        let value: Value = serde_saphyr::from_str(text).map_err(|error| CatalogueError::Yaml {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        })?;
+        // A file in which everything is commented out.
+        let value = if value.is_null() {
+            serde_json::json!({})
+        } else {
+            value
+        };
+        check_shape(&value).map_err(wrong)?;
+        let mut contents: Contents = serde_path_to_error::deserialize(value)
+            .map_err(|error| wrong((error.path().to_string(), error.inner().to_string())))?;
+        contents.check().map_err(wrong)?;
+        let alerts = std::mem::take(&mut contents.alerts).alerts().map_err(wrong)?;
+        Ok(contents.into_catalogue(alerts))
+    }
+}
+
+/// Checks that every section is a map of fields: serde would also accept a list of the values.
+fn check_shape(file: &Value) -> Result<(), (String, String)> {
+    let plans = file.get("plans");
+    let each = plans.and_then(Value::as_object).into_iter().flatten();
+    let each = each.map(|(name, plan)| (format!("plans.{name}"), plan));
+    let all = [(".".to_owned(), file)].into_iter();
+    let alerts = file.get("alerts");
+    let rules = alerts.and_then(|alerts| alerts.get("rules")?.as_array());
+    let rules = rules.into_iter().flatten().enumerate();
+    let rules = rules.map(|(index, rule)| (format!("alerts.rules[{index}]"), rule));
+    let all = all
+        .chain(
+            ["plans", "backups", "invoices", "alerts"]
+                .into_iter()
+                .filter_map(|name| Some((name.to_owned(), file.get(name)?))),
+        )
+        .chain(each)
+        .chain(rules);
+    match all.into_iter().find(|(_, value)| !value.is_object()) {
+        Some((field, _)) => Err((
+            field,
+            "must have fields, as in examples/catalogue.yaml".to_owned(),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The text of the file.
+pub fn read(path: &Path) -> Result<String, CatalogueError> {
+    let read = || {
+        let mut text = String::new();
+        File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(io::Error::other(format!("it has more than {MAX_BYTES} bytes")));
+        }
+        Ok(text)
+    };
+    read().map_err(|source| CatalogueError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// What the file may contain.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Contents {
+    currency: Currency,
+    regions: Vec<Region>,
+    images: Vec<Image>,
+    plans: Plans,
+    alerts: AlertsSection,
+    backups: BackupTerms,
+    tax: TaxRate,
+    seller: Vec<String>,
+    invoices: InvoiceSettings,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct BackupTerms {
+    #[serde(rename = "pricePerGBMonthly")]
+    price_per_gb_monthly: Cents,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct InvoiceSettings {
+    due_days: u16,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Plans {
+    starter: PlanTerms,
+    business: PlanTerms,
+    performance: PlanTerms,
+    enterprise: PlanTerms,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PlanTerms {
+    price_monthly: Cents,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Region(String);
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Image(String);
+
+impl<'de> Deserialize<'de> for Region {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let code = String::deserialize(deserializer)?;
+        validation::region(&code).map_err(|_| {
+            de::Error::custom(format!(
+                "{code:?} must be a region code <country>-<city>-<n>, such as fr-par-1"
+            ))
+        })?;
+        Ok(Self(code))
+    }
+}
+
+impl<'de> Deserialize<'de> for Image {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let id = String::deserialize(deserializer)?;
+        validation::image(&id).map_err(|_| {
+            de::Error::custom(format!(
+                "{id:?} must be an image identifier of lower-case letters, digits, '.' and '-', such as debian-13"
+            ))
+        })?;
+        Ok(Self(id))
+    }
+}
+
+impl Default for Contents {
+    fn default() -> Self {
+        let Catalogue {
+            regions,
+            images,
+            prices,
+            invoices,
+            ..
+        } = Catalogue::default();
+        Self {
+            currency: prices.currency,
+            regions: regions.into_iter().map(Region).collect(),
+            images: images.into_iter().map(Image).collect(),
+            plans: Plans::default(),
+            alerts: AlertsSection::default(),
+            backups: BackupTerms {
+                price_per_gb_monthly: prices.backup_gb,
+            },
+            tax: invoices.tax,
+            seller: invoices.seller,
+            invoices: InvoiceSettings {
+                due_days: invoices.due_days,
+            },
+        }
+    }
+}
+
+impl Default for Plans {
+    fn default() -> Self {
+        let prices = Prices::default();
+        let terms = |plan| PlanTerms {
+            price_monthly: prices.monthly(plan),
+        };
+        Self {
+            starter: terms(Plan::Starter),
+            business: terms(Plan::Business),
+            performance: terms(Plan::Performance),
+            enterprise: terms(Plan::Enterprise),
+        }
+    }
+}
+
+impl Contents {
+    fn monthly(&self) -> [Cents; 4] {
+        let plans = &self.plans;
+        [
+            &plans.starter,
+            &plans.business,
+            &plans.performance,
+            &plans.enterprise,
+        ]
+        .map(|terms| terms.price_monthly)
+    }
+
+    /// Checks what concerns more than one value. The error is the path of a field and what is wrong with it.
+    fn check(&self) -> Result<(), (String, String)> {
+        check_list("regions", self.regions.iter().map(|region| &region.0))?;
+        check_list("images", self.images.iter().map(|image| &image.0))?;
+        validation::address(&self.seller).map_err(|(line, problem)| {
+            let field = line.map_or_else(|| "seller".to_owned(), |line| format!("seller[{line}]"));
+            (field, problem)
+        })?;
+        if self.invoices.due_days > MAX_DUE_DAYS {
+            let problem = format!("{} must be at most {MAX_DUE_DAYS}", self.invoices.due_days);
+            return Err(("invoices.dueDays".to_owned(), problem));
+        }
+        let monthly = self.monthly();
+        for (pair, plans) in monthly.windows(2).zip(Plan::ALL.windows(2)) {
+            if let ([smaller_price, price], [smaller, plan]) = (pair, plans)
+                && price < smaller_price
+            {
+                return Err((
+                    format!("plans.{}.priceMonthly", plan.as_str()),
+                    format!(
+                        "{price} is less than the smaller plan {} costs; must be at least {smaller_price}",
+                        smaller.as_str()
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_list<'a>(
+    name: &str,
+    list: impl ExactSizeIterator<Item = &'a String>,
+) -> Result<(), (String, String)> {
+    if !(1..=MAX_ENTRIES).contains(&list.len()) {
+        let problem = format!("has {} entries; must have 1 to {MAX_ENTRIES}", list.len());
+        return Err((name.to_owned(), problem));
+    }
+    let mut seen = HashSet::new();
+    for (index, entry) in list.enumerate() {
+        if !seen.insert(entry) {
+            let problem = format!("{entry:?} is listed twice; each entry must be another one");
+            return Err((format!("{name}[{index}]"), problem));
+        }
+    }
+    Ok(())
+}
+
+impl Contents {
+    fn into_catalogue(self, alerts: Alerts) -> Catalogue {
+        let monthly = self.monthly();
+        Catalogue {
+            regions: self.regions.into_iter().map(|region| region.0).collect(),
+            images: self.images.into_iter().map(|image| image.0).collect(),
+            // The simulator, so far the only provider, serves others as well.
+            open: true,
+            prices: Prices {
+                currency: self.currency,
+                monthly,
+                backup_gb: self.backups.price_per_gb_monthly,
+            },
+            invoices: InvoiceTerms {
+                tax: self.tax,
+                seller: self.seller,
+                due_days: self.invoices.due_days,
+            },
+            alerts: Arc::new(alerts),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Catalogue, String> {
+        Catalogue::parse(text, Path::new("file")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_sample_is_the_built_in_catalogue() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/catalogue.yaml");
+        assert_eq!(Catalogue::load(&path).unwrap(), Catalogue::default());
+        // It also lists every field, so a copy of it shows everything that can be set.
+        let sample: serde_json::Value =
+            serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let fields: Vec<&String> = sample.as_object().unwrap().keys().collect();
+        assert_eq!(fields.len(), 9, "{fields:?}");
+        assert_eq!(sample["plans"].as_object().unwrap().len(), Plan::ALL.len());
+    }
+
+    #[test]
+    fn what_a_file_leaves_out_is_as_in_the_built_in_catalogue() {
+        for text in ["", "# nothing yet\n", "{}"] {
+            assert_eq!(parse(text), Ok(Catalogue::default()), "{text:?}");
+        }
+        let catalogue = parse("currency: CHF\nplans:\n  starter: {priceMonthly: 4.99}\n").unwrap();
+        let prices = &catalogue.prices;
+        assert_eq!(prices.currency.as_str(), "CHF");
+        assert_eq!(
+            Plan::ALL.map(|plan| prices.monthly(plan).to_string()),
+            ["4.99", "15.00", "30.00", "60.00"]
+        );
+        assert_eq!(catalogue.regions, Catalogue::default().regions);
+        let catalogue = parse(
+            "tax: 7.7\nseller: [Stellage Ltd]\ninvoices: {dueDays: 30}\nbackups: {pricePerGBMonthly: 0.05}\n",
+        )
+        .unwrap();
+        let terms = &catalogue.invoices;
+        assert_eq!((terms.tax.to_string(), terms.due_days), ("7.70".to_owned(), 30));
+        assert_eq!(
+            (&terms.seller, catalogue.prices.backup_gb),
+            (&vec!["Stellage Ltd".to_owned()], Cents(5))
+        );
+        let catalogue = parse("regions: [ch-zrh-1]\nimages: [alpine-3]\n").unwrap();
+        assert_eq!(
+            (catalogue.regions, catalogue.images),
+            (vec!["ch-zrh-1".to_owned()], vec!["alpine-3".to_owned()])
+        );
+    }
+
+    #[test]
+    #[expect(clippy::too_many_lines, reason = "a list of mistakes")]
+    fn an_error_names_the_field_and_what_is_allowed() {
+        for (text, field, allowed) in [
+            (
+                "region: [a]",
+                "region",
+                "expected one of `currency`, `regions`, `images`, `plans`, `alerts`, `backups`, `tax`, `seller`, `invoices`",
+            ),
+            (
+                "plans: {starter: {price: 5}}",
+                "plans.starter.price",
+                "expected `priceMonthly`",
+            ),
+            (
+                "plans: {small: {}}",
+                "plans.small",
+                "expected one of `starter`, `business`",
+            ),
+            (
+                "plans: {starter: {}}",
+                "plans.starter",
+                "missing field `priceMonthly`",
+            ),
+            (
+                "plans: {starter: {priceMonthly: -5}}",
+                "plans.starter.priceMonthly",
+                "a price from 0 to 1000000",
+            ),
+            (
+                "plans: {business: {priceMonthly: 4.999}}",
+                "plans.business.priceMonthly",
+                "two decimals",
+            ),
+            (
+                "plans: {business: {priceMonthly: 4.99}}",
+                "plans.business.priceMonthly",
+                "at least 5.00",
+            ),
+            ("regions: [fr-par-1, Paris]", "regions[1]", "<country>-<city>-<n>"),
+            ("regions: [fr-par-1, fr-par-1]", "regions[1]", "listed twice"),
+            ("regions: []", "regions", "1 to 1000"),
+            ("regions: fr-par-1", "regions", "expected a sequence"),
+            ("images: ['Debian 13']", "images[0]", "such as debian-13"),
+            ("currency: euro", "currency", "three capital letters"),
+            ("[]", ".", "must have fields"),
+            ("tax: 101", "tax", "percent from 0 to 100"),
+            ("seller: [a, '']", "seller[1]", "1 to 100 characters"),
+            ("seller: [a, b, c, d, e, f, g]", "seller", "at most 6 lines"),
+            ("seller: a", "seller", "expected a sequence"),
+            ("invoices: {dueDays: 366}", "invoices.dueDays", "at most 365"),
+            ("invoices: {days: 1}", "invoices.days", "expected `dueDays`"),
+            ("invoices: 3", "invoices", "must have fields"),
+            (
+                "backups: {pricePerGBMonthly: -1}",
+                "backups.pricePerGBMonthly",
+                "a price from 0",
+            ),
+            ("plans: 5", "plans", "must have fields"),
+            ("plans: {starter: [5]}", "plans.starter", "must have fields"),
+            ("alerts: [60s]", "alerts", "must have fields"),
+            ("alerts: {rules: [cpu]}", "alerts.rules[0]", "must have fields"),
+            (
+                "alerts: {every: 60s}",
+                "alerts.every",
+                "expected `interval` or `rules`",
+            ),
+            (
+                "alerts: {interval: 61s}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
+            (
+                "alerts: {interval: 0s}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
+            (
+                "alerts: {interval: 1500ms}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(
+                error.starts_with(&format!("--catalogue file: {field}: ")),
+                "{text}: {error}"
+            );
+            assert!(error.contains(allowed), "{text}: {error}");
+        }
+        let rule = "name: cpu, metric: cpu_usage, threshold: 90, for: 5m, rearmBelow: 80";
+        for (from, to, field, allowed) in [
+            ("name: cpu", "name: 'CPU'", "name", "such as cpu_usage_high"),
+            ("cpu_usage", "load", "metric", "expected one of `cpu_usage`"),
+            ("threshold: 90", "threshold: 101", "threshold", "from 0 to 100"),
+            (
+                "threshold: 90",
+                "threshold: 90.125",
+                "threshold",
+                "at most two decimals",
+            ),
+            ("for: 5m", "for: soon", "for", "such as 30s or 1m"),
+            ("for: 5m", "for: 25h", "for", "1 to 86400"),
+            ("rearmBelow: 80", "rearmBelow: 91", "rearmBelow", "at most 90 %"),
+        ] {
+            let error = parse(&format!("alerts: {{rules: [{{{}}}]}}", rule.replace(from, to))).unwrap_err();
+            assert!(
+                error.contains(&format!("file: alerts.rules[0].{field}: ")),
+                "{to}: {error}"
+            );
+            assert!(error.contains(allowed), "{to}: {error}");
+        }
+        let twice = parse(&format!("alerts: {{rules: [{{{rule}}}, {{{rule}}}]}}")).unwrap_err();
+        assert!(
+            twice.contains("alerts.rules[1].name: \"cpu\" is the name of another"),
+            "{twice}"
+        );
+        let many = parse(&format!(
+            "alerts: {{rules: [{}]}}",
+            vec![format!("{{{rule}}}"); 17].join(", ")
+        ));
+        assert!(many.unwrap_err().contains("must have at most 16"));
+        let none = parse("alerts: {rules: [], interval: 15s}").unwrap().alerts;
+        assert_eq!((none.rules.len(), none.interval.as_secs()), (0, 15));
+        for text in ["regions: [", "currency: EUR\ncurrency: CHF"] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains("is not valid YAML"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_missing_or_endless_is_an_error() {
+        let missing = Catalogue::load(Path::new("/nowhere/catalogue.yaml")).unwrap_err();
+        assert!(
+            missing
+                .to_string()
+                .starts_with("cannot read --catalogue /nowhere/catalogue.yaml: No such file")
+        );
+        let endless = Catalogue::load(Path::new("/dev/zero")).unwrap_err();
+        assert!(endless.to_string().contains("more than"), "{endless}");
+    }
+}

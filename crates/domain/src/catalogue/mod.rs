@@ -1,0 +1,146 @@
+//! What can be ordered, what it costs, and the alert rules.
+//!
+//! - [`alerts`]: the alert rules;
+//! - [`file`](mod@file): the catalogue as a YAML file, and its errors;
+
+pub mod alerts;
+pub mod file;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use resources::{
+    Plan,
+    money::{Cents, Currency, TaxRate, UnitPrice},
+};
+
+pub use self::alerts::Alerts;
+
+/// The regions and images that are available, whether others are served too, and the prices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Catalogue {
+    /// Available region codes, listed by `GET /v1/regions`.
+    pub regions: Vec<String>,
+    /// Available image identifiers, listed by `GET /v1/images`.
+    pub images: Vec<String>,
+    /// Whether the provider also serves other well-formed regions and images. The simulator does; a real provider serves
+    /// only those that are mapped for it (decisions, section 3).
+    pub open: bool,
+    /// What the plans cost.
+    pub prices: Prices,
+    /// How usage is sampled, and the rules for alerts.
+    pub alerts: Arc<Alerts>,
+    /// What invoices say besides their lines.
+    pub invoices: InvoiceTerms,
+}
+
+/// What invoices say besides their lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvoiceTerms {
+    /// The tax on the sum of the lines; none by default.
+    pub tax: TaxRate,
+    /// Address lines of the seller.
+    pub seller: Vec<String>,
+    /// Days after its issue within which an invoice must be paid.
+    pub due_days: u16,
+}
+
+impl Default for InvoiceTerms {
+    fn default() -> Self {
+        Self {
+            tax: TaxRate::default(),
+            seller: Vec::new(),
+            due_days: 14,
+        }
+    }
+}
+
+/// What the plans and backups cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prices {
+    /// The currency of all amounts.
+    pub currency: Currency,
+    /// Monthly prices, in the order of [`Plan::ALL`]. None is lower than the one before it, so the larger of two plans is
+    /// never the cheaper one.
+    monthly: [Cents; 4],
+    /// Monthly price per GB of a backup.
+    pub backup_gb: Cents,
+}
+
+impl Prices {
+    /// Monthly prices. A plan that is missing, or cheaper than the one before it, costs as much as that one.
+    pub fn of(currency: &Currency, by_plan: &BTreeMap<Plan, Cents>) -> Self {
+        let mut price = Cents(0);
+        Self {
+            currency: currency.clone(),
+            monthly: Plan::ALL.map(|plan| {
+                price = by_plan.get(&plan).copied().unwrap_or(price).max(price);
+                price
+            }),
+            backup_gb: Cents(0),
+        }
+    }
+
+    /// The same prices, with a monthly price per GB of a backup.
+    #[must_use]
+    pub fn with_backups(self, backup_gb: Cents) -> Self {
+        Self { backup_gb, ..self }
+    }
+
+    /// The monthly prices of all plans.
+    pub fn by_plan(&self) -> BTreeMap<Plan, Cents> {
+        Plan::ALL.into_iter().zip(self.monthly).collect()
+    }
+
+    /// The monthly price of a plan.
+    pub const fn monthly(&self, plan: Plan) -> Cents {
+        self.monthly[plan as usize]
+    }
+
+    /// The hourly price of a plan.
+    pub const fn hourly(&self, plan: Plan) -> UnitPrice {
+        UnitPrice::hourly(self.monthly(plan))
+    }
+}
+
+impl Default for Prices {
+    /// The prices of the specification, section 2.3.
+    fn default() -> Self {
+        Self {
+            currency: Currency::default(),
+            monthly: [5_00, 15_00, 30_00, 60_00].map(Cents),
+            backup_gb: Cents(0),
+        }
+    }
+}
+
+impl Default for Catalogue {
+    fn default() -> Self {
+        let owned = |list: &[&str]| list.iter().copied().map(String::from).collect();
+        Self {
+            regions: owned(&["fr-par-1", "de-fra-1", "nl-ams-1"]),
+            images: owned(&[
+                "debian-12",
+                "debian-13",
+                "ubuntu-22.04",
+                "ubuntu-24.04",
+                "fedora-42",
+            ]),
+            open: true,
+            prices: Prices::default(),
+            alerts: Arc::default(),
+            invoices: InvoiceTerms::default(),
+        }
+    }
+}
+
+impl Catalogue {
+    /// Whether instances can be created in `region`, which must be well-formed.
+    pub fn serves_region(&self, region: &str) -> bool {
+        self.open || self.regions.iter().any(|r| r == region)
+    }
+
+    /// Whether `image`, which must be well-formed, can be installed.
+    pub fn serves_image(&self, image: &str) -> bool {
+        self.open || self.images.iter().any(|i| i == image)
+    }
+}

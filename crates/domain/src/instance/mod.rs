@@ -1,0 +1,29 @@
+//! The Instance lifecycle as pure functions (decisions, section 3).
+//!
+//! - [`actions`]: the operations of an account holder: what each changes in the spec, and from which states it is allowed;
+//! - [`requests`]: the operation that a spec requests next, given a status. The controller writes it into the status, and
+//!   the facade shows it before the controller has seen the object, so both agree;
+//! - [`decide()`]: the next status, given the provider's observation;
+//! - `decision`: input and output of a decision;
+//! - [`question()`]: what to ask the provider before deciding;
+//! - [`explain()`]: why an instance differs from its spec;
+//! - `summary`: conditions and Events for a status.
+
+pub mod actions;
+mod decide;
+mod decision;
+mod explain;
+mod question;
+pub mod requests;
+mod summary;
+#[cfg(test)]
+mod tests;
+
+pub use actions::Action;
+pub use decide::decide;
+pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Seen};
+pub use explain::{Explanation, explain};
+pub use question::{Question, question};
+pub use requests::{current, project, project_behind, take_on, wants_restore};
+
+pub use crate::provider::Timings;

@@ -1,0 +1,819 @@
+//! The ledger of an account over any history of its instances, with processes that die after any write.
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+
+use crate::invoice::reference::{self, History, PriceChanges};
+use crate::{
+    catalogue::{InvoiceTerms, Prices},
+    invoice::{
+        Period, PriceHistory,
+        ledger::{Books, Facts, GRACE, Holder, Metered, Step, Subject, next},
+        metering,
+    },
+};
+use resources::{
+    Invoice, InvoiceLine, InvoicePage, LedgerEntry, Plan,
+    invoice_page::MAX_ENTRIES,
+    metering::Metering,
+    money::{Cents, Currency, TaxRate},
+};
+
+const START: &str = "2026-11-28T00:00:00Z";
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Some time passes, in seconds.
+    Advance(u32),
+    /// Another process leads, whose clock is this many milliseconds ahead.
+    Ahead(u32),
+    Begin(Plan),
+    /// A backup of this many thousandths of a GB is completed.
+    BackUp(u64),
+    Change(usize, Plan),
+    /// A deletion is accepted.
+    Delete(usize),
+    /// The objects of deleted instances go, if they may.
+    Finish,
+    /// The finalizer is removed by hand, and nobody sees it.
+    Vanish(usize),
+    /// The account's invoices are to be closed until this many seconds ago.
+    Close(u32),
+    /// The account is deleted; it goes once it is empty.
+    Leave,
+    Prices([u64; 4], u64),
+    /// The operator works, at most this many steps.
+    Run(u8),
+    Restart,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let plan = || prop::sample::select(Plan::ALL.to_vec());
+    let plans = prop::array::uniform4(0..10_000_u64);
+    let backups = prop_oneof![Just(0_u64), 1..500_u64];
+    let prices = (plans, backups).prop_map(|(mut prices, backups)| {
+        prices.sort_unstable();
+        Op::Prices(prices, backups)
+    });
+    prop_oneof![
+        4 => prop_oneof![0..20_u32, 0..7200_u32, 0..400_000_u32, 0..6_000_000_u32].prop_map(Op::Advance),
+        2 => prop_oneof![Just(0_u32), 0..60_000_u32].prop_map(Op::Ahead),
+        4 => plan().prop_map(Op::Begin),
+        2 => (1..200_000_u64).prop_map(Op::BackUp),
+        4 => (0..8_usize, plan()).prop_map(|(index, plan)| Op::Change(index, plan)),
+        3 => (0..8_usize).prop_map(Op::Delete),
+        2 => Just(Op::Finish),
+        1 => (0..8_usize).prop_map(Op::Vanish),
+        1 => prop_oneof![Just(0_u32), 0..300_000_u32].prop_map(Op::Close),
+        1 => prices,
+        1 => Just(Op::Leave),
+        6 => prop_oneof![Just(u8::MAX), 0..6_u8].prop_map(Op::Run),
+        2 => Just(Op::Restart),
+    ]
+}
+
+/// An instance, or a backup.
+struct Machine {
+    uid: String,
+    /// The size of a backup.
+    megabytes: Option<u64>,
+    metering: Metering,
+    history: History,
+    exists: bool,
+    /// Whether it was seen that its end is recorded.
+    recorded: bool,
+}
+
+impl Machine {
+    fn begun(index: usize, plan: Plan, now: Timestamp) -> Self {
+        Self {
+            uid: format!("u{index}"),
+            megabytes: None,
+            metering: metering::begin(plan, now),
+            history: History {
+                since: now,
+                plan,
+                changes: Vec::new(),
+                ended: None,
+            },
+            exists: true,
+            recorded: false,
+        }
+    }
+
+    fn backed_up(index: usize, megabytes: u64, now: Timestamp) -> Self {
+        let mut backup = Self::begun(index, Plan::Starter, now);
+        backup.megabytes = Some(megabytes);
+        backup.metering.changes.clear();
+        backup
+    }
+
+    fn metered(&self) -> Metered<'_> {
+        match self.megabytes {
+            None => Metered::Instance(&self.metering),
+            Some(megabytes) => Metered::Backup {
+                id: &self.uid,
+                since: self.metering.since,
+                megabytes,
+            },
+        }
+    }
+
+    /// The reference's line, and the monthly price so far. A backup costs as much as an instance with the price of its
+    /// size, but has no hours that cost nothing, and none at all if it ended before it began.
+    fn of_reference(
+        &self,
+        history: &History,
+        period: (Timestamp, Timestamp),
+        prices: &[PriceChange],
+        earlier: (u64, u64),
+    ) -> Option<(u64, u64, u64)> {
+        if self.megabytes.is_some() && history.ended.is_some_and(|ended| ended <= history.since) {
+            return None;
+        }
+        let of_plans = |(at, plans, per_gb): &PriceChange| {
+            let of_backup = |megabytes: u64| [(per_gb * megabytes).div_ceil(1000); 4];
+            (*at, self.megabytes.map_or(*plans, of_backup))
+        };
+        let prices: PriceChanges = prices.iter().map(of_plans).collect();
+        let (mut by_plan, amount) = reference::line(history, period, &prices, earlier)?;
+        by_plan.retain(|(_, monthly, _)| self.megabytes.is_none() || *monthly > 0);
+        let hours = by_plan.iter().map(|(_, _, hours)| hours).sum();
+        let cap = by_plan.iter().map(|(_, monthly, _)| *monthly).max()?;
+        Some((hours, amount, cap))
+    }
+}
+
+/// When prices change, and the monthly prices of the plans and of a GB of backup from then on, in cents.
+type PriceChange = (Timestamp, [u64; 4], u64);
+
+/// What is stored, the instances, and the operator's copy of the books.
+struct World {
+    now: Timestamp,
+    /// How far the clock that sets the times of beginnings and changes is ahead. Ends have the API server's time.
+    ahead: SignedDuration,
+    machines: Vec<Machine>,
+    closed_until: Option<Timestamp>,
+    price_changes: Vec<PriceChange>,
+    prices: PriceHistory,
+    invoices: BTreeMap<String, Invoice>,
+    pages: BTreeMap<(String, u32), InvoicePage>,
+    numbers: HashMap<String, String>,
+    last_number: u32,
+    books: Option<Books>,
+    /// The histories at the time when an invoice could no longer change.
+    frozen: HashMap<String, Vec<(String, History)>>,
+    version: u64,
+    /// Whether the account is deleted. What is left in it is what the operator still sees.
+    is_closing: bool,
+    terms: InvoiceTerms,
+}
+
+fn prices_of(monthly: [u64; 4], backup_gb: u64) -> Prices {
+    let by_plan = Plan::ALL.into_iter().zip(monthly.map(Cents)).collect();
+    Prices::of(&Currency::default(), &by_plan).with_backups(Cents(backup_gb))
+}
+
+impl World {
+    fn new() -> Self {
+        let monthly = [5_00, 15_00, 30_00, 60_00];
+        Self {
+            now: START.parse().unwrap(),
+            ahead: SignedDuration::ZERO,
+            machines: Vec::new(),
+            closed_until: None,
+            price_changes: vec![(Timestamp::MIN, monthly, 0)],
+            prices: PriceHistory::new(prices_of(monthly, 0)),
+            invoices: BTreeMap::new(),
+            pages: BTreeMap::new(),
+            numbers: HashMap::new(),
+            last_number: 0,
+            books: None,
+            frozen: HashMap::new(),
+            version: 0,
+            is_closing: false,
+            terms: InvoiceTerms {
+                tax: TaxRate::from_hundredths(19_00).unwrap(),
+                ..InvoiceTerms::default()
+            },
+        }
+    }
+
+    /// Makes instances begin now, up to this number.
+    fn crowd(&mut self, count: usize) {
+        for index in self.machines.len()..count {
+            self.machines.push(Machine::begun(index, Plan::Starter, self.now));
+        }
+    }
+
+    /// When something begins now.
+    fn beginning(&self) -> Timestamp {
+        let begun = self.machines.iter().map(|machine| machine.history.since);
+        let latest = begun.max().filter(|_| self.is_closing);
+        let after = latest.map_or(Timestamp::MIN, |latest| latest + SignedDuration::from_millis(1));
+        // Nothing begins in an account that has been closed.
+        (self.now + self.ahead).max(after)
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Advance(seconds) => self.now += SignedDuration::from_secs((*seconds).into()),
+            Op::Ahead(milliseconds) => self.ahead = SignedDuration::from_millis((*milliseconds).into()),
+            Op::Begin(plan) if self.machines.len() < 8 => {
+                let machine = Machine::begun(self.machines.len(), *plan, self.beginning());
+                self.machines.push(machine);
+                // Nothing else happens in the same moment.
+                self.now += SignedDuration::from_millis(1);
+            }
+            Op::BackUp(megabytes) if self.machines.len() < 8 => {
+                let machine = Machine::backed_up(self.machines.len(), *megabytes, self.beginning());
+                self.machines.push(machine);
+                self.now += SignedDuration::from_millis(1);
+            }
+            Op::Change(index, plan) => {
+                let now = self.now + self.ahead;
+                if let Some(machine) = self.machines.get_mut(*index)
+                    && machine.exists
+                    && machine.megabytes.is_none()
+                    && machine.history.ended.is_none()
+                    && metering::change(&mut machine.metering, *plan, now)
+                {
+                    machine.history.changes.push((now, *plan));
+                }
+            }
+            Op::Delete(index) => {
+                let now = self.now;
+                if let Some(machine) = self.machines.get_mut(*index)
+                    && machine.exists
+                    && machine.history.ended.is_none()
+                {
+                    machine.history.ended = Some(now);
+                }
+            }
+            Op::Finish => {
+                for machine in &mut self.machines {
+                    machine.exists &= !machine.recorded;
+                }
+            }
+            Op::Vanish(index) => {
+                let entries = self.entries().cloned().collect::<Vec<_>>();
+                let known: HashMap<&String, _> = entries
+                    .iter()
+                    .map(|entry| (&entry.uid, entry.changes.last().copied()))
+                    .collect();
+                // What has not been copied before is lost.
+                if let Some(machine) = self.machines.get_mut(*index)
+                    && known.get(&machine.uid) == Some(&machine.metering.changes.last().copied())
+                    && machine.history.ended.is_none()
+                {
+                    machine.exists = false;
+                }
+            }
+            Op::Close(ago) => self.closed_until = Some(self.now - SignedDuration::from_secs((*ago).into())),
+            Op::Leave => self.is_closing = true,
+            Op::Prices(monthly, backup_gb) if !self.prices.is_full() => {
+                if self.prices.record(&prices_of(*monthly, *backup_gb), self.now) {
+                    self.price_changes.push((self.now, *monthly, *backup_gb));
+                }
+            }
+            Op::Run(steps) => {
+                self.run(*steps);
+            }
+            Op::Restart => self.books = None,
+            Op::Begin(_) | Op::BackUp(_) | Op::Prices(..) => {}
+        }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &LedgerEntry> {
+        let of_invoices = self.invoices.values().flat_map(|invoice| &invoice.spec.entries);
+        of_invoices.chain(self.pages.values().flat_map(|page| &page.spec.entries))
+    }
+
+    /// The operator begins, with what is stored.
+    fn read(&self) -> Books {
+        let open = self.invoices.values().filter(|invoice| !invoice.is_issued());
+        let issued = |name: &str| self.invoices.get(name).is_some_and(Invoice::is_issued);
+        Books {
+            namespace: "demo".to_owned(),
+            invoices: open
+                .map(|invoice| (invoice.spec.period.from, invoice.clone()))
+                .collect(),
+            pages: self
+                .pages
+                .iter()
+                .filter(|((name, _), _)| !issued(name))
+                .map(|(key, page)| (key.clone(), page.clone()))
+                .collect(),
+            issued_until: None,
+            numbers: self.numbers.clone(),
+        }
+    }
+
+    /// Does at most this many steps. Returns the last one if it came to rest.
+    #[expect(clippy::too_many_lines, reason = "one arm for each step")]
+    fn run(&mut self, most: u8) -> Option<Step> {
+        let mut books = self.books.take().unwrap_or_else(|| self.read());
+        // Anything that vanished unseen ends now.
+        let now = self.now;
+        for machine in &mut self.machines {
+            if !machine.exists && machine.history.ended.is_none() && most > 0 {
+                machine.history.ended = Some(now);
+            }
+        }
+        let mut rest = None;
+        for count in 0.. {
+            assert!(count < 500, "it does not come to rest");
+            if most != u8::MAX && count >= u32::from(most) {
+                break;
+            }
+            let subjects: HashMap<&str, Subject<'_>> = self
+                .machines
+                .iter()
+                .filter(|machine| machine.exists)
+                .filter(|machine| machine.megabytes.is_none() || self.prices.has_backup_price())
+                .map(|machine| {
+                    let subject = Subject {
+                        instance_id: format!("i-{}", machine.uid),
+                        name: &machine.uid,
+                        metered: machine.metered(),
+                        ended: machine.history.ended,
+                    };
+                    (machine.uid.as_str(), subject)
+                })
+                .collect();
+            let facts = Facts {
+                holder: Holder {
+                    uid: "a",
+                    name: "demo",
+                    email: "ada@example.com",
+                    address: &[],
+                    closed_until: self.closed_until.filter(|until| *until <= self.now),
+                    is_closing: self.is_closing && !self.machines.iter().any(|machine| machine.exists),
+                },
+                subjects: &subjects,
+                prices: &self.prices,
+                terms: &self.terms,
+                now: self.now,
+            };
+            let step = next(&books, &facts);
+            self.version += 1;
+            let version = Some(self.version.to_string());
+            match step {
+                Step::Rest(until) => {
+                    for machine in &mut self.machines {
+                        machine.recorded |= machine.history.ended.is_some();
+                    }
+                    rest = Some(Step::Rest(until));
+                    break;
+                }
+                Step::LookBack => {
+                    let issued = self.invoices.values().filter(|invoice| invoice.is_issued());
+                    let last = issued.map(|invoice| invoice.spec.period.to).max();
+                    books.issued_until = Some(last.unwrap_or(Timestamp::MIN));
+                }
+                Step::Page { mut page, .. } => {
+                    let key = (page.spec.invoice.clone(), page.spec.number);
+                    assert_eq!(
+                        page.metadata.resource_version,
+                        self.pages
+                            .get(&key)
+                            .and_then(|page| page.metadata.resource_version.clone())
+                    );
+                    assert!(page.spec.entries.len() <= MAX_ENTRIES);
+                    let before = (key.0.clone(), key.1 - 1);
+                    assert!(key.1 == 1 || self.pages.contains_key(&before), "no gaps");
+                    page.metadata.resource_version = version;
+                    if page.spec.lines.is_some() {
+                        self.freeze(&key.0);
+                    }
+                    self.pages.insert(key, (*page).clone());
+                    books.put_page(*page);
+                }
+                Step::DeletePage(page) => {
+                    self.pages
+                        .remove(&(page.spec.invoice.clone(), page.spec.number))
+                        .unwrap();
+                    books.remove_page(&page);
+                }
+                Step::Create(mut invoice) => {
+                    if let Some(before) = books.invoices.values().next_back() {
+                        let name = before.name().to_owned();
+                        self.freeze(&name);
+                    }
+                    assert!(!self.invoices.contains_key(invoice.name()));
+                    invoice.metadata.resource_version = version;
+                    invoice.metadata.uid = Some(format!("uid-{}", invoice.name()));
+                    self.invoices
+                        .insert(invoice.name().to_owned(), (*invoice).clone());
+                    books.put_invoice(*invoice);
+                }
+                Step::Replace { mut invoice, .. } => {
+                    assert!(invoice.spec.entries.len() <= MAX_ENTRIES);
+                    assert!(invoice.spec.entries.is_empty() || invoice.spec.lines.is_empty());
+                    if invoice.is_issued() {
+                        self.freeze(invoice.name());
+                    }
+                    invoice.metadata.resource_version = version;
+                    self.invoices
+                        .insert(invoice.name().to_owned(), (*invoice).clone());
+                    books.put_invoice(*invoice);
+                }
+                Step::Delete(invoice) => {
+                    self.invoices.remove(invoice.name()).unwrap();
+                    books.remove_invoice(&invoice);
+                }
+                Step::TakeNumber(name) => {
+                    self.last_number += 1;
+                    let number = format!("2026-{:06}", self.last_number);
+                    assert!(self.numbers.insert(name.clone(), number.clone()).is_none());
+                    books.numbers.insert(name, number);
+                }
+            }
+        }
+        self.books = Some(books);
+        rest
+    }
+
+    fn freeze(&mut self, invoice: &str) {
+        let histories = self
+            .machines
+            .iter()
+            .map(|machine| (machine.uid.clone(), machine.history.clone()));
+        let histories = histories.collect();
+        self.frozen.entry(invoice.to_owned()).or_insert(histories);
+    }
+
+    fn lines(&self, invoice: &str) -> Vec<&InvoiceLine> {
+        let pages = self
+            .pages
+            .range((invoice.to_owned(), 0)..=(invoice.to_owned(), u32::MAX));
+        let of_pages = pages.flat_map(|(_, page)| page.spec.lines.as_ref().unwrap());
+        self.invoices[invoice].spec.lines.iter().chain(of_pages).collect()
+    }
+
+    /// Continues until everything that began before now has been issued.
+    fn finish(&mut self) {
+        for _ in 0..8 {
+            self.apply(&Op::Advance(31 * 24 * 3600));
+            assert!(self.run(u8::MAX).is_some());
+        }
+    }
+
+    /// Compares the issued invoices with the reference.
+    fn check(&self) -> Result<(), TestCaseError> {
+        let mut issued: Vec<&Invoice> = self
+            .invoices
+            .values()
+            .filter(|invoice| invoice.is_issued())
+            .collect();
+        issued.sort_by_key(|invoice| invoice.spec.period.from);
+        let mut numbers: Vec<_> = issued
+            .iter()
+            .map(|invoice| invoice.status.clone().unwrap().number.unwrap())
+            .collect();
+        numbers.sort_unstable();
+        let expected: Vec<_> = (1..=issued.len())
+            .map(|number| format!("2026-{number:06}"))
+            .collect();
+        prop_assert_eq!(numbers, expected);
+        prop_assert_eq!(self.last_number as usize, issued.len());
+        for pair in issued.windows(2) {
+            prop_assert!(pair[0].spec.period.to <= pair[1].spec.period.from);
+        }
+        let mut hours: HashMap<&str, usize> = HashMap::new();
+        let mut earlier: HashMap<(String, String), (u64, u64)> = HashMap::new();
+        for invoice in &issued {
+            let period = invoice.spec.period;
+            let month = period.from.to_string()[..7].to_owned();
+            let mut lines = self.lines(invoice.name());
+            lines.sort_by(|a, b| a.name.cmp(&b.name));
+            let mut of_reference = Vec::new();
+            for (uid, history) in &self.frozen[invoice.name()] {
+                let before = earlier.entry((uid.clone(), month.clone())).or_default();
+                let machine = self.machines.iter().find(|machine| machine.uid == *uid).unwrap();
+                let period = (period.from, period.to);
+                let line = machine.of_reference(history, period, &self.price_changes, *before);
+                if let Some((hours, amount, cap)) = line {
+                    *before = (before.0 + amount, before.1.max(cap));
+                    of_reference.push((uid.clone(), hours, amount));
+                }
+            }
+            of_reference.sort_unstable();
+            let of_lines: Vec<_> = lines
+                .iter()
+                .map(|line| {
+                    (
+                        line.name.clone(),
+                        line.hours.iter().map(|h| h.hours).sum::<u64>(),
+                        line.amount_cents,
+                    )
+                })
+                .collect();
+            prop_assert_eq!(&of_lines, &of_reference, "{:?}", period);
+            let status = invoice.status.clone().unwrap();
+            prop_assert_eq!(status.lines_count as usize, lines.len());
+            prop_assert_eq!(status.net_cents, of_lines.iter().map(|line| line.2).sum::<u64>());
+            prop_assert!(!lines.is_empty());
+            for (uid, count, _) in of_lines {
+                let machine = self.machines.iter().find(|machine| machine.uid == uid).unwrap();
+                *hours.entry(&machine.uid).or_default() += usize::try_from(count).unwrap();
+            }
+        }
+        // Each hour begun of an instance is billed once.
+        for machine in self.machines.iter().filter(|machine| machine.megabytes.is_none()) {
+            let end = issued.last().unwrap().spec.period.to;
+            let begun = reference::hours(&machine.history, end).len();
+            prop_assert_eq!(
+                hours.get(machine.uid.as_str()).copied().unwrap_or(0),
+                begun,
+                "{}",
+                &machine.uid
+            );
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn whatever_happens_each_hour_is_billed_once_as_the_reference_has_it(ops in prop::collection::vec(op(), 1..40)) {
+        let mut world = World::new();
+        for op in &ops {
+            world.apply(op);
+        }
+        world.books = None;
+        world.run(u8::MAX);
+        world.finish();
+        if world.machines.is_empty() {
+            prop_assert!(world.invoices.is_empty());
+        } else {
+            world.check()?;
+        }
+    }
+}
+
+#[test]
+fn a_deleted_account_is_billed_at_once_for_all_that_it_had_and_once_only() {
+    // Also for what has just begun.
+    for age in [5000, 60] {
+        let mut world = World::new();
+        for _ in 0..2 {
+            world.apply(&Op::Begin(Plan::Starter));
+            world.apply(&Op::Advance(age));
+        }
+        world.run(u8::MAX);
+        world.apply(&Op::Delete(0));
+        world.apply(&Op::Leave);
+        world.apply(&Op::Advance(age));
+        assert!(world.run(u8::MAX).is_some());
+        assert_eq!(world.last_number, 0, "one still runs");
+        world.apply(&Op::Delete(1));
+        world.apply(&Op::Advance(1));
+        world.run(u8::MAX);
+        assert_eq!(world.last_number, 0, "the objects are still there");
+        // A process dies at each step.
+        for _ in 0..20 {
+            world.run(1);
+            world.apply(&Op::Finish);
+            world.apply(&Op::Advance(1));
+            world.apply(&Op::Restart);
+        }
+        let issued: Vec<bool> = world.invoices.values().map(Invoice::is_issued).collect();
+        assert_eq!(issued, [true], "{age}");
+        world.check().unwrap();
+    }
+}
+
+#[test]
+fn what_is_deleted_with_its_account_in_the_second_in_which_it_began_is_billed_for_an_hour() {
+    let mut world = World::new();
+    world.now += SignedDuration::from_millis(900);
+    world.apply(&Op::Begin(Plan::Starter));
+    world.run(u8::MAX);
+    world.now -= SignedDuration::from_millis(900);
+    world.apply(&Op::Delete(0));
+    world.apply(&Op::Leave);
+    for _ in 0..3 {
+        world.run(u8::MAX);
+        world.apply(&Op::Finish);
+    }
+    let lines = world.invoices.values().map(|invoice| invoice.spec.lines.len());
+    assert_eq!(lines.collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn an_open_invoice_gets_the_currency_in_which_it_will_be_issued() {
+    let mut world = World::new();
+    world.apply(&Op::Begin(Plan::Starter));
+    world.run(u8::MAX);
+    let mut invoice = world.invoices.values().next().unwrap().clone();
+    "USD".clone_into(&mut invoice.spec.currency);
+    world.invoices.insert(invoice.name().to_owned(), invoice);
+    world.apply(&Op::Restart);
+    world.run(u8::MAX);
+    let currencies = world
+        .invoices
+        .values()
+        .map(|invoice| invoice.spec.currency.clone());
+    assert_eq!(
+        currencies.collect::<Vec<_>>(),
+        [world.prices.currency().to_string()]
+    );
+}
+
+/// Ten minutes, since its process may have been down when it first ran. What is older has been invoiced before.
+#[test]
+fn what_is_seen_late_is_billed_for_the_hours_before_the_open_period_if_it_is_ten_minutes_old_at_most() {
+    for (minutes, billed) in [(9, 1), (11, 0)] {
+        let mut world = World::new();
+        world.apply(&Op::Begin(Plan::Starter));
+        world.run(u8::MAX);
+        world.apply(&Op::Advance(minutes * 60));
+        let began = world.now - SignedDuration::from_mins(minutes.into());
+        world.apply(&Op::Close(0));
+        world.now += GRACE;
+        world.run(u8::MAX);
+        assert_eq!(world.invoices.len(), 2);
+        world.machines.push(Machine::begun(1, Plan::Starter, began));
+        world.apply(&Op::Advance(60));
+        world.run(u8::MAX);
+        world.apply(&Op::Close(0));
+        world.now += GRACE;
+        world.run(u8::MAX);
+        let lines: Vec<_> = world.invoices.keys().flat_map(|name| world.lines(name)).collect();
+        let late = lines.iter().filter(|line| line.name == "u1").count();
+        assert_eq!(late, billed, "{minutes} minutes");
+    }
+}
+
+/// `since` is a time of the leader's clock, and an end is a time of the API server's clock.
+#[test]
+fn what_a_clock_that_was_ahead_has_begin_is_billed_for_an_hour_though_it_is_deleted_before_that() {
+    let day = SignedDuration::from_hours(24);
+    let month = Period::month_of(START.parse().unwrap()).to - SignedDuration::from_secs(20);
+    for (now, ahead) in [
+        (START.parse().unwrap(), SignedDuration::from_secs(45)),
+        (month, SignedDuration::from_secs(45)),
+        (START.parse().unwrap(), 40 * day),
+    ] {
+        let mut world = World::new();
+        (world.now, world.ahead) = (now, ahead);
+        world.apply(&Op::Begin(Plan::Starter));
+        world.run(u8::MAX);
+        world.apply(&Op::Delete(0));
+        world.run(u8::MAX);
+        world.apply(&Op::Finish);
+        assert!(!world.machines[0].exists, "it goes once its end is recorded");
+        world.finish();
+        world.check().unwrap();
+        let lines = world.invoices.values().map(|invoice| invoice.spec.lines.len());
+        assert_eq!(lines.collect::<Vec<_>>(), [1], "{ahead:?}");
+    }
+}
+
+#[test]
+fn what_a_clock_that_was_ahead_has_begin_next_month_leaves_others_their_hours() {
+    let mut world = World::new();
+    let start = world.now;
+    let later = start + SignedDuration::from_hours(40 * 24);
+    world.machines.push(Machine::begun(0, Plan::Starter, later));
+    world.run(u8::MAX);
+    world.apply(&Op::Begin(Plan::Business));
+    world.apply(&Op::Advance(5 * 3600));
+    world.run(u8::MAX);
+    let open: Vec<_> = world
+        .invoices
+        .values()
+        .map(|invoice| invoice.spec.period.from)
+        .collect();
+    assert_eq!(open, [Period::month_of(start).from]);
+    world.finish();
+    world.check().unwrap();
+}
+
+#[test]
+fn a_month_is_closed_with_two_writes_and_two_for_each_page() {
+    let mut world = World::new();
+    for _ in 0..8 {
+        world.apply(&Op::Begin(Plan::Starter));
+    }
+    world.run(u8::MAX);
+    assert_eq!((world.invoices.len(), world.pages.len()), (1, 0));
+    let due: Timestamp = "2026-12-01T00:00:00Z".parse().unwrap();
+    world.now = due;
+    assert_eq!(world.run(u8::MAX), Some(Step::Rest(Some(due + GRACE))));
+    world.now += GRACE;
+    let before = world.version;
+    world.run(u8::MAX);
+    // The next invoice, the number, the issue; and the check that nothing is left to do.
+    assert_eq!(world.version - before, 4);
+    let phases: Vec<bool> = world.invoices.values().map(Invoice::is_issued).collect();
+    assert_eq!(phases.iter().filter(|issued| **issued).count(), 1);
+    world.check().unwrap();
+
+    world.crowd(MAX_ENTRIES + 1);
+    world.run(u8::MAX);
+    assert_eq!(world.pages.len(), 1);
+    world.now = "2027-01-01T00:00:05Z".parse().unwrap();
+    let before = world.version;
+    world.run(u8::MAX);
+    // Plus the page of the next invoice, and the page with lines.
+    assert_eq!(world.version - before, 6);
+    world.check().unwrap();
+}
+
+#[test]
+fn an_invoice_with_pages_is_right_if_the_operator_dies_at_each_step() {
+    for steps in 1..4 {
+        let mut world = World::new();
+        world.crowd(2 * MAX_ENTRIES + 50);
+        for round in 0..4_usize {
+            for index in [3, 150, 249, 20 * round, 100 + 40 * round] {
+                world.apply(&Op::Change(index, Plan::ALL[round]));
+            }
+            world.apply(&Op::Delete(60 * round + 5));
+            world.apply(&Op::Advance(10 * 24 * 3600));
+            for _ in 0..30 {
+                world.run(steps);
+                world.apply(&Op::Finish);
+                world.apply(&Op::Restart);
+            }
+        }
+        world.finish();
+        world.check().unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_written_as_time_passes_and_a_change_is_one_page() {
+    let mut world = World::new();
+    world.apply(&Op::Begin(Plan::Starter));
+    world.run(u8::MAX);
+    let before = world.version;
+    for _ in 0..10 {
+        world.apply(&Op::Advance(3600));
+        world.run(u8::MAX);
+    }
+    assert_eq!(world.version - before, 10, "it only rests");
+    world.apply(&Op::Change(0, Plan::Business));
+    world.run(u8::MAX);
+    assert_eq!(world.version - before, 12);
+}
+
+#[test]
+fn an_account_that_never_had_a_running_instance_gets_no_invoice() {
+    let mut world = World::new();
+    world.finish();
+    assert!(world.invoices.is_empty() && world.last_number == 0);
+}
+
+#[test]
+fn closing_until_a_time_before_any_hour_bills_nothing_and_says_so() {
+    let mut world = World::new();
+    world.apply(&Op::Advance(10_000));
+    world.apply(&Op::Begin(Plan::Starter));
+    world.run(u8::MAX);
+    world.apply(&Op::Advance(100));
+    world.apply(&Op::Close(5_000));
+    world.run(u8::MAX);
+    let invoice = world.invoices.values().next().unwrap();
+    assert_eq!((world.invoices.len(), world.last_number), (1, 0));
+    assert_eq!(invoice.status.as_ref().unwrap().nothing_until, world.closed_until);
+    world.finish();
+    world.check().unwrap();
+}
+
+#[test]
+fn ten_thousand_instances_with_forty_changes_each_fit_into_pages() {
+    let mut world = World::new();
+    let mut metering = metering::begin(Plan::Starter, world.now);
+    for hour in 0..41 {
+        let plan = [Plan::Starter, Plan::Enterprise][hour % 2];
+        let at = world.now + SignedDuration::from_hours(i64::try_from(hour).unwrap());
+        metering::change(&mut metering, plan, at);
+    }
+    assert_eq!(metering.changes.len(), 41);
+    world.apply(&Op::Begin(Plan::Starter));
+    let history = world.machines[0].history.clone();
+    world.machines = (0..10_000)
+        .map(|index| Machine {
+            uid: format!("{index:036}"),
+            megabytes: None,
+            metering: metering.clone(),
+            history: history.clone(),
+            exists: true,
+            recorded: false,
+        })
+        .collect();
+    world.run(u8::MAX);
+    assert!(world.pages.len() <= 110, "{}", world.pages.len());
+    for page in world.pages.values() {
+        let bytes = serde_json::to_string(page).unwrap().len();
+        assert!(bytes < 512 * 1024, "{bytes}");
+    }
+    assert_eq!(world.entries().count(), 10_000);
+}

@@ -1,0 +1,19 @@
+//! What to do next, as pure functions: with every kind, a decision is made from its spec, its status, what was observed and the time.
+//!
+//! - [`instance`], [`backup`], [`delivery`], [`alert`], [`invoice`]: one module for each kind that something is decided about;
+//! - [`event`]: the bodies of events, and the outbox;
+//! - [`provider`]: what a provider reports;
+//! - [`catalogue`]: what can be ordered, and what it costs;
+//! - [`fair_queue`]: a queue in which accounts take turns; [`mod@shrink`]: releases memory after bursts.
+
+pub mod alert;
+pub mod backup;
+pub mod catalogue;
+pub mod delivery;
+pub mod event;
+pub mod fair_queue;
+pub mod instance;
+pub mod invoice;
+pub mod provider;
+
+pub use fair_queue::FairQueue;

@@ -1,0 +1,189 @@
+//! `ApiKey`: one REST key, stored only as the digest of a random secret.
+
+use jiff::{Timestamp, civil::Date};
+use kube::{CustomResource, KubeSchema};
+use rand::RngExt as _;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::{ids, times};
+
+/// API keys that an account may have unless the operator's settings say otherwise (decisions, section 8).
+pub const DEFAULT_KEY_QUOTA: u32 = 50;
+
+/// What keys begin with.
+const PREFIX: &str = "stl_";
+/// Random characters of a key, of 62 kinds: 256 bits.
+const RANDOM: usize = 43;
+
+/// What a key may do.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Deserialize,
+    Serialize,
+    schemars::JsonSchema,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyScope {
+    /// GET only; other methods are refused with 403 `token_readonly`.
+    Read,
+    /// All methods.
+    #[default]
+    Write,
+}
+
+/// A REST key of the account whose namespace it is in. Deleting it revokes the key within a second.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[kube(
+    group = "stellage.dev",
+    version = "v1",
+    kind = "ApiKey",
+    plural = "apikeys",
+    shortname = "key",
+    category = "stellage",
+    namespaced,
+    status = "ApiKeyStatus",
+    derive = "PartialEq",
+    doc = "One REST key of the account whose namespace it is in. Only the digest of the key is stored, so nothing here is secret. Delete the object to revoke the key.",
+    printcolumn(name = "Scope", type_ = "string", json_path = ".spec.scope"),
+    printcolumn(name = "Ends-In", type_ = "string", json_path = ".spec.lastCharacters"),
+    printcolumn(name = "Expires", type_ = "string", json_path = ".spec.expiresAt"),
+    printcolumn(name = "Last-Used", type_ = "string", json_path = ".status.lastUsedOn"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiKeySpec {
+    /// SHA-256, as 64 lower-case hexadecimal digits, of the bytes of the Account's UID, one line feed (0x0A), and the key as it
+    /// stands after `Bearer `. The UID is that in the Account's annotation `stellage.dev/origin`, or else its `metadata.uid`. The key
+    /// is `stl_`, the 16 characters after `usr_` in the Account's `status.id`, and 43 random letters and digits. In any other
+    /// account the digest is worth nothing. Immutable.
+    #[x_kube(validation = Rule::new("self.matches('^[0-9a-f]{64}$')").message("must be the SHA-256 of the key as 64 lower-case hexadecimal digits; `stellage key create` creates one"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: delete this ApiKey and create another"))]
+    #[schemars(length(max = 64))]
+    pub sha256: String,
+
+    /// `read` or `write`.
+    #[serde(default)]
+    pub scope: KeyScope,
+
+    /// When the key stops working. Default: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_moment")]
+    pub expires_at: Option<Timestamp>,
+
+    /// The key's last four characters, to tell keys apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4))]
+    #[x_kube(validation = Rule::new("self.matches('^[!-~]*$')").message("must be visible ASCII characters"))]
+    pub last_characters: Option<String>,
+}
+
+/// What the operator has seen of a key. The REST API writes it.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiKeyStatus {
+    /// The latest day, in UTC, on which a request came with the key, or from the console of somebody who has signed in with it. It is
+    /// written within seconds of the first request of a day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_latest_day")]
+    pub last_used_on: Option<Date>,
+}
+
+/// The digest of a key: SHA-256 of the Account's UID, a line feed and the key.
+pub fn digest(account_uid: &str, key: &str) -> [u8; 32] {
+    // Neither part can contain a line feed: a header could not carry it.
+    Sha256::new()
+        .chain_update(account_uid)
+        .chain_update("\n")
+        .chain_update(key)
+        .finalize()
+        .into()
+}
+
+/// Annotation of an ApiKey with the one-time sign-in link of the console that it was made for: `<SHA-256 of the link's token> <deadline>`.
+/// Whoever uses the link takes the annotation away, so nobody can use it again.
+pub const LINK_ANNOTATION: &str = "stellage.dev/console-link";
+
+/// Label of an ApiKey that a sign-in to the console through OpenID Connect has made: nobody knows the key, so it is worth no more than
+/// the session.
+pub const SIGN_IN_LABEL: &str = "stellage.dev/sign-in";
+
+/// A one-time sign-in link, as the annotation has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsoleLink {
+    /// Digest of the Account's UID and the link's token, as [`digest`] makes it.
+    pub digest: [u8; 32],
+    /// When it stops working.
+    pub deadline: Timestamp,
+}
+
+impl ConsoleLink {
+    /// The link of an ApiKey, if it has one.
+    pub fn of(key: &ApiKey) -> Option<Self> {
+        let text = key.metadata.annotations.as_ref()?.get(LINK_ANNOTATION)?;
+        let (hash, deadline) = text.split_once(' ')?;
+        let mut digest = [0; 32];
+        hex::decode_to_slice(hash, &mut digest).ok()?;
+        Some(Self {
+            digest,
+            deadline: deadline.parse().ok()?,
+        })
+    }
+
+    /// The value of the annotation.
+    pub fn annotation(&self) -> String {
+        format!("{} {}", hex::encode(self.digest), self.deadline)
+    }
+}
+
+/// The public id, without `usr_`, of the Account that a key names, so that its UID is found without a search; `None` for a key
+/// of another form.
+pub fn account_of(key: &str) -> Option<&str> {
+    let rest = key.strip_prefix(PREFIX)?;
+    let has_form =
+        rest.len() == ids::SUFFIX + RANDOM && rest.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    has_form.then(|| &rest[..ids::SUFFIX])
+}
+
+/// A random key of the Account with this UID. Without punctuation after the prefix, so that a double click selects it.
+pub fn random_key(account_uid: &str) -> String {
+    const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    let mut rng = rand::rng();
+    let secret: String = (0..RANDOM)
+        .map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())]))
+        .collect();
+    let account = ids::account_id(account_uid);
+    format!("{PREFIX}{}{secret}", ids::suffix_of_account(&account))
+}
+
+/// A key of the Account with this UID that is not random.
+#[cfg(any(test, feature = "testing"))]
+pub fn test_key(account_uid: &str, secret: &str) -> String {
+    let account = ids::account_id(account_uid);
+    format!("{PREFIX}{}{secret:0>RANDOM$}", ids::suffix_of_account(&account))
+}
+
+impl ApiKey {
+    /// Whether the key has expired at `now`.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.spec.expires_at.is_some_and(|end| end <= now)
+    }
+
+    /// The day on which it was last used.
+    pub fn last_used_on(&self) -> Option<Date> {
+        self.status.as_ref()?.last_used_on
+    }
+
+    /// Whether a sign-in to the console through OpenID Connect has made it.
+    pub fn is_sign_in(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        labels.is_some_and(|labels| labels.contains_key(SIGN_IN_LABEL))
+    }
+}

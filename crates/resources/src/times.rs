@@ -1,0 +1,55 @@
+//! Schemas of times and days, and how exact a time is.
+
+use jiff::Timestamp;
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+/// A time that the controllers write.
+pub(super) fn time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": "date-time" })
+}
+
+/// An optional time that the controllers write.
+pub(super) fn optional_time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": "date-time", "nullable": true })
+}
+
+/// An optional day that programs write, the latest of its kind: it is never set back.
+pub(super) fn optional_latest_day(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string", "format": "date", "nullable": true,
+        "x-kubernetes-validations": [{ "rule": "self >= oldSelf", "message": "is never set back" }],
+    })
+}
+
+/// An optional time that people write. Not `format: date-time`, which accepts times without a zone and whose error message
+/// does not say what is wrong.
+pub(super) fn optional_rfc3339(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string", "nullable": true, "maxLength": 40,
+        "x-kubernetes-validations": [{
+            "rule": "self.matches('^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$')",
+            "message": "must be an RFC 3339 time such as 2026-11-21T10:00:00Z",
+        }]
+    })
+}
+
+/// An optional time that people write and programs compare: as [`optional_rfc3339`], and a day that exists. The last two days
+/// of the year 9999 are beyond what the programs can represent.
+pub(super) fn optional_moment(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = optional_rfc3339(generator);
+    if let Some(rules) = schema
+        .get_mut("x-kubernetes-validations")
+        .and_then(serde_json::Value::as_array_mut)
+    {
+        rules.push(serde_json::json!({
+            "rule": "!self.matches('^[0-9]{4}-(02-3|0[469]-31|11-31)') && !self.startsWith('9999-12-3') && (!self.matches('^[0-9]{4}-02-29') || (int(self.substring(0, 4)) % 4 == 0 && (int(self.substring(0, 4)) % 100 != 0 || int(self.substring(0, 4)) % 400 == 0)))",
+            "message": "must be a day that exists, before 9999-12-30",
+        }));
+    }
+    schema
+}
+
+/// Truncates a time to milliseconds, which keeps a status readable.
+pub fn milliseconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
+}

@@ -1,0 +1,304 @@
+//! Instances: list, create, detail, and the actions on one.
+//!
+//! - `view`: instances, plans, regions and images as `/v1` shows them; `charts`: their usage over time;
+//! - `create`: the form for a new one; `operate`: power, plan, image, settings, backups, deletion.
+
+mod charts;
+mod create;
+mod operate;
+mod view;
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{Router, extract::Path, response::Response, routing::get};
+use http::StatusCode;
+
+use self::{
+    charts::{Chart, Measured},
+    view::{Instance, ListItem, Region, statuses},
+};
+use super::{
+    App,
+    alerts::Alert,
+    backups::view::Backup,
+    call::{Call, segment, with_query},
+    events::{
+        sent::{Sent, sent},
+        view::Event,
+    },
+    form::Form,
+    page::{List, Pager, Query, Shell, Single, page},
+    refresh::Refresh,
+    refusal::Refusal,
+    text::Moment,
+    visit::Visit,
+    webhooks::view::Webhook,
+};
+use domain::instance::Action;
+
+/// The section in the navigation.
+const SECTION: &str = "instances";
+/// Instances on a page.
+const PER_PAGE: &str = "20";
+/// Number of backups, and of events, on the page of an instance.
+const FEW: &str = "5";
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/console/instances", get(list).post(create::send))
+        .route("/console/instances/new", get(create::show))
+        .route("/console/instances/{id}", get(detail))
+        .route(
+            "/console/instances/{id}/power/{action}",
+            get(operate::show_power).post(operate::power),
+        )
+        .route(
+            "/console/instances/{id}/plan",
+            get(operate::show_plan).post(operate::change_plan),
+        )
+        .route(
+            "/console/instances/{id}/rebuild",
+            get(operate::show_rebuild).post(operate::rebuild),
+        )
+        .route(
+            "/console/instances/{id}/settings",
+            get(operate::show_settings).post(operate::change_settings),
+        )
+        .route(
+            "/console/instances/{id}/backup",
+            get(operate::show_backup).post(operate::back_up),
+        )
+        .route(
+            "/console/instances/{id}/delete",
+            get(operate::show_delete).post(operate::delete),
+        )
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/list.html")]
+struct ListPage {
+    shell: Shell,
+    query: Query,
+    statuses: Vec<&'static str>,
+    regions: Vec<Region>,
+    items: Vec<ListItem>,
+    pager: Pager,
+    is_filtered: bool,
+    refresh: Refresh,
+}
+
+async fn list(visit: Visit) -> Result<Response, Refusal> {
+    let filters = ["search", "tag", "status", "region"];
+    let [search, tag, status, region] = filters.map(|name| visit.query.get(name));
+    let parameters = [
+        ("search", search),
+        ("tag", tag),
+        ("status", status),
+        ("region", region),
+        ("page", visit.query.get("page")),
+        ("limit", PER_PAGE),
+    ];
+    let call = Call::get(with_query("/v1/instances", &parameters));
+    let List {
+        data: items,
+        pagination,
+    }: List<ListItem> = visit.get(&call).await?;
+    // A refresh replaces only the rows.
+    let regions = if visit.is_refresh {
+        Vec::new()
+    } else {
+        let regions: List<Region> = visit.get(&Call::get("/v1/regions?limit=100")).await?;
+        regions.data
+    };
+    let is_under_way = items.iter().any(ListItem::is_under_way);
+    let template = ListPage {
+        shell: visit.shell_with(SECTION, "Instances", &[call]),
+        statuses: statuses(),
+        regions,
+        pager: Pager::new(pagination, "/console/instances", &visit.query),
+        is_filtered: visit.query.has_any(&filters),
+        refresh: visit.refresh(is_under_way),
+        query: visit.query,
+        items,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+/// A power action, as a button.
+struct Power {
+    action: &'static str,
+    label: &'static str,
+    hint: &'static str,
+    is_harsh: bool,
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/detail.html")]
+struct DetailPage {
+    shell: Shell,
+    instance: Instance,
+    powers: Vec<Power>,
+    may_change_plan: bool,
+    may_rebuild: bool,
+    may_back_up: bool,
+    backups: Vec<Backup>,
+    /// `None` if it is not read again.
+    more: Option<More>,
+    /// Idempotency-Key of the buttons.
+    form: Form,
+    refresh: Refresh,
+    /// When usage was read.
+    now: Moment,
+}
+
+/// The past of an instance, as its page shows it.
+struct More {
+    /// `None` if events are not logged.
+    events: Option<Vec<Event>>,
+    /// The webhooks that these events were sent to.
+    sent: Vec<Sent>,
+    /// `None` if it is not monitored.
+    usage: Option<Usage>,
+}
+
+impl More {
+    /// Reads it, and adds the requests to `calls`.
+    async fn read(visit: &Visit, instance: &Instance, calls: &mut Vec<Call>) -> Result<Self, Refusal> {
+        let id = &instance.id;
+        let usage = if instance.monitoring_enabled {
+            Some(usage(visit, id, calls).await?)
+        } else {
+            None
+        };
+        let call = Call::get(with_query("/v1/events", &[("instance_id", id), ("limit", FEW)]));
+        let Some(List { data: events, .. }) = visit.find::<List<Event>>(&call).await? else {
+            return Ok(Self {
+                events: None,
+                sent: Vec::new(),
+                usage,
+            });
+        };
+        calls.push(call);
+        let wants = |webhook: &Webhook| events.iter().any(|event| webhook.wants(&event.r#type));
+        let sent = sent(visit, &events, wants).await?;
+        calls.extend(sent.iter().map(|sent| sent.call.clone()));
+        Ok(Self {
+            events: Some(events),
+            sent,
+            usage,
+        })
+    }
+}
+
+/// The monitoring data of an instance.
+struct Usage {
+    /// `1h` or `24h`.
+    window: &'static str,
+    known_since: Option<Moment>,
+    charts: Vec<Chart>,
+    /// Why there are no charts.
+    problem: Option<String>,
+    alerts: Vec<Alert>,
+}
+
+impl Usage {
+    /// When the charts begin.
+    fn begins(&self) -> &'static str {
+        if self.window == "24h" {
+            "24 hours ago"
+        } else {
+            "an hour ago"
+        }
+    }
+}
+
+/// Reads the monitoring data of an instance, and adds the requests to `calls`.
+async fn usage(visit: &Visit, id: &str, calls: &mut Vec<Call>) -> Result<Usage, Refusal> {
+    let window = if visit.query.is("window", "24h") {
+        "24h"
+    } else {
+        "1h"
+    };
+    let call = Call::get(format!("/v1/instances/{id}/metrics?window={window}"));
+    // The metrics system may be unavailable for a moment, or there is none.
+    let (measured, problem) = match visit.get::<Single<Measured>>(&call).await {
+        Ok(measured) => (Some(measured.data), None),
+        Err(refusal) => (None, Some(refusal.message)),
+    };
+    let alerts_call = Call::get(with_query("/v1/alerts", &[("instance_id", id), ("limit", FEW)]));
+    let alerts: List<Alert> = visit.get(&alerts_call).await?;
+    calls.extend([call, alerts_call]);
+    Ok(Usage {
+        window,
+        known_since: measured.as_ref().and_then(|measured| measured.known_since),
+        charts: measured.map_or_else(Vec::new, |measured| measured.charts()),
+        problem,
+        alerts: alerts.data,
+    })
+}
+
+async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let call = Call::get(format!("/v1/instances/{id}?include=metrics"));
+    let Single { data: instance, .. }: Single<Instance> = visit.get(&call).await?;
+    let backups = Call::get(with_query(
+        &format!("/v1/instances/{id}/backups"),
+        &[("limit", FEW)],
+    ));
+    let mut calls = vec![call, backups];
+    let backups: List<Backup> = visit.get(&calls[1]).await?;
+    let backs_up = backups.data.iter().any(Backup::is_running);
+    let is_under_way = instance.is_under_way() || backs_up;
+    // Events are read from the API server, not from a watch, so a page that refreshes fast reads them only when the operation is over.
+    let more = if visit.is_refresh && is_under_way {
+        None
+    } else {
+        Some(More::read(&visit, &instance, &mut calls).await?)
+    };
+    let may = |action: Action| instance.allows(action) && visit.may_write();
+    let powers = [
+        (Action::Start, "Start", "Power it on", false),
+        (
+            Action::Stop,
+            "Shut down",
+            "Ask the guest to shut down; its power is cut if it does not",
+            false,
+        ),
+        (Action::Reboot, "Reboot", "Power-cycle it", false),
+        (
+            Action::PowerOff,
+            "Cut power",
+            "Like pulling the plug: unsaved data may be lost",
+            true,
+        ),
+    ]
+    .into_iter()
+    .filter(|(action, ..)| may(*action))
+    .map(|(action, label, hint, is_harsh)| Power {
+        action: action.as_str(),
+        label,
+        hint,
+        is_harsh,
+    })
+    .collect::<Vec<_>>();
+    calls.extend(
+        powers
+            .iter()
+            .map(|power| Call::post(format!("/v1/instances/{id}/{}", power.action))),
+    );
+    let template = DetailPage {
+        shell: visit.shell_with(SECTION, instance.name.as_str(), &calls),
+        may_change_plan: may(Action::ChangePlan),
+        may_rebuild: may(Action::Rebuild),
+        may_back_up: instance.may_be_backed_up() && !backs_up && visit.may_write(),
+        powers,
+        backups: backups.data,
+        more,
+        form: Form::new(),
+        refresh: visit.refresh(is_under_way),
+        now: Moment(visit.now()),
+        instance,
+    };
+    Ok(page(StatusCode::OK, &template))
+}

@@ -1,0 +1,189 @@
+//! The customer console, `/console`: everything that the REST API does, in a browser.
+//!
+//! A page calls `/v1` in this process, with the request that the page also shows as a command, and renders the response. So `/v1` alone
+//! decides what is valid, allowed, limited or present, and nothing exists only in the console.
+//!
+//! - `visit`: a request of a signed-in user, and its requests to `/v1`; `call` describes these, `refusal` their errors;
+//! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
+//!   Connect;
+//! - `middleware`, with `same_origin`: the middleware around every page;
+//! - `page`, `form`, `refresh`, `text`, `assets`: what pages are made of; their templates are in `templates/console/`;
+//! - `instances`, `backups`, `alerts`, `webhooks`, `events`, `invoices`, `keys`, `account`: the pages.
+
+mod account;
+mod alerts;
+mod assets;
+mod attempts;
+mod backups;
+mod call;
+mod events;
+mod form;
+mod instances;
+mod invoices;
+mod keys;
+mod middleware;
+mod oidc;
+mod oidc_sign_in;
+mod page;
+mod refresh;
+mod refusal;
+mod same_origin;
+mod seal;
+mod sealing_key;
+mod session;
+mod sign_in;
+mod text;
+mod visit;
+mod webhooks;
+
+pub use self::oidc::{OidcError, OidcSettings, Provider};
+
+use std::{net::IpAddr, sync::Arc};
+
+use axum::{
+    Router,
+    extract::Request,
+    response::{IntoResponse as _, Response},
+    routing::{get, post},
+};
+use http::{HeaderMap, StatusCode, header};
+use ipnet::IpNet;
+use kube::Client;
+
+use self::{
+    attempts::Attempts, page::see_other, refusal::Refusal, seal::Seal, sealing_key::SealingKey,
+    session::Cookies, visit::Visit,
+};
+use crate::{facade::Facade, service::Service};
+use runtime::{Metrics, http::Peer, metrics::RequestLabels};
+
+/// The path of the console; all pages are at or below it.
+pub const PREFIX: &str = "/console";
+
+/// Dependencies of the console.
+pub struct Dependencies {
+    /// The REST API.
+    pub facade: Facade,
+    /// The service behind it, for keys and sessions.
+    pub service: Arc<Service>,
+    /// Client of the API server, for the Secret with the sealing key.
+    pub client: Client,
+    /// The operator's namespace, which contains the Secret.
+    pub namespace: String,
+    /// Whether browsers use plain HTTP, so that cookies cannot be `Secure`.
+    pub insecure_cookie: bool,
+    /// Address ranges of proxies that say in `X-Forwarded-For` where requests come from.
+    pub trusted_proxies: Vec<IpNet>,
+    /// The OpenID Connect provider, if there is one.
+    pub provider: Option<Provider>,
+    /// Counts pages.
+    pub metrics: Metrics,
+}
+
+/// State shared by the pages.
+struct App {
+    facade: Facade,
+    service: Arc<Service>,
+    sealing_key: SealingKey,
+    cookies: Cookies,
+    attempts: Attempts,
+    trusted_proxies: Vec<IpNet>,
+    provider: Option<Provider>,
+    metrics: Metrics,
+}
+
+impl App {
+    /// The seal of cookies; 503 while the Secret cannot be read.
+    async fn seal(&self) -> Result<&Seal, Refusal> {
+        self.sealing_key.seal().await.ok_or_else(|| {
+            Refusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "service_unavailable",
+                "nobody can sign in at the moment; try again",
+            )
+        })
+    }
+
+    /// The address that a request comes from, for limits.
+    fn client(&self, request: &Request) -> IpAddr {
+        let peer = request.extensions().get::<Peer>();
+        let peer = peer.map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0);
+        attempts::client(peer, request.headers(), &self.trusted_proxies)
+    }
+
+    /// Scheme, host and port as the browser knows them.
+    fn origin(&self, headers: &HeaderMap) -> String {
+        let scheme = if self.cookies.insecure { "http" } else { "https" };
+        let is_plain = |host: &&str| {
+            !host.is_empty()
+                && host
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "-.:[]".contains(c))
+        };
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        match host.filter(is_plain) {
+            Some(host) => format!("{scheme}://{host}"),
+            None => "$STELLAGE_URL".to_owned(),
+        }
+    }
+
+    fn count(&self, labels: &RequestLabels) {
+        self.metrics.requests.get_or_create_owned(labels).inc();
+    }
+}
+
+/// The pages, to be mounted at [`PREFIX`].
+pub fn router(dependencies: Dependencies) -> Router {
+    let app = Arc::new(App {
+        sealing_key: SealingKey::new(dependencies.client, &dependencies.namespace),
+        facade: dependencies.facade,
+        service: dependencies.service,
+        cookies: Cookies {
+            insecure: dependencies.insecure_cookie,
+        },
+        attempts: Attempts::default(),
+        trusted_proxies: dependencies.trusted_proxies,
+        provider: dependencies.provider,
+        metrics: dependencies.metrics,
+    });
+    Router::new()
+        .route("/console", get(home))
+        .route("/console/", get(home))
+        .route("/console/welcome", get(home))
+        .route("/console/assets/{name}", get(asset))
+        .route("/console/sign-in", get(sign_in::show).post(sign_in::with_key))
+        .route("/console/sign-in/oidc", get(oidc_sign_in::start))
+        .route(oidc::CALLBACK, get(oidc_sign_in::callback))
+        .route("/console/sign-out", post(sign_in::out))
+        .route("/console/link", get(sign_in::show_link).post(sign_in::with_link))
+        .merge(instances::routes())
+        .merge(backups::routes())
+        .merge(alerts::routes())
+        .merge(webhooks::routes())
+        .merge(events::routes())
+        .merge(invoices::routes())
+        .merge(keys::routes())
+        .merge(account::routes())
+        .fallback(async || Refusal::no_such_page())
+        .method_not_allowed_fallback(async || {
+            Refusal::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "this page does not support the method",
+            )
+        })
+        .layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            middleware::surround,
+        ))
+        .with_state(app)
+}
+
+async fn home(_: Visit) -> Response {
+    see_other("/console/instances")
+}
+
+async fn asset(request: Request) -> Response {
+    let found = assets::answer(request.uri().path(), request.headers());
+    found.unwrap_or_else(|| Refusal::no_such_page().into_response())
+}

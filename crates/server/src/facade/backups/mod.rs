@@ -1,0 +1,215 @@
+//! `/v1/backups` and `/v1/instances/{id}/backups`: list, create, detail, delete.
+//!
+//! - `view`: backups as responses show them.
+
+pub mod view;
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use http::StatusCode;
+use utoipa::ToSchema;
+
+use self::view::BackupView;
+use super::{
+    App,
+    extract::{
+        Caller, IfMatch, Post, Target,
+        fields::Fields,
+        idempotency::{self, Retention},
+        query::{Paging, Parameters},
+    },
+    openapi::examples,
+    response::{
+        self,
+        error::{ApiError, ErrorAnswer},
+        view::{List, Pagination, Single},
+    },
+};
+use crate::service::{
+    backups::{BackupFilter, ShownBackup, still_running, too_many},
+    id::{BackupId, InstanceId},
+};
+use resources::validation;
+
+/// A backup to begin.
+#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
+#[schema(example = json!({"name": "before-upgrade"}))]
+#[serde(deny_unknown_fields)]
+pub struct CreateBackup {
+    /// Display name; need not be unique. By default the name of the Backup object.
+    #[schema(
+        nullable = false,
+        min_length = 1,
+        max_length = 63,
+        pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
+    )]
+    pub name: Option<String>,
+}
+
+impl CreateBackup {
+    /// Reads a request; 422 names every invalid field.
+    fn read(mut fields: Fields) -> Result<Self, ApiError> {
+        let name = fields.string("name", &validation::name);
+        fields.finish()?;
+        Ok(Self { name })
+    }
+}
+
+/// Lists backups
+///
+/// Of all instances of the account, deleted ones included, newest first, then by id. Filters can be combined with each other and
+/// with paging. A filter that matches nothing gives an empty list.
+#[utoipa::path(
+    get,
+    path = "/v1/backups",
+    operation_id = "listBackups",
+    tag = "backups",
+    params(
+        Paging,
+        ("instance_id" = Option<String>, Query, description = "Only backups of this instance, which may be a deleted one.", example = "i-4q7hz0c9k2m8x1ta"),
+        ("status" = Option<String>, Query, description = "Only backups with this status: `running`, `completed` or `failed`.", example = "completed"),
+    ),
+    responses((status = 200, description = "A page of backups", body = List<BackupView<'static>>, example = json!(examples::page(examples::backup())))),
+)]
+pub async fn list(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    let paging = parameters.paging()?;
+    let filter = BackupFilter {
+        instance_id: parameters.get("instance_id"),
+        status: parameters.get("status"),
+    };
+    let (page, total) = app
+        .service
+        .list_backups(caller.namespace(), filter, paging.page, paging.limit);
+    page_of(&page, Pagination::new(paging.page, paging.limit, total))
+}
+
+fn page_of(page: &[ShownBackup], pagination: Pagination) -> Result<Response, ApiError> {
+    let data: Vec<_> = page.iter().map(BackupView::of).collect();
+    response::json(StatusCode::OK, &List { data, pagination }, 512)
+}
+
+/// Lists the backups of an instance
+///
+/// Newest first, then by id. `GET /v1/backups?instance_id=…` also lists those of a deleted instance.
+#[utoipa::path(
+    get,
+    path = "/v1/instances/{id}/backups",
+    operation_id = "listInstanceBackups",
+    tag = "backups",
+    params(Target<InstanceId>, Paging),
+    responses((status = 200, description = "A page of backups", body = List<BackupView<'static>>, example = json!(examples::page(examples::backup())))),
+)]
+pub async fn list_of_instance(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<InstanceId>,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    let paging = parameters.paging()?;
+    let (page, total) = app
+        .service
+        .list_backups_of(caller.namespace(), id, paging.page, paging.limit)
+        .await?;
+    page_of(&page, Pagination::new(paging.page, paging.limit, total))
+}
+
+/// Backs an instance up
+///
+/// Allowed from `running` and `stopped`, while no operation and no other backup of the instance is under way. The backup has the
+/// disk as it is now. Poll the backup until its `status` has changed, or wait for `backup.completed` or `backup.failed`.
+#[utoipa::path(
+    post,
+    path = "/v1/instances/{id}/backups",
+    operation_id = "createBackup",
+    tag = "backups",
+    params(Target<InstanceId>),
+    request_body(content = CreateBackup, example = json!({"name": "before-upgrade"})),
+    responses(
+        (status = 201, description = "The backup is being made", body = Single<BackupView<'static>>, headers(("ETag")), example = json!(examples::new_backup())),
+        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(too_many("the instance", 30)))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_backed_up_now()))),
+    ),
+)]
+pub async fn create(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<InstanceId>,
+    IfMatch(precondition): IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let post = Post::with_optional_body(request).await?;
+    let body = CreateBackup::read(post.fields)?;
+    let created = app
+        .service
+        .create_backup(
+            caller.tenant(),
+            id,
+            body.name.as_deref(),
+            post.idempotent.as_ref(),
+            &precondition,
+        )
+        .await?;
+    let shown = app.service.shown(created.item);
+    let view = BackupView::of(&shown);
+    let message = format!("Instance {} is being backed up.", view.instance_name());
+    let mut response = response::single(StatusCode::CREATED, &*shown.item.backup, view, Some(message))?;
+    response::locate(&mut response, "/v1/backups", shown.item.id);
+    Ok(idempotency::answered(
+        post.idempotent.as_ref(),
+        created.replayed,
+        Retention::Resource,
+        response,
+    ))
+}
+
+/// Shows a backup
+#[utoipa::path(
+    get,
+    path = "/v1/backups/{id}",
+    operation_id = "getBackup",
+    tag = "backups",
+    params(Target<BackupId>),
+    responses((status = 200, description = "The backup", body = Single<BackupView<'static>>, headers(("ETag")), example = json!(examples::single(examples::backup())))),
+)]
+pub async fn detail(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<BackupId>,
+) -> Result<Response, ApiError> {
+    let shown = app.service.backup(caller.namespace(), id).await?;
+    response::single(StatusCode::OK, &*shown.item.backup, BackupView::of(&shown), None)
+}
+
+/// Deletes a backup
+///
+/// This cannot be undone. Not allowed while the backup is `running`.
+#[utoipa::path(
+    delete,
+    path = "/v1/backups/{id}",
+    operation_id = "deleteBackup",
+    tag = "backups",
+    params(Target<BackupId>),
+    responses(
+        (status = 204, description = "The backup is deleted"),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(still_running()))),
+    ),
+)]
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<BackupId>,
+    IfMatch(precondition): IfMatch,
+) -> Result<StatusCode, ApiError> {
+    app.service
+        .delete_backup(caller.namespace(), id, &precondition)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}

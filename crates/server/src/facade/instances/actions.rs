@@ -1,0 +1,219 @@
+//! `/v1/instances/{id}/…`: start, stop, poweroff, reboot, rebuild.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use http::StatusCode;
+
+use super::{body::RebuildInstance, detail_of, installation::NamedBackup, view::InstanceView};
+use crate::{
+    facade::{
+        App,
+        extract::{
+            Caller, IfMatch, Post, Target,
+            idempotency::{self, Retention},
+        },
+        openapi::examples,
+        response::{
+            error::{ApiError, ErrorAnswer},
+            view::Single,
+        },
+    },
+    service::{
+        id::InstanceId,
+        idempotency::IdempotentRequest,
+        instances::{ActionOutcome, Installation},
+    },
+};
+use domain::instance::Action;
+
+/// Starts an instance
+///
+/// Allowed from `stopped` and `error`.
+#[utoipa::path(
+    post, path = "/v1/instances/{id}/start", operation_id = "startInstance", tag = "actions",
+    params(Target<InstanceId>),
+    responses(
+        (status = 202, description = "The server is being powered on", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Start))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
+)]
+pub async fn start(
+    state: State<Arc<App>>,
+    caller: Caller,
+    target: Target<InstanceId>,
+    if_match: IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    act(state, &caller, target, if_match, request, Action::Start).await
+}
+
+/// Shuts an instance down
+///
+/// Asks the guest to shut down, and cuts the power if it does not do so in time. Allowed from `running`.
+#[utoipa::path(
+    post, path = "/v1/instances/{id}/stop", operation_id = "stopInstance", tag = "actions",
+    params(Target<InstanceId>),
+    responses(
+        (status = 202, description = "The guest is being asked to shut down", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Stop))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
+)]
+pub async fn stop(
+    state: State<Arc<App>>,
+    caller: Caller,
+    target: Target<InstanceId>,
+    if_match: IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    act(state, &caller, target, if_match, request, Action::Stop).await
+}
+
+/// Cuts the power of an instance
+///
+/// Allowed from `running`, `stopping`, `starting`, `rebooting` and `error`.
+#[utoipa::path(
+    post, path = "/v1/instances/{id}/poweroff", operation_id = "powerOffInstance", tag = "actions",
+    params(Target<InstanceId>),
+    responses(
+        (status = 202, description = "The power is being cut", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::PowerOff))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
+)]
+pub async fn poweroff(
+    state: State<Arc<App>>,
+    caller: Caller,
+    target: Target<InstanceId>,
+    if_match: IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    act(state, &caller, target, if_match, request, Action::PowerOff).await
+}
+
+/// Reboots an instance
+///
+/// A pending plan takes effect. Allowed from `running` and `error`.
+#[utoipa::path(
+    post, path = "/v1/instances/{id}/reboot", operation_id = "rebootInstance", tag = "actions",
+    params(Target<InstanceId>),
+    responses(
+        (status = 202, description = "The server is being rebooted", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Reboot))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
+)]
+pub async fn reboot(
+    state: State<Arc<App>>,
+    caller: Caller,
+    target: Target<InstanceId>,
+    if_match: IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    act(state, &caller, target, if_match, request, Action::Reboot).await
+}
+
+/// Reinstalls an instance
+///
+/// From an image, or from a backup with the backup's image and data. All data on its disk is lost. Allowed from `running`, `stopped` and `error`; afterwards the instance is running or stopped
+/// as it was before.
+#[utoipa::path(
+    post, path = "/v1/instances/{id}/rebuild", operation_id = "rebuildInstance", tag = "actions",
+    params(Target<InstanceId>),
+    request_body(content = RebuildInstance, example = json!({"image": "debian-13"})),
+    responses(
+        (status = 202, description = "The server is being reinstalled", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Rebuild))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+    ),
+)]
+pub async fn rebuild(
+    state: State<Arc<App>>,
+    caller: Caller,
+    target: Target<InstanceId>,
+    if_match: IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    act(state, &caller, target, if_match, request, Action::Rebuild).await
+}
+
+async fn act(
+    State(app): State<Arc<App>>,
+    caller: &Caller,
+    Target(id): Target<InstanceId>,
+    IfMatch(precondition): IfMatch,
+    request: Request,
+    action: Action,
+) -> Result<Response, ApiError> {
+    let namespace = caller.namespace();
+    let (installation, idempotent) = if action == Action::Rebuild {
+        let mut post = Post::with_body(request).await?;
+        let backup = NamedBackup::find(&app, namespace, &post.fields).await;
+        if backup.is_unsuitable()
+            && let Some(request) = &post.idempotent
+            && let Some(item) = app.service.instance_changed_by(namespace, id, request).await?
+        {
+            let what = backup_in_words(post.fields.peek("backup").unwrap_or_default());
+            let done = ActionOutcome { item, replayed: true };
+            return is_done(&done, action, &what, post.idempotent.as_ref());
+        }
+        backup.check(&mut post.fields);
+        let body = RebuildInstance::read(post.fields, &app.service.catalogue())?;
+        (Some(backup.or(body.image)?), post.idempotent)
+    } else {
+        let post = Post::with_optional_body(request).await?;
+        post.fields.finish()?;
+        (None, post.idempotent)
+    };
+    let request = idempotent.as_ref();
+    let done = app
+        .service
+        .act_on_instance(
+            namespace,
+            id,
+            action,
+            installation.as_ref(),
+            request,
+            &precondition,
+        )
+        .await?;
+    let what = match &installation {
+        Some(Installation::Image(image)) => image.clone(),
+        Some(Installation::Backup(backup)) => backup_in_words(backup.id),
+        None => String::new(),
+    };
+    is_done(&done, action, &what, request)
+}
+
+fn backup_in_words(id: impl std::fmt::Display) -> String {
+    format!("backup {id}")
+}
+
+/// The answer to an action. `what` has been installed by a rebuild.
+fn is_done(
+    done: &ActionOutcome,
+    action: Action,
+    what: &str,
+    request: Option<&IdempotentRequest>,
+) -> Result<Response, ApiError> {
+    let message = message(action, done.item.instance.display_name(), what);
+    let response = detail_of(StatusCode::ACCEPTED, &done.item, Some(message))?;
+    Ok(idempotency::answered(
+        request,
+        done.replayed,
+        Retention::Actions,
+        response,
+    ))
+}
+
+/// Says what an action has begun. `what` is being installed by a rebuild.
+pub(in crate::facade) fn message(action: Action, name: &str, what: &str) -> String {
+    match action {
+        Action::Start => format!("Instance {name} is being started."),
+        Action::Stop => format!("Instance {name} is being shut down."),
+        Action::PowerOff => format!("The power of instance {name} is being cut."),
+        Action::Reboot => format!("Instance {name} is being rebooted."),
+        Action::Rebuild => format!("Instance {name} is being reinstalled from {what}."),
+        Action::ChangePlan => format!("Instance {name} is changing to another plan."),
+    }
+}

@@ -1,0 +1,434 @@
+//! Request bodies for instances.
+
+use utoipa::ToSchema;
+
+use crate::{
+    facade::{
+        extract::fields::Fields,
+        response::{
+            error::{ApiError, Detail},
+            view,
+        },
+    },
+    service::instances::InstanceChange,
+};
+use domain::catalogue::Catalogue;
+use resources::{InstanceSpec, Plan, PowerState, validation};
+
+use super::installation;
+
+/// An instance to create.
+#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
+#[schema(example = json!({
+    "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"]
+}))]
+#[serde(deny_unknown_fields)]
+pub struct CreateInstance {
+    /// Display name and host name; need not be unique.
+    #[schema(
+        min_length = 1,
+        max_length = 63,
+        pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
+    )]
+    pub name: String,
+    /// Size and price class.
+    pub plan: Plan,
+    /// Region code; `GET /v1/regions` lists them.
+    #[schema(pattern = "^[a-z]{2}-[a-z]{3,}-[1-9][0-9]*$", max_length = 63)]
+    pub region: String,
+    /// Operating-system image; `GET /v1/images` lists them. Required, unless `backup` is given.
+    #[schema(
+        nullable = false,
+        pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+        max_length = 63
+    )]
+    pub image: Option<String>,
+    /// Identifier of a completed backup to restore, in place of `image`. The plan's disk must be as large as the backup's.
+    #[schema(nullable = false, pattern = "^bkp_[a-z0-9]{16}$")]
+    pub backup: Option<String>,
+    /// SSH public keys for the first login, one OpenSSH line each; at most 16,384 characters in all.
+    #[serde(default)]
+    #[schema(required = false, max_items = 20)]
+    pub ssh_keys: Vec<String>,
+    /// Whether the instance is backed up daily. The last seven of these backups are kept.
+    #[serde(default)]
+    #[schema(required = false, default = false)]
+    pub backup_enabled: bool,
+    /// Whether the server's usage is sampled every minute, and alerts are fired.
+    #[serde(default)]
+    #[schema(required = false, default = false)]
+    pub monitoring_enabled: bool,
+    /// Private network to attach.
+    #[schema(nullable = false, pattern = "^pn-[a-z0-9]+(-[a-z0-9]+)*$", max_length = 63)]
+    pub private_network: Option<String>,
+    /// Labels of your choice, for finding instances.
+    #[schema(required = false, schema_with = tags_schema)]
+    pub tags: Vec<String>,
+}
+
+impl CreateInstance {
+    /// Reads a request; 422 names every invalid field.
+    pub fn read(mut fields: Fields, catalogue: &Catalogue) -> Result<Self, ApiError> {
+        let name = fields.string("name", &validation::name);
+        let name = fields.missing("name", name);
+        let plan = read_plan(&mut fields);
+        let plan = fields.missing("plan", plan);
+        let region = fields.string("region", &|text| check_region(text, catalogue));
+        let region = fields.missing("region", region);
+        let (image, backup) = installation::read(&mut fields, catalogue);
+        let ssh_keys = fields.strings("ssh_keys", validation::MAX_SSH_KEYS, &validation::ssh_key);
+        if let Some(Err(complaint)) = ssh_keys.as_deref().map(validation::length_of_ssh_keys) {
+            fields.problem(Detail::new("ssh_keys", "invalid_value", complaint));
+        }
+        let backup_enabled = fields.boolean("backup_enabled");
+        let monitoring_enabled = fields.boolean("monitoring_enabled");
+        let private_network = fields.string("private_network", &validation::private_network);
+        let tags = read_tags(&mut fields);
+        fields.finish()?;
+        let (Some(name), Some(plan), Some(region)) = (name, plan, region) else {
+            // Unreachable: `finish` reports missing fields.
+            return Err(ApiError::fault());
+        };
+        Ok(Self {
+            name,
+            plan,
+            region,
+            image,
+            backup,
+            // Key files end in a line feed.
+            ssh_keys: ssh_keys
+                .into_iter()
+                .flatten()
+                .map(|key| key.trim_ascii().to_owned())
+                .collect(),
+            backup_enabled: backup_enabled.unwrap_or_default(),
+            monitoring_enabled: monitoring_enabled.unwrap_or_default(),
+            private_network,
+            tags: tags.unwrap_or_default(),
+        })
+    }
+
+    /// The spec of the instance. If a backup is restored, its image is still missing.
+    pub fn into_spec(self) -> InstanceSpec {
+        InstanceSpec {
+            name: Some(self.name),
+            plan: self.plan,
+            region: self.region,
+            image: self.image.unwrap_or_default(),
+            ssh_keys: self.ssh_keys,
+            private_network: self.private_network,
+            backup_enabled: self.backup_enabled,
+            monitoring_enabled: self.monitoring_enabled,
+            tags: self.tags,
+            power_state: PowerState::Running,
+            plan_on_reboot: None,
+            start_requested_at: None,
+            power_off_requested_at: None,
+            reboot_requested_at: None,
+            rebuild_requested_at: None,
+            restore_from: None,
+            deletion_protection: false,
+        }
+    }
+}
+
+/// Fields to change; those left out stay as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
+#[schema(min_properties = 1, example = json!({"plan": "business", "reboot": true}))]
+#[serde(deny_unknown_fields)]
+pub struct ChangeInstance {
+    /// The new plan. Allowed from `running`, `stopped` and `error`.
+    #[schema(nullable = false)]
+    pub plan: Option<Plan>,
+    /// Whether to apply a plan change now, by rebooting the server. `false` leaves a plan change in this request pending
+    /// until the next reboot; `true` without `plan` applies a pending one.
+    #[schema(nullable = false)]
+    pub reboot: Option<bool>,
+    /// The new name.
+    #[schema(
+        nullable = false,
+        min_length = 1,
+        max_length = 63,
+        pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
+    )]
+    pub name: Option<String>,
+    /// The new tags; they replace all present ones.
+    #[schema(nullable = false, schema_with = tags_schema)]
+    pub tags: Option<Vec<String>>,
+    /// Whether the instance is backed up daily. The last seven of these backups are kept.
+    #[schema(nullable = false)]
+    pub backup_enabled: Option<bool>,
+    /// Whether the server's usage is sampled every minute, and alerts are fired.
+    #[schema(nullable = false)]
+    pub monitoring_enabled: Option<bool>,
+    /// Whether deletion is refused, through both REST and kubectl.
+    #[schema(nullable = false)]
+    pub deletion_protection: Option<bool>,
+}
+
+impl ChangeInstance {
+    /// Reads a request; 422 names every invalid field.
+    pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
+        if fields.is_empty() {
+            return Err(ApiError::invalid(vec![Detail::new(
+                "body",
+                "missing",
+                "must have at least one of plan, reboot, name, tags, backup_enabled, monitoring_enabled, deletion_protection",
+            )]));
+        }
+        let change = Self {
+            plan: read_plan(&mut fields),
+            reboot: fields.boolean("reboot"),
+            name: fields.string("name", &validation::name),
+            tags: read_tags(&mut fields),
+            backup_enabled: fields.boolean("backup_enabled"),
+            monitoring_enabled: fields.boolean("monitoring_enabled"),
+            deletion_protection: fields.boolean("deletion_protection"),
+        };
+        fields.immutable(
+            "image",
+            "cannot be changed here; POST /v1/instances/{id}/rebuild installs another image",
+        );
+        fields.immutable(
+            "region",
+            "cannot be changed; create another instance in that region",
+        );
+        fields.immutable(
+            "ssh_keys",
+            "cannot be changed; keys are installed when the server is created",
+        );
+        fields.immutable(
+            "private_network",
+            "cannot be changed; create another instance in that network",
+        );
+        fields.immutable(
+            "status",
+            "cannot be set; start, stop, poweroff and reboot change it",
+        );
+        for field in [
+            "id",
+            "ip_address",
+            "ipv6_address",
+            "created_at",
+            "updated_at",
+            "metrics",
+            "pending_plan",
+            "status_reason",
+            "status_message",
+        ] {
+            fields.immutable(field, "cannot be set by clients");
+        }
+        for field in ["disk_size", "memory", "vcpu"] {
+            fields.immutable(field, "cannot be set; it follows from the plan");
+        }
+        fields.finish()?;
+        Ok(change)
+    }
+}
+
+impl From<ChangeInstance> for InstanceChange {
+    fn from(body: ChangeInstance) -> Self {
+        Self {
+            plan: body.plan,
+            reboot: body.reboot,
+            name: body.name,
+            tags: body.tags,
+            backup_enabled: body.backup_enabled,
+            monitoring_enabled: body.monitoring_enabled,
+            deletion_protection: body.deletion_protection,
+        }
+    }
+}
+
+/// The image or backup to reinstall a server from.
+#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
+#[schema(min_properties = 1, example = json!({"image": "debian-13"}))]
+#[serde(deny_unknown_fields)]
+pub struct RebuildInstance {
+    /// Operating-system image; `GET /v1/images` lists them. Required, unless `backup` is given.
+    #[schema(
+        nullable = false,
+        pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+        max_length = 63
+    )]
+    pub image: Option<String>,
+    /// Identifier of a completed backup to restore, in place of `image`. The disk must be as large as the backup's.
+    #[schema(nullable = false, pattern = "^bkp_[a-z0-9]{16}$")]
+    pub backup: Option<String>,
+}
+
+impl RebuildInstance {
+    /// Reads a request; 422 names every invalid field.
+    pub fn read(mut fields: Fields, catalogue: &Catalogue) -> Result<Self, ApiError> {
+        let (image, backup) = installation::read(&mut fields, catalogue);
+        fields.finish()?;
+        Ok(Self { image, backup })
+    }
+}
+
+fn check_region(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
+    validation::region(text)?;
+    if catalogue.serves_region(text) {
+        Ok(())
+    } else {
+        Err("is not available; GET /v1/regions lists the regions")
+    }
+}
+
+/// The schema of `tags` in requests.
+fn tags_schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+    view::schema(&serde_json::json!({
+        "type": "array", "maxItems": validation::MAX_TAGS, "description": "Labels of your choice, for finding instances.",
+        "items": { "type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,63}$" }, "examples": [["env:prod"]]
+    }))
+}
+
+/// Reads the plan.
+fn read_plan(fields: &mut Fields) -> Option<Plan> {
+    let known = |text: &str| match text.parse::<Plan>() {
+        Ok(_) => Ok(()),
+        Err(()) => Err("must be starter, business, performance or enterprise"),
+    };
+    fields.string("plan", &known)?.parse().ok()
+}
+
+/// Reads the tags, without duplicates.
+fn read_tags(fields: &mut Fields) -> Option<Vec<String>> {
+    let mut tags: Vec<String> = Vec::new();
+    for tag in fields.strings("tags", validation::MAX_TAGS, &validation::tag)? {
+        if !tags.contains(&tag) {
+            tags.push(tag);
+        }
+    }
+    Some(tags)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::facade::{extract::body::fields, response::error::ErrorCode};
+
+    const KEY: &str =
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";
+
+    fn create(body: &Value) -> Result<CreateInstance, ApiError> {
+        CreateInstance::read(fields(&body.to_string())?, &Catalogue::default())
+    }
+
+    fn minimal() -> Value {
+        json!({"name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13"})
+    }
+
+    #[test]
+    fn the_minimal_request_has_four_fields() {
+        let body = create(&minimal()).unwrap();
+        let spec = body.into_spec();
+        assert_eq!((spec.name.as_deref(), spec.plan), (Some("web-1"), Plan::Starter));
+        assert!(!spec.backup_enabled && spec.power_state == PowerState::Running);
+    }
+
+    #[test]
+    fn every_field_can_be_given() {
+        let mut body = minimal();
+        body["ssh_keys"] = json!([format!("{KEY}\n")]);
+        body["backup_enabled"] = json!(true);
+        body["monitoring_enabled"] = json!(true);
+        body["private_network"] = json!("pn-abc1");
+        body["tags"] = json!(["a", "b", "a"]);
+        let body = create(&body).unwrap();
+        assert_eq!(
+            (body.ssh_keys, body.tags),
+            (vec![KEY.to_owned()], vec!["a".to_owned(), "b".to_owned()])
+        );
+        assert!(body.backup_enabled && body.monitoring_enabled && body.private_network.is_some());
+    }
+
+    #[test]
+    fn ssh_keys_that_are_too_long_together_are_refused() {
+        let mut body = minimal();
+        let long = |characters: usize| format!("{KEY} {}", "ü".repeat(characters - KEY.len() - 1));
+        body["ssh_keys"] = json!([long(8192), long(8192)]);
+        assert!(create(&body).is_ok());
+        body["ssh_keys"] = json!([long(8192), long(8193)]);
+        let error = create(&body).unwrap_err();
+        let named: Vec<_> = error.details.iter().map(|detail| &*detail.field).collect();
+        assert_eq!(named, ["ssh_keys"]);
+        assert!(
+            error.details[0]
+                .message
+                .contains("at most 16384 characters in all")
+        );
+    }
+
+    #[test]
+    fn every_invalid_field_is_named() {
+        let body = json!({"plan": "tiny", "region": "Paris", "image": 7, "ssh_keys": [KEY, "nonsense"], "status": "running"});
+        let error = create(&body).unwrap_err();
+        let named: Vec<_> = error.details.iter().map(|d| (d.field.as_ref(), d.code)).collect();
+        assert_eq!(
+            named,
+            [
+                ("name", "missing"),
+                ("plan", "invalid_value"),
+                ("region", "invalid_value"),
+                ("image", "invalid_type"),
+                ("ssh_keys[1]", "invalid_value"),
+                ("status", "unknown_field"),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_closed_catalogue_serves_only_what_it_lists() {
+        let catalogue = Catalogue {
+            open: false,
+            ..Catalogue::default()
+        };
+        let read = |body: Value| CreateInstance::read(fields(&body.to_string()).ok().unwrap(), &catalogue);
+        assert!(read(minimal()).is_ok());
+        let mut body = minimal();
+        body["region"] = json!("xx-abc-1");
+        body["image"] = json!("beos-5");
+        assert_eq!(read(body.clone()).unwrap_err().details.len(), 2);
+        assert!(
+            create(&body).is_ok(),
+            "the simulator accepts any well-formed value"
+        );
+    }
+
+    fn change(body: &Value) -> Result<ChangeInstance, ApiError> {
+        ChangeInstance::read(fields(&body.to_string())?)
+    }
+
+    #[test]
+    fn wrong_fields_are_refused() {
+        let table = [
+            (json!({}), "body", "missing"),
+            (json!({"plan": "huge"}), "plan", "invalid_value"),
+            (json!({"plan": null}), "plan", "null"),
+            (json!({"tags": null}), "tags", "null"),
+            (json!({"tags": ["a b"]}), "tags[0]", "invalid_value"),
+            (json!({"rebot": false}), "rebot", "unknown_field"),
+            (json!({"reboot": "false"}), "reboot", "invalid_type"),
+            (json!({"image": "debian-13"}), "image", "immutable"),
+            (json!({"region": "fr-par-1"}), "region", "immutable"),
+            (json!({"ssh_keys": []}), "ssh_keys", "immutable"),
+            (json!({"private_network": "pn-1"}), "private_network", "immutable"),
+            (json!({"id": "i-1"}), "id", "immutable"),
+            (json!({"status": "running"}), "status", "immutable"),
+            (json!({"vcpu": 64}), "vcpu", "immutable"),
+            (json!({"name": "-"}), "name", "invalid_value"),
+        ];
+        for (body, field, code) in table {
+            let error = change(&body).unwrap_err();
+            assert_eq!(error.code, ErrorCode::InvalidInput, "{body}");
+            assert_eq!(
+                (error.details[0].field.as_ref(), error.details[0].code),
+                (field, code),
+                "{body}"
+            );
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! `image` or `backup` in a request: what to install on a server.
+
+use crate::{
+    facade::{
+        App,
+        extract::fields::Fields,
+        response::error::{ApiError, Detail},
+    },
+    service::{
+        error::{Error, ErrorKind},
+        id::{BackupId, PublicId as _},
+        instances::{Installation, RestorableBackup},
+    },
+};
+use domain::catalogue::Catalogue;
+use resources::validation;
+
+/// Reads `image` and `backup`. If the request does not have exactly one of them, `fields` has a problem.
+pub(super) fn read(fields: &mut Fields, catalogue: &Catalogue) -> (Option<String>, Option<String>) {
+    let image = fields.string("image", &|text| check_image(text, catalogue));
+    let backup = fields.string("backup", &|text| match BackupId::parse(text) {
+        Some(_) => Ok(()),
+        None => Err("is not the id of a backup of this account"),
+    });
+    let has_problem = fields.has_problem("image") || fields.has_problem("backup");
+    match (&image, &backup) {
+        (Some(_), Some(_)) => {
+            let message = "cannot be given together with image; leave one of them out";
+            fields.problem(Detail::new("backup", "invalid_value", message));
+        }
+        (None, None) if !has_problem => {
+            let message = "is required, unless backup is given";
+            fields.problem(Detail::new("image", "missing", message));
+        }
+        _ => {}
+    }
+    (image, backup)
+}
+
+/// The backup that a request names, if the text can be an id.
+pub(super) struct NamedBackup(Option<Result<RestorableBackup, Error>>);
+
+impl NamedBackup {
+    /// Looks up the backup. This must happen before all fields are read, so that one answer names every invalid field.
+    pub(super) async fn find(app: &App, namespace: &str, fields: &Fields) -> Self {
+        Self(match fields.peek("backup").and_then(BackupId::parse) {
+            Some(id) => Some(app.service.backup_to_restore(namespace, Some(id)).await),
+            None => None,
+        })
+    }
+
+    /// Whether the backup cannot be restored. A repeated request is answered all the same: the backup may be gone by now.
+    pub(super) const fn is_unsuitable(&self) -> bool {
+        matches!(self.0, Some(Err(_)))
+    }
+
+    /// If there is no such backup, adds that to the problems.
+    pub(super) fn check(&self, fields: &mut Fields) {
+        if let Some(Err(error)) = &self.0
+            && error.kind == ErrorKind::InvalidInput
+        {
+            for detail in &error.details {
+                fields.problem(detail.clone());
+            }
+        }
+    }
+
+    /// What to install, according to a request whose fields are valid; `invalid_state` if the backup is not completed.
+    pub(super) fn or(self, image: Option<String>) -> Result<Installation, ApiError> {
+        match (image, self.0) {
+            (Some(image), _) => Ok(Installation::Image(image)),
+            (None, Some(backup)) => Ok(Installation::Backup(backup?)),
+            // Unreachable: `read` reports it.
+            (None, None) => Err(ApiError::fault()),
+        }
+    }
+}
+
+fn check_image(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
+    validation::image(text)?;
+    if catalogue.serves_image(text) {
+        Ok(())
+    } else {
+        Err("is not available; GET /v1/images lists the images")
+    }
+}

@@ -1,0 +1,446 @@
+//! The routes, and the OpenAPI 3.1 document that is generated from them, so that the two cannot diverge.
+//!
+//! Each handler describes its path, parameters, body, success, and the errors that others do not have, with the bodies in `examples`.
+//! `operations` adds what follows from an operation's method, key and ids, and refers to the parameters and headers in `components`.
+//! `schemas` tidies the schemas, and `receivers` describes what is sent to webhooks.
+
+mod components;
+pub(super) mod examples;
+mod operations;
+mod receivers;
+mod schemas;
+
+use std::sync::{Arc, LazyLock};
+
+use axum::{Router, response::Response};
+use bytes::Bytes;
+use http::{HeaderValue, Method, StatusCode, header::CACHE_CONTROL};
+use serde_json::{Value, json};
+use utoipa::OpenApi;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    App, account, backups, catalogue, deliveries, events,
+    instances::{self, actions},
+    invoices, keys, monitoring,
+    response::{self, error, view},
+    webhooks::{self, actions as webhook_actions},
+};
+
+/// `Cache-Control` of the document, which is the same for everybody.
+const DOCUMENT_MAY_BE_CACHED: HeaderValue = HeaderValue::from_static("public, max-age=300");
+
+/// A served path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// The path, with placeholders.
+    pub path: String,
+    /// The methods that it supports.
+    pub methods: Vec<Method>,
+    /// Whether they need an API key.
+    pub needs_key: bool,
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Stellage",
+        description = "Cloud instances: create, read, change, operate and delete virtual servers, and receive events about them through webhooks.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    tags(
+        (name = "instances", description = "Virtual servers."),
+        (name = "actions", description = "Operations on a virtual server. Requests that repeat an `Idempotency-Key` are carried out once."),
+        (name = "backups", description = "Backups of virtual servers. `POST /v1/instances/{id}/rebuild` and `POST /v1/instances` restore them."),
+        (name = "monitoring", description = "The usage of monitored servers over time, and the alerts that follow from it."),
+        (name = "webhooks", description = "Receivers of the account's events. The section `webhooks` describes the requests that they get."),
+        (name = "deliveries", description = "Events sent to a webhook, waiting to be sent, or held."),
+        (name = "events", description = "What has happened to the account's resources in the last 24 hours."),
+        (name = "invoices", description = "What the account is billed. The prices are in `GET /v1/plans`."),
+        (name = "account", description = "The account itself, and its API keys."),
+        (name = "catalogue", description = "Plans, regions and images that can be ordered."),
+        (name = "document", description = "This document."),
+    ),
+    servers((url = "/", description = "The server that serves this document.")),
+    security(("key" = [])),
+    components(schemas(error::ErrorAnswer<'static>, view::Pagination)),
+)]
+struct Described;
+
+fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::with_openapi(Described::openapi())
+        .routes(routes!(instances::list, instances::create))
+        .routes(routes!(instances::detail, instances::change, instances::delete))
+        .routes(routes!(actions::start))
+        .routes(routes!(actions::stop))
+        .routes(routes!(actions::poweroff))
+        .routes(routes!(actions::reboot))
+        .routes(routes!(actions::rebuild))
+        .routes(routes!(backups::list_of_instance, backups::create))
+        .routes(routes!(backups::list))
+        .routes(routes!(backups::detail, backups::delete))
+        .routes(routes!(monitoring::series))
+        .routes(routes!(monitoring::list))
+        .routes(routes!(webhooks::list, webhooks::create))
+        .routes(routes!(webhooks::detail, webhooks::change, webhooks::delete))
+        .routes(routes!(webhook_actions::test))
+        .routes(routes!(webhook_actions::rotate_secret))
+        .routes(routes!(webhook_actions::recover))
+        .routes(routes!(deliveries::list))
+        .routes(routes!(deliveries::detail))
+        .routes(routes!(deliveries::redeliver))
+        .routes(routes!(deliveries::retry))
+        .routes(routes!(events::list))
+        .routes(routes!(events::detail))
+        .routes(routes!(invoices::list))
+        .routes(routes!(invoices::current))
+        .routes(routes!(invoices::detail))
+        .routes(routes!(account::show))
+        .routes(routes!(keys::list, keys::create))
+        .routes(routes!(keys::detail, keys::revoke))
+        .routes(routes!(catalogue::plans))
+        .routes(routes!(catalogue::regions))
+        .routes(routes!(catalogue::images))
+        .routes(routes!(document))
+}
+
+/// The routes of the API, and the paths that they serve.
+pub(super) fn router() -> (Router<Arc<App>>, Vec<Served>) {
+    (routes().split_for_parts().0, DOCUMENT.served.clone())
+}
+
+struct Document {
+    /// As text: parsed, it takes some megabytes.
+    bytes: Bytes,
+    served: Vec<Served>,
+}
+
+static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
+    let value = value();
+    Document {
+        bytes: serde_json::to_vec(&value).unwrap_or_default().into(),
+        served: served(&value),
+    }
+});
+
+/// Builds the OpenAPI document. Nothing is cached: each call builds it again.
+pub fn value() -> Value {
+    let (_, described) = routes().split_for_parts();
+    let mut document = serde_json::to_value(described).unwrap_or_default();
+    schemas::complete(&mut document);
+    operations::complete(&mut document);
+    document["components"]["securitySchemes"] = components::security_schemes();
+    document["components"]["parameters"] = components::parameters();
+    document["components"]["headers"] = components::headers();
+    document["webhooks"] = receivers::section();
+    document
+}
+
+/// Gets this document
+#[utoipa::path(
+    get, path = "/v1/openapi.json", operation_id = "getOpenApi", tag = "document",
+    responses((status = 200, description = "The OpenAPI 3.1 document", body = Object)),
+    security(()),
+)]
+async fn document() -> Response {
+    let mut response = response::rendered(StatusCode::OK, DOCUMENT.bytes.clone());
+    response
+        .headers_mut()
+        .insert(CACHE_CONTROL, DOCUMENT_MAY_BE_CACHED);
+    response
+}
+
+/// A reference to a schema of the document.
+fn schema_reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
+fn served(document: &Value) -> Vec<Served> {
+    let paths = document["paths"].as_object().into_iter().flatten();
+    paths
+        .map(|(path, operations)| {
+            let operations = || operations.as_object().into_iter().flatten();
+            let mut methods: Vec<Method> = operations()
+                .filter_map(|(method, _)| method.to_ascii_uppercase().parse().ok())
+                .collect();
+            if methods.contains(&Method::GET) {
+                methods.push(Method::HEAD);
+            }
+            methods.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+            Served {
+                path: path.clone(),
+                methods,
+                needs_key: operations().any(|(_, operation)| operation.get("security").is_none()),
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{super::response::error::ErrorCode, *};
+    use domain::event::EventType;
+
+    /// One for all tests, since it takes a while.
+    fn document() -> &'static Value {
+        static VALUE: LazyLock<Value> = LazyLock::new(value);
+        &VALUE
+    }
+
+    #[test]
+    fn every_endpoint_of_the_specification_is_served() {
+        let served: BTreeSet<String> = served(document())
+            .into_iter()
+            .flat_map(|route| {
+                let path = route.path.clone();
+                route
+                    .methods
+                    .into_iter()
+                    .map(move |method| format!("{method} {path}"))
+            })
+            .filter(|route| !route.starts_with("HEAD"))
+            .collect();
+        let expected = [
+            "DELETE /v1/backups/{id}",
+            "DELETE /v1/instances/{id}",
+            "DELETE /v1/webhooks/{id}",
+            "DELETE /v1/keys/{id}",
+            "GET /v1/account",
+            "GET /v1/alerts",
+            "GET /v1/backups",
+            "GET /v1/backups/{id}",
+            "GET /v1/instances/{id}/backups",
+            "GET /v1/instances/{id}/metrics",
+            "GET /v1/invoices",
+            "GET /v1/invoices/current",
+            "GET /v1/invoices/{id}",
+            "POST /v1/instances/{id}/backups",
+            "GET /v1/events",
+            "GET /v1/events/{id}",
+            "GET /v1/images",
+            "GET /v1/instances",
+            "GET /v1/instances/{id}",
+            "GET /v1/keys",
+            "GET /v1/keys/{id}",
+            "GET /v1/openapi.json",
+            "GET /v1/plans",
+            "GET /v1/regions",
+            "GET /v1/webhooks",
+            "GET /v1/webhooks/{id}",
+            "GET /v1/webhooks/{id}/deliveries",
+            "GET /v1/webhooks/{id}/deliveries/{delivery_id}",
+            "PATCH /v1/instances/{id}",
+            "PATCH /v1/webhooks/{id}",
+            "POST /v1/instances",
+            "POST /v1/instances/{id}/poweroff",
+            "POST /v1/instances/{id}/reboot",
+            "POST /v1/instances/{id}/rebuild",
+            "POST /v1/instances/{id}/start",
+            "POST /v1/instances/{id}/stop",
+            "POST /v1/keys",
+            "POST /v1/webhooks",
+            "POST /v1/webhooks/{id}/deliveries/retry",
+            "POST /v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
+            "POST /v1/webhooks/{id}/recover",
+            "POST /v1/webhooks/{id}/rotate-secret",
+            "POST /v1/webhooks/{id}/test",
+        ];
+        assert_eq!(served, expected.map(str::to_owned).into());
+    }
+
+    /// What each operation takes and answers, in brief: its parameters, whether its body is required, and the headers and error
+    /// codes of each status.
+    fn operations() -> Vec<String> {
+        let keys = |value: &Value| {
+            let keys = value.as_object().into_iter().flatten();
+            keys.map(|(name, _)| name.clone()).collect::<Vec<_>>().join(" ")
+        };
+        let mut lines = Vec::new();
+        for (path, item) in document()["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                lines.push(format!("{} {path}", method.to_uppercase()));
+                let parameters = operation["parameters"].as_array().into_iter().flatten();
+                let names = parameters.filter_map(|of| match &of["$ref"] {
+                    Value::String(reference) => reference.rsplit('/').next(),
+                    _ => of["name"].as_str(),
+                });
+                lines.push(format!("  takes {}", names.collect::<Vec<_>>().join(" ")));
+                if let Some(body) = operation.get("requestBody") {
+                    let is_required = body["required"] == true;
+                    lines.push(format!("  body required: {is_required}"));
+                }
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    let codes = keys(&response["content"]["application/json"]["examples"]);
+                    lines.push(format!("  {status} {codes}: {}", keys(&response["headers"])));
+                }
+            }
+        }
+        lines
+    }
+
+    #[test]
+    fn what_each_operation_takes_and_answers_changes_on_purpose_only() {
+        let expected: Vec<&str> = include_str!("operations.txt").lines().collect();
+        let found = operations();
+        for (expected, found) in expected.iter().zip(&found) {
+            assert_eq!(
+                found,
+                expected,
+                "if that is meant, change operations.txt to:\n{}",
+                operations().join("\n")
+            );
+        }
+        assert_eq!(found.len(), expected.len(), "{}", found.join("\n"));
+        assert_eq!(
+            document()["components"]["securitySchemes"]["key"]["scheme"],
+            "bearer"
+        );
+    }
+
+    #[test]
+    fn every_error_code_is_described_with_an_example() {
+        let text = document().to_string();
+        for code in ErrorCode::ALL {
+            // Responses to requests that belong to no operation.
+            let is_general = matches!(
+                code,
+                ErrorCode::BadRequest
+                    | ErrorCode::MethodNotAllowed
+                    | ErrorCode::RequestTimeout
+                    | ErrorCode::HeadersTooLarge
+            );
+            let described = is_general || text.contains(&format!("\"{}\":{{", code.as_str()));
+            assert!(described, "{}", code.as_str());
+        }
+    }
+
+    #[test]
+    fn every_reference_resolves() {
+        fn walk(node: &Value, document: &Value) {
+            match node {
+                Value::Object(map) => {
+                    if let Some(Value::String(reference)) = map.get("$ref") {
+                        let pointer = reference.strip_prefix('#').unwrap();
+                        assert!(document.pointer(pointer).is_some(), "{reference}");
+                    }
+                    map.values().for_each(|child| walk(child, document));
+                }
+                Value::Array(items) => items.iter().for_each(|child| walk(child, document)),
+                _ => {}
+            }
+        }
+        walk(document(), document());
+    }
+
+    #[test]
+    fn names_are_unique_and_fit_for_generators() {
+        let components = document()["components"].as_object().unwrap();
+        let (schemas, parameters) = (&components["schemas"], &components["parameters"]);
+        for name in parameters.as_object().unwrap().keys() {
+            assert!(schemas.get(name).is_none(), "{name} is a schema too");
+        }
+        for (name, schema) in schemas.as_object().unwrap() {
+            assert!(!name.contains('_'), "{name}");
+            if name.ends_with("List") || (name.ends_with("Answer") && name != "ErrorAnswer") {
+                let data = &schema["properties"]["data"];
+                let held = data.get("items").unwrap_or(data);
+                assert!(
+                    held.get("$ref").is_some(),
+                    "{name} does not refer to the schema of its data"
+                );
+            }
+        }
+        let sections = ["paths", "webhooks"].map(|section| document()[section].as_object().unwrap());
+        let operations = sections
+            .into_iter()
+            .flatten()
+            .flat_map(|(_, item)| item.as_object().unwrap());
+        let mut ids = BTreeSet::new();
+        for (method, operation) in operations {
+            let id = operation["operationId"].as_str().unwrap();
+            assert!(id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
+            assert!(ids.insert(id), "{id} is not unique");
+            assert!(
+                operation["summary"].is_string() && operation["tags"][0].is_string(),
+                "{method} {id}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_type_of_event_is_described_with_a_valid_example() {
+        let webhooks = document()["webhooks"].as_object().unwrap();
+        let described: BTreeSet<&str> = webhooks.keys().map(String::as_str).collect();
+        assert_eq!(described, EventType::ALL.map(EventType::as_str).into());
+        for (name, item) in webhooks {
+            let body = &item["post"]["requestBody"]["content"]["application/json"];
+            let mut schema = body["schema"].clone();
+            schema["components"] = document()["components"].clone();
+            let validator = jsonschema::draft202012::new(&schema).unwrap();
+            assert!(validator.is_valid(&body["example"]), "{name}");
+            for header in [
+                "X-Service-Signature",
+                "X-Service-Event-ID",
+                "X-Service-Event-Type",
+                "X-Service-Timestamp",
+                "webhook-id",
+                "webhook-timestamp",
+                "webhook-signature",
+            ] {
+                let parameters = item["post"]["parameters"].as_array().unwrap();
+                assert!(
+                    parameters
+                        .iter()
+                        .any(|p| p["name"] == header && p["required"] == true),
+                    "{name} {header}"
+                );
+            }
+            let parameters = item["post"]["parameters"].as_array().unwrap();
+            let optional = parameters.iter().filter(|p| p["required"] == false);
+            assert_eq!(optional.map(|p| &p["name"]).collect::<Vec<_>>(), ["traceparent"]);
+        }
+    }
+
+    #[test]
+    fn examples_are_valid() {
+        let document = document();
+        let mut checked = 0;
+        for (path, operations) in document["paths"].as_object().unwrap() {
+            for (method, operation) in operations.as_object().unwrap() {
+                let responses = operation["responses"].as_object().unwrap();
+                let bodies = responses
+                    .iter()
+                    .map(|(status, response)| (status.as_str(), response))
+                    .chain(operation.get("requestBody").map(|body| ("request", body)));
+                for (what, body) in bodies {
+                    let Some(json) = body.pointer("/content/application~1json") else {
+                        assert_eq!(what, "204", "{method} {path}");
+                        continue;
+                    };
+                    let mut schema = json["schema"].clone();
+                    schema["components"] = document["components"].clone();
+                    let validator = jsonschema::draft202012::new(&schema).unwrap();
+                    let examples = json.get("example").into_iter().chain(
+                        json.get("examples")
+                            .and_then(Value::as_object)
+                            .into_iter()
+                            .flatten()
+                            .map(|(_, example)| &example["value"]),
+                    );
+                    let mut any = path == "/v1/openapi.json";
+                    for example in examples {
+                        any = true;
+                        checked += 1;
+                        if let Err(error) = validator.validate(example) {
+                            panic!("{method} {path} {what}: {error}");
+                        }
+                    }
+                    assert!(any, "{method} {path} {what} has no example");
+                }
+            }
+        }
+        assert!(checked > 80, "{checked}");
+    }
+}

@@ -1,0 +1,486 @@
+//! The error type of the service: a kind, a message for people, and details that name every invalid field.
+
+use std::borrow::Cow;
+
+use kube::core::Status;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use resources::quota;
+use runtime::client::{CallError, is_denial, is_namespace_terminating};
+
+/// Seconds after which to try again if the API server cannot be reached or names no time: about as long as one of its
+/// replicas takes to restart.
+const RETRY_AFTER_SECONDS: u64 = 2;
+
+/// Why a request was not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The API key is not valid.
+    Unauthorized,
+    /// An admission policy of the cluster refuses the request.
+    Forbidden,
+    /// The account's quota is used up.
+    ResourceLimitExceeded,
+    /// It does not exist, or it belongs to another account.
+    NotFound,
+    /// The object changed during the request; read it and try again.
+    Conflict,
+    /// The status of the instance, webhook or delivery does not allow the request.
+    InvalidState,
+    /// Deletion protection is on.
+    Protected,
+    /// The request applies to another version.
+    PreconditionFailed,
+    /// The object would become too large to be stored.
+    TooLarge,
+    /// Some values are not valid; the details name each.
+    InvalidInput,
+    /// The idempotency key was used with another body.
+    IdempotencyKeyReused,
+    /// An internal error.
+    Fault,
+    /// The service cannot reach a system that it depends on; try again.
+    Unavailable,
+}
+
+/// What is wrong with one field.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Detail {
+    /// The field, query parameter or header. An element of an array is written `tags[3]`.
+    #[schema(value_type = String)]
+    pub field: Cow<'static, str>,
+    /// `missing`, `null`, `invalid_type`, `invalid_value`, `unknown_field`, `duplicate_field`, `immutable` or
+    /// `invalid_state`.
+    #[schema(value_type = String)]
+    pub code: &'static str,
+    /// A message for people.
+    #[schema(value_type = String)]
+    pub message: Cow<'static, str>,
+}
+
+impl Detail {
+    /// A detail about one field.
+    pub fn new(
+        field: impl Into<Cow<'static, str>>,
+        code: &'static str,
+        message: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self {
+            field: field.into(),
+            code,
+            message: message.into(),
+        }
+    }
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{kind:?}: {message}")]
+pub struct Error {
+    /// The kind of error.
+    pub kind: ErrorKind,
+    /// A message for people.
+    pub message: Cow<'static, str>,
+    /// What is wrong with each field.
+    pub details: Vec<Detail>,
+    /// Seconds to wait before trying again.
+    pub retry_after: Option<u64>,
+}
+
+impl Error {
+    /// An error without details.
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            details: Vec::new(),
+            retry_after: None,
+        }
+    }
+
+    /// `invalid_input` that names every invalid field.
+    pub fn invalid(details: Vec<Detail>) -> Self {
+        let message = match details.as_slice() {
+            [one] => Cow::Owned(format!("{} {}", one.field, one.message)),
+            many => Cow::Owned(format!("{} fields are not valid; see details", many.len())),
+        };
+        Self {
+            details,
+            ..Self::new(ErrorKind::InvalidInput, message)
+        }
+    }
+
+    /// `not_found`; deliberately the same for unknown ids and for ids of other accounts.
+    pub fn no_such(word: &str) -> Self {
+        Self::new(ErrorKind::NotFound, format!("there is no {word} with this id"))
+    }
+
+    /// The request cannot be answered at the moment.
+    pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            retry_after: Some(RETRY_AFTER_SECONDS),
+            ..Self::new(ErrorKind::Unavailable, message)
+        }
+    }
+
+    /// An internal error, without the cause: the caller logs it.
+    pub fn fault() -> Self {
+        Self::new(
+            ErrorKind::Fault,
+            "internal error; quote the request id when you report it",
+        )
+    }
+}
+
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        match error.status() {
+            Some(status) => refused(status),
+            None => match error {
+                CallError::Busy => Self::unavailable("the service is busy; try again"),
+                CallError::Api(kube::Error::SerdeError(error)) => {
+                    tracing::error!(%error, "cannot parse the API server's answer");
+                    Self::fault()
+                }
+                error => {
+                    tracing::warn!(%error, "cannot reach the API server");
+                    Self::unavailable("the service cannot reach its database at the moment; try again")
+                }
+            },
+        }
+    }
+}
+
+/// What a quota counts, in the API server's message and in words.
+const COUNTED: [(&str, &str); 5] = [
+    (quota::INSTANCES, "instances"),
+    (quota::WEBHOOKS, "webhooks"),
+    (quota::KEYS, "API keys"),
+    (quota::DELIVERIES, "deliveries"),
+    (quota::BACKUPS, "backups"),
+];
+
+/// What the quota of a refusal limits: the message lists what is requested, what is used, and the limits.
+fn exceeded(message: &str) -> &'static str {
+    let requested = message.split("used: ").next().unwrap_or(message);
+    let found = COUNTED.iter().find(|(resource, _)| requested.contains(resource));
+    found.map_or("objects", |(_, words)| words)
+}
+
+/// Whether RBAC refuses the service itself.
+fn is_unauthorised(message: &str) -> bool {
+    let who = message.find("User \"");
+    who.is_some_and(|start| message[start..].contains("\" cannot "))
+}
+
+/// Translates a refusal of the API server for clients who do not know about it.
+fn refused(status: &Status) -> Error {
+    match status.code {
+        403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
+        // Somebody removed the finalizer, and the operator has not put it back yet.
+        403 | 422 if status.message.contains("server-finalizer-kept.stellage.dev") => {
+            Error::unavailable("the instance cannot be deleted at the moment; try again")
+        }
+        // Before all others: a denial may have any code.
+        _ if is_denial(status) => Error::new(
+            ErrorKind::Forbidden,
+            format!("a policy of the cluster refuses this: {}", status.message),
+        ),
+        404 if status.details.as_ref().is_some_and(|d| d.kind == "namespaces") => Error::new(
+            ErrorKind::Conflict,
+            "the account is being set up or removed; try again",
+        ),
+        404 => Error::no_such(match status.details.as_ref().map(|d| d.kind.as_str()) {
+            Some("webhooks") => "webhook",
+            Some("deliveries") => "delivery",
+            Some("apikeys") => "API key",
+            Some("backups") => "backup",
+            _ => "instance",
+        }),
+        409 if quota::is_contended(status) => {
+            Error::unavailable("Kubernetes is busy counting what the account has; try again")
+        }
+        409 => Error::new(
+            ErrorKind::Conflict,
+            "the object changed during the request; read it and try again",
+        ),
+        403 if is_namespace_terminating(status) => Error::new(
+            ErrorKind::Conflict,
+            "the account is being deleted; nothing can be created in it",
+        ),
+        403 if quota::is_exceeded(status) => quota_used_up(exceeded(&status.message)),
+        // RBAC refuses the service itself. An API server that has just started has not loaded the roles yet.
+        403 if is_unauthorised(&status.message) => {
+            tracing::error!(
+                message = status.message,
+                "the API server refused a request of the service"
+            );
+            Error::unavailable("the service is starting; try again")
+        }
+        403 if quota::is_pending(status) => Error::unavailable(
+            "the account's quota is not counted yet, which takes up to 40 s after an installation; try again",
+        ),
+        422 => Error::invalid(causes(status)),
+        // The continue token expired: the list has too many pages to be read in time.
+        410 => Error::unavailable("the list took too long to read; try again"),
+        413 => Error::new(ErrorKind::TooLarge, "the object would become too large"),
+        429 | 500..=599 => {
+            tracing::warn!(
+                code = status.code,
+                message = status.message,
+                "the API server is overloaded or failing"
+            );
+            let proposed = status.details.as_ref().map(|d| u64::from(d.retry_after_seconds));
+            Error {
+                retry_after: proposed.filter(|s| *s > 0).or(Some(RETRY_AFTER_SECONDS)),
+                ..Error::unavailable("the service's database is busy; try again")
+            }
+        }
+        _ => {
+            tracing::error!(
+                code = status.code,
+                message = status.message,
+                "the API server refused a request of the service"
+            );
+            Error::fault()
+        }
+    }
+}
+
+/// The refusal of a create that exceeds the account's quota; `words` names the objects in the plural.
+pub fn quota_used_up(words: &str) -> Error {
+    Error::new(
+        ErrorKind::ResourceLimitExceeded,
+        format!("the account's quota of {words} is used up; delete one or ask for a higher quota"),
+    )
+}
+
+/// Whether one more fits into an account's quota; `words` names the objects in the plural.
+pub fn check_quota(count: usize, quota: u32, words: &str) -> Result<(), Error> {
+    if count < usize::try_from(quota).unwrap_or(usize::MAX) {
+        Ok(())
+    } else {
+        Err(quota_used_up(words))
+    }
+}
+
+/// The refusal to show the usage over time of an instance that is not monitored.
+pub fn not_monitored() -> Error {
+    let message = "is false; set it to true first";
+    Error {
+        details: vec![Detail::new("monitoring_enabled", "invalid_state", message)],
+        ..Error::new(
+            ErrorKind::InvalidState,
+            "the instance is not monitored: monitoring_enabled is false",
+        )
+    }
+}
+
+/// The refusal to show the usage over time of an instance whose provider keeps none.
+pub fn no_series() -> Error {
+    Error::new(
+        ErrorKind::InvalidState,
+        "no metrics system keeps the usage of the instance; only its current usage can be shown",
+    )
+}
+
+/// The refusal to delete a protected instance.
+pub fn protected() -> Error {
+    Error::new(
+        ErrorKind::Protected,
+        "the instance has deletion protection; switch it off before deleting the instance",
+    )
+}
+
+/// The fields that the API server refused although the facade accepted them, under their REST names.
+fn causes(status: &Status) -> Vec<Detail> {
+    let mut details: Vec<Detail> = status
+        .details
+        .iter()
+        .flat_map(|details| &details.causes)
+        .map(|cause| {
+            let message = cause.message.rsplit(": ").next().unwrap_or(&cause.message);
+            Detail::new(rest_field(&cause.field), "invalid_value", message.to_owned())
+        })
+        .collect();
+    if details.is_empty() {
+        details.push(Detail::new("body", "invalid_value", status.message.clone()));
+    }
+    details
+}
+
+/// The REST name of a field: `ssh_keys[0]` for `spec.sshKeys[0]`.
+fn rest_field(field: &str) -> String {
+    let mut name = String::new();
+    for letter in field.strip_prefix("spec.").unwrap_or(field).chars() {
+        if letter.is_ascii_uppercase() {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn answered(code: u16, message: &str, details: &serde_json::Value) -> Error {
+        let status: Status =
+            serde_json::from_value(json!({ "status": "Failure", "code": code, "message": message, "reason": "", "details": details }))
+                .unwrap();
+        CallError::Api(kube::Error::Api(Box::new(status))).into()
+    }
+
+    #[test]
+    fn who_waits_too_long_for_a_turn_is_told_to_try_again() {
+        let busy = Error::from(CallError::Busy);
+        assert_eq!(busy.kind, ErrorKind::Unavailable);
+        assert!(busy.message.contains("busy"), "{}", busy.message);
+    }
+
+    #[test]
+    fn answers_of_the_api_server_are_translated() {
+        let none = json!({});
+        let table = [
+            (
+                403,
+                "instances.stellage.dev \"i-1\" is forbidden: exceeded quota: stellage, requested: count/instances.stellage.dev=1, used: count/instances.stellage.dev=2, limited: count/instances.stellage.dev=2",
+                ErrorKind::ResourceLimitExceeded,
+            ),
+            (
+                403,
+                "webhooks.stellage.dev \"wh-1\" is forbidden: exceeded quota: stellage, requested: count/webhooks.stellage.dev=1",
+                ErrorKind::ResourceLimitExceeded,
+            ),
+            (
+                403,
+                "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: account",
+                ErrorKind::Unavailable,
+            ),
+            (
+                403,
+                "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no",
+                ErrorKind::Protected,
+            ),
+            (
+                422,
+                "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no",
+                ErrorKind::Protected,
+            ),
+            (
+                403,
+                "ValidatingAdmissionPolicy 'server-finalizer-kept.stellage.dev' with binding 'x' denied request: no",
+                ErrorKind::Unavailable,
+            ),
+            (
+                403,
+                "admission webhook \"x\" denied the request: no",
+                ErrorKind::Forbidden,
+            ),
+            (
+                403,
+                "User \"system:serviceaccount:a:b\" cannot create resource",
+                ErrorKind::Unavailable,
+            ),
+            (
+                403,
+                "admission webhook \"x\" denied the request: User \"a\" cannot have this",
+                ErrorKind::Forbidden,
+            ),
+            (
+                422,
+                "instances.stellage.dev \"i-1\" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'y' denied request: you cannot",
+                ErrorKind::Forbidden,
+            ),
+            (401, "Unauthorized", ErrorKind::Fault),
+            (404, "instances.stellage.dev \"x\" not found", ErrorKind::NotFound),
+            (409, "the object has been modified", ErrorKind::Conflict),
+            (
+                410,
+                "The provided continue parameter is too old",
+                ErrorKind::Unavailable,
+            ),
+            (429, "too many requests", ErrorKind::Unavailable),
+            (500, "etcdserver: leader changed", ErrorKind::Unavailable),
+            (504, "timeout", ErrorKind::Unavailable),
+        ];
+        for (code, message, expected) in table {
+            let error = answered(code, message, &none);
+            assert_eq!(error.kind, expected, "{message}");
+            assert_eq!(
+                error.retry_after.is_some(),
+                expected == ErrorKind::Unavailable,
+                "{message}"
+            );
+        }
+        let busy = answered(429, "slow down", &json!({ "retryAfterSeconds": 7 }));
+        assert_eq!(busy.retry_after, Some(7));
+        let counting = answered(
+            409,
+            "the object has been modified",
+            &json!({ "kind": "resourcequotas" }),
+        );
+        assert!(counting.kind == ErrorKind::Unavailable && counting.retry_after.is_some());
+        let ending = answered(
+            403,
+            "forbidden",
+            &json!({ "causes": [{ "reason": "NamespaceTerminating", "field": "metadata.namespace" }] }),
+        );
+        assert_eq!(ending.kind, ErrorKind::Conflict);
+        for error in [CallError::Timeout, CallError::Busy].map(Error::from) {
+            assert!(error.kind == ErrorKind::Unavailable && error.retry_after.is_some());
+        }
+    }
+
+    #[test]
+    fn denials_of_admission_webhooks_are_told_as_such_whatever_code_they_have() {
+        for code in [400, 404, 409, 410, 413, 429, 500, 503] {
+            let details = json!({ "kind": "namespaces", "retryAfterSeconds": 7 });
+            let message = "admission webhook \"x\" denied the request without explanation";
+            let denied = answered(code, message, &details);
+            assert_eq!(
+                (denied.kind, denied.retry_after),
+                (ErrorKind::Forbidden, None),
+                "{code}"
+            );
+            assert!(denied.message.contains(message), "{denied}");
+        }
+        let failed = "Internal error occurred: failed calling webhook \"x\": no answer";
+        assert_eq!(answered(500, failed, &json!({})).kind, ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn the_refusal_of_a_quota_names_what_it_limits() {
+        for (resource, words) in COUNTED {
+            let message = format!(
+                "x is forbidden: exceeded quota: stellage, requested: {resource}=1, used: {resource}=5, limited: {resource}=5"
+            );
+            let error = answered(403, &message, &json!({}));
+            assert_eq!(error.kind, ErrorKind::ResourceLimitExceeded);
+            assert!(
+                error.message.contains(&format!("quota of {words} is used up")),
+                "{error}"
+            );
+        }
+        let both = "exceeded quota: stellage, requested: count/apikeys.stellage.dev=1, used: count/apikeys.stellage.dev=50, limited: count/apikeys.stellage.dev=50";
+        assert_eq!(exceeded(both), "API keys");
+    }
+
+    #[test]
+    fn refusals_of_admission_name_fields_as_rest_does() {
+        let error = answered(
+            422,
+            "Instance is invalid",
+            &json!({ "causes": [{ "field": "spec.sshKeys[0]", "message": "Invalid value: \"string\": must be one line" }] }),
+        );
+        assert_eq!(error.kind, ErrorKind::InvalidInput);
+        assert_eq!(
+            error.details,
+            [Detail::new("ssh_keys[0]", "invalid_value", "must be one line")]
+        );
+    }
+}

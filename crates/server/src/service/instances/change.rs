@@ -1,0 +1,258 @@
+//! Applies a change to an instance's spec. No I/O.
+
+use crate::service::error::{Detail, Error, ErrorKind};
+use domain::instance::Action;
+use resources::{InstanceSpec, Plan};
+
+use super::IndexedInstance;
+
+/// The fields to change; those that are `None` stay as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InstanceChange {
+    /// The new plan. Allowed from `running`, `stopped` and `error`.
+    pub plan: Option<Plan>,
+    /// Whether to apply a plan change now, by rebooting the server. `Some(false)` leaves the change to `plan` pending;
+    /// `Some(true)` without `plan` applies a pending one.
+    pub reboot: Option<bool>,
+    /// The new name.
+    pub name: Option<String>,
+    /// The new tags; they replace all current ones.
+    pub tags: Option<Vec<String>>,
+    /// Whether the instance is backed up daily.
+    pub backup_enabled: Option<bool>,
+    /// Whether alerts are requested.
+    pub monitoring_enabled: Option<bool>,
+    /// Whether deletion is refused.
+    pub deletion_protection: Option<bool>,
+}
+
+impl InstanceChange {
+    /// The changed spec. `invalid_state` if the plan changes and the instance's status does not allow that.
+    pub fn apply(&self, item: &IndexedInstance) -> Result<InstanceSpec, Error> {
+        let mut spec = item.instance.spec.clone();
+        if let Some(name) = &self.name
+            && name != item.instance.display_name()
+        {
+            spec.name = Some(name.clone());
+        }
+        if let Some(tags) = &self.tags {
+            spec.tags.clone_from(tags);
+        }
+        spec.backup_enabled = self.backup_enabled.unwrap_or(spec.backup_enabled);
+        spec.monitoring_enabled = self.monitoring_enabled.unwrap_or(spec.monitoring_enabled);
+        spec.deletion_protection = self.deletion_protection.unwrap_or(spec.deletion_protection);
+        let (plan, plan_on_reboot) = self.wanted_plan(&spec, item.plan);
+        if (plan, plan_on_reboot) != (spec.plan, spec.plan_on_reboot) {
+            check_state(Action::ChangePlan, item)?;
+            (spec.plan, spec.plan_on_reboot) = (plan, plan_on_reboot);
+        }
+        Ok(spec)
+    }
+
+    /// The new plan, and the one that takes effect on reboot.
+    fn wanted_plan(&self, spec: &InstanceSpec, in_effect: Plan) -> (Plan, Option<Plan>) {
+        let unchanged = (spec.plan, spec.plan_on_reboot);
+        match (self.plan, self.reboot) {
+            // The plan is in effect already, and none is pending.
+            (Some(plan), _) if plan == in_effect && spec.plan == in_effect => unchanged,
+            // Back to the plan in effect: drop the pending change.
+            (Some(plan), _) if plan == in_effect => (plan, None),
+            (Some(plan), Some(false)) => (plan, Some(plan)),
+            (Some(plan), _) => (plan, None),
+            (None, Some(true)) if spec.plan != in_effect => (spec.plan, None),
+            (None, _) => unchanged,
+        }
+    }
+}
+
+/// `invalid_state` unless the action is allowed in the instance's status.
+pub fn check_state(action: Action, item: &IndexedInstance) -> Result<(), Error> {
+    let allowed = action.allowed_from();
+    if allowed.contains(&item.state) {
+        return Ok(());
+    }
+    let names: Vec<_> = allowed.iter().map(|state| state.as_str()).collect();
+    let message = format!(
+        "is {}; {} is allowed from {}",
+        item.state.as_str(),
+        action.as_str(),
+        names.join(", ")
+    );
+    Err(Error {
+        details: vec![Detail::new("status", "invalid_state", message.clone())],
+        ..Error::new(ErrorKind::InvalidState, format!("the instance {message}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::service::index::Indexed as _;
+
+    fn instance(state: &str, in_effect: &str, wanted: &str, on_reboot: Option<&str>) -> IndexedInstance {
+        let power = if state == "stopped" { "Stopped" } else { "Running" };
+        let mut object = json!({
+            "metadata": { "name": "web", "namespace": "demo", "uid": "u" },
+            "spec": {
+                "plan": wanted, "planOnReboot": on_reboot, "region": "fr-par-1", "image": "debian-13", "powerState": power,
+                "tags": ["a"],
+            },
+            "status": { "state": state, "power": power, "powerState": power, "plan": in_effect, "image": "debian-13" },
+        });
+        if state == "rebooting" {
+            object["status"]["operation"] = json!({
+                "kind": "Reboot", "startedAt": "2026-11-21T10:00:00Z", "endsIn": "Running", "plan": wanted, "image": "debian-13"
+            });
+        }
+        IndexedInstance::of(Arc::new(serde_json::from_value(object).unwrap()))
+    }
+
+    fn plan(plan: &str, reboot: Option<bool>) -> InstanceChange {
+        InstanceChange {
+            plan: plan.parse().ok(),
+            reboot,
+            ..InstanceChange::default()
+        }
+    }
+
+    #[test]
+    fn reboot_decides_when_a_plan_takes_effect() {
+        use Plan::{Business, Enterprise, Starter};
+        // (in effect, wanted, on reboot) and body, then (wanted, on reboot) after it
+        let table = [
+            (
+                ("starter", "starter", None),
+                plan("business", None),
+                (Business, None),
+            ),
+            (
+                ("starter", "starter", None),
+                plan("business", Some(true)),
+                (Business, None),
+            ),
+            (
+                ("starter", "starter", None),
+                plan("business", Some(false)),
+                (Business, Some(Business)),
+            ),
+            (
+                ("starter", "starter", Some("business")),
+                plan("business", None),
+                (Business, None),
+            ),
+            (
+                ("starter", "starter", Some("business")),
+                plan("starter", None),
+                (Starter, Some(Business)),
+            ),
+            (
+                ("starter", "starter", None),
+                plan("", Some(true)),
+                (Starter, None),
+            ),
+            (
+                ("starter", "starter", None),
+                plan("", Some(false)),
+                (Starter, None),
+            ),
+            (
+                ("starter", "business", Some("business")),
+                plan("", Some(true)),
+                (Business, None),
+            ),
+            (
+                ("starter", "business", Some("business")),
+                plan("", Some(false)),
+                (Business, Some(Business)),
+            ),
+            (
+                ("starter", "business", Some("business")),
+                plan("business", None),
+                (Business, None),
+            ),
+            (
+                ("starter", "business", Some("business")),
+                plan("business", Some(false)),
+                (Business, Some(Business)),
+            ),
+            (
+                ("starter", "business", Some("business")),
+                plan("starter", None),
+                (Starter, None),
+            ),
+            (
+                ("starter", "business", Some("business")),
+                plan("enterprise", Some(false)),
+                (Enterprise, Some(Enterprise)),
+            ),
+            (
+                ("starter", "business", Some("business")),
+                InstanceChange {
+                    tags: Some(Vec::new()),
+                    ..InstanceChange::default()
+                },
+                (Business, Some(Business)),
+            ),
+        ];
+        for ((in_effect, wanted, on_reboot), change, expected) in table {
+            for state in ["running", "stopped", "error"] {
+                let spec = change
+                    .apply(&instance(state, in_effect, wanted, on_reboot))
+                    .unwrap();
+                assert_eq!(
+                    (spec.plan, spec.plan_on_reboot),
+                    expected,
+                    "{wanted} {on_reboot:?} {change:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_plan_changes_only_if_the_status_allows_it() {
+        let busy = instance("rebooting", "starter", "business", Some("business"));
+        assert_eq!(busy.state.as_str(), "rebooting");
+        for change in [
+            plan("enterprise", None),
+            plan("enterprise", Some(false)),
+            plan("starter", None),
+            plan("", Some(true)),
+        ] {
+            let error = change.apply(&busy).unwrap_err();
+            assert_eq!(
+                (error.kind, error.details[0].field.as_ref()),
+                (ErrorKind::InvalidState, "status"),
+                "{change:?}"
+            );
+            assert!(
+                error.message.contains("rebooting") && error.message.contains("running, stopped, error"),
+                "{error}"
+            );
+        }
+        for change in [
+            InstanceChange {
+                tags: Some(Vec::new()),
+                ..InstanceChange::default()
+            },
+            plan("", Some(false)),
+        ] {
+            assert!(change.apply(&busy).is_ok(), "{change:?}");
+        }
+    }
+
+    #[test]
+    fn equal_values_change_nothing() {
+        let before = instance("running", "starter", "starter", None);
+        let change = InstanceChange {
+            name: Some("web".to_owned()),
+            tags: Some(vec!["a".to_owned()]),
+            backup_enabled: Some(false),
+            ..plan("starter", Some(true))
+        };
+        assert_eq!(change.apply(&before).unwrap(), before.instance.spec);
+    }
+}

@@ -1,0 +1,225 @@
+//! Instances: list, find, create, change, operate, delete.
+//!
+//! - `index`: the instances in memory, ordered for pages;
+//! - `create`: builds the object for a create;
+//! - `installation`: an image, or a backup to restore;
+//! - `change`: applies a change to a spec.
+
+mod change;
+mod create;
+mod index;
+mod installation;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+pub use self::{
+    change::{InstanceChange, check_state},
+    create::duration_in_words,
+    index::{Filter, IndexedInstance, InstanceIndex},
+    installation::{Installation, RestorableBackup, disk_of, wrong_backup},
+};
+
+use super::{
+    Service,
+    credentials::Tenant,
+    error::{Error, check_quota, protected},
+    id::InstanceId,
+    idempotency::IdempotentRequest,
+    nonce::instance_nonce,
+    precondition::Precondition,
+    store::{Created, KeyedCreate, Verdict},
+};
+use domain::instance::Action;
+use resources::{
+    InstanceSpec,
+    instance::IDEMPOTENCY_ANNOTATION,
+    times::milliseconds,
+    traceparent::TRACEPARENT_ANNOTATION,
+    tracking::{self, SPEC_CHANGED_AT_ANNOTATION},
+};
+use runtime::traces;
+
+/// The result of an action.
+pub struct ActionOutcome {
+    /// The instance after the request, already in the status that the action leads to.
+    pub item: Arc<IndexedInstance>,
+    /// Whether an earlier request with the same key was carried out instead.
+    pub replayed: bool,
+}
+
+impl Service {
+    /// One page of an account's instances, newest first, and their total number. `page` counts from 1.
+    pub fn list_instances(
+        &self,
+        namespace: &str,
+        filter: Filter<'_>,
+        page: u64,
+        limit: usize,
+    ) -> (Vec<Arc<IndexedInstance>>, usize) {
+        self.instances.index().page(namespace, filter, page, limit)
+    }
+
+    /// The instance with this id; `not_found` if it is not in the namespace.
+    pub async fn instance(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+    ) -> Result<Arc<IndexedInstance>, Error> {
+        self.instances.find(namespace, id).await
+    }
+
+    /// Creates an instance, once per idempotency key. Its image is that of the `installation`.
+    pub async fn create_instance(
+        &self,
+        tenant: &Tenant,
+        mut spec: InstanceSpec,
+        installation: &Installation,
+        request: Option<&IdempotentRequest>,
+    ) -> Result<Created<IndexedInstance>, Error> {
+        let disk = spec.plan.size().disk_gb;
+        installation.request(&mut spec, disk)?;
+        let keyed = KeyedCreate::of(request, &tenant.uid)?;
+        // As for webhooks, the ResourceQuota decides. While Kubernetes still counts instances whose deletion is in progress,
+        // this lets the create wait.
+        let has_room = || {
+            tenant.check_not_terminating()?;
+            let count = self.instances.index().count(&tenant.namespace);
+            check_quota(count, tenant.instance_quota, "instances")
+        };
+        let build =
+            |name: &str, hash: Option<String>| create::instance(name, spec.clone(), hash, self.clock.now());
+        self.instances
+            .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
+            .await
+    }
+
+    /// The instance that an earlier request with the same idempotency key has created.
+    pub async fn instance_created_by(
+        &self,
+        tenant: &Tenant,
+        request: &IdempotentRequest,
+    ) -> Result<Option<Created<IndexedInstance>>, Error> {
+        match KeyedCreate::of(Some(request), &tenant.uid)? {
+            Some(keyed) => self.instances.created_by(&tenant.namespace, &keyed).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The instance with this id, if an earlier request with the same idempotency key has acted on it.
+    pub async fn instance_changed_by(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        request: &IdempotentRequest,
+    ) -> Result<Option<Arc<IndexedInstance>>, Error> {
+        let shown = self.instances.find(namespace, id).await?;
+        if request.was_done(&*shown.instance)? {
+            return Ok(Some(shown));
+        }
+        // The watch may lag behind.
+        let current = self.instances.find_now(namespace, &shown).await?;
+        Ok(request.was_done(&*current.instance)?.then_some(current))
+    }
+
+    /// Changes an instance.
+    pub async fn change_instance(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        change: &InstanceChange,
+        precondition: &Precondition,
+    ) -> Result<Arc<IndexedInstance>, Error> {
+        let decide = |item: &IndexedInstance| {
+            precondition.check(&*item.instance)?;
+            Ok(self.write(item, change.apply(item)?, None))
+        };
+        self.instances.modify(namespace, id, decide).await
+    }
+
+    /// Requests an action, once per idempotency key; `invalid_state` if the instance's status does not allow it. `installation` is
+    /// for a rebuild: what to install.
+    pub async fn act_on_instance(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        action: Action,
+        installation: Option<&Installation>,
+        request: Option<&IdempotentRequest>,
+        precondition: &Precondition,
+    ) -> Result<ActionOutcome, Error> {
+        let replayed = AtomicBool::new(false);
+        let decide = |item: &IndexedInstance| {
+            if let Some(request) = request {
+                let was_done = request.was_done(&*item.instance)?;
+                replayed.store(was_done, Ordering::Relaxed);
+                if was_done {
+                    return Ok(Verdict::Leave);
+                }
+            }
+            precondition.check(&*item.instance)?;
+            check_state(action, item)?;
+            let mut spec = item.instance.spec.clone();
+            let nonce = instance_nonce(self.clock.now(), &spec);
+            if let Some(installation) = installation {
+                installation.request(&mut spec, disk_of(&item.instance))?;
+            }
+            action.request(&mut spec, &nonce);
+            let done = request.map(|request| request.remember(&*item.instance, &nonce));
+            Ok(self.write(item, spec, done))
+        };
+        let item = self.instances.modify(namespace, id, decide).await?;
+        Ok(ActionOutcome {
+            item,
+            replayed: replayed.into_inner(),
+        })
+    }
+
+    /// Builds the write of a spec, and of the completed requests if they are in `done`. Annotations say when the spec changed, if the
+    /// API server does not track that, and in which trace it changed.
+    fn write(
+        &self,
+        item: &IndexedInstance,
+        spec: InstanceSpec,
+        done: Option<String>,
+    ) -> Verdict<InstanceSpec> {
+        let metadata = &item.instance.metadata;
+        let is_tracked = tracking::is_tracked(metadata) && !tracking::is_ours_alone(metadata);
+        let changed_at = || {
+            (
+                SPEC_CHANGED_AT_ANNOTATION,
+                milliseconds(self.clock.now()).to_string(),
+            )
+        };
+        let is_change = spec != item.instance.spec;
+        let changed = (is_change && !is_tracked).then(changed_at);
+        let trace = is_change.then(traces::current).flatten();
+        let trace = trace.map(|parent| (TRACEPARENT_ANNOTATION, parent));
+        let done = done.map(|done| (IDEMPOTENCY_ANNOTATION, done));
+        Verdict::Write {
+            spec: Box::new(spec),
+            annotations: changed.into_iter().chain(trace).chain(done).collect(),
+        }
+    }
+
+    /// Deletes an instance; `protected` while its deletion protection is on.
+    pub async fn delete_instance(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        precondition: &Precondition,
+    ) -> Result<(), Error> {
+        let check = |item: &IndexedInstance| {
+            precondition.check(&*item.instance)?;
+            if item.instance.spec.deletion_protection {
+                return Err(protected());
+            }
+            Ok(())
+        };
+        self.instances
+            .remove(namespace, id, precondition.is_some(), check)
+            .await
+    }
+}

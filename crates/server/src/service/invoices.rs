@@ -1,0 +1,301 @@
+//! The account's invoices: list, find and read. They are read from the API server, not watched, because their number grows.
+
+use std::{iter, sync::Arc, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, api::ListParams};
+
+use super::{
+    Service,
+    credentials::Tenant,
+    error::Error,
+    id::{InvoiceId, PublicId as _},
+    index::items_before,
+    store::ApiCalls,
+};
+use domain::{
+    catalogue::Catalogue,
+    invoice::{Period, PriceHistory, Total, ledger::lines_of, stored_prices, total},
+};
+use resources::{Invoice, InvoiceLine, InvoicePage, LedgerEntry, invoice::SETTLED_LABEL, money::Cents};
+use runtime::client::{bounded, next_page};
+
+/// Invoices per list call.
+const PAGE: u32 = 100;
+/// Maximum number of an account's invoices that a list reads: those of 80 years.
+const MOST: usize = 1000;
+/// How long a request may read in total.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// The name of the kind in messages.
+const WORD: &str = "invoice";
+
+/// An invoice whose lines can be read.
+#[derive(Clone)]
+pub struct OpenedInvoice {
+    calls: Arc<ApiCalls>,
+    namespace: String,
+    /// The object; `None` if nothing has been billed this month.
+    pub invoice: Option<Arc<Invoice>>,
+    /// The time that the invoice covers.
+    pub period: Period,
+    /// ISO 4217 code.
+    pub currency: String,
+    /// How to compute an open invoice; `None` if it is issued.
+    open: Option<Arc<Open>>,
+    /// The catalogue in effect now, for an open invoice.
+    catalogue: Arc<Catalogue>,
+}
+
+/// How the lines of an open invoice are computed.
+struct Open {
+    prices: PriceHistory,
+    /// Only hours that begin before this time count.
+    until: Timestamp,
+}
+
+/// Some lines of an invoice, and its sums.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lines {
+    /// The lines.
+    pub lines: Vec<InvoiceLine>,
+    /// Number of all lines.
+    pub count: usize,
+    /// Sums over all lines.
+    pub total: Total,
+}
+
+impl Service {
+    /// One page of the account's issued invoices, the latest period first, and their number. `page` is counted from 1.
+    pub async fn list_invoices(
+        &self,
+        tenant: &Tenant,
+        page: u64,
+        limit: usize,
+    ) -> Result<(Vec<Invoice>, usize), Error> {
+        let mut all = self
+            .in_time(self.all_invoices(tenant, "", Invoice::forget_lines))
+            .await?;
+        all.retain(Invoice::is_issued);
+        all.sort_by(|a, b| (b.spec.period.from, b.name()).cmp(&(a.spec.period.from, a.name())));
+        let skip = items_before(page, limit);
+        let total = all.len();
+        Ok((all.into_iter().skip(skip).take(limit).collect(), total))
+    }
+
+    /// The invoice with this id, issued or open.
+    pub async fn invoice(&self, tenant: &Tenant, id: Option<InvoiceId>) -> Result<OpenedInvoice, Error> {
+        let unknown = || Error::no_such(WORD);
+        let name = id.ok_or_else(unknown)?.name();
+        let found: Option<Invoice> = self.calls.get(&tenant.namespace, &name).await?;
+        let invoice = found.filter(|invoice| invoice.spec.account == *tenant.uid);
+        self.opened(tenant, Some(invoice.ok_or_else(unknown)?)).await
+    }
+
+    /// The open invoice, with the hours that have begun. If there is none, one without lines.
+    pub async fn current_invoice(&self, tenant: &Tenant) -> Result<OpenedInvoice, Error> {
+        let unsettled = format!("!{SETTLED_LABEL}");
+        let mut all = self
+            .in_time(self.all_invoices(tenant, &unsettled, |_| ()))
+            .await?;
+        all.retain(|invoice| !invoice.is_issued());
+        let newest = all.into_iter().max_by_key(|invoice| invoice.spec.period.from);
+        self.opened(tenant, newest).await
+    }
+
+    async fn opened(&self, tenant: &Tenant, invoice: Option<Invoice>) -> Result<OpenedInvoice, Error> {
+        let (catalogue, now) = (self.catalogue(), self.now());
+        let period = invoice.as_ref().map_or_else(
+            || Period::month_of(now),
+            |invoice| Period {
+                from: invoice.spec.period.from,
+                to: invoice.spec.period.to,
+            },
+        );
+        let open = match &invoice {
+            Some(invoice) if !invoice.is_issued() => Some(Arc::new(Open {
+                prices: self.prices().await?,
+                // An hour that begins exactly now has begun.
+                until: now
+                    .saturating_add(SignedDuration::from_nanos(1))
+                    .unwrap_or(now)
+                    .min(period.to),
+            })),
+            _ => None,
+        };
+        let currency = match &invoice {
+            Some(invoice) => invoice.spec.currency.clone(),
+            None => catalogue.prices.currency.to_string(),
+        };
+        Ok(OpenedInvoice {
+            calls: self.calls.clone(),
+            namespace: tenant.namespace.to_string(),
+            invoice: invoice.map(Arc::new),
+            period,
+            currency,
+            open,
+            catalogue,
+        })
+    }
+
+    /// Past and present prices.
+    async fn prices(&self) -> Result<PriceHistory, Error> {
+        let api: Api<ConfigMap> = self.calls.api(&self.operator_namespace);
+        let _permit = self.calls.permit(&self.operator_namespace).await?;
+        let stored = bounded(api.get_opt(stored_prices::NAME)).await?;
+        stored
+            .as_ref()
+            .and_then(stored_prices::read)
+            .ok_or_else(|| Error::unavailable("the prices are not known at the moment; try again"))
+    }
+
+    /// All invoices of the account with these labels, each without what `leave_out` removes.
+    async fn all_invoices(
+        &self,
+        tenant: &Tenant,
+        labels: &str,
+        leave_out: fn(&mut Invoice),
+    ) -> Result<Vec<Invoice>, Error> {
+        let reading = self.calls.long_read(&tenant.namespace).await?;
+        let api: Api<Invoice> = self.calls.api(&tenant.namespace);
+        let mut parameters = ListParams::default().limit(PAGE).labels(labels);
+        let mut all = Vec::new();
+        loop {
+            let _turn = reading.turn().await?;
+            let list = {
+                let _permit = self.calls.permit(&tenant.namespace).await?;
+                bounded(api.list(&parameters)).await?
+            };
+            let of_account = list
+                .items
+                .into_iter()
+                .filter(|invoice| invoice.spec.account == *tenant.uid);
+            all.extend(of_account.map(|mut invoice| {
+                leave_out(&mut invoice);
+                invoice
+            }));
+            if !next_page(&mut parameters, &list.metadata) || all.len() >= MOST {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn in_time<T>(&self, reading: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        tokio::time::timeout(DEADLINE, reading)
+            .await
+            .map_err(|_| Error::unavailable("reading the invoices took too long; try again"))?
+    }
+}
+
+impl OpenedInvoice {
+    /// Whether the invoice is issued.
+    pub fn is_issued(&self) -> bool {
+        self.invoice.as_ref().is_some_and(|invoice| invoice.is_issued())
+    }
+
+    /// The catalogue in effect now.
+    pub fn catalogue(&self) -> &Catalogue {
+        &self.catalogue
+    }
+
+    /// One page of the lines, and the sums. `page` counts from 1.
+    pub async fn lines(&self, page: u64, limit: usize) -> Result<Lines, Error> {
+        let skip = items_before(page, limit);
+        let reading = async {
+            match self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref()) {
+                Some(status) if self.is_issued() => {
+                    let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
+                    let lines = self.issued_lines(&status.page_lines, skip, limit).await?;
+                    let total = self.total(Cents(status.net_cents));
+                    Ok(Lines { lines, count, total })
+                }
+                _ => self.open_lines(skip, limit).await,
+            }
+        };
+        tokio::time::timeout(DEADLINE, reading)
+            .await
+            .map_err(|_| Error::unavailable("reading the invoice took too long; try again"))?
+    }
+
+    /// Reads only the pages that have these lines.
+    async fn issued_lines(
+        &self,
+        counts: &[u32],
+        skip: usize,
+        limit: usize,
+    ) -> Result<Vec<InvoiceLine>, Error> {
+        let (mut before, mut lines) = (0_usize, Vec::new());
+        let own = self
+            .invoice
+            .as_ref()
+            .map_or(0, |invoice| invoice.spec.lines.len());
+        let on_pages = counts
+            .iter()
+            .map(|count| usize::try_from(*count).unwrap_or(usize::MAX));
+        for (number, count) in (0_u32..).zip(iter::once(own).chain(on_pages)) {
+            let end = before.saturating_add(count);
+            if skip < end && lines.len() < limit && count > 0 {
+                let page = self.page(number).await?.unwrap_or_default();
+                let left = limit - lines.len();
+                lines.extend(page.into_iter().skip(skip.saturating_sub(before)).take(left));
+            }
+            before = end;
+        }
+        Ok(lines)
+    }
+
+    /// Reads all pages, one at a time, because the sums need all lines.
+    async fn open_lines(&self, skip: usize, limit: usize) -> Result<Lines, Error> {
+        let (mut lines, mut count, mut net) = (Vec::new(), 0_usize, Cents(0));
+        for number in 0.. {
+            let Some(page) = self.page(number).await? else {
+                break;
+            };
+            for line in page {
+                net.0 += line.amount_cents;
+                if count >= skip && lines.len() < limit {
+                    lines.push(line);
+                }
+                count += 1;
+            }
+        }
+        let total = self.total(net);
+        Ok(Lines { lines, count, total })
+    }
+
+    /// The sums of an issued invoice. Those of an open one are computed from `net`, the sum of its lines.
+    pub fn total(&self, net: Cents) -> Total {
+        match self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref()) {
+            Some(status) if self.is_issued() => {
+                let (net, tax) = (Cents(status.net_cents), Cents(status.tax_cents));
+                let amount = Cents(net.0 + tax.0);
+                Total { net, tax, amount }
+            }
+            _ => total([net], self.catalogue.invoices.tax),
+        }
+    }
+
+    /// The lines in the invoice itself if `number` is 0, otherwise those on a page, counted from 1; `None` past the last page.
+    pub async fn page(&self, number: u32) -> Result<Option<Vec<InvoiceLine>>, Error> {
+        let Some(invoice) = &self.invoice else {
+            return Ok(None);
+        };
+        if number == 0 {
+            return Ok(Some(self.shown(&invoice.spec.entries, &invoice.spec.lines)));
+        }
+        let reading = self.calls.long_read(&self.namespace).await?;
+        let _turn = reading.turn().await?;
+        let name = InvoicePage::name_of(invoice.name(), number);
+        let page: Option<InvoicePage> = self.calls.get(&self.namespace, &name).await?;
+        let page = page.filter(|page| page.spec.account == invoice.spec.account);
+        Ok(page.map(|page| self.shown(&page.spec.entries, &page.spec.lines.unwrap_or_default())))
+    }
+
+    /// The lines as of now: the final ones, or those for the hours of the entries that have begun.
+    fn shown(&self, entries: &[LedgerEntry], lines: &[InvoiceLine]) -> Vec<InvoiceLine> {
+        match &self.open {
+            Some(open) if lines.is_empty() => lines_of(entries, open.until, &open.prices),
+            _ => lines.to_vec(),
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Everything that an account holder can do, independent of HTTP. The REST facade builds on it.
+//!
+//! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
+//! - [`usage`]: the usage of instances, which their source is asked for;
+//! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, its API keys and its sign-ins to the console;
+//! - [`credentials`]: the index of keys and accounts, for authentication, and the day on which a key was last used;
+//! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
+//! - [`store`]: reads from and writes to the API server, with optimistic concurrency;
+//! - [`idempotency`], [`precondition`], [`nonce`]: requests that are carried out once, or for one version only;
+//! - [`cost`]: what a request costs in addition to being one;
+//! - [`id`]: public ids; [`error`]: the error type.
+//!
+//! The service is stateless: it reads from watches and writes to the API server.
+
+pub mod account;
+pub mod alerts;
+pub mod backups;
+pub mod cost;
+pub mod credentials;
+pub mod deliveries;
+pub mod error;
+pub mod events;
+pub mod id;
+pub mod idempotency;
+pub mod index;
+pub mod instances;
+pub mod invoices;
+pub mod keys;
+pub mod nonce;
+pub mod precondition;
+pub mod store;
+pub mod usage;
+pub mod webhooks;
+
+use std::sync::{Arc, OnceLock};
+
+use jiff::{SignedDuration, Timestamp};
+use kube::Client;
+use tokio::sync::mpsc;
+
+use domain::catalogue::Catalogue;
+use providers::UsageSource;
+use resources::{Account, ApiKey, Backup, Instance, Webhook, api_key::DEFAULT_KEY_QUOTA, backup};
+use runtime::{Clock, FairPermits, shared_catalogue::SharedCatalogue, watch::Listener};
+
+use self::{
+    backups::{BackupLimits, IndexedBackup},
+    credentials::Credentials,
+    index::{Index as _, OrderedIndex},
+    instances::InstanceIndex,
+    store::{ApiCalls, KeyedLocks, MAX_CALLS, Store},
+    webhooks::IndexedWebhook,
+};
+
+/// Dependencies of the service.
+pub struct Dependencies {
+    /// Client of the API server.
+    pub client: Client,
+    /// Clock for expiry times and nonces.
+    pub clock: Arc<dyn Clock>,
+    /// What can be ordered.
+    pub catalogue: SharedCatalogue,
+    /// Where the usage of instances is known.
+    pub usage: Arc<dyn UsageSource>,
+    /// Validates the URLs of receivers.
+    pub receiver_check: ReceiverCheck,
+}
+
+/// Checks the host of a receiver's URL; the error is for the account holder. It is called on every create and change, so it
+/// must neither block nor resolve names.
+pub type ReceiverCheck = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
+
+/// Everything that an account holder can do. Its indexes are empty until the [`Service::listeners`] are attached to watches.
+pub struct Service {
+    calls: Arc<ApiCalls>,
+    instances: Store<InstanceIndex>,
+    backups: Store<OrderedIndex<IndexedBackup>>,
+    webhooks: Store<OrderedIndex<IndexedWebhook>>,
+    credentials: Arc<Credentials>,
+    /// Receives keys on their first use of a day. Not set until something records them.
+    first_uses: OnceLock<mpsc::UnboundedSender<Arc<ApiKey>>>,
+    /// For creating keys, by namespace.
+    key_locks: KeyedLocks,
+    /// For requests that change many deliveries, by webhook.
+    bulk_locks: KeyedLocks,
+    /// For creating backups, by namespace.
+    backup_locks: KeyedLocks,
+    backup_limits: BackupLimits,
+    /// Keys that an account may have.
+    key_quota: usize,
+    /// Whether the operator logs events.
+    has_event_log: bool,
+    /// How long logged events are shown.
+    log_retention: SignedDuration,
+    /// The operator's namespace, where the prices of the past are.
+    operator_namespace: String,
+    catalogue: SharedCatalogue,
+    clock: Arc<dyn Clock>,
+    usage: Arc<dyn UsageSource>,
+    /// For questions about usage.
+    usage_permits: Arc<FairPermits>,
+    receiver_check: ReceiverCheck,
+}
+
+/// The listeners that the service needs on the program's watches.
+pub struct Listeners {
+    /// For the watch of instances.
+    pub instances: Box<dyn Listener<Instance>>,
+    /// For the watch of backups.
+    pub backups: Box<dyn Listener<Backup>>,
+    /// For the watch of webhooks.
+    pub webhooks: Box<dyn Listener<Webhook>>,
+    /// For the watch of keys.
+    pub keys: Box<dyn Listener<ApiKey>>,
+    /// For the watch of accounts.
+    pub accounts: Box<dyn Listener<Account>>,
+}
+
+/// The Account `demo` with the UID `uid`, which owns the namespace `demo`.
+#[cfg(test)]
+fn demo_account() -> Arc<Account> {
+    let account = serde_json::json!({
+        "metadata": { "name": "demo", "uid": "uid", "creationTimestamp": "2026-11-22T09:00:00Z" },
+        "spec": { "email": "ada@example.com" },
+        "status": { "namespace": "demo", "conditions": [{
+            "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
+            "lastTransitionTime": "2026-11-22T09:00:00Z",
+        }] },
+    });
+    Arc::new(serde_json::from_value(account).unwrap())
+}
+
+#[cfg(test)]
+impl Service {
+    /// A service whose API server cannot be reached.
+    pub(crate) fn without_cluster() -> Self {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        Self::with_client(Client::try_from(nowhere).unwrap())
+    }
+
+    /// A service with this client.
+    pub(crate) fn with_client(client: Client) -> Self {
+        Self::new(Dependencies {
+            client,
+            clock: Arc::new(runtime::SystemClock),
+            catalogue: SharedCatalogue::default(),
+            usage: Arc::new(providers::simulator::SimulatedUsage::default()),
+            receiver_check: Arc::new(|_| Ok(())),
+        })
+    }
+
+    /// Feeds it the Account `demo` and no other.
+    fn show_demo_account(&self) {
+        let mut listeners = self.listeners();
+        let accounts = runtime::watch::Change::Replaced(vec![demo_account()]);
+        listeners.accounts.changed(&accounts);
+    }
+}
+
+impl Service {
+    /// A service with these dependencies.
+    pub fn new(dependencies: Dependencies) -> Self {
+        Self::with_calls(dependencies, MAX_CALLS)
+    }
+
+    /// A service that makes at most `at_once` calls to the API server at the same time.
+    pub fn with_calls(dependencies: Dependencies, at_once: usize) -> Self {
+        let Dependencies {
+            client,
+            clock,
+            catalogue,
+            usage,
+            receiver_check,
+        } = dependencies;
+        let calls = Arc::new(ApiCalls::new(client, at_once));
+        Self {
+            instances: Store::new(calls.clone(), Arc::default()),
+            backups: Store::new(calls.clone(), Arc::default()),
+            webhooks: Store::new(calls.clone(), Arc::default()),
+            calls,
+            credentials: Arc::default(),
+            first_uses: OnceLock::new(),
+            key_locks: KeyedLocks::default(),
+            bulk_locks: KeyedLocks::default(),
+            backup_locks: KeyedLocks::default(),
+            backup_limits: BackupLimits {
+                per_instance: size(backup::DEFAULT_PER_INSTANCE),
+                per_account: size(backup::DEFAULT_PER_ACCOUNT),
+            },
+            key_quota: size(DEFAULT_KEY_QUOTA),
+            has_event_log: true,
+            log_retention: SignedDuration::from_hours(24),
+            operator_namespace: "stellage-system".to_owned(),
+            catalogue,
+            clock,
+            usage,
+            usage_permits: FairPermits::new(usage::ASKED_AT_ONCE, usage::ASKED_BY_ONE),
+            receiver_check,
+        }
+    }
+
+    /// Sets how many instances an account may have unless its spec says otherwise; 100 without this. Call it before
+    /// [`listeners`](Self::listeners).
+    #[must_use]
+    pub fn with_instance_quota(self, quota: u32) -> Self {
+        Self {
+            credentials: Arc::new(Credentials::new(quota)),
+            ..self
+        }
+    }
+
+    /// Sets how many keys an account may have; 50 without this.
+    #[must_use]
+    pub fn with_key_quota(self, quota: u32) -> Self {
+        Self {
+            key_quota: size(quota),
+            ..self
+        }
+    }
+
+    /// Sets how many manual backups there may be; 30 of an instance and 1,000 of an account without this.
+    #[must_use]
+    pub fn with_backup_limits(self, per_instance: u32, per_account: u32) -> Self {
+        Self {
+            backup_limits: BackupLimits {
+                per_instance: size(per_instance),
+                per_account: size(per_account),
+            },
+            ..self
+        }
+    }
+
+    /// Sets whether the operator logs events; it does without this.
+    #[must_use]
+    pub fn with_event_log(self, has_event_log: bool) -> Self {
+        Self {
+            has_event_log,
+            ..self
+        }
+    }
+
+    /// Sets how many hours logged events are shown; 24 without this.
+    #[must_use]
+    pub fn with_log_retention(self, hours: u32) -> Self {
+        Self {
+            log_retention: SignedDuration::from_hours(hours.into()),
+            ..self
+        }
+    }
+
+    /// Sets the operator's namespace; `stellage-system` without this.
+    #[must_use]
+    pub fn with_operator_namespace(self, namespace: &str) -> Self {
+        Self {
+            operator_namespace: namespace.to_owned(),
+            ..self
+        }
+    }
+
+    /// The listeners to attach to the program's watches.
+    pub fn listeners(&self) -> Listeners {
+        Listeners {
+            instances: index::listener(self.instances.shared_index()),
+            backups: index::listener(self.backups.shared_index()),
+            webhooks: index::listener(self.webhooks.shared_index()),
+            keys: self.credentials.key_listener(),
+            accounts: self.credentials.account_listener(),
+        }
+    }
+
+    /// Whether instances, backups and webhooks have been listed once.
+    pub fn is_synced(&self) -> bool {
+        self.instances.index().progress().is_synced()
+            && self.backups.index().progress().is_synced()
+            && self.webhooks.index().progress().is_synced()
+    }
+
+    /// The index of keys and accounts.
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// What can be ordered, and what it costs, as of now.
+    pub fn catalogue(&self) -> Arc<Catalogue> {
+        self.catalogue.current()
+    }
+
+    /// The current time.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Checks the URL of a receiver. The error says what is wrong with it.
+    pub fn check_receiver(&self, url: &str) -> Result<(), String> {
+        (self.receiver_check)(url)
+    }
+}
+
+fn size(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}

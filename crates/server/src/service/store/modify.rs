@@ -1,0 +1,308 @@
+//! Finds and changes objects with optimistic concurrency: a change is decided on the indexed version, written only if that is
+//! still the current version, and otherwise decided again.
+
+use std::{sync::Arc, time::Duration};
+
+use kube::Resource as _;
+use rand::RngExt as _;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::Store;
+use crate::service::{
+    error::{Error, ErrorKind},
+    id::PublicId as _,
+    index::{Index, Indexed, Object as _},
+};
+use resources::tracking;
+
+/// Attempts at a change while others keep changing the same object.
+pub const MAX_ATTEMPTS: u32 = 10;
+/// Upper bound of the random pause after the first conflict; it grows with each further one.
+const MAX_PAUSE: Duration = Duration::from_millis(20);
+
+/// A decision about an object.
+pub enum Verdict<S> {
+    /// Leave it as it is.
+    Leave,
+    /// Write this spec and these annotations.
+    Write {
+        /// The new spec.
+        spec: Box<S>,
+        /// The annotations to set.
+        annotations: Vec<(&'static str, String)>,
+    },
+}
+
+/// An object, and whether it was read from the API server rather than the index.
+struct Found<E> {
+    item: Arc<E>,
+    fresh: bool,
+}
+
+type IdOf<X> = <<X as Index>::Item as Indexed>::Id;
+type SpecOf<X> = <<X as Index>::Item as Indexed>::Spec;
+
+impl<X: Index> Store<X> {
+    /// The object with this id; `not_found` if it is not in this namespace. If the index does not have it, the API server is asked.
+    pub async fn find(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Arc<X::Item>, Error> {
+        Ok(self.look_up(namespace, id).await?.item)
+    }
+
+    /// The current version of an object, read from the API server; `not_found` if it is gone.
+    pub async fn find_now(&self, namespace: &str, item: &X::Item) -> Result<Arc<X::Item>, Error> {
+        Ok(self.fetch(namespace, item.object().name(), item.id()).await?.item)
+    }
+
+    async fn look_up(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Found<X::Item>, Error> {
+        let id = id.ok_or_else(Self::unknown)?;
+        match self.index().get(namespace, id) {
+            Some(item) => Ok(Found { item, fresh: false }),
+            // Boxed, so that the future of the usual case stays small: it is allocated for every request.
+            None => Box::pin(self.fetch(namespace, &id.name(), id)).await,
+        }
+    }
+
+    async fn fetch(&self, namespace: &str, name: &str, id: IdOf<X>) -> Result<Found<X::Item>, Error> {
+        let object = self.get(namespace, name).await?;
+        let item = object
+            .filter(|object| !object.is_terminating())
+            .map(|object| X::Item::of(Arc::new(object)))
+            // An object recreated under the same name has another id, unless the id is the name.
+            .filter(|item| item.id() == id)
+            .ok_or_else(Self::unknown)?;
+        Ok(Found {
+            item: Arc::new(item),
+            fresh: true,
+        })
+    }
+
+    async fn refresh(&self, found: &Found<X::Item>) -> Result<Found<X::Item>, Error> {
+        let object = found.item.object();
+        self.fetch(object.namespace(), object.name(), found.item.id())
+            .await
+    }
+
+    fn unknown() -> Error {
+        Error::no_such(X::Item::WORD)
+    }
+
+    /// Changes an object as `decide` says, and returns the result. `decide` is called again after each conflict. A refusal based on
+    /// the indexed version is checked against the current one, since the index may lag behind.
+    pub async fn modify(
+        &self,
+        namespace: &str,
+        id: Option<IdOf<X>>,
+        decide: impl Fn(&X::Item) -> Result<Verdict<SpecOf<X>>, Error> + Send,
+    ) -> Result<Arc<X::Item>, Error> {
+        let mut found = self.look_up(namespace, id).await?;
+        let mut lock = None;
+        for attempt in 1..=MAX_ATTEMPTS {
+            let verdict = decide(&found.item);
+            let patch = match &verdict {
+                Err(_) | Ok(Verdict::Leave) => None,
+                Ok(Verdict::Write { spec, annotations }) => merge_patch(&*found.item, &**spec, annotations),
+            };
+            let Some(mut patch) = patch else {
+                if found.fresh {
+                    return verdict.map(|_| found.item);
+                }
+                found = self.refresh(&found).await?;
+                continue;
+            };
+            if tracking::is_ours_alone(found.item.object().meta()) {
+                // From now on the API server does not track the owners of fields, until somebody applies the object.
+                patch["metadata"]["managedFields"] = json!([{}]);
+            }
+            match self.patch(&found.item, &patch).await {
+                Ok(item) => return Ok(Arc::new(item)),
+                Err(error) if error.is_conflict() => {
+                    if lock.is_none() {
+                        let key = format!("{namespace}/{}", found.item.id().name());
+                        lock = Some(self.locks.lock(&key).await?);
+                    } else {
+                        pause(attempt).await;
+                    }
+                    found = self.refresh(&found).await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(contended(X::Item::WORD))
+    }
+
+    /// Deletes an object if `check` allows it; `not_found` if it does not exist.
+    pub async fn remove(
+        &self,
+        namespace: &str,
+        id: Option<IdOf<X>>,
+        exactly: bool,
+        check: impl Fn(&X::Item) -> Result<(), Error> + Send,
+    ) -> Result<(), Error> {
+        let mut found = self.look_up(namespace, id).await?;
+        for _ in 0..MAX_ATTEMPTS {
+            if let Err(refusal) = check(&found.item) {
+                if found.fresh {
+                    return Err(refusal);
+                }
+                found = self.refresh(&found).await?;
+                continue;
+            }
+            match self.delete(&found.item, exactly).await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_conflict() => match self.refresh(&found).await {
+                    // Perhaps an earlier attempt of this call started the deletion, which made another version of the object.
+                    Err(gone) if gone.kind == ErrorKind::NotFound => {
+                        self.wait_until_gone(&found.item).await;
+                        return Ok(());
+                    }
+                    refreshed => found = refreshed?,
+                },
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(contended(X::Item::WORD))
+    }
+}
+
+/// Waits for a random time after a conflict.
+pub async fn pause(attempt: u32) {
+    let pause = MAX_PAUSE.mul_f64(rand::rng().random_range(0.0..1.0)) * attempt;
+    tokio::time::sleep(pause).await;
+}
+
+/// `conflict`, after too many conflicts.
+pub fn contended(word: &str) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!("the {word} keeps being changed by other requests; read it and try again"),
+    )
+}
+
+/// A JSON merge patch with the differences, valid only for this version of the object; `None` if nothing differs.
+pub fn merge_patch<E: Indexed>(
+    item: &E,
+    spec: &E::Spec,
+    annotations: &[(&'static str, String)],
+) -> Option<Value> {
+    let before = to_map(item.spec());
+    let after = to_map(spec);
+    let mut changes = Map::new();
+    for (field, value) in &after {
+        if before.get(field) != Some(value) {
+            changes.insert(field.clone(), value.clone());
+        }
+    }
+    for field in before.keys().filter(|field| !after.contains_key(*field)) {
+        changes.insert(field.clone(), Value::Null);
+    }
+    if changes.is_empty() && annotations.is_empty() {
+        return None;
+    }
+    let version = &item.object().meta().resource_version;
+    let mut patch = json!({ "metadata": { "resourceVersion": version } });
+    if !annotations.is_empty() {
+        let annotations = annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), json!(value)));
+        patch["metadata"]["annotations"] = Value::Object(annotations.collect());
+    }
+    if !changes.is_empty() {
+        patch["spec"] = Value::Object(changes);
+    }
+    Some(patch)
+}
+
+fn to_map(spec: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(spec) {
+        Ok(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use parking_lot::Mutex;
+
+    use super::{super::ApiCalls, *};
+    use crate::service::instances::{IndexedInstance, InstanceIndex};
+    use resources::instance::IDEMPOTENCY_ANNOTATION;
+    use runtime::testing::answered_by;
+
+    fn item() -> IndexedInstance {
+        let object = json!({
+            "metadata": { "name": "web", "namespace": "demo", "uid": "u", "resourceVersion": "7" },
+            "spec": {
+                "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["a"],
+                "rebootRequestedAt": "2026-11-21T10:00:00.000001Z",
+            },
+        });
+        IndexedInstance::of(Arc::new(serde_json::from_value(object).unwrap()))
+    }
+
+    #[test]
+    fn a_patch_has_the_changed_fields_and_the_resource_version() {
+        let item = item();
+        let mut spec = item.instance.spec.clone();
+        assert_eq!(merge_patch(&item, &spec, &[]), None);
+        spec.tags.clear();
+        spec.backup_enabled = true;
+        assert_eq!(
+            merge_patch(&item, &spec, &[]),
+            Some(
+                json!({ "metadata": { "resourceVersion": "7" }, "spec": { "tags": null, "backupEnabled": true } })
+            )
+        );
+        assert_eq!(
+            merge_patch(
+                &item,
+                &item.instance.spec,
+                &[(IDEMPOTENCY_ANNOTATION, "[]".to_owned())]
+            ),
+            Some(
+                json!({ "metadata": { "resourceVersion": "7", "annotations": { IDEMPOTENCY_ANNOTATION: "[]" } } })
+            )
+        );
+    }
+
+    #[tokio::test]
+    async fn a_delete_that_is_refused_because_its_own_first_try_was_carried_out_has_deleted_the_object() {
+        for has_finalizer in [false, true] {
+            let failure = |code: u16, reason: &str| {
+                (
+                    code,
+                    json!({ "kind": "Status", "status": "Failure", "code": code, "reason": reason }),
+                )
+            };
+            let tries = Arc::new(Mutex::new(0));
+            let counted = tries.clone();
+            let client = answered_by(move |method, _, _| {
+                let mut tries = counted.lock();
+                let object = json!({
+                    "metadata": {
+                        "name": "i-abcdefgh01234567", "namespace": "demo", "uid": "u", "resourceVersion": "7",
+                        "deletionTimestamp": (*tries > 0).then_some("2026-11-21T10:00:00Z"),
+                    },
+                    "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+                });
+                let is_gone = *tries > 0 && !has_finalizer;
+                let answer = match method {
+                    Method::DELETE if *tries == 0 => failure(504, "Timeout"),
+                    _ if is_gone => failure(404, "NotFound"),
+                    Method::DELETE => failure(409, "Conflict"),
+                    _ => (200, object),
+                };
+                *tries += u32::from(method == Method::DELETE);
+                async move { answer }
+            });
+            let store: Store<InstanceIndex> = Store::new(Arc::new(ApiCalls::new(client, 4)), Arc::default());
+            let id = crate::service::id::InstanceId::of_suffix("abcdefgh01234567");
+            assert_eq!(store.remove("demo", id, true, |_| Ok(())).await, Ok(()));
+            assert_eq!(*tries.lock(), 2);
+            // After that, there is nothing to delete.
+            let again = store.remove("demo", id, true, |_| Ok(())).await;
+            assert_eq!(again.unwrap_err().kind, ErrorKind::NotFound);
+        }
+    }
+}

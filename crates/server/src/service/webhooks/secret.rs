@@ -1,0 +1,590 @@
+//! The Secret with a webhook's signing secret: created with the webhook, replaced and rotated in one write that is guarded by
+//! the resourceVersion.
+//!
+//! The service may read and write all Secrets of an account's namespace, but people who may change a Webhook may not. So it uses
+//! only the Secrets that [`Webhook::may_use`] allows, and gives the same response whether another Secret exists or not.
+
+use std::collections::BTreeMap;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::Resource as _;
+use serde_json::{Map, Value, json};
+
+use super::IndexedWebhook;
+use crate::service::{
+    Service,
+    error::{Error, ErrorKind},
+    id::WebhookId,
+    idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
+    index::Object as _,
+    store::{MAX_ATTEMPTS, Verdict, contended, pause},
+};
+use resources::{
+    MANAGED_BY, SecretReference, Webhook, ids, instance::IDEMPOTENCY_ANNOTATION,
+    webhook::SECRET_CHANGED_ANNOTATION,
+};
+use runtime::client::CallError;
+
+/// For how long after the creation of the Secret the answer to a repeated create shows the secret.
+const SHOWN_FOR: SignedDuration = SignedDuration::from_hours(24);
+
+/// A random secret in the form of Standard Webhooks.
+pub fn random_secret() -> String {
+    format!("whsec_{}", BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))
+}
+
+/// A change of a webhook's Secret.
+pub struct SecretChange<'a> {
+    /// The webhook, whose spec names the Secret and the key in it.
+    pub webhook: &'a Webhook,
+    /// The new signing secret.
+    pub secret: &'a str,
+    /// Until when the current secret also signs.
+    pub previous_until: Option<Timestamp>,
+    /// Annotations to set.
+    pub annotations: Vec<(&'static str, String)>,
+}
+
+impl SecretChange<'_> {
+    /// The keys to change in `data`; `None` removes a key.
+    fn data(&self, before: Option<&Secret>) -> BTreeMap<String, Option<ByteString>> {
+        let reference = &self.webhook.spec.secret_ref;
+        let key = &reference.key;
+        let old = before
+            .and_then(|secret| secret.data.as_ref()?.get(key))
+            .filter(|old| !old.0.is_empty() && old.0 != self.secret.as_bytes());
+        let overlap = self.previous_until.zip(old);
+        let bytes = |text: String| ByteString(text.into_bytes());
+        BTreeMap::from([
+            (reference.previous_key(), overlap.map(|(_, old)| old.clone())),
+            (
+                reference.previous_expires_key(),
+                overlap.map(|(until, _)| bytes(format!("{until:.0}"))),
+            ),
+            (key.clone(), Some(bytes(self.secret.to_owned()))),
+        ])
+    }
+
+    /// Whether the current secret also signs for a while.
+    pub fn overlaps(&self, before: Option<&Secret>) -> bool {
+        self.data(before)
+            .get(&self.webhook.spec.secret_ref.previous_key())
+            .is_some_and(Option::is_some)
+    }
+
+    /// A new Secret, owned by the webhook.
+    pub fn object(&self) -> Secret {
+        let owner = self.webhook.controller_owner_ref(&());
+        let annotations = self.annotations.iter();
+        Secret {
+            metadata: ObjectMeta {
+                name: Some(self.webhook.spec.secret_ref.name.clone()),
+                namespace: self.webhook.metadata.namespace.clone(),
+                labels: Some(BTreeMap::from([(
+                    MANAGED_BY.0.to_owned(),
+                    MANAGED_BY.1.to_owned(),
+                )])),
+                annotations: Some(
+                    annotations
+                        .map(|(key, value)| ((*key).to_owned(), value.clone()))
+                        .collect(),
+                ),
+                owner_references: owner.map(|owner| vec![owner]),
+                ..ObjectMeta::default()
+            },
+            type_: Some("Opaque".to_owned()),
+            data: Some(
+                self.data(None)
+                    .into_iter()
+                    .filter_map(|(key, value)| Some((key, value?)))
+                    .collect(),
+            ),
+            ..Secret::default()
+        }
+    }
+
+    /// A merge patch that is valid only for this version of the Secret.
+    pub fn patch(&self, before: &Secret) -> Value {
+        let annotations: Map<String, Value> = self
+            .annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), json!(value)))
+            .collect();
+        json!({
+            "metadata": { "resourceVersion": before.metadata.resource_version, "annotations": annotations },
+            "data": self.data(Some(before)),
+        })
+    }
+}
+
+fn text(secret: &Secret, key: &str) -> Option<String> {
+    let bytes = secret.data.as_ref()?.get(key)?;
+    String::from_utf8(bytes.0.clone())
+        .ok()
+        .filter(|text| !text.is_empty())
+}
+
+/// The result of a write of a Secret.
+pub(super) struct Written {
+    /// The Secret.
+    pub(super) secret: Secret,
+    /// The previous version of the Secret, if there was one.
+    before: Option<Secret>,
+    /// Whether an earlier request with the same key was carried out instead.
+    replayed: bool,
+}
+
+impl Written {
+    /// Whether the write made a new version of the Secret: one that already has the content stays as it is.
+    pub(super) fn is_new_version(&self) -> bool {
+        let before = self.before.as_ref();
+        before.is_none_or(|before| before.metadata.resource_version != self.secret.metadata.resource_version)
+    }
+}
+
+/// The result of a rotation.
+pub struct Rotated {
+    /// The signing secret.
+    pub secret: String,
+    /// Until when the previous secret also signs; `None` without an overlap.
+    pub previous_until: Option<Timestamp>,
+    /// Whether an earlier request with the same key was carried out instead.
+    pub replayed: bool,
+}
+
+impl Rotated {
+    fn of(secret: &Secret, webhook: &Webhook, replayed: bool, now: Timestamp) -> Option<Self> {
+        let reference = &webhook.spec.secret_ref;
+        let previous_until =
+            text(secret, &reference.previous_expires_key()).and_then(|until| until.parse().ok());
+        Some(Self {
+            secret: text(secret, &reference.key)?,
+            previous_until: previous_until.filter(|until| *until > now),
+            replayed,
+        })
+    }
+}
+
+impl Service {
+    /// The secret of a webhook created by this request or, if `replayed`, by an earlier one with the same key. Whichever
+    /// request creates the Secret first decides its content, and all of them answer with that; a day later it is no longer
+    /// shown (`None`). If the Secret is missing, no answer has been given yet, so any random secret will do.
+    pub(super) async fn secret_of_create(
+        &self,
+        webhook: &Webhook,
+        wanted: Option<&str>,
+        hash: Option<String>,
+        replayed: bool,
+    ) -> Result<Option<String>, Error> {
+        let (namespace, name) = (webhook.namespace(), webhook.name());
+        if webhook.spec.secret_ref.name != name {
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                "the webhook that was created with this Idempotency-Key now takes its secret from another Secret",
+            ));
+        }
+        let secret = wanted.map_or_else(random_secret, str::to_owned);
+        let change = SecretChange {
+            webhook,
+            secret: &secret,
+            previous_until: None,
+            annotations: hash
+                .iter()
+                .map(|hash| (REQUEST_HASH_ANNOTATION, hash.clone()))
+                .collect(),
+        };
+        let mut found: Option<Secret> = if replayed {
+            self.calls.get(namespace, name).await?
+        } else {
+            None
+        };
+        for _ in 0..MAX_ATTEMPTS {
+            let Some(existing) = found else {
+                match self.calls.create(namespace, &change.object()).await {
+                    Ok(created) => {
+                        // The controller may already have looked for the Secret and not found it.
+                        self.announce_secret(webhook, &created, None).await;
+                        return Ok(Some(secret));
+                    }
+                    Err(taken) if taken.is_conflict() => found = self.calls.get(namespace, name).await?,
+                    Err(error) => return Err(error.into()),
+                }
+                continue;
+            };
+            if webhook.owns(&existing) {
+                let is_other = existing
+                    .annotation_of(REQUEST_HASH_ANNOTATION)
+                    .is_some_and(|was| hash.as_deref().is_some_and(|is| is != was));
+                if is_other {
+                    return Err(idempotency::reused());
+                }
+                let secret = text(&existing, &webhook.spec.secret_ref.key).ok_or_else(unusable)?;
+                return Ok(Some(secret).filter(|_| is_shown(&existing, self.clock.now())));
+            }
+            if !is_left_over(&existing) {
+                return Err(taken());
+            }
+            // Left over from a deleted webhook of the same name; Kubernetes has not garbage-collected it yet.
+            match self.calls.delete(&existing, false).await {
+                Ok(_) => found = None,
+                Err(error) if error.is_conflict() => {
+                    found = self.calls.get(namespace, name).await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(contended("Secret of the webhook"))
+    }
+
+    /// Replaces the secret without an overlap. The caller announces it.
+    pub(super) async fn replace_secret(&self, webhook: &Webhook, secret: &str) -> Result<Written, Error> {
+        let change = SecretChange {
+            webhook,
+            secret,
+            previous_until: None,
+            annotations: Vec::new(),
+        };
+        self.write_secret(&change, None).await
+    }
+
+    /// Reverts a replacement of the secret, unless the Secret has changed since.
+    pub(super) async fn put_back(&self, webhook: &Webhook, replaced: &Written) -> Result<(), CallError> {
+        let Some(before) = &replaced.before else {
+            return self.calls.delete(&replaced.secret, true).await.map(drop);
+        };
+        let reference = &webhook.spec.secret_ref;
+        let keys = [
+            reference.key.clone(),
+            reference.previous_key(),
+            reference.previous_expires_key(),
+        ];
+        let data = keys.map(|key| {
+            let value = before.data.as_ref().and_then(|data| data.get(&key).cloned());
+            (key, value)
+        });
+        let patch = json!({
+            "metadata": { "resourceVersion": replaced.secret.metadata.resource_version },
+            "data": BTreeMap::from(data),
+        });
+        let patched = self
+            .calls
+            .patch::<Secret>(webhook.namespace(), &reference.name, &patch);
+        patched.await.map(drop)
+    }
+
+    /// Replaces the secret; the previous one also signs until `previous_until`. Once per idempotency key: the Webhook remembers
+    /// which secret was rotated, the Secret whether it has been.
+    pub(super) async fn rotate_secret(
+        &self,
+        webhook: &Webhook,
+        secret: &str,
+        previous_until: Option<Timestamp>,
+        request: Option<&IdempotentRequest>,
+    ) -> Result<Rotated, Error> {
+        let change = SecretChange {
+            webhook,
+            secret,
+            previous_until,
+            annotations: Vec::new(),
+        };
+        let Written { secret, replayed, .. } = self.write_secret(&change, request).await?;
+        if !replayed {
+            self.announce_secret(webhook, &secret, request).await;
+        }
+        Rotated::of(&secret, webhook, replayed, self.clock.now()).ok_or_else(unusable)
+    }
+
+    /// Writes the change, guarded by the version that was read, so that a concurrent rotation is never overwritten.
+    async fn write_secret(
+        &self,
+        change: &SecretChange<'_>,
+        request: Option<&IdempotentRequest>,
+    ) -> Result<Written, Error> {
+        let webhook = change.webhook;
+        let reference = &webhook.spec.secret_ref;
+        let (namespace, name) = (webhook.namespace(), reference.name.as_str());
+        let rotated = request
+            .map(|request| request.note(webhook))
+            .transpose()?
+            .flatten();
+        if rotated
+            .as_ref()
+            .is_some_and(|place| *place != place_of(reference))
+        {
+            return Err(moved());
+        }
+        // Takes the place of a missing Secret.
+        let missing = Secret::default();
+        for attempt in 1..=MAX_ATTEMPTS {
+            let before: Option<Secret> = self.calls.get(namespace, name).await?;
+            match &before {
+                Some(before) if !webhook.may_use(before) => return Err(not_its_own()),
+                Some(before) if before.immutable == Some(true) => return Err(immutable(name)),
+                None if !names_its_own(webhook) => return Err(not_its_own()),
+                _ => {}
+            }
+            let current = before.as_ref().unwrap_or(&missing);
+            let mut annotations = change.annotations.clone();
+            if let Some(request) = request {
+                match request.note(current)? {
+                    Some(key) if key == reference.key || key.is_empty() => {
+                        return Ok(Written {
+                            secret: current.clone(),
+                            before,
+                            replayed: true,
+                        });
+                    }
+                    None if rotated.is_none() => {}
+                    // Another key of the Secret was rotated, or the Secret has been replaced.
+                    Some(_) | None => return Err(moved()),
+                }
+                annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(current, &reference.key)));
+            }
+            let change = SecretChange {
+                annotations,
+                ..*change
+            };
+            let written = match &before {
+                Some(before) => self.calls.patch(namespace, name, &change.patch(before)).await,
+                None => self.calls.create(namespace, &change.object()).await,
+            };
+            match written {
+                Ok(secret) => {
+                    return Ok(Written {
+                        secret,
+                        before,
+                        replayed: false,
+                    });
+                }
+                Err(error) if error.is_conflict() || error.is_not_found() => pause(attempt).await,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(contended("Secret of the webhook"))
+    }
+
+    /// Makes the controller read a changed Secret at once, by annotating the webhook, so that events of later requests are
+    /// signed with it. Otherwise the controller would read it some seconds later. The same write remembers the request.
+    async fn announce_secret(&self, webhook: &Webhook, secret: &Secret, request: Option<&IdempotentRequest>) {
+        let decide = |item: &IndexedWebhook| {
+            if item.webhook.metadata.uid != webhook.metadata.uid {
+                return Ok(Verdict::Leave);
+            }
+            let mut annotations = vec![announcement(secret)];
+            if let Some(request) = request {
+                let place = place_of(&webhook.spec.secret_ref);
+                annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(&*item.webhook, &place)));
+            }
+            Ok(Verdict::Write {
+                spec: Box::new(item.webhook.spec.clone()),
+                annotations,
+            })
+        };
+        let (namespace, id) = (webhook.namespace(), WebhookId::of(webhook));
+        if let Err(error) = self.webhooks.modify(namespace, Some(id), decide).await {
+            tracing::warn!(namespace, webhook = %id, %error, "cannot announce a new secret to the controller");
+        }
+    }
+}
+
+/// The annotation of a webhook that makes the controller read this version of its Secret at once.
+pub(super) fn announcement(secret: &Secret) -> (&'static str, String) {
+    let version = secret.metadata.resource_version.clone();
+    (SECRET_CHANGED_ANNOTATION, version.unwrap_or_default())
+}
+
+/// Identifies what was rotated, in the note of a rotation.
+fn place_of(reference: &SecretReference) -> String {
+    // Neither part can contain a slash.
+    format!("{}/{}", reference.name, reference.key)
+}
+
+/// Whether the webhook takes its secret from the Secret that is created with a webhook, which can be created again if it is
+/// missing. Doing so for any name would tell whether a Secret of that name exists.
+fn names_its_own(webhook: &Webhook) -> bool {
+    let name = webhook.name();
+    webhook.spec.secret_ref.name == name && ids::webhook_name(&webhook.id()).as_deref() == Some(name)
+}
+
+/// Whether the answer to a repeated create still shows the secret.
+fn is_shown(secret: &Secret, now: Timestamp) -> bool {
+    let created = secret.metadata.creation_timestamp.as_ref();
+    created.is_none_or(|created| now.duration_since(created.0) < SHOWN_FOR)
+}
+
+/// Whether the service created the Secret, for a webhook that no longer exists.
+fn is_left_over(secret: &Secret) -> bool {
+    let labels = secret.metadata.labels.as_ref();
+    let is_ours = labels
+        .and_then(|labels| labels.get(MANAGED_BY.0))
+        .map(String::as_str)
+        == Some(MANAGED_BY.1);
+    let mut owners = secret.metadata.owner_references.iter().flatten();
+    is_ours && owners.any(|owner| owner.kind == Webhook::kind(&()))
+}
+
+/// The error for a Secret that must not be used. It is the same whether the Secret exists or not.
+fn not_its_own() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "the webhook's secretRef names a Secret that is neither the webhook's own nor labelled stellage.dev/webhook-secret=true; create or label it with kubectl, or name another",
+    )
+}
+
+/// The error for a repetition after the webhook was given another secret.
+fn moved() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "the webhook's secretRef has changed, or its Secret was replaced, since this Idempotency-Key was used; use a new key to rotate the secret",
+    )
+}
+
+fn taken() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "another Secret already has the name of the webhook's Secret; delete it first",
+    )
+}
+
+fn unusable() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "the webhook's Secret was changed and contains no signing secret; rotate it",
+    )
+}
+
+fn immutable(name: &str) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!(
+            "the webhook takes its secret from the Secret {name}, which is immutable; replace it with kubectl"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn webhook(key: &str) -> Webhook {
+        serde_json::from_value(json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Webhook",
+            "metadata": { "name": "wh-1", "namespace": "demo", "uid": "u" },
+            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s", "key": key } },
+        }))
+        .unwrap()
+    }
+
+    fn secret(data: &[(&str, &str)]) -> Secret {
+        let data = data.iter();
+        Secret {
+            data: Some(
+                data.map(|(key, text)| ((*key).to_owned(), ByteString((*text).into())))
+                    .collect(),
+            ),
+            ..Secret::default()
+        }
+    }
+
+    fn after(before: &Secret, change: &SecretChange<'_>) -> BTreeMap<String, String> {
+        let mut data = before.data.clone().unwrap_or_default();
+        for (key, value) in change.data(Some(before)) {
+            match value {
+                Some(value) => data.insert(key, value),
+                None => data.remove(&key),
+            };
+        }
+        let data = data.into_iter();
+        data.map(|(key, value)| (key, String::from_utf8(value.0).unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn a_rotation_keeps_the_previous_secret_and_leaves_other_keys_alone() {
+        let webhook = webhook("signing");
+        let mut change = SecretChange {
+            webhook: &webhook,
+            secret: "new",
+            previous_until: Some("2026-11-22T10:00:00.5Z".parse().unwrap()),
+            annotations: Vec::new(),
+        };
+        let before = secret(&[("signing", "old"), ("other", "x"), ("signing.previous", "older")]);
+        let rotated = after(&before, &change);
+        let expected = [
+            ("other", "x"),
+            ("signing", "new"),
+            ("signing.previous", "old"),
+            ("signing.previous-expires-at", "2026-11-22T10:00:00Z"),
+        ];
+        let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(rotated, expected.clone().into());
+        // Guarded by the version that was read: a concurrent rotation has answered with another secret.
+        let mut versioned = before.clone();
+        versioned.metadata.resource_version = Some("7".to_owned());
+        assert_eq!(change.patch(&versioned)["metadata"]["resourceVersion"], "7");
+        change.previous_until = None;
+        let at_once = after(&before, &change);
+        assert_eq!(at_once.len(), 2);
+        // An unchanged secret has no previous one.
+        change.previous_until = Some(Timestamp::UNIX_EPOCH);
+        assert_eq!(after(&secret(&[("signing", "new")]), &change).len(), 1);
+    }
+
+    #[test]
+    fn a_new_secret_is_owned_by_its_webhook() {
+        let webhook = webhook("secret");
+        let change = SecretChange {
+            webhook: &webhook,
+            secret: "new",
+            previous_until: None,
+            annotations: vec![(REQUEST_HASH_ANNOTATION, "hash".to_owned())],
+        };
+        let object = change.object();
+        assert!(webhook.owns(&object) && is_left_over(&object));
+        assert_eq!(text(&object, "secret").as_deref(), Some("new"));
+        assert_eq!(object.data.map(|data| data.len()), Some(1));
+        assert!(!is_left_over(&Secret::default()));
+    }
+
+    #[test]
+    fn the_secret_is_shown_again_for_a_day() {
+        let created = "2026-11-21T10:00:00Z";
+        let secret: Secret =
+            serde_json::from_value(json!({ "metadata": { "creationTimestamp": created } })).unwrap();
+        let shown = |now: &str| is_shown(&secret, now.parse().unwrap());
+        assert!(shown("2026-11-22T09:59:59Z") && !shown("2026-11-22T10:00:00Z"));
+    }
+
+    #[test]
+    fn webhooks_with_two_keys_of_one_secret_do_not_share_the_previous_secret() {
+        let (first, second) = (webhook("secret"), webhook("signing"));
+        let until = "2026-11-22T10:00:00Z".parse().unwrap();
+        let mut both = secret(&[("secret", "a"), ("signing", "b")]);
+        for (webhook, secret) in [(&first, "a2"), (&second, "b2")] {
+            let change = SecretChange {
+                webhook,
+                secret,
+                previous_until: Some(until),
+                annotations: Vec::new(),
+            };
+            let data = after(&both, &change);
+            both.data = Some(
+                data.into_iter()
+                    .map(|(key, text)| (key, ByteString(text.into())))
+                    .collect(),
+            );
+        }
+        assert_eq!(text(&both, "previous-secret").as_deref(), Some("a"));
+        assert_eq!(text(&both, "signing.previous").as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn a_random_secret_has_the_form_of_standard_webhooks() {
+        let secret = random_secret();
+        let encoded = secret.strip_prefix("whsec_").unwrap();
+        assert_eq!(BASE64_STANDARD.decode(encoded).unwrap().len(), 32);
+        assert_ne!(secret, random_secret());
+    }
+}
