@@ -202,7 +202,7 @@ fn section<'a>(page: &'a str, heading: &str) -> &'a str {
 #[test]
 fn the_page_for_customers_lists_every_endpoint_of_the_openapi_document_and_no_other_and_commands_that_there_are()
  {
-    let operations = read("src/facade/openapi/operations.txt");
+    let operations = read("crates/server/src/facade/openapi/operations.txt");
     let served: BTreeSet<String> = operations
         .lines()
         .filter(|line| !line.starts_with(' '))

@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
     use crate::service::credentials::Credentials;
-    use resources::{Account, ApiKey};
+    use resources::{Account, ApiKey, api_key};
     use runtime::watch::Change;
 
     fn take(limits: &RateLimits<FakeRelativeClock>, limit: u32) -> Allowance {
@@ -244,8 +244,12 @@ mod tests {
         Arc::new(serde_json::from_value(account).unwrap())
     }
 
+    fn text(number: usize) -> String {
+        api_key::test_key("account-uid", &number.to_string())
+    }
+
     fn key(number: usize) -> Arc<ApiKey> {
-        let digest = hex::encode(<sha2::Sha256 as sha2::Digest>::digest(number.to_string()));
+        let digest = hex::encode(api_key::digest("account-uid", &text(number)));
         let key = serde_json::json!({
             "metadata": { "name": format!("key-{number}"), "namespace": "demo", "uid": format!("key-uid-{number}") },
             "spec": { "sha256": digest },
@@ -265,7 +269,7 @@ mod tests {
 
     /// A caller with one of the keys.
     fn caller(credentials: &Credentials, number: usize) -> Caller {
-        let credential = credentials.authenticate(&number.to_string(), jiff::Timestamp::now);
+        let credential = credentials.authenticate(&text(number), jiff::Timestamp::now);
         Caller {
             credential: credential.ok().unwrap(),
             reads_in_console: false,
