@@ -4,7 +4,6 @@ use std::{io::Write as _, process::ExitCode};
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
-use cli;
 use cli::completions;
 use stellage::{
     serve::serve,

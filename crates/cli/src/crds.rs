@@ -6,7 +6,6 @@ use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 use super::{CliError, output};
-use resources;
 use resources::POLICIES;
 
 const EXAMPLES: &str = "\

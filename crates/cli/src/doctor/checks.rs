@@ -24,7 +24,6 @@ use crate::{
     program, transfer,
 };
 use domain::delivery::settings::{HELD_IN_ALL, PENDING_IN_ALL};
-use resources;
 use resources::{
     Account, Instance, InstanceState, POLICIES, Webhook,
     account::MAIL_UNAVAILABLE,

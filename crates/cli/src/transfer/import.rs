@@ -26,7 +26,6 @@ use super::{
     lease::Leadership,
 };
 use crate::{CliError, connect::Cluster, crd_differences, output::note, program};
-use resources;
 use resources::{
     ACCOUNT_LABEL, Account,
     account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION},

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use domain::event::OutboxVersion;
 use resources::HasOutbox;
-use runtime;
 use runtime::{ReconcileQueue, Store};
 
 /// The kind, namespace and name of an object.

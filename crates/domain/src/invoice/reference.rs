@@ -1,5 +1,11 @@
 //! The rules of the decisions, section 7, implemented as slowly and obviously as possible.
 
+#![allow(
+    clippy::missing_panics_doc,
+    clippy::unwrap_used,
+    reason = "it is only compiled for tests, which fail by panicking"
+)]
+
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 
 use resources::Plan;
