@@ -299,74 +299,133 @@ fn the_readme_is_short() {
     assert!(lines < 200, "{lines} lines");
 }
 
-/// The paths in the first column of the table below a heading.
-fn mapped(page: &str, heading: &str) -> BTreeSet<PathBuf> {
-    let text = read(page);
-    let (_, map) = text.split_once(&format!("\n## {heading}\n")).unwrap();
-    let map = map.split("\n## ").next().unwrap_or_default();
-    let first_cells = map
+/// The rows of the map of the source below a heading: the paths in the first cell, and what the second says.
+fn map_of(page: &str, heading: &str) -> Vec<(Vec<PathBuf>, String)> {
+    section(page, heading)
         .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
-    first_cells
-        .flat_map(|cell| cell.split(", "))
-        .map(|path| PathBuf::from(path.trim_matches(['`', '/'])))
+        .filter_map(|line| line.strip_prefix("| `")?.split_once(" | "))
+        .map(|(cell, text)| {
+            let paths = cell.split(", ").map(|path| path.trim_matches(['`', '/']));
+            let paths: Vec<PathBuf> = paths.map(PathBuf::from).collect();
+            (paths, text.to_owned())
+        })
         .collect()
 }
 
-/// The folders below `folder`, down to `depth`, that have a `mod.rs`.
-fn modules(folder: &Path, depth: usize) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(root().join(folder)).unwrap() {
-        let path = folder.join(entry.unwrap().file_name());
-        if root().join(&path).join("mod.rs").exists() {
-            if depth > 1 {
-                found.extend(modules(&path, depth - 1));
-            }
-            found.push(path);
-        }
-    }
-    found
+/// The folders in `folder` that have this file.
+fn folders_with(file: &str, folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(root().join(folder))
+        .unwrap()
+        .map(|entry| folder.join(entry.unwrap().file_name()))
+        .filter(|path| root().join(path).join(file).exists())
+        .collect()
 }
 
-/// Each folder and file of the source says in the first line of its head comment what lives there.
-#[test]
-fn every_module_begins_with_what_lives_there() {
-    let mut folders = vec![root().join("src")];
-    let mut silent = Vec::new();
+fn crates() -> Vec<PathBuf> {
+    folders_with("Cargo.toml", Path::new("crates"))
+}
+
+/// What is in code within a line of text.
+fn in_code(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// All files below a folder.
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let mut folders = vec![root().join(folder)];
+    let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let text = fs::read_to_string(&path).unwrap();
-                let first = text.lines().next().unwrap_or_default();
-                if !first.starts_with("//! ") || first.len() < 12 {
-                    silent.push(path);
-                }
+            } else {
+                files.push(path);
             }
         }
     }
+    files
+}
+
+/// Each file of the source says in the first line of its head comment what lives there.
+#[test]
+fn every_module_begins_with_what_lives_there() {
+    let mut folders: Vec<PathBuf> = crates().iter().map(|path| path.join("src")).collect();
+    folders.push(PathBuf::from("src"));
+    let files = folders.iter().flat_map(|folder| files_below(folder));
+    let silent: Vec<PathBuf> = files
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .filter(|path| {
+            let text = fs::read_to_string(path).unwrap();
+            let first = text.lines().next().unwrap_or_default();
+            !first.starts_with("//! ") || first.len() < 12
+        })
+        .collect();
     assert_eq!(silent, Vec::<PathBuf>::new());
 }
 
 #[test]
-fn the_maps_name_folders_that_are_there_and_every_folder_of_the_source() {
-    // The README has the top of the tree, the page for contributors two levels.
-    for (page, heading, depth) in [
-        ("README.md", "The source tree", 1),
-        ("docs/architecture.md", "Module map", 2),
+fn the_maps_name_every_crate_and_the_one_for_contributors_every_folder_in_it_and_none_that_is_not_there() {
+    for (page, heading) in [
+        ("README.md", "The source tree"),
+        ("docs/architecture.md", "Module map"),
     ] {
-        let named = mapped(page, heading);
+        let map = map_of(&read(page), heading);
+        let named: BTreeSet<&PathBuf> = map.iter().flat_map(|(paths, _)| paths).collect();
         for path in &named {
             assert!(root().join(path).exists(), "{page} names {}", path.display());
         }
-        for module in modules(Path::new("src"), depth) {
-            assert!(
-                named.contains(&module),
-                "{page} does not name {}",
-                module.display()
-            );
+        for path in crates() {
+            assert!(named.contains(&path), "{page} does not name {}", path.display());
+        }
+    }
+    for (paths, text) in map_of(&read("docs/architecture.md"), "Module map") {
+        let named: BTreeSet<&str> = in_code(&text).filter_map(|code| code.strip_suffix('/')).collect();
+        for path in paths.iter().filter(|path| path.starts_with("crates")) {
+            let source = path.join("src");
+            for name in &named {
+                let is_there =
+                    root().join(path).join(name).is_dir() || root().join(&source).join(name).is_dir();
+                assert!(
+                    is_there,
+                    "docs/architecture.md names {name} in {}",
+                    path.display()
+                );
+            }
+            for folder in folders_with("mod.rs", &source) {
+                let name = folder.file_name().unwrap().to_str().unwrap();
+                assert!(
+                    named.contains(name),
+                    "docs/architecture.md does not name {}",
+                    folder.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_file_that_the_pages_for_contributors_name_is_there() {
+    let all: Vec<PathBuf> = ["crates", "src", "tests", "docs", "charts"]
+        .iter()
+        .flat_map(|folder| files_below(Path::new(folder)))
+        .collect();
+    for page in ["CONTRIBUTING.md", "docs/architecture.md"] {
+        let text = prose(&read(page));
+        let files: Vec<&str> = in_code(&text)
+            .filter(|code| {
+                let extension = code.rsplit_once('.').map(|(_, extension)| extension);
+                !code.contains(' ') && matches!(extension, Some("rs" | "txt" | "html" | "json" | "md"))
+            })
+            .collect();
+        assert!(
+            files.contains(&"crates/domain/src/instance/decide.rs"),
+            "{files:?}"
+        );
+        for file in files {
+            // A journey names the folder of its files once.
+            let is_there = all.iter().any(|path| path.ends_with(file));
+            assert!(is_there, "{page} names {file}");
         }
     }
 }

@@ -21,7 +21,10 @@ const ID: &str = "trace-me-4711";
 /// An operator that logs each request. It runs next to the shared one, which is the leader.
 async fn talkative(arguments: &[&str]) -> Operator {
     let plane = shared().await.plane;
-    let environment = [("RUST_LOG".to_owned(), "info,server::facade=debug".to_owned())];
+    let environment = [(
+        "RUST_LOG".to_owned(),
+        "info,stellage_server::facade=debug".to_owned(),
+    )];
     Operator::start_in(
         plane,
         arguments,

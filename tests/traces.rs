@@ -48,7 +48,7 @@ async fn traced(plane: &ControlPlane, arguments: &[&str], collector: &Receiver) 
         ("OTEL_EXPORTER_OTLP_HEADERS", format!("x-token={TOKEN}")),
         ("OTEL_BSP_SCHEDULE_DELAY", "100".to_owned()),
         ("SSL_CERT_FILE", ca.display().to_string()),
-        ("RUST_LOG", "info,server::facade=debug".to_owned()),
+        ("RUST_LOG", "info,stellage_server::facade=debug".to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value));
     Operator::start_in(

@@ -83,7 +83,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{/*
-Addresses that receivers may not have; src/delivery/addresses.rs says why. Those of IPv6 are within 2000::/3, outside of which all are
+Addresses that receivers may not have; crates/sender/src/addresses.rs says why. Those of IPv6 are within 2000::/3, outside of which all are
 forbidden.
 */}}
 {{- define "stellage.special.ipv4" -}}

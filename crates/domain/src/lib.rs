@@ -4,7 +4,7 @@
 //! - [`event`]: the bodies of events, and the outbox;
 //! - [`provider`]: what a provider reports;
 //! - [`catalogue`]: what can be ordered, and what it costs;
-//! - [`fair_queue`]: a queue in which accounts take turns; [`mod@shrink`]: releases memory after bursts.
+//! - [`fair_queue`]: a queue in which accounts take turns.
 
 pub mod alert;
 pub mod backup;

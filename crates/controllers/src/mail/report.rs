@@ -1,5 +1,5 @@
 //! The e-mail to an account holder about webhooks that were disabled (specification, section 6.5) or have a backlog (decisions,
-//! section 8). Its text is `templates/mail/webhooks.txt`, with a paragraph for each cause.
+//! section 8). Its text is `crates/controllers/templates/mail/webhooks.txt`, with a paragraph for each cause.
 
 use std::sync::Arc;
 

@@ -460,7 +460,7 @@ impl Year {
     }
 }
 
-/// To simulate another year: `STELLAGE_TEST_YEAR=7 cargo test --lib -- in_a_simulated_year --show-output`.
+/// To simulate another year: `STELLAGE_TEST_YEAR=7 cargo test -p stellage-controllers -- in_a_simulated_year --show-output`.
 #[tokio::test]
 async fn in_a_simulated_year_every_invoice_is_right_every_backup_is_made_once_and_no_alert_is_sent_twice() {
     let setting = std::env::var("STELLAGE_TEST_YEAR").ok();

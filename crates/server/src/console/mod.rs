@@ -7,7 +7,7 @@
 //! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
 //!   Connect;
 //! - `middleware`, with `same_origin`: the middleware around every page;
-//! - `page`, `form`, `refresh`, `text`, `assets`: what pages are made of; their templates are in `templates/console/`;
+//! - `page`, `form`, `refresh`, `text`, `assets`: what pages are made of; their templates are in `crates/server/templates/console/`;
 //! - `instances`, `backups`, `alerts`, `webhooks`, `events`, `invoices`, `keys`, `account`: the pages.
 
 mod account;

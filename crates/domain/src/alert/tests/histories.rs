@@ -139,7 +139,7 @@ impl World {
         findings.is_some_and(|findings| findings.change(&self.alerts))
     }
 
-    /// What `lifecycle::decide` does.
+    /// What `instance::decide` does.
     fn reconcile(&mut self) {
         let (run, now, moment) = (self.run(), self.now(), self.moment());
         if run.is_none() {
