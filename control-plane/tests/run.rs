@@ -29,7 +29,7 @@ spec:
 END
 ;;
 run) [ ! -e broken ] || exit 3; echo "$KUBECONFIG $*"; echo "mail: $STELLAGE_SMTP_URL"; echo "faults: $STELLAGE_SIMULATOR_FAULTS"; trap 'echo bye; exit' TERM
-    printf '{"url": "http://127.0.0.1:@PORT@", "metrics_url": "http://127.0.0.1:1"}' >"$7"
+    printf '{"url": "http://127.0.0.1:@PORT@", "metrics_url": "http://127.0.0.1:1"}' >"$6"
     while :; do sleep 0.1; done;;
 account) kubectl get crd accounts.stellage.dev >/dev/null && echo '{"name": "demo"}';;
 key) echo '{"name": "demo", "account": "demo", "scope": "full", "key": "it'"'"'s secret", "expires_at": null}';;
