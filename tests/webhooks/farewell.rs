@@ -1,4 +1,4 @@
-//! Deletion of namespaces with everything in them. The timeouts are far shorter than the retry schedule of a delivery.
+//! Deletion of accounts with everything in them. The timeouts are far shorter than the retry schedule of a delivery.
 
 use std::{
     collections::BTreeSet,
@@ -57,48 +57,6 @@ fn deleted(received: &[Received]) -> BTreeSet<String> {
     let bodies = received.iter().map(body);
     let deletions = bodies.filter(|event| event["type"] == "instance.deleted");
     deletions.map(|event| event["id"].to_string()).collect()
-}
-
-#[tokio::test]
-async fn a_namespace_that_is_deleted_with_instances_and_webhooks_in_it_goes_quickly_and_its_account_too() {
-    let receiver = Receiver::start(|_| Answer::ok()).await;
-    let silent = HostileReceiver::start(Hostile::SilentHttp);
-    let tenant = inhabited("hooks-cleared", &receiver, &silent).await;
-    let accounts: Api<Account> = Api::all(tenant.kube.clone());
-    let namespaces: Api<Namespace> = Api::all(tenant.kube.clone());
-
-    accounts
-        .delete("hooks-cleared", &DeleteParams::default())
-        .await
-        .unwrap();
-    eventually(
-        "the account to say what holds it back",
-        async || accounts.get("hooks-cleared").await.unwrap(),
-        is_held_back_by("10 instances"),
-    )
-    .await;
-    let begun = Instant::now();
-    namespaces
-        .delete("hooks-cleared", &DeleteParams::default())
-        .await
-        .unwrap();
-    eventually(
-        "the namespace to go",
-        async || namespaces.get_opt("hooks-cleared").await.unwrap(),
-        Option::is_none,
-    )
-    .await;
-    let without = begun.elapsed();
-    eventually(
-        "the account to go",
-        async || accounts.get_opt("hooks-cleared").await.unwrap(),
-        Option::is_none,
-    )
-    .await;
-    let took = begun.elapsed();
-    println!(
-        "farewell: a namespace with {INSTANCES} instances and 3 webhooks went within {without:.1?}, its account within {took:.1?}"
-    );
 }
 
 #[tokio::test]
