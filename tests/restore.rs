@@ -27,14 +27,14 @@ const EVENTS: [&str; 4] = [
     "backup.completed",
 ];
 const ORIGIN: &str = "stellage.dev/origin";
-/// What is saved, in an order that no tool has promised: Backups come before their Instances.
+/// What is saved, in an order that no tool has promised, but for the invoices (docs/export.md): Backups come before their Instances.
 const KINDS: [&str; 8] = [
     "backups",
     "apikeys",
     "eventlogs",
-    "instances",
     "invoices",
     "invoicepages",
+    "instances",
     "secrets",
     "webhooks",
 ];

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use jiff::SignedDuration;
 use kube::api::PostParams;
-use resources::{Delivery, LoggedEvent, ids};
+use resources::{Delivery, LoggedEvent, ids, origin};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -93,7 +93,7 @@ async fn a_delivery_in_the_log_is_sent_again() {
     );
     write_page(&tenant, &account, vec![late.clone()]).await;
     let run = async |line: &str| run("cmd-logged", line).await;
-    let name = ids::delivery_name(hook.origin_uid(), &late.id);
+    let name = ids::delivery_name(origin::uid(&hook.metadata), &late.id);
     let id = ids::delivery_id(&name);
     for attempts in 2..4 {
         let sent = run(&format!("delivery redeliver {id} --wait")).await;
@@ -138,7 +138,7 @@ async fn a_request_to_send_again_what_its_page_does_not_have_is_deleted() {
         }))
         .unwrap()
     };
-    let derived = |event_id: &str| ids::delivery_name(hook.origin_uid(), event_id);
+    let derived = |event_id: &str| ids::delivery_name(origin::uid(&hook.metadata), event_id);
     for (event_id, page) in [
         // Delivered only to another webhook.
         (of_other.id.as_str(), page.as_str()),

@@ -11,7 +11,7 @@ use kube::{
 use reqwest::Method;
 use resources::{
     Account, Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, EventLog, LoggedDelivery,
-    LoggedEvent, Webhook, ids,
+    LoggedEvent, Webhook, ids, origin,
 };
 use serde_json::{Value, json};
 
@@ -64,7 +64,7 @@ pub fn event(start: Timestamp, number: usize, delivered_to: &[&Webhook]) -> Logg
     };
     let delivered = delivered_to.iter().map(|webhook| LoggedDelivery {
         webhook: webhook.metadata.name.clone().unwrap(),
-        webhook_uid: webhook.origin_uid().to_owned(),
+        webhook_uid: origin::uid(&webhook.metadata).to_owned(),
         attempt: Attempt {
             at: created_at,
             duration_ms: 42,
@@ -265,7 +265,7 @@ async fn the_events_are_listed_filtered_and_paged_exactly_over_pages_that_overla
 
 /// Writes a Delivery of an event as the controller does, except for the owner. Returns its id.
 async fn store(tenant: &Tenant, webhook: &Webhook, event: &LoggedEvent, phase: DeliveryPhase) -> String {
-    let uid = webhook.origin_uid();
+    let uid = origin::uid(&webhook.metadata);
     let mut delivery = Delivery::new(
         &ids::delivery_name(uid, &event.id),
         DeliverySpec {
@@ -317,7 +317,7 @@ async fn deliveries_in_the_log_and_objects_are_one_list() {
             _ => None,
         };
         if let Some(phase) = phase {
-            let id = ids::delivery_id(&ids::delivery_name(object.origin_uid(), &event.id));
+            let id = ids::delivery_id(&ids::delivery_name(origin::uid(&object.metadata), &event.id));
             if number % 5 == 2 {
                 assert_eq!(store(&tenant, &object, &event, phase).await, id);
             }
@@ -396,7 +396,7 @@ async fn deliveries_in_the_log_and_objects_are_one_list() {
     assert_eq!(shown.json()["data"]["request"]["body"], event.body.as_str());
     assert_eq!(shown.json()["data"]["attempts"], newest["attempts"]);
     // It does not belong to the other webhook, nor do that webhook's deliveries belong to this one.
-    let uid = other_object.origin_uid();
+    let uid = origin::uid(&other_object.metadata);
     let of_other = ids::delivery_id(&ids::delivery_name(uid, &event.id));
     expect(
         &tenant,
@@ -447,7 +447,7 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
 
     // Number 6.
     let event = &events[11 - 6];
-    let name = ids::delivery_name(hook.origin_uid(), &event.id);
+    let name = ids::delivery_name(origin::uid(&hook.metadata), &event.id);
     let id = ids::delivery_id(&name);
     let redeliver = format!("{path}/{id}/redeliver");
     let stale = [("If-Match", "\"x\"")];
@@ -500,7 +500,7 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
     assert_eq!(total("").await, left);
     // Number 8 was on the same page as number 6.
     assert_eq!(page_of(8), page_of(6));
-    let gone = ids::delivery_name(hook.origin_uid(), &events[11 - 8].id);
+    let gone = ids::delivery_name(origin::uid(&hook.metadata), &events[11 - 8].id);
     let gone = format!("{path}/{}/redeliver", ids::delivery_id(&gone));
     expect(&tenant, 404, Method::POST, &gone, None, &[]).await;
     assert_eq!(receiver.count(), 1, "each request was carried out once");

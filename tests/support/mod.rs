@@ -436,7 +436,7 @@ pub fn install(plane: &ControlPlane) {
     assert!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
     kubectl(
         plane,
-        &["apply", "--server-side", "-f", "-"],
+        &["apply", "--server-side", "--force-conflicts", "-f", "-"],
         Some(&String::from_utf8(crds.stdout).unwrap()),
     )
     .unwrap();
