@@ -7,7 +7,7 @@
 //! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
 //! - [`monitoring`]: samples the usage of servers;
 //! - [`webhook`]: delivers these events, and keeps the records; [`notifier`]: tells account holders by e-mail what is wrong with
-//!   their webhooks.
+//!   their webhooks, in the words of [`mail`], which sends them.
 
 pub mod account;
 pub mod backup;
