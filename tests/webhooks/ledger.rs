@@ -425,7 +425,7 @@ const SLACK: Duration = Duration::from_millis(1500);
 /// What was sent before a kill, and what was repeated after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Repetition {
-    /// Requests in the time before the kill that may be repeated, and [`SLACK`] before it.
+    /// Requests in the time before the kill that may be repeated.
     sent: usize,
     /// Requests between this kill and the next that repeat an event already answered with success.
     repeated: usize,
@@ -606,11 +606,10 @@ impl Pages {
         arrivals.sort_unstable();
         let each = all.iter().enumerate().map(|(number, kill)| {
             let repeatable = repeatable.unwrap_or_default();
+            let since = repeatable_since(&all[..=number], repeatable, &arrivals);
             let logged_until = repeatable_since(&all[..=number], repeatable + SLACK, &arrivals);
             let until = all.get(number + 1).map(|next| next.followed);
-            let sent = arrivals
-                .iter()
-                .filter(|at| **at >= logged_until && **at < kill.followed);
+            let sent = arrivals.iter().filter(|at| **at >= since && **at < kill.followed);
             let repeated = self.events.values().flat_map(Page::repeated);
             let is_its = |at: Instant| at >= kill.followed && until.is_none_or(|until| at < until);
             let repeated: Vec<_> = repeated.filter(|(_, at)| is_its(*at)).collect();
