@@ -3,12 +3,9 @@
 use std::{fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
 
 use futures::{TryStreamExt as _, stream};
-use k8s_openapi::{
-    api::{
-        core::v1::{Namespace, ResourceQuota, Secret},
-        rbac::v1::RoleBinding,
-    },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+use k8s_openapi::api::{
+    core::v1::{Namespace, ResourceQuota, Secret},
+    rbac::v1::RoleBinding,
 };
 use kube::{
     Api, Resource, ResourceExt as _,
@@ -29,7 +26,7 @@ use resources::{
     conditions, origin,
     webhook::WEBHOOK_SECRET_LABEL,
 };
-use runtime::client::{bounded, next_page};
+use runtime::client::{Pages, bounded, next_page};
 
 /// When to check again for something that no watch reports: the deletion of a foreign namespace.
 const CHECK_AGAIN: Duration = Duration::from_secs(30);
@@ -168,7 +165,7 @@ impl Work<'_> {
         Ok(Some(again))
     }
 
-    /// The objects of a kind that an operator has worked on, as far as one page shows them. Others belong to nobody yet.
+    /// The objects of a kind that an operator has worked on: those on the first page that has any. Others belong to nobody yet.
     async fn used<K>(&self, words: (&'static str, &'static str)) -> Result<Contents, AccountError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -176,20 +173,29 @@ impl Work<'_> {
             + Debug
             + DeserializeOwned,
     {
-        let list = self
-            .inside::<K>()
-            .list_metadata(&ListParams::default().limit(PAGE))
-            .doing("list the contents of the namespace")
-            .await?;
-        let has_more = list.metadata.continue_.is_some_and(|token| !token.is_empty());
-        let is_used = |metadata: &ObjectMeta| !origin::is_missing(metadata);
-        let used = list.items.into_iter().filter(|object| is_used(&object.metadata));
-        let names: Vec<String> = used.map(|object| object.name_any()).collect();
+        let mut pages = Pages::of(self.inside::<K>(), ListParams::default());
+        let failed = |source| AccountError::Call {
+            doing: "list the contents of the namespace",
+            source,
+        };
+        while let Some(page) = pages.next_metadata().await.map_err(failed)? {
+            let used = page
+                .items
+                .iter()
+                .filter(|object| !origin::is_missing(&object.metadata));
+            let names: Vec<String> = used.map(kube::ResourceExt::name_any).collect();
+            if !names.is_empty() {
+                return Ok(Contents {
+                    words,
+                    count: names.len() as u64,
+                    has_more: page.metadata.continue_.is_some_and(|token| !token.is_empty()),
+                    names,
+                });
+            }
+        }
         Ok(Contents {
             words,
-            count: names.len() as u64,
-            has_more,
-            names,
+            ..Contents::default()
         })
     }
 
