@@ -19,7 +19,6 @@ use controllers::{
     notifier::{self, Notifier},
     webhook::{self, WebhookController},
 };
-use domain::backup as backups;
 use providers::{
     UsageSource,
     simulator::{Faults, Pools, Simulator},
@@ -433,7 +432,7 @@ impl<'a> Controllers<'a> {
             instances,
             restores: self.restores.clone(),
             instance_queue: self.queue.clone(),
-            limits: backups::Limits {
+            limits: domain::backup::Limits {
                 per_instance: usize::try_from(self.candidate.common.backups_per_instance)
                     .unwrap_or(usize::MAX),
                 per_account: usize::try_from(self.candidate.common.backups_per_account).unwrap_or(usize::MAX),

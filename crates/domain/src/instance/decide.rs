@@ -11,7 +11,7 @@ use super::{
     summary,
 };
 use crate::{
-    alert as monitoring, backup as backups,
+    alert, backup,
     event::{
         EventType, OutboxEntry, outbox,
         payload::{User, alert_event, instance_event},
@@ -129,7 +129,7 @@ pub fn decide(
         recheck_after = Some(Duration::ZERO);
     }
     if status != before {
-        monitoring::alerts::purge(&mut status.alerts, now);
+        alert::alerts::purge(&mut status.alerts, now);
     }
     if let Some(operation) = &status.operation {
         let left = limits(operation, timings)
@@ -183,7 +183,7 @@ fn schedule_backup(
     }
     let is_wanted =
         instance.spec.backup_enabled && !instance.is_deleting() && status.provisioned_at.is_some();
-    let plan = backups::schedule::plan(&instance.id(), is_wanted, status.next_backup_at, now);
+    let plan = backup::schedule::plan(&instance.id(), is_wanted, status.next_backup_at, now);
     status.next_backup_at = plan.next;
     plan.due
 }
@@ -200,7 +200,7 @@ fn watch_alerts(
         && !instance.is_deleting()
         && status.power == Some(PowerState::Running);
     if !is_watched {
-        monitoring::alerts::end_all(&mut status.alerts, now);
+        alert::alerts::end_all(&mut status.alerts, now);
         return Vec::new();
     }
     let findings = audience
@@ -210,7 +210,7 @@ fn watch_alerts(
         return Vec::new();
     };
     let uid = origin::uid(&instance.metadata);
-    let fired = monitoring::alerts::advance(&mut status.alerts, findings, uid, status.event_sequence, now);
+    let fired = alert::alerts::advance(&mut status.alerts, findings, uid, status.event_sequence, now);
     for alert in &fired {
         status.event_sequence += 1;
         let entry = alert_event(instance, status, alert, status.event_sequence, now);
