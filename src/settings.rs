@@ -18,7 +18,7 @@ use resources::{
 };
 use runtime::{
     http::{
-        Limits,
+        ConnectionLimits,
         tls::{Certificate, CertificateError},
     },
     lease::LeaseTimes,
@@ -182,11 +182,11 @@ impl ApiSettings {
     }
 
     /// What the clients of the API are granted.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> ConnectionLimits {
         let number = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
-        Limits {
+        ConnectionLimits {
             trusted: self.trusted_proxies.clone(),
-            ..Limits::of(
+            ..ConnectionLimits::of(
                 number(self.max_connections),
                 number(self.max_connections_per_peer),
             )

@@ -28,9 +28,9 @@ use runtime::{
     ByNamespace, CheckedClock, Clock, Health, ReconcileQueue, ServerTime, Store,
     events::Events,
     lease::{self, LeaderElection, Leadership},
-    pace::Pace,
     shared_catalogue::SharedCatalogue,
     watch::{Listener, ListenerSlot, Watches},
+    write_pressure::WritePressure,
 };
 use sender::{ReceiverClient, TargetRules};
 
@@ -391,7 +391,7 @@ impl<'a> Controllers<'a> {
 
     fn instance_controller(&self, provider: Arc<Simulator>) -> InstanceController<Simulator> {
         let (client, directory) = (self.watches.client.clone(), self.directory.clone());
-        let pace = Pace::default();
+        let write_pressure = WritePressure::default();
         InstanceController {
             provider,
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
@@ -405,12 +405,12 @@ impl<'a> Controllers<'a> {
             clock: self.candidate.checked_clock.clone(),
             metrics: self.watches.metrics.clone(),
             events: Events::behind(
-                pace.clone(),
+                write_pressure.clone(),
                 client.clone(),
                 "instance-controller",
                 &self.candidate.identity,
             ),
-            pace,
+            write_pressure,
             client,
             concurrency: self.candidate.settings.concurrency,
             write_concurrency: self.candidate.settings.write_concurrency,
@@ -432,7 +432,7 @@ impl<'a> Controllers<'a> {
             instances,
             restores: self.restores.clone(),
             instance_queue: self.queue.clone(),
-            limits: domain::backup::Limits {
+            limits: domain::backup::BackupLimits {
                 per_instance: usize::try_from(self.candidate.common.backups_per_instance)
                     .unwrap_or(usize::MAX),
                 per_account: usize::try_from(self.candidate.common.backups_per_account).unwrap_or(usize::MAX),

@@ -5,38 +5,38 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use rand::RngExt as _;
 
-use super::Place;
+use super::ObjectRef;
 
 /// Delay after the first failure.
 const FIRST: Duration = Duration::from_secs(1);
 /// Longest delay.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Number of consecutive failures, by the place of the object. An entry is removed when the object succeeds or is deleted.
+/// Number of consecutive failures, by the object_ref of the object. An entry is removed when the object succeeds or is deleted.
 #[derive(Debug, Default)]
 pub struct Backoffs {
-    failures: Mutex<HashMap<Place, u32>>,
+    failures: Mutex<HashMap<ObjectRef, u32>>,
 }
 
 impl Backoffs {
     /// Counts a failure and returns the delay after it: 1 s, doubling up to 5 minutes, plus up to a tenth, so that objects
     /// that failed together are not retried together.
-    pub fn next(&self, place: &Place) -> Duration {
+    pub fn next(&self, object_ref: &ObjectRef) -> Duration {
         let mut failures = self.failures.lock();
-        let count = failures.entry(place.clone()).or_default();
+        let count = failures.entry(object_ref.clone()).or_default();
         let delay = FIRST.saturating_mul(1 << (*count).min(16)).min(LONGEST);
         *count += 1;
         delay.mul_f64(1.0 + rand::rng().random_range(0.0..0.1))
     }
 
     /// Whether the object's last attempt failed.
-    pub fn has_failed(&self, place: &Place) -> bool {
-        self.failures.lock().contains_key(place)
+    pub fn has_failed(&self, object_ref: &ObjectRef) -> bool {
+        self.failures.lock().contains_key(object_ref)
     }
 
     /// Forgets the failures of an object that succeeded or was deleted.
-    pub fn reset(&self, place: &Place) {
-        self.failures.lock().remove(place);
+    pub fn reset(&self, object_ref: &ObjectRef) {
+        self.failures.lock().remove(object_ref);
     }
 }
 
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn delays_double_up_to_five_minutes_and_start_over_after_a_success() {
         let backoffs = Backoffs::default();
-        let [a, b] = ["a", "b"].map(|name| Place::new("demo", name));
+        let [a, b] = ["a", "b"].map(|name| ObjectRef::new("demo", name));
         let first = backoffs.next(&a);
         assert!((1.0..1.1).contains(&first.as_secs_f64()), "{first:?}");
         assert!(backoffs.next(&a) >= Duration::from_secs(2));

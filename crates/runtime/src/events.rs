@@ -32,7 +32,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::{
     client::{self, bounded},
-    pace::Pace,
+    write_pressure::WritePressure,
 };
 
 /// Events that may wait to be written; further ones are dropped.
@@ -93,22 +93,22 @@ struct SpamFilter<C: Clock = DefaultClock> {
 
 /// Decides when an Event is written, so that Events take little from what else there is to write.
 struct WriteGate<C: Clock = DefaultClock> {
-    pace: Pace,
+    write_pressure: WritePressure,
     limiter: RateLimiter<NotKeyed, InMemoryState, C, NoOpMiddleware<C::Instant>>,
 }
 
 impl<C: Clock> WriteGate<C> {
-    fn new(pace: Pace, clock: C) -> Self {
+    fn new(write_pressure: WritePressure, clock: C) -> Self {
         let quota = Quota::per_second(WHILE_BUSY).allow_burst(AT_ONCE_WHILE_BUSY);
         Self {
-            pace,
+            write_pressure,
             limiter: RateLimiter::direct_with_clock(quota, clock),
         }
     }
 
     /// Whether to write an Event now that has this age, and so many others behind it. If so, it counts towards the limit.
     fn lets_through(&self, age: SignedDuration, warning: bool, waiting: usize) -> bool {
-        !self.pace.is_busy()
+        !self.write_pressure.is_busy()
             || waiting >= BACKLOG / 2
             || (age >= GIVES_WAY && (warning || self.limiter.check().is_ok()))
     }
@@ -140,14 +140,19 @@ impl<C: Clock> SpamFilter<C> {
 impl Events {
     /// Starts the background task. `controller` and `instance` name the reporter.
     pub fn new(client: Client, controller: &'static str, instance: &str) -> Self {
-        Self::behind(Pace::default(), client, controller, instance)
+        Self::behind(WritePressure::default(), client, controller, instance)
     }
 
     /// Like [`Self::new`], but while there is much else to write, Events wait for at least ten seconds, and only a limited number a
     /// second are then written, unless half of the backlog is used up.
-    pub fn behind(pace: Pace, client: Client, controller: &'static str, instance: &str) -> Self {
+    pub fn behind(
+        write_pressure: WritePressure,
+        client: Client,
+        controller: &'static str,
+        instance: &str,
+    ) -> Self {
         let (queue, waiting) = mpsc::channel(BACKLOG);
-        tokio::spawn(write(client, waiting, pace));
+        tokio::spawn(write(client, waiting, write_pressure));
         Self {
             queue,
             controller,
@@ -223,9 +228,9 @@ impl Published {
     }
 }
 
-async fn write(client: Client, mut waiting: mpsc::Receiver<Published>, pace: Pace) {
+async fn write(client: Client, mut waiting: mpsc::Receiver<Published>, write_pressure: WritePressure) {
     let writers = Arc::new(Semaphore::new(WRITERS));
-    let gate = WriteGate::new(pace, DefaultClock::default());
+    let gate = WriteGate::new(write_pressure, DefaultClock::default());
     while let Some(published) = waiting.recv().await {
         let age = || Timestamp::now().duration_since(published.time);
         while !gate.lets_through(age(), published.warning, waiting.len()) {
@@ -272,12 +277,12 @@ mod tests {
 
     #[test]
     fn events_give_way_to_other_writes_and_then_take_little_from_them_unless_too_many_wait() {
-        let (clock, pace) = (FakeRelativeClock::default(), Pace::default());
-        let gate = WriteGate::new(pace.clone(), clock.clone());
+        let (clock, write_pressure) = (FakeRelativeClock::default(), WritePressure::default());
+        let gate = WriteGate::new(write_pressure.clone(), clock.clone());
         let written = |age, warning, waiting| {
             let let_through = |_: &usize| {
                 // Busy at the moment, however long this test takes.
-                (0..100).for_each(|_| pace.wrote());
+                (0..100).for_each(|_| write_pressure.wrote());
                 gate.lets_through(age, warning, waiting)
             };
             (0..1000).filter(let_through).count()

@@ -7,7 +7,7 @@ use kube::Resource;
 use parking_lot::RwLock;
 use tokio::sync::watch;
 
-use super::Place;
+use super::ObjectRef;
 
 /// The objects of a kind, by namespace and name.
 pub struct Objects<K> {
@@ -167,9 +167,9 @@ impl<K> Store<K> {
 }
 
 impl<K: Resource> Store<K> {
-    /// The object at this place.
-    pub fn get(&self, place: &Place) -> Option<Arc<K>> {
-        self.named(place.namespace(), place.name())
+    /// The object at this object_ref.
+    pub fn get(&self, object_ref: &ObjectRef) -> Option<Arc<K>> {
+        self.named(object_ref.namespace(), object_ref.name())
     }
 
     /// The object with this name in this namespace, which is empty for a cluster-scoped kind.
@@ -216,7 +216,7 @@ mod tests {
     fn an_object_is_found_by_its_namespace_and_name_in_its_last_version() {
         let (store, writer) = store::<ConfigMap>();
         let version = |namespace: &str, name: &str| {
-            let object = store.get(&Place::new(namespace, name))?;
+            let object = store.get(&ObjectRef::new(namespace, name))?;
             object.metadata.resource_version.clone()
         };
         writer.replace([object("gone", "x", "1")]);
@@ -234,9 +234,12 @@ mod tests {
         assert_eq!((version("a", "1"), store.len()), (None, 999));
         assert_eq!(store.objects.read().namespaces.len(), 1);
         writer.apply(object("", "cluster-wide", "4"));
-        let place = Place::of(&*object("", "cluster-wide", "4"));
-        assert_eq!((place.namespace(), place.as_str()), ("", "cluster-wide"));
-        assert!(store.get(&place).is_some());
+        let object_ref = ObjectRef::of(&*object("", "cluster-wide", "4"));
+        assert_eq!(
+            (object_ref.namespace(), object_ref.as_str()),
+            ("", "cluster-wide")
+        );
+        assert!(store.get(&object_ref).is_some());
     }
 
     #[tokio::test]

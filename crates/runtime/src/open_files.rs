@@ -2,14 +2,14 @@
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use super::http::Limits;
+use super::http::ConnectionLimits;
 
 /// File descriptors for everything but the connections of the REST API: probes, the API server, receivers, DNS.
 const RESERVED: usize = 2048;
 
 /// Raises the soft limit of the process to the hard one, and lowers the number of connections if it does not fit. Without
 /// descriptors left, neither probes nor calls of the API server would work.
-pub fn fitting(limits: Limits) -> Limits {
+pub fn fitting(limits: ConnectionLimits) -> ConnectionLimits {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some() && limit.current != limit.maximum {
         limit.current = limit.maximum;
@@ -30,7 +30,7 @@ pub fn fitting(limits: Limits) -> Limits {
             "the limit of open files (ulimit -n) allows fewer connections than --max-connections"
         );
     }
-    Limits {
+    ConnectionLimits {
         connections,
         ..limits
     }

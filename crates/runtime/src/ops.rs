@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Health, Metrics,
-    http::{Limits, Options, connections},
+    http::{ConnectionLimits, Options, connections},
 };
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -34,7 +34,7 @@ pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics, shut
         async move { Ok::<_, Infallible>(response) }
     });
     let options = Options {
-        limits: Limits::of(CONNECTIONS, CONNECTIONS_PER_PEER),
+        limits: ConnectionLimits::of(CONNECTIONS, CONNECTIONS_PER_PEER),
         unreadable,
         certificate: None,
         grace: Duration::from_secs(1),

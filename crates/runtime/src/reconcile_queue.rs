@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::{
-    Place, Store,
+    ObjectRef, Store,
     watch::{Change, Listener},
 };
 use resources::revision;
@@ -39,7 +39,7 @@ struct Inner<K: Queued> {
     /// Our latest write of each object, by UID, until the watch has shown it.
     written: HashMap<String, Arc<K>>,
     /// Objects that do not match their schema, by namespace and name: some may have been seen before the queue was opened.
-    unreadable_objects: HashMap<Place, Arc<InvalidObject>>,
+    unreadable_objects: HashMap<ObjectRef, Arc<InvalidObject>>,
 }
 
 impl<K: Queued> Default for ReconcileQueue<K> {
@@ -71,7 +71,7 @@ impl<K: Queued> ReconcileQueue<K> {
         &self,
         store: &Store<K>,
     ) -> (
-        impl Stream<Item = Place> + Send + use<K>,
+        impl Stream<Item = ObjectRef> + Send + use<K>,
         mpsc::UnboundedReceiver<Arc<InvalidObject>>,
     ) {
         let (triggers, pending) = mpsc::unbounded_channel();
@@ -87,7 +87,7 @@ impl<K: Queued> ReconcileQueue<K> {
         inner.unreadable = Some(report);
         inner.store = Some(store.clone());
         (
-            messages(pending).map(|object: Arc<K>| Place::of(&*object)),
+            messages(pending).map(|object: Arc<K>| ObjectRef::of(&*object)),
             unreadable,
         )
     }
@@ -113,8 +113,8 @@ impl<K: Queued> ReconcileQueue<K> {
     }
 
     /// The newer of the watch's current version and our last write; `None` if the watch does not have the object.
-    pub fn current(&self, place: &Place) -> Option<Arc<K>> {
-        let shown = self.inner.lock().store.as_ref()?.get(place)?;
+    pub fn current(&self, object_ref: &ObjectRef) -> Option<Arc<K>> {
+        let shown = self.inner.lock().store.as_ref()?.get(object_ref)?;
         Some(self.freshest(shown))
     }
 
@@ -124,7 +124,7 @@ impl<K: Queued> ReconcileQueue<K> {
         let current = inner
             .store
             .as_ref()
-            .and_then(|store| store.get(&Place::of(&*shown)));
+            .and_then(|store| store.get(&ObjectRef::of(&*shown)));
         let shown = current.unwrap_or(shown);
         let Some(uid) = shown.meta().uid.as_deref() else {
             return shown;
@@ -180,7 +180,7 @@ impl<K: Queued> Listener<K> for ReconcileQueue<K> {
             }
             Change::Applied(object) => {
                 if !inner.unreadable_objects.is_empty() {
-                    inner.unreadable_objects.remove(&Place::of(&**object));
+                    inner.unreadable_objects.remove(&ObjectRef::of(&**object));
                 }
                 if !inner.is_echo(object)
                     && let Some(triggers) = &inner.triggers
@@ -192,7 +192,7 @@ impl<K: Queued> Listener<K> for ReconcileQueue<K> {
             Change::Unreadable(object) => {
                 inner
                     .unreadable_objects
-                    .insert(Place::in_metadata(&object.metadata), Arc::clone(object));
+                    .insert(ObjectRef::in_metadata(&object.metadata), Arc::clone(object));
                 if let Some(unreadable) = &inner.unreadable {
                     let _ = unreadable.send(Arc::clone(object));
                 }

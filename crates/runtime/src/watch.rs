@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Health, Metrics, Place,
+    Health, Metrics, ObjectRef,
     metrics::KindLabels,
     objects::{Store, Writer, store},
     unparsed::Unparsed,
@@ -358,7 +358,7 @@ async fn next<S: Stream + Unpin>(events: &mut S, receiver: &mpsc::Sender<S::Item
 
 /// `namespace/name`, for logs.
 pub fn key(object: &impl Resource) -> String {
-    Place::of(object).to_string()
+    ObjectRef::of(object).to_string()
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use serde_json::json;
 use super::{
     AccountError, CONTROLLER, Shared,
     children::{self, Grant},
-    decide::{self, Claim, Contents, NamespaceView, Outcome, Refusal, Removal},
+    decide::{self, Claim, Contents, NamespaceRefusal, NamespaceView, Outcome, Removal},
     resync,
 };
 use resources::{
@@ -150,7 +150,11 @@ impl Work<'_> {
     }
 
     /// Writes why the Account does not get its namespace.
-    async fn refuse(&self, account: &Account, refusal: Refusal) -> Result<Option<Duration>, AccountError> {
+    async fn refuse(
+        &self,
+        account: &Account,
+        refusal: NamespaceRefusal,
+    ) -> Result<Option<Duration>, AccountError> {
         let again = if refusal.is_temporary {
             CHECK_AGAIN_SOON
         } else {

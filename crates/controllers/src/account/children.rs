@@ -61,11 +61,11 @@ pub struct DefaultQuotas {
 }
 
 /// The limit for each resource of the quota.
-pub(super) type Limits = BTreeMap<&'static str, i64>;
+pub(super) type QuotaLimits = BTreeMap<&'static str, i64>;
 
 /// The limits of an account.
-pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> Limits {
-    Limits::from([
+pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> QuotaLimits {
+    QuotaLimits::from([
         (INSTANCES, i64::from(account.instance_quota(defaults.instances))),
         (WEBHOOKS, i64::from(account.webhook_quota())),
         (KEYS, i64::from(defaults.api_keys)),
@@ -91,7 +91,7 @@ fn deliveries(account: &Account, defaults: DefaultQuotas) -> i64 {
 
 /// The limits while Kubernetes cannot count new kinds yet. It would refuse to create any object of a limited kind, so nothing
 /// is limited except instances, and those only if the Account itself sets a limit.
-pub(super) fn at_first(account: &Account, mut limits: Limits) -> Limits {
+pub(super) fn at_first(account: &Account, mut limits: QuotaLimits) -> QuotaLimits {
     limits.retain(|what, _| *what == INSTANCES && account.spec.instance_quota.is_some());
     limits
 }
@@ -126,11 +126,11 @@ pub(super) fn namespace(account: &Account) -> Namespace {
 }
 
 /// The quota with these limits.
-pub(super) fn quota(account: &Account, limits: &Limits) -> ResourceQuota {
+pub(super) fn quota(account: &Account, limits: &QuotaLimits) -> ResourceQuota {
     limiting(metadata(account, QUOTA_NAME), limits)
 }
 
-fn limiting(metadata: ObjectMeta, limits: &Limits) -> ResourceQuota {
+fn limiting(metadata: ObjectMeta, limits: &QuotaLimits) -> ResourceQuota {
     let hard = limits.iter();
     ResourceQuota {
         metadata,
@@ -147,8 +147,8 @@ fn limiting(metadata: ObjectMeta, limits: &Limits) -> ResourceQuota {
 
 /// A probe quota in the operator's namespace, to find out whether Kubernetes can count all kinds yet. It limits nothing,
 /// because there are no such objects in that namespace.
-pub(super) fn probe(operator_namespace: &str) -> (ResourceQuota, Limits) {
-    let limits = Limits::from(ALL.map(|what| (what, 0)));
+pub(super) fn probe(operator_namespace: &str) -> (ResourceQuota, QuotaLimits) {
+    let limits = QuotaLimits::from(ALL.map(|what| (what, 0)));
     let metadata = ObjectMeta {
         name: Some(PROBE_NAME.to_owned()),
         namespace: Some(operator_namespace.to_owned()),
@@ -201,7 +201,7 @@ pub(super) fn metadata_matches(is: &ObjectMeta, wanted: &ObjectMeta) -> bool {
 }
 
 /// Whether the quota has exactly these limits.
-pub(super) fn limits_to(quota: &ResourceQuota, limits: &Limits) -> bool {
+pub(super) fn limits_to(quota: &ResourceQuota, limits: &QuotaLimits) -> bool {
     let Some(spec) = &quota.spec else { return false };
     let hard: BTreeMap<&str, Option<i64>> = spec
         .hard
@@ -230,7 +230,7 @@ pub(super) fn has_more(quota: &ResourceQuota) -> bool {
 }
 
 /// Whether Kubernetes has counted the existing objects for these limits. Until then it refuses to create more.
-pub(super) fn quota_counts(quota: &ResourceQuota, limits: &Limits) -> bool {
+pub(super) fn quota_counts(quota: &ResourceQuota, limits: &QuotaLimits) -> bool {
     let Some(status) = &quota.status else { return false };
     let get = |map: &Option<BTreeMap<String, Quantity>>, what| map.as_ref()?.get(what).and_then(count);
     limits
@@ -255,7 +255,7 @@ const COUNTED_WITHIN: SignedDuration = SignedDuration::from_secs(5);
 
 /// Whether Kubernetes should have counted the quota's resources by now, but has not. kube-controller-manager discovers new
 /// kinds every 30 s. It retries a quota that it could not count only after 5 minutes, but counts a new quota at once.
-pub(super) fn quota_is_stuck(quota: &ResourceQuota, limits: &Limits, now: Timestamp) -> bool {
+pub(super) fn quota_is_stuck(quota: &ResourceQuota, limits: &QuotaLimits, now: Timestamp) -> bool {
     let created = quota
         .metadata
         .creation_timestamp
@@ -270,7 +270,7 @@ pub(super) fn quota_is_stuck(quota: &ResourceQuota, limits: &Limits, now: Timest
 }
 
 /// Whether the quota needs no change.
-pub(super) fn quota_matches(is: &ResourceQuota, wanted: &ResourceQuota, limits: &Limits) -> bool {
+pub(super) fn quota_matches(is: &ResourceQuota, wanted: &ResourceQuota, limits: &QuotaLimits) -> bool {
     metadata_matches(&is.metadata, &wanted.metadata) && limits_to(is, limits)
 }
 
@@ -299,14 +299,14 @@ pub(super) mod tests {
         finished_deliveries: 1000,
     };
 
-    fn limits(account: &Account) -> Limits {
+    fn limits(account: &Account) -> QuotaLimits {
         super::limits(account, DEFAULTS)
     }
 
     #[test]
     fn every_account_is_limited_by_default_but_only_to_what_kubernetes_can_count() {
         let mut ada = account("ada", "shop", 1);
-        let defaults = Limits::from([
+        let defaults = QuotaLimits::from([
             (INSTANCES, 100),
             (WEBHOOKS, 20),
             (KEYS, 50),
@@ -331,7 +331,7 @@ pub(super) mod tests {
         let mut ada = account("ada", "shop", 1);
         ada.spec.instance_quota = Some(3);
         ada.spec.webhook_quota = Some(1000);
-        let both = Limits::from([(INSTANCES, 3), (WEBHOOKS, 1000)]);
+        let both = QuotaLimits::from([(INSTANCES, 3), (WEBHOOKS, 1000)]);
         let wanted = quota(&ada, &both);
         assert!(quota_matches(&wanted, &wanted, &both));
         // As Kubernetes normalizes it.
@@ -342,7 +342,7 @@ pub(super) mod tests {
         for other in [
             [(INSTANCES, 4), (WEBHOOKS, 1000)].into(),
             [(WEBHOOKS, 1000)].into(),
-            Limits::new(),
+            QuotaLimits::new(),
         ] {
             assert!(!limits_to(&wanted, &other), "{other:?}");
         }

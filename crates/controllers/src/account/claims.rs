@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use super::children::{self, DefaultQuotas, Limits};
+use super::children::{self, DefaultQuotas, QuotaLimits};
 use resources::{Account, origin};
 use runtime::watch::Change;
 
@@ -31,7 +31,7 @@ impl Claimant {
 pub(super) struct Claims {
     defaults: DefaultQuotas,
     /// The limits of the Accounts, by name.
-    limits: HashMap<String, Limits>,
+    limits: HashMap<String, QuotaLimits>,
     by_namespace: HashMap<String, BTreeSet<Claimant>>,
     /// The Accounts with the same origin, by its UID: age and name, oldest first. Almost always one.
     by_origin: HashMap<String, BTreeSet<(Age, String)>>,
@@ -119,7 +119,7 @@ impl Claims {
     }
 
     /// The limits of the Accounts that claim `namespace`.
-    pub(super) fn limits(&self, namespace: &str) -> impl Iterator<Item = &Limits> {
+    pub(super) fn limits(&self, namespace: &str) -> impl Iterator<Item = &QuotaLimits> {
         let claimants = self.by_namespace.get(namespace).into_iter().flatten();
         claimants.filter_map(|claimant| self.limits.get(&claimant.name))
     }

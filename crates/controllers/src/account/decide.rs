@@ -42,7 +42,7 @@ impl NamespaceView {
 
 /// Why an Account does not have its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct NamespaceRefusal {
     pub(super) reason: &'static str,
     pub(super) message: String,
     /// Whether the problem resolves by itself. If not, somebody must change something.
@@ -53,7 +53,7 @@ pub(super) struct Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
     /// The Account cannot have it, or not yet.
-    Refused(Refusal),
+    Refused(NamespaceRefusal),
     /// It does not exist: create it.
     Create,
     /// The operator created it for this Account, but its label was removed: restore the label.
@@ -100,7 +100,7 @@ pub(super) fn claim(
     if let Some(holder) = holder
         && holder.name != me
     {
-        return Claim::Refused(Refusal {
+        return Claim::Refused(NamespaceRefusal {
             reason: "NamespaceTaken",
             message: format!(
                 "namespace {wanted} belongs to Account {holder}; delete this Account and create one with another namespace, or wait: it takes over once {holder} and the namespace are gone",
@@ -113,14 +113,14 @@ pub(super) fn claim(
         return Claim::Create;
     };
     if namespace.terminating {
-        return Claim::Refused(Refusal {
+        return Claim::Refused(NamespaceRefusal {
             reason: "NamespaceTerminating",
             message: format!("namespace {wanted} is being deleted; it will be created again once it is gone"),
             is_temporary: true,
         });
     }
     let refused = |message| {
-        Claim::Refused(Refusal {
+        Claim::Refused(NamespaceRefusal {
             reason: "NamespaceNotOwned",
             message,
             is_temporary: false,
@@ -140,10 +140,10 @@ pub(super) fn claim(
 }
 
 /// The refusal of an Account whose namespace holds these objects, which an operator has already worked on.
-pub(super) fn in_use(account: &Account, contents: &[Contents]) -> Option<Refusal> {
+pub(super) fn in_use(account: &Account, contents: &[Contents]) -> Option<NamespaceRefusal> {
     let wanted = account.wanted_namespace();
     let what = enumerated(contents)?;
-    Some(Refusal {
+    Some(NamespaceRefusal {
         reason: "NamespaceInUse",
         message: format!(
             "namespace {wanted} holds what an account had: {what}; if that was this Account, and its objects were restored without the namespace's annotations, a cluster administrator can tell so: kubectl annotate namespace {wanted} {}={}; else delete them",
@@ -155,8 +155,8 @@ pub(super) fn in_use(account: &Account, contents: &[Contents]) -> Option<Refusal
 }
 
 /// The refusal of an Account that is a copy of an older one.
-pub(super) fn copy_of(older: &str) -> Refusal {
-    Refusal {
+pub(super) fn copy_of(older: &str) -> NamespaceRefusal {
+    NamespaceRefusal {
         reason: "OriginTaken",
         message: format!(
             "this is a copy of Account {older}, which is older: both have the same annotation {}; delete this one, or create it without the annotation",
@@ -179,7 +179,7 @@ fn not_owned(wanted: &str, me: &str, label: Option<&str>) -> String {
     )
 }
 
-fn reserved(wanted: &str, operator_namespace: &str) -> Option<Refusal> {
+fn reserved(wanted: &str, operator_namespace: &str) -> Option<NamespaceRefusal> {
     let why = if wanted.starts_with("kube-") {
         "kube-* namespaces belong to Kubernetes"
     } else if wanted == operator_namespace {
@@ -187,7 +187,7 @@ fn reserved(wanted: &str, operator_namespace: &str) -> Option<Refusal> {
     } else {
         return None;
     };
-    Some(Refusal {
+    Some(NamespaceRefusal {
         reason: "NamespaceReserved",
         message: format!(
             "an account cannot use namespace {wanted}: {why}; delete this Account and create one with another namespace"
@@ -270,7 +270,7 @@ pub(super) enum Outcome {
     /// Everything exists, but Kubernetes has not computed the quota yet.
     QuotaPending { adopted: bool },
     /// The Account does not get its namespace, or not yet.
-    Refused(Refusal),
+    Refused(NamespaceRefusal),
     /// The API server refused a call. `owned` says whether the namespace was adopted, if the Account owns it.
     Failed { owned: Option<bool>, message: String },
     /// The Account is being deleted, but its namespace is not empty.
@@ -718,7 +718,7 @@ pub(super) mod tests {
     #[test]
     fn a_refused_account_is_stalled_and_owns_nothing() {
         let mut ada = owning("ada", "shop", 1);
-        let refusal = Refusal {
+        let refusal = NamespaceRefusal {
             reason: "NamespaceNotOwned",
             message: "no".into(),
             is_temporary: false,

@@ -37,7 +37,7 @@ use self::claims::Claims;
 use super::ledger::Ledger;
 use resources::{ACCOUNT_LABEL, Account, origin};
 use runtime::{
-    Backoffs, Clock, Metrics, Place, Store,
+    Backoffs, Clock, Metrics, ObjectRef, Store,
     client::CallError,
     events::Events,
     metrics::KindLabels,
@@ -119,7 +119,7 @@ struct Shared {
     events: Events,
     claims: Mutex<Claims>,
     /// Queue of Accounts to reconcile; `None` while another replica is the leader, so that nothing accumulates.
-    queue: Mutex<Option<mpsc::UnboundedSender<Place>>>,
+    queue: Mutex<Option<mpsc::UnboundedSender<ObjectRef>>>,
     /// Namespaces that must become empty before their Account can be deleted.
     draining: Mutex<HashSet<String>>,
     backoffs: Backoffs,
@@ -148,7 +148,7 @@ impl AccountController {
         let shared = self.shared.clone();
         Box::new(move |change: &Change<Account>| {
             if let Change::Deleted(gone) = change {
-                shared.backoffs.reset(&Place::of(&**gone));
+                shared.backoffs.reset(&ObjectRef::of(&**gone));
             }
             let affected = shared.claims.lock().changed(change);
             for name in affected {
@@ -244,7 +244,7 @@ impl Shared {
     fn enqueue(&self, account: &str) {
         if let Some(queue) = &*self.queue.lock() {
             // Sending fails only after `run` has ended.
-            let _ = queue.send(Place::new("", account));
+            let _ = queue.send(ObjectRef::new("", account));
         }
     }
 
@@ -290,18 +290,18 @@ struct Reconciler<'a> {
 }
 
 impl Reconcile for Reconciler<'_> {
-    fn class(&self, place: &Place) -> Class {
-        if self.shared.backoffs.has_failed(place) {
+    fn class(&self, object_ref: &ObjectRef) -> Class {
+        if self.shared.backoffs.has_failed(object_ref) {
             Class::Suspect
         } else {
             Class::Normal
         }
     }
 
-    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
-        let Some(account) = self.accounts.get(place) else {
+    async fn reconcile(&self, object_ref: &ObjectRef, _: Class) -> Option<Duration> {
+        let Some(account) = self.accounts.get(object_ref) else {
             // It was deleted while queued.
-            self.shared.backoffs.reset(place);
+            self.shared.backoffs.reset(object_ref);
             return None;
         };
         let begun = Instant::now();
@@ -311,16 +311,16 @@ impl Reconcile for Reconciler<'_> {
         metrics.reconciled("Account", begun.elapsed(), label);
         match outcome {
             Ok(again) => {
-                self.shared.backoffs.reset(place);
+                self.shared.backoffs.reset(object_ref);
                 again
             }
             Err(error) => {
                 if error.is_stale() {
-                    tracing::debug!(account = place.name(), %error, "decided on an outdated version");
+                    tracing::debug!(account = object_ref.name(), %error, "decided on an outdated version");
                 } else {
-                    tracing::warn!(account = place.name(), %error, "reconcile failed; will retry");
+                    tracing::warn!(account = object_ref.name(), %error, "reconcile failed; will retry");
                 }
-                Some(self.shared.backoffs.next(place))
+                Some(self.shared.backoffs.next(object_ref))
             }
         }
     }

@@ -23,7 +23,7 @@ use reconcile::Reconciler;
 pub use restores::Restores;
 
 use super::account::AccountDirectory;
-use domain::{backup::Limits, event::Outbox};
+use domain::{backup::BackupLimits, event::Outbox};
 use providers::Provider;
 use resources::{Backup, Instance};
 use runtime::{
@@ -54,7 +54,7 @@ pub struct BackupController<P> {
     /// The reconcile queue of instances, which also knows the versions that their controller has written.
     pub instance_queue: ReconcileQueue<Instance>,
     /// How many manual backups an account and an instance may have.
-    pub limits: Limits,
+    pub limits: BackupLimits,
     /// Source of the time.
     pub clock: Arc<dyn Clock>,
     /// Where reconciles and provider calls are counted.

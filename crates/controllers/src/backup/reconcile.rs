@@ -27,7 +27,7 @@ use resources::{
     tracking::CONTROLLER_MANAGER,
 };
 use runtime::{
-    Place, ReconcileQueue,
+    ObjectRef, ReconcileQueue,
     backoff::Backoffs,
     client::{self, CallError, bounded},
     traces::{self, Span, SpanKind},
@@ -103,10 +103,10 @@ fn span(backup: &Backup) -> Option<Span> {
 }
 
 impl<P: Provider> Reconcile for Reconciler<P> {
-    fn class(&self, place: &Place) -> Class {
-        match self.queue.current(place) {
+    fn class(&self, object_ref: &ObjectRef) -> Class {
+        match self.queue.current(object_ref) {
             Some(backup)
-                if self.backoffs.has_failed(&Place::of(&*backup))
+                if self.backoffs.has_failed(&ObjectRef::of(&*backup))
                     && (backup.is_deleting() || backup.phase() == BackupPhase::Running) =>
             {
                 Class::Suspect
@@ -115,10 +115,10 @@ impl<P: Provider> Reconcile for Reconciler<P> {
         }
     }
 
-    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
-        let Some(backup) = self.queue.current(place) else {
+    async fn reconcile(&self, object_ref: &ObjectRef, _: Class) -> Option<Duration> {
+        let Some(backup) = self.queue.current(object_ref) else {
             // It was deleted while queued.
-            self.backoffs.reset(place);
+            self.backoffs.reset(object_ref);
             return None;
         };
         let begun = Instant::now();
@@ -143,13 +143,13 @@ impl<P: Provider> Reconciler<P> {
     /// When to retry after an error.
     fn after(&self, backup: &Backup, error: &CallError) -> Option<Duration> {
         if error.is_not_found() {
-            self.backoffs.reset(&Place::of(backup));
+            self.backoffs.reset(&ObjectRef::of(backup));
             return None;
         }
         if error.is_conflict() {
             return Some(AFTER_CONFLICT);
         }
-        let delay = self.backoffs.next(&Place::of(backup));
+        let delay = self.backoffs.next(&ObjectRef::of(backup));
         tracing::warn!(backup = key(backup), %error, retry_in = ?delay, "reconcile failed");
         Some(delay)
     }
@@ -186,7 +186,7 @@ impl<P: Provider> Reconciler<P> {
             outbox::carry_trace(&mut decision.status.outbox, told, traces::current().as_deref());
             if decision.effect == Effect::Finish {
                 self.remove_finalizer(&backup).await?;
-                self.backoffs.reset(&Place::of(&*backup));
+                self.backoffs.reset(&ObjectRef::of(&*backup));
                 self.look_at_oldest(&backup);
                 return Ok(None);
             }
@@ -206,9 +206,9 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(decision.recheck_after);
             }
             if decision.retry {
-                return Ok(Some(self.backoffs.next(&Place::of(&*backup))));
+                return Ok(Some(self.backoffs.next(&ObjectRef::of(&*backup))));
             }
-            self.backoffs.reset(&Place::of(&*backup));
+            self.backoffs.reset(&ObjectRef::of(&*backup));
             let goes_on = backup.phase() == BackupPhase::Running && has_begun_now || backup.is_deleting();
             if !(has_changed && goes_on) {
                 return Ok(decision.recheck_after);

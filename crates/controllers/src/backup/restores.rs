@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use resources::{Backup, Instance};
 use runtime::{
-    Place, ReconcileQueue,
+    ObjectRef, ReconcileQueue,
     watch::{Change, Listener},
 };
 
@@ -23,9 +23,9 @@ pub struct Restores {
 #[derive(Default)]
 struct State {
     /// Instances by name, keyed by the namespace and name of the backup.
-    targets: HashMap<Place, BTreeMap<String, Arc<Instance>>>,
+    targets: HashMap<ObjectRef, BTreeMap<String, Arc<Instance>>>,
     /// Names of backups, keyed by the namespace and name of the instance.
-    named: HashMap<Place, Vec<String>>,
+    named: HashMap<ObjectRef, Vec<String>>,
 }
 
 /// The backup that the instance's spec names, and the one that is being restored to it.
@@ -38,26 +38,26 @@ fn named(instance: &Instance) -> impl Iterator<Item = &str> {
 
 impl State {
     fn insert(&mut self, instance: &Arc<Instance>) {
-        let place = Place::of(&**instance);
+        let object_ref = ObjectRef::of(&**instance);
         for backup in named(instance) {
-            let targets = self.targets.entry(Place::new(place.namespace(), backup));
+            let targets = self.targets.entry(ObjectRef::new(object_ref.namespace(), backup));
             targets
                 .or_default()
-                .insert(place.name().to_owned(), instance.clone());
+                .insert(object_ref.name().to_owned(), instance.clone());
             self.named
-                .entry(place.clone())
+                .entry(object_ref.clone())
                 .or_default()
                 .push(backup.to_owned());
         }
     }
 
     fn remove(&mut self, instance: &Instance) {
-        let place = Place::of(instance);
-        let backups = self.named.remove(&place);
+        let object_ref = ObjectRef::of(instance);
+        let backups = self.named.remove(&object_ref);
         for backup in backups.into_iter().flatten() {
-            let of_backup = Place::new(place.namespace(), &backup);
+            let of_backup = ObjectRef::new(object_ref.namespace(), &backup);
             if let Some(targets) = self.targets.get_mut(&of_backup) {
-                targets.remove(place.name());
+                targets.remove(object_ref.name());
                 if targets.is_empty() {
                     self.targets.remove(&of_backup);
                 }
@@ -70,7 +70,7 @@ impl Restores {
     /// The instances that name this backup.
     pub(super) fn targets(&self, backup: &Backup) -> Vec<Arc<Instance>> {
         let state = self.state.lock();
-        let targets = state.targets.get(&Place::of(backup)).into_iter();
+        let targets = state.targets.get(&ObjectRef::of(backup)).into_iter();
         targets.flat_map(BTreeMap::values).cloned().collect()
     }
 

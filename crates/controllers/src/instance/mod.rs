@@ -26,7 +26,7 @@ use providers::Provider;
 use resources::Instance;
 use runtime::{
     ByNamespace, Clock, Metrics, ReconcileQueue, Store, backoff::Backoffs, events::Events,
-    metrics::KindLabels, pace::Pace, shared_catalogue::SharedCatalogue, work_queue,
+    metrics::KindLabels, shared_catalogue::SharedCatalogue, work_queue, write_pressure::WritePressure,
 };
 
 /// Looks up the account holder that a namespace belongs to.
@@ -61,7 +61,7 @@ pub struct InstanceController<P> {
     /// Publishes Kubernetes Events.
     pub events: Events,
     /// How much there is to write.
-    pub pace: Pace,
+    pub write_pressure: WritePressure,
     /// Maximum number of concurrent instance reconciles.
     pub concurrency: u16,
     /// Maximum number of concurrent writes to the API server.

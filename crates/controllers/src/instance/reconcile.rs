@@ -31,7 +31,7 @@ use resources::{
     validation,
 };
 use runtime::{
-    Place, ReconcileQueue,
+    ObjectRef, ReconcileQueue,
     backoff::Backoffs,
     client::{self, CallError, bounded},
     traces::{self, SpanKind},
@@ -84,8 +84,8 @@ pub(super) struct Reconciler<P> {
 }
 
 impl<P: Provider> Reconcile for Reconciler<P> {
-    fn class(&self, place: &Place) -> Class {
-        let Some(instance) = self.queue.current(place) else {
+    fn class(&self, object_ref: &ObjectRef) -> Class {
+        let Some(instance) = self.queue.current(object_ref) else {
             return Class::Normal;
         };
         let gate = self.gate(&instance, self.holder_of(&instance).as_ref());
@@ -97,10 +97,10 @@ impl<P: Provider> Reconcile for Reconciler<P> {
         }
     }
 
-    async fn reconcile(&self, place: &Place, class: Class) -> Option<Duration> {
-        let Some(instance) = self.queue.current(place) else {
+    async fn reconcile(&self, object_ref: &ObjectRef, class: Class) -> Option<Duration> {
+        let Some(instance) = self.queue.current(object_ref) else {
             // It was deleted while queued.
-            self.backoffs.reset(place);
+            self.backoffs.reset(object_ref);
             return None;
         };
         let begun = Instant::now();
@@ -148,13 +148,13 @@ impl<P: Provider> Reconciler<P> {
     fn after(&self, instance: &Instance, error: &ReconcileError) -> Option<Duration> {
         let ReconcileError::Call(call) = error;
         if call.is_not_found() {
-            self.backoffs.reset(&Place::of(instance));
+            self.backoffs.reset(&ObjectRef::of(instance));
             return None;
         }
         if call.is_conflict() {
             return Some(AFTER_CONFLICT);
         }
-        let delay = self.backoffs.next(&Place::of(instance));
+        let delay = self.backoffs.next(&ObjectRef::of(instance));
         tracing::warn!(instance = key(instance), %error, retry_in = ?delay, "reconcile failed");
         Some(delay)
     }
@@ -188,7 +188,7 @@ impl<P: Provider> Reconciler<P> {
             let audience = Audience {
                 user: holder.as_ref(),
                 is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
-                may_wait: self.controller.pace.is_busy() && self.controller.outbox.is_logged(),
+                may_wait: self.controller.write_pressure.is_busy() && self.controller.outbox.is_logged(),
                 // Without an Account, nothing ends its backups.
                 is_backed_up_now: holder.is_some()
                     && draft.instance.is_deleting()
@@ -224,9 +224,9 @@ impl<P: Provider> Reconciler<P> {
             }
             self.store(&mut draft).await?;
             if next == Next::AfterBackoff {
-                return Ok(Some(self.backoffs.next(&Place::of(&*draft.instance))));
+                return Ok(Some(self.backoffs.next(&ObjectRef::of(&*draft.instance))));
             }
-            self.backoffs.reset(&Place::of(&*draft.instance));
+            self.backoffs.reset(&ObjectRef::of(&*draft.instance));
             let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::CannotInstall(_));
             let may_restore_soon = is_refused
                 && (draft.instance.spec.restore_from.is_some()
@@ -258,7 +258,7 @@ impl<P: Provider> Reconciler<P> {
         let outbox = OutboxVersion::of(&*written);
         self.controller.outbox.recorded(&outbox, before);
         if status.event_sequence > before {
-            self.controller.pace.wrote();
+            self.controller.write_pressure.wrote();
         }
         let action = status
             .operation
@@ -484,7 +484,7 @@ impl<P: Provider> Reconciler<P> {
             .map(|status| status.conditions.as_slice())
             .unwrap_or_default();
         let ready = conditions::find(conditions, conditions::READY);
-        self.backoffs.has_failed(&Place::of(instance))
+        self.backoffs.has_failed(&ObjectRef::of(instance))
             || ready.is_some_and(|ready| ready.reason.starts_with("Provider"))
     }
 
@@ -527,7 +527,7 @@ impl<P: Provider> Reconciler<P> {
             Err(error) => return Err(error),
         }
         self.controller.provider.release(uid(instance));
-        self.backoffs.reset(&Place::of(instance));
+        self.backoffs.reset(&ObjectRef::of(instance));
         Ok(())
     }
 

@@ -4,10 +4,10 @@
 //! - `books`: reads what is stored;
 //! - `numbers`: the invoice numbers;
 //! - `prices`: the past prices;
-//! - `farewell`: keeps the invoices of deleted Accounts.
+//! - `archive`: keeps the invoices of deleted Accounts.
 
+mod archive;
 mod books;
-mod farewell;
 mod numbers;
 mod prices;
 mod reconcile;
@@ -31,7 +31,7 @@ use super::{account::AccountDirectory, backup::BackupIndex, ledger::Ledger};
 use domain::{event::Outbox, invoice::Period};
 use resources::{Account, Backup, Instance, Invoice, origin};
 use runtime::{
-    ByNamespace, Clock, Metrics, Place, ReconcileQueue, ServerTime, Store,
+    ByNamespace, Clock, Metrics, ObjectRef, ReconcileQueue, ServerTime, Store,
     events::Events,
     metrics::KindLabels,
     reconcile_queue::messages,
@@ -185,7 +185,7 @@ impl InvoiceController {
         let directory = shared.deps.directory.clone();
         let triggers = stream::select(messages(requests), changed).filter_map(move |namespace| {
             let account = directory.account_of(&namespace);
-            std::future::ready(account.map(|account| Place::of(&*account)))
+            std::future::ready(account.map(|account| ObjectRef::of(&*account)))
         });
         let reconciler = Reconciler::new(shared.clone(), accounts, invoices.clone());
         let kind = KindLabels { kind: "Invoice" };

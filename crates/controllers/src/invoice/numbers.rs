@@ -28,7 +28,7 @@ const PAGE: u32 = 200;
 
 /// An invoice that needs a number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-pub(super) struct Place {
+pub(super) struct InvoiceRef {
     pub(super) namespace: String,
     pub(super) name: String,
 }
@@ -46,7 +46,7 @@ struct Numbers {
 struct Taken {
     number: String,
     #[serde(flatten)]
-    place: Place,
+    invoice_ref: InvoiceRef,
 }
 
 /// Formats an invoice number.
@@ -63,8 +63,8 @@ fn parse(number: &str) -> Option<(i16, u64)> {
 impl Numbers {
     /// The number of an invoice: the one it already has, else one whose invoice no longer exists, else the
     /// next one.
-    fn take(&mut self, place: &Place, year: i16, free: &mut BTreeSet<String>) -> String {
-        if let Some(taken) = self.taken.iter().find(|taken| taken.place == *place) {
+    fn take(&mut self, invoice_ref: &InvoiceRef, year: i16, free: &mut BTreeSet<String>) -> String {
+        if let Some(taken) = self.taken.iter().find(|taken| taken.invoice_ref == *invoice_ref) {
             return taken.number.clone();
         }
         let of_year = |number: &&String| parse(number).is_some_and(|(of, _)| of == year);
@@ -79,7 +79,7 @@ impl Numbers {
         };
         self.taken.push(Taken {
             number: given.clone(),
-            place: place.clone(),
+            invoice_ref: invoice_ref.clone(),
         });
         given
     }
@@ -91,9 +91,9 @@ pub(super) struct InvoiceNumbers {
     namespace: String,
     /// What is stored; `None` before the first read, and whenever it may have changed.
     stored: tokio::sync::Mutex<Option<Stored>>,
-    waiting: Mutex<Vec<(Place, oneshot::Sender<String>)>>,
+    waiting: Mutex<Vec<(InvoiceRef, oneshot::Sender<String>)>>,
     /// Issued invoices, whose numbers need not be remembered any more.
-    issued: Mutex<BTreeSet<Place>>,
+    issued: Mutex<BTreeSet<InvoiceRef>>,
 }
 
 struct Stored {
@@ -119,19 +119,19 @@ impl InvoiceNumbers {
     }
 
     /// Notes that an invoice has been issued.
-    pub(super) fn issued(&self, place: Place) {
-        self.issued.lock().insert(place);
+    pub(super) fn issued(&self, invoice_ref: InvoiceRef) {
+        self.issued.lock().insert(invoice_ref);
     }
 
     /// Returns the number of an invoice, which stays the same from then on. All waiting callers get theirs in
     /// one write.
-    pub(super) async fn take(&self, place: Place, year: i16) -> Result<String, CallError> {
+    pub(super) async fn take(&self, invoice_ref: InvoiceRef, year: i16) -> Result<String, CallError> {
         loop {
             let (sender, mut receiver) = oneshot::channel();
             {
                 let mut waiting = self.waiting.lock();
                 waiting.retain(|(_, sender)| !sender.is_closed());
-                waiting.push((place.clone(), sender));
+                waiting.push((invoice_ref.clone(), sender));
             }
             let mut stored = self.stored.lock().await;
             match receiver.try_recv() {
@@ -163,17 +163,17 @@ impl InvoiceNumbers {
     async fn hand_out(
         &self,
         stored: &mut Option<Stored>,
-        waiting: Vec<(Place, oneshot::Sender<String>)>,
+        waiting: Vec<(InvoiceRef, oneshot::Sender<String>)>,
         year: i16,
     ) -> Result<(), CallError> {
         let Some(stored) = stored else { return Ok(()) };
         let issued = self.issued.lock().clone();
         let mut numbers = stored.numbers.clone();
         let mut free = stored.free.clone();
-        numbers.taken.retain(|taken| !issued.contains(&taken.place));
+        numbers.taken.retain(|taken| !issued.contains(&taken.invoice_ref));
         let given: Vec<String> = waiting
             .iter()
-            .map(|(place, _)| numbers.take(place, year, &mut free))
+            .map(|(invoice_ref, _)| numbers.take(invoice_ref, year, &mut free))
             .collect();
         if numbers != stored.numbers {
             let mut object = stored.object.clone();
@@ -185,7 +185,9 @@ impl InvoiceNumbers {
                 numbers,
                 free,
             };
-            self.issued.lock().retain(|place| !issued.contains(place));
+            self.issued
+                .lock()
+                .retain(|invoice_ref| !issued.contains(invoice_ref));
         }
         for ((_, sender), number) in waiting.into_iter().zip(given) {
             // A caller that has given up gets the same number when it asks again.
@@ -209,13 +211,16 @@ impl InvoiceNumbers {
         }
         let mut free = BTreeSet::new();
         for taken in &numbers.taken {
-            let found = match self.invoice(&taken.place.namespace, &taken.place.name).await? {
+            let found = match self
+                .invoice(&taken.invoice_ref.namespace, &taken.invoice_ref.name)
+                .await?
+            {
                 // The invoices of a deleted Account have been moved here.
-                None => self.invoice(&self.namespace, &taken.place.name).await?,
+                None => self.invoice(&self.namespace, &taken.invoice_ref.name).await?,
                 found => found,
             };
             match found {
-                Some(invoice) if invoice.is_issued() => self.issued(taken.place.clone()),
+                Some(invoice) if invoice.is_issued() => self.issued(taken.invoice_ref.clone()),
                 Some(_) => {}
                 None => {
                     free.insert(taken.number.clone());
@@ -282,8 +287,8 @@ mod tests {
     use super::*;
     use runtime::testing::answered_by;
 
-    fn place(name: &str) -> Place {
-        Place {
+    fn invoice_ref(name: &str) -> InvoiceRef {
+        InvoiceRef {
             namespace: "demo".to_owned(),
             name: name.to_owned(),
         }
@@ -292,15 +297,15 @@ mod tests {
     #[test]
     fn an_invoice_keeps_its_number_and_one_whose_invoice_is_gone_is_used_again() {
         let (mut numbers, mut free) = (Numbers::default(), BTreeSet::new());
-        assert_eq!(numbers.take(&place("a"), 2026, &mut free), "2026-000001");
-        assert_eq!(numbers.take(&place("b"), 2026, &mut free), "2026-000002");
-        assert_eq!(numbers.take(&place("a"), 2026, &mut free), "2026-000001");
-        assert_eq!(numbers.take(&place("c"), 2027, &mut free), "2027-000001");
+        assert_eq!(numbers.take(&invoice_ref("a"), 2026, &mut free), "2026-000001");
+        assert_eq!(numbers.take(&invoice_ref("b"), 2026, &mut free), "2026-000002");
+        assert_eq!(numbers.take(&invoice_ref("a"), 2026, &mut free), "2026-000001");
+        assert_eq!(numbers.take(&invoice_ref("c"), 2027, &mut free), "2027-000001");
         free.insert("2026-000001".to_owned());
-        assert_eq!(numbers.take(&place("d"), 2027, &mut free), "2027-000002");
-        assert_eq!(numbers.take(&place("e"), 2026, &mut free), "2026-000001");
+        assert_eq!(numbers.take(&invoice_ref("d"), 2027, &mut free), "2027-000002");
+        assert_eq!(numbers.take(&invoice_ref("e"), 2026, &mut free), "2026-000001");
         assert!(free.is_empty() && numbers.taken.len() == 4);
-        assert_eq!(numbers.take(&place("f"), 2026, &mut free), "2026-000003");
+        assert_eq!(numbers.take(&invoice_ref("f"), 2026, &mut free), "2026-000003");
         let stored = serde_json::to_string(&numbers).unwrap();
         assert_eq!(serde_json::from_str::<Numbers>(&stored).unwrap(), numbers);
     }
@@ -367,9 +372,9 @@ mod tests {
         for round in 0..5 {
             let (numbers, name) = (&numbers, &name);
             let all = (0..20).map(|index| async move {
-                let place = place(&name(round * 20 + index));
+                let invoice_ref = invoice_ref(&name(round * 20 + index));
                 loop {
-                    if let Ok(number) = numbers.take(place.clone(), 2026).await {
+                    if let Ok(number) = numbers.take(invoice_ref.clone(), 2026).await {
                         break number;
                     }
                 }
@@ -385,6 +390,9 @@ mod tests {
         assert!(writes <= 20, "{writes}");
         // Asking again returns the same number.
         let (number, index) = given.first_key_value().unwrap();
-        assert_eq!(numbers.take(place(&name(*index)), 2026).await.unwrap(), *number);
+        assert_eq!(
+            numbers.take(invoice_ref(&name(*index)), 2026).await.unwrap(),
+            *number
+        );
     }
 }

@@ -19,7 +19,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Gone, Shared, books, farewell, numbers};
+use super::{Gone, Shared, archive, books, numbers};
 use domain::{
     event::{OutboxVersion, outbox},
     invoice::{
@@ -34,7 +34,7 @@ use resources::{
     tracking::CONTROLLER_MANAGER,
 };
 use runtime::{
-    Place, Store,
+    ObjectRef, Store,
     backoff::Backoffs,
     client::{CallError, bounded, is_namespace_terminating},
     watch::key,
@@ -102,12 +102,12 @@ struct Resting {
 }
 
 impl Reconcile for Reconciler {
-    fn class(&self, _: &Place) -> Class {
+    fn class(&self, _: &ObjectRef) -> Class {
         Class::Normal
     }
 
-    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
-        let account = self.accounts.get(place)?;
+    async fn reconcile(&self, object_ref: &ObjectRef, _: Class) -> Option<Duration> {
+        let account = self.accounts.get(object_ref)?;
         let namespace = account.owned_namespace()?.to_owned();
         let uid = origin::uid(&account.metadata).to_owned();
         let begun = Instant::now();
@@ -128,13 +128,13 @@ impl Reconcile for Reconciler {
         metrics.reconciled("Invoice", begun.elapsed(), label);
         match outcome {
             Ok(again) => {
-                self.backoffs.reset(place);
+                self.backoffs.reset(object_ref);
                 again
             }
             // The stored objects differ from what was expected.
             Err(error) if error.is_conflict() || error.is_not_found() => Some(AFTER_CONFLICT),
             Err(error) => {
-                let delay = self.backoffs.next(place);
+                let delay = self.backoffs.next(object_ref);
                 tracing::warn!(account = key(&*account), %error, retry_in = ?delay, "cannot keep the books");
                 Some(delay)
             }
@@ -202,8 +202,8 @@ impl Reconciler {
             for invoice in self.invoices.state() {
                 if !known.contains(invoice.spec.account.as_str()) {
                     let namespace = invoice.metadata.namespace.clone().unwrap_or_default();
-                    let place = (namespace, invoice.spec.account.clone());
-                    orphans.insert(place, invoice.spec.account_name.clone());
+                    let object_ref = (namespace, invoice.spec.account.clone());
+                    orphans.insert(object_ref, invoice.spec.account_name.clone());
                 }
             }
             for ((namespace, uid), name) in orphans {
@@ -237,7 +237,7 @@ impl Reconciler {
         let nothing = HashMap::new();
         let again = self.go_on(&mut state, &account, &nothing, &prices, true).await?;
         if again.is_none() && state.books.invoices.is_empty() {
-            farewell::keep(&deps.client, &deps.namespace, namespace, &account).await?;
+            archive::keep(&deps.client, &deps.namespace, namespace, &account).await?;
         }
         Ok(())
     }
@@ -345,7 +345,7 @@ impl Reconciler {
             let has_news = !state.issued.is_empty() || deps.outbox.has_unattempted(namespace);
             let patience = FAREWELL.saturating_sub(closing_for);
             if !has_news || patience.is_zero() {
-                farewell::keep(&deps.client, &deps.namespace, namespace, account).await?;
+                archive::keep(&deps.client, &deps.namespace, namespace, account).await?;
                 deps.ledger.closed(uid);
                 return Ok(None);
             }
@@ -479,12 +479,12 @@ impl Reconciler {
                     state.books.remove_invoice(&invoice);
                 }
                 Step::TakeNumber(invoice) => {
-                    let place = numbers::Place {
+                    let invoice_ref = numbers::InvoiceRef {
                         namespace,
                         name: invoice.clone(),
                     };
                     let year = now.to_zoned(TimeZone::UTC).year();
-                    let number = self.shared.numbers.take(place, year).await?;
+                    let number = self.shared.numbers.take(invoice_ref, year).await?;
                     state.books.numbers.insert(invoice, number);
                 }
             }
@@ -523,7 +523,7 @@ impl Reconciler {
             status.amount.unwrap_or_default()
         );
         deps.events.publish(invoice, false, "Issued", "Issue", &note);
-        self.shared.numbers.issued(numbers::Place {
+        self.shared.numbers.issued(numbers::InvoiceRef {
             namespace: invoice.metadata.namespace.clone().unwrap_or_default(),
             name: name(invoice).to_owned(),
         });

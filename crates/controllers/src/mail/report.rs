@@ -26,9 +26,12 @@ const QUOTED_CHARACTERS: usize = 300;
 ///
 /// Errors: [`MailError::Message`].
 pub fn report(account: &Account, webhooks: &[Arc<Webhook>]) -> Result<Notification, MailError> {
-    let mut problems: Vec<_> = webhooks.iter().flat_map(|webhook| Problem::of(webhook)).collect();
+    let mut problems: Vec<_> = webhooks
+        .iter()
+        .flat_map(|webhook| WebhookTrouble::of(webhook))
+        .collect();
     problems.sort_by_key(|problem| (problem.at(), problem.id()));
-    let is_disabled = |problem: &&Problem<'_>| matches!(problem.cause, Cause::Disabled(_));
+    let is_disabled = |problem: &&WebhookTrouble<'_>| matches!(problem.cause, Cause::Disabled(_));
     let disabled = problems.iter().filter(is_disabled).count();
     let backlogged = problems.len() - disabled;
     let summary = match (disabled, backlogged) {
@@ -66,7 +69,7 @@ pub fn report(account: &Account, webhooks: &[Arc<Webhook>]) -> Result<Notificati
         to: account.spec.email.clone(),
         subject,
         id: format!("webhooks.{}", fingerprint(&problems)),
-        date: problems.last().map(Problem::at).unwrap_or_default(),
+        date: problems.last().map(WebhookTrouble::at).unwrap_or_default(),
         body: body.map_err(|error| MailError::Message(error.to_string()))?,
     })
 }
@@ -77,7 +80,7 @@ struct Text<'a> {
     account: &'a str,
     namespace: &'a str,
     summary: &'a str,
-    listed: &'a [Problem<'a>],
+    listed: &'a [WebhookTrouble<'a>],
     unlisted: usize,
     disabled: usize,
     backlogged: usize,
@@ -87,7 +90,7 @@ struct Text<'a> {
 }
 
 /// Something to report about a webhook.
-struct Problem<'a> {
+struct WebhookTrouble<'a> {
     webhook: &'a Webhook,
     cause: Cause<'a>,
 }
@@ -97,7 +100,7 @@ enum Cause<'a> {
     Backlog(&'a BacklogPeriod),
 }
 
-impl<'a> Problem<'a> {
+impl<'a> WebhookTrouble<'a> {
     fn of(webhook: &'a Webhook) -> impl Iterator<Item = Self> {
         let disabled = webhook.untold().map(Cause::Disabled);
         let backlog = webhook.untold_backlog().map(Cause::Backlog);
@@ -169,7 +172,7 @@ fn backlogged_webhooks(number: usize) -> String {
 }
 
 /// A digest of which problems are reported, whatever has become of them since.
-fn fingerprint(problems: &[Problem<'_>]) -> String {
+fn fingerprint(problems: &[WebhookTrouble<'_>]) -> String {
     let mut digest = Sha256::new();
     for problem in problems {
         let kind = match problem.cause {

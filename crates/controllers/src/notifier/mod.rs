@@ -27,7 +27,7 @@ use super::account::AccountDirectory;
 use crate::mail::{MailLimits, Mailer};
 use resources::Webhook;
 use runtime::{
-    ByNamespace, Clock, Metrics, Place, ReconcileQueue, Store,
+    ByNamespace, Clock, Metrics, ObjectRef, ReconcileQueue, Store,
     events::Events,
     lease::Tenure,
     watch::{Change, Listener},
@@ -108,12 +108,12 @@ impl Notifier {
     }
 
     /// The namespaces of webhooks with something to tell.
-    fn namespaces(&self, webhooks: &Store<Webhook>) -> impl Stream<Item = Place> + Send + use<> {
+    fn namespaces(&self, webhooks: &Store<Webhook>) -> impl Stream<Item = ObjectRef> + Send + use<> {
         let (changed, _) = self.queue.open(webhooks);
         let untold = self.untold.clone();
         let namespaces = changed.filter_map(move |webhook| {
             let namespace = webhook.namespace();
-            ready((untold.count(namespace) > 0).then(|| Place::new("", namespace)))
+            ready((untold.count(namespace) > 0).then(|| ObjectRef::new("", namespace)))
         });
         let gathered = namespaces.map(|namespace| async {
             tokio::time::sleep(GATHER).await;

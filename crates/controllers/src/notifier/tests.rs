@@ -19,7 +19,7 @@ use crate::{
 };
 use resources::{Account, Webhook, WebhookStatus};
 use runtime::{
-    Clock, Metrics, Place,
+    Clock, Metrics, ObjectRef,
     events::Events,
     lease::Tenure,
     objects,
@@ -131,7 +131,7 @@ impl World {
             && at <= end
         {
             *self.clock.0.lock() = at;
-            next = worker.reconcile(&Place::new("", "ns"), Class::Normal).await;
+            next = worker.reconcile(&ObjectRef::new("", "ns"), Class::Normal).await;
         }
         *self.clock.0.lock() = end;
     }

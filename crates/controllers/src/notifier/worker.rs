@@ -19,7 +19,7 @@ use super::{
 use crate::mail::{self, MailError};
 use resources::{Account, Webhook, times::milliseconds};
 use runtime::{
-    ByNamespace, Place,
+    ByNamespace, ObjectRef,
     client::{CallError, bounded},
     events::Events,
     lease::Tenure,
@@ -42,7 +42,7 @@ pub(super) struct Worker {
     events: Events,
     shutdown: CancellationToken,
     /// The mails that could not be sent or recorded yet, by namespace.
-    failed: Mutex<HashMap<Place, Mail>>,
+    failed: Mutex<HashMap<ObjectRef, Mail>>,
 }
 
 /// A mail that is being sent or recorded.
@@ -61,25 +61,25 @@ struct Failed;
 
 impl Reconcile for Worker {
     /// Accounts whose mails fail do not delay others.
-    fn class(&self, place: &Place) -> Class {
-        if self.failed.lock().contains_key(place) {
+    fn class(&self, object_ref: &ObjectRef) -> Class {
+        if self.failed.lock().contains_key(object_ref) {
             Class::Suspect
         } else {
             Class::Normal
         }
     }
 
-    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
-        let mut mail = self.failed.lock().remove(place).unwrap_or_default();
+    async fn reconcile(&self, object_ref: &ObjectRef, _: Class) -> Option<Duration> {
+        let mut mail = self.failed.lock().remove(object_ref).unwrap_or_default();
         let pause = Duration::try_from(mail.retry_at.duration_since(self.now())).unwrap_or_default();
         let next = if pause.is_zero() {
-            let next = self.proceed(place.name(), &mut mail).await;
+            let next = self.proceed(object_ref.name(), &mut mail).await;
             next.map_err(|Failed| mail.failed(self.now()))
         } else {
             Err(pause)
         };
         next.unwrap_or_else(|pause| {
-            self.failed.lock().insert(place.clone(), mail);
+            self.failed.lock().insert(object_ref.clone(), mail);
             Some(pause)
         })
     }

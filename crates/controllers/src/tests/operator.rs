@@ -30,7 +30,7 @@ use crate::{
     monitoring::Monitor,
 };
 use domain::{
-    backup::Limits,
+    backup::BackupLimits,
     event::{EventType, Outbox, OutboxVersion},
     invoice::Period,
     provider::{BackupObservation, Observation, ProviderError, Timings, Usage},
@@ -41,18 +41,18 @@ use providers::{
 };
 use resources::{Account, Backup, HasOutbox, Instance, Invoice, OutboxEntry, PowerState, origin};
 use runtime::{
-    ByNamespace, Clock, Metrics, Place, ReconcileQueue, ServerTime, Store,
+    ByNamespace, Clock, Metrics, ObjectRef, ReconcileQueue, ServerTime, Store,
     events::Events,
     objects::{Writer, store},
-    pace::Pace,
     reconcile_queue::Queued,
     shared_catalogue::SharedCatalogue,
     watch::{Change, Listener},
     work_queue::Reconcile,
+    write_pressure::WritePressure,
 };
 
 /// Limits on manual backups, per account and per instance.
-pub const LIMITS: Limits = Limits {
+pub const LIMITS: BackupLimits = BackupLimits {
     per_instance: 5,
     per_account: 60,
 };
@@ -311,21 +311,21 @@ impl<K: Queued + std::fmt::Debug + DeserializeOwned> Watch<K> {
 
 /// A reconciler and its queue.
 struct Work {
-    reconcile: Box<dyn Fn(Place) -> LocalBoxFuture<'static, Option<Duration>>>,
-    triggers: BoxStream<'static, Place>,
+    reconcile: Box<dyn Fn(ObjectRef) -> LocalBoxFuture<'static, Option<Duration>>>,
+    triggers: BoxStream<'static, ObjectRef>,
 }
 
 impl Work {
     fn new(
         reconciler: impl Reconcile + 'static,
-        triggers: impl futures::Stream<Item = Place> + Send + 'static,
+        triggers: impl futures::Stream<Item = ObjectRef> + Send + 'static,
     ) -> Self {
         let reconciler = Arc::new(reconciler);
-        let reconcile = move |place: Place| {
+        let reconcile = move |object_ref: ObjectRef| {
             let reconciler = reconciler.clone();
             let reconcile = async move {
-                let class = reconciler.class(&place);
-                reconciler.reconcile(&place, class).await
+                let class = reconciler.class(&object_ref);
+                reconciler.reconcile(&object_ref, class).await
             };
             reconcile.boxed_local()
         };
@@ -335,16 +335,16 @@ impl Work {
         }
     }
 
-    fn next_trigger(&mut self) -> Option<Place> {
+    fn next_trigger(&mut self) -> Option<ObjectRef> {
         self.triggers.next().now_or_never().flatten()
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Job {
-    Instance(Place),
-    Backup(Place),
-    Account(Place),
+    Instance(ObjectRef),
+    Backup(ObjectRef),
+    Account(ObjectRef),
     Prices,
     Samples,
 }
@@ -399,7 +399,7 @@ pub struct Operator {
     instance_work: Work,
     backup_work: Work,
     account_work: Work,
-    settled: BoxStream<'static, Place>,
+    settled: BoxStream<'static, ObjectRef>,
     requests: mpsc::UnboundedReceiver<String>,
     invoice_controller: InvoiceController,
     directory: AccountDirectory,
@@ -546,7 +546,7 @@ impl Operator {
             clock: clock.clone(),
             metrics: metrics.clone(),
             events: events("instance-controller"),
-            pace: Pace::default(),
+            write_pressure: WritePressure::default(),
             concurrency: 8,
             write_concurrency: 8,
             provider_timeout: Duration::from_secs(10),
@@ -578,7 +578,7 @@ impl Operator {
         let account_work = Work::new(reconciler, futures::stream::pending());
         let mut timers = Timers::default();
         for account in accounts.reader.state() {
-            timers.set(Job::Account(Place::of(&*account)), time);
+            timers.set(Job::Account(ObjectRef::of(&*account)), time);
         }
         timers.set(Job::Prices, time);
         timers.set(Job::Samples, time);
@@ -649,7 +649,7 @@ impl Operator {
         if let Some(account) = self.directory.account_of(namespace) {
             let name = account.name_any();
             self.timers
-                .request(Job::Account(Place::new("", &name)), self.time);
+                .request(Job::Account(ObjectRef::new("", &name)), self.time);
         }
     }
 
@@ -675,10 +675,10 @@ impl Operator {
             return;
         };
         let again = match &job {
-            Job::Instance(place) => (self.instance_work.reconcile)(place.clone()).await,
-            Job::Backup(place) => (self.backup_work.reconcile)(place.clone()).await,
-            Job::Account(place) => {
-                let again = (self.account_work.reconcile)(place.clone()).await;
+            Job::Instance(object_ref) => (self.instance_work.reconcile)(object_ref.clone()).await,
+            Job::Backup(object_ref) => (self.backup_work.reconcile)(object_ref.clone()).await,
+            Job::Account(object_ref) => {
+                let again = (self.account_work.reconcile)(object_ref.clone()).await;
                 again.map(|again| self.seldom(again))
             }
             Job::Prices => {

@@ -49,8 +49,8 @@ pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenur
     })
     .await;
     let sources = Sources::new(&stores.sources);
-    load(shared, sources.with_events(), |state, place, now| {
-        sources.current(&place, |outbox| see_outbox(state, outbox, Origin::Found, now));
+    load(shared, sources.with_events(), |state, source, now| {
+        sources.current(&source, |outbox| see_outbox(state, outbox, Origin::Found, now));
     })
     .await;
     loop {

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 use super::{
     resend,
     shared::{AT_ONCE, CachedWebhook, Shared, Shown, key_of},
-    sources::Place,
+    sources::SourceRef,
 };
 use domain::{
     delivery::{JobKey, WebhookKey, job_key_of, sort_for_adoption},
@@ -182,7 +182,7 @@ fn outbox_shown(shared: &Shared, outbox: &OutboxVersion<'_>) {
         .iter()
         .any(|entry| !state.dispatcher.knows(&entry.id))
     {
-        state.unclaimed.push_back((now, Place::of(outbox)));
+        state.unclaimed.push_back((now, SourceRef::of(outbox)));
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
 use domain::delivery::key;
 use resources::{Delivery, Webhook, delivery::FINISHED_LABEL, revision, tracking::forget_foreign};
 use runtime::{
-    Place, Store,
+    ObjectRef, Store,
     client::{CallError, Pages, bounded},
 };
 
@@ -176,7 +176,7 @@ fn news(
 pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed {
     let shared_with_store = |delivery: Delivery| {
         let same = shown
-            .get(&Place::of(&delivery))
+            .get(&ObjectRef::of(&delivery))
             .filter(|shown| revision(&**shown) == revision(&delivery));
         same.unwrap_or_else(|| Arc::new(delivery))
     };

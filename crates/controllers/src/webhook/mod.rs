@@ -37,7 +37,7 @@ mod status_writer;
 mod store;
 #[cfg(test)]
 mod tests;
-mod unread;
+mod unread_secrets;
 mod worker;
 mod write_budget;
 mod write_queue;

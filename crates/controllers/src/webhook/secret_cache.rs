@@ -31,14 +31,14 @@ const BETWEEN_REMOVALS: Duration = Duration::from_hours(1);
 
 /// Why a webhook's secret cannot be used, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Problem {
+pub(super) enum SecretProblem {
     /// The Secret or its key does not exist.
     Missing(String),
     /// It exists, but is not a valid signing secret.
     Unusable(String),
 }
 
-impl Problem {
+impl SecretProblem {
     /// Reason and message of the condition.
     pub(super) fn reason_and_message(self) -> (&'static str, String) {
         match self {
@@ -60,7 +60,7 @@ pub(super) struct CachedSecret {
     /// What this entry is valid for.
     source: Option<Source>,
     /// When the secret was last read, and the result.
-    pub(super) read: Option<(Instant, Result<Usable, Problem>)>,
+    pub(super) read: Option<(Instant, Result<Usable, SecretProblem>)>,
     /// Since when every read has had the same result.
     pub(super) unchanged_since: Option<Instant>,
     /// The resourceVersion of the last read Secret; the API server's cache may have older versions.
@@ -115,7 +115,7 @@ impl CachedSecret {
         self.failed_at.is_some_and(|at| at.elapsed() < AFTER_FAILURE)
     }
 
-    pub(super) fn result(&self) -> Option<&Result<Usable, Problem>> {
+    pub(super) fn result(&self) -> Option<&Result<Usable, SecretProblem>> {
         self.read.as_ref().map(|(_, result)| result)
     }
 
@@ -130,7 +130,7 @@ impl CachedSecret {
     }
 
     /// The problem found by the last read, if any.
-    pub(super) fn problem(&self) -> Option<Problem> {
+    pub(super) fn problem(&self) -> Option<SecretProblem> {
         self.result()?.as_ref().err().cloned()
     }
 
@@ -219,17 +219,17 @@ impl SecretCache {
 
 /// The signing keys of a webhook in the Secret that it names, or what is wrong with it. A Secret that the webhook may not use is
 /// treated as missing, so that the condition does not reveal whether it exists.
-pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable, Problem> {
+pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable, SecretProblem> {
     let reference = &webhook.spec.secret_ref;
     let SecretReference { name, key } = reference;
     let Some(secret) = secret.filter(|secret| webhook.may_use(secret)) else {
-        return Err(Problem::Missing(format!(
+        return Err(SecretProblem::Missing(format!(
             "there is no Secret {name} for webhooks in this namespace; create it with the signing secret under the key {key} and the label {WEBHOOK_SECRET_LABEL}=true, label it if it is there, or name another in spec.secretRef"
         )));
     };
     let value = |key: &str| secret.data.as_ref()?.get(key).map(|bytes| bytes.0.as_slice());
     let Some(current) = value(key) else {
-        return Err(Problem::Missing(format!(
+        return Err(SecretProblem::Missing(format!(
             "Secret {name} has no key {key}; put the signing secret there, or name another key in spec.secretRef"
         )));
     };
@@ -240,7 +240,7 @@ pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable
             .then(|| text.to_owned())
     };
     let Some(current) = usable(current) else {
-        return Err(Problem::Unusable(format!(
+        return Err(SecretProblem::Unusable(format!(
             "key {key} of Secret {name} is not a valid signing secret: it must be 1 to {MAX_SECRET_CHARACTERS} characters of UTF-8"
         )));
     };
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn a_problem_with_a_secret_is_described_with_its_fix() {
         let complaint = |secret: Option<&Secret>| match parse(secret, &webhook()) {
-            Err(Problem::Missing(message) | Problem::Unusable(message)) => message,
+            Err(SecretProblem::Missing(message) | SecretProblem::Unusable(message)) => message,
             Ok(_) => String::new(),
         };
         assert!(complaint(None).contains("no Secret hook"));

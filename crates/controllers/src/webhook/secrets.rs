@@ -17,7 +17,7 @@ use kube::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    secret_cache::{CachedSecret, FRESH, Problem, parse, removal},
+    secret_cache::{CachedSecret, FRESH, SecretProblem, parse, removal},
     shared::{AT_ONCE, Shared, State},
     store::FIELD_MANAGER,
 };
@@ -39,7 +39,7 @@ const POLL_PACE: Duration = Duration::from_millis(80);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoKeys {
     /// The secret is missing or invalid.
-    Problem(Problem),
+    SecretProblem(SecretProblem),
     /// The secret has never been read, and the API server does not answer.
     Unavailable,
 }
@@ -70,7 +70,7 @@ pub(super) async fn keys(
     }
     match cached.read {
         Some((_, Ok(usable))) => Ok(usable.at(shared.deps.clock.now())),
-        Some((_, Err(problem))) => Err(NoKeys::Problem(problem)),
+        Some((_, Err(problem))) => Err(NoKeys::SecretProblem(problem)),
         None => Err(NoKeys::Unavailable),
     }
 }

@@ -6,7 +6,7 @@ use http::HeaderValue;
 use url::Url;
 
 use super::{
-    secret_cache::Problem,
+    secret_cache::SecretProblem,
     secrets::{self, NoKeys},
     shared::Shared,
 };
@@ -31,7 +31,9 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     };
     let keys = match secrets::keys(shared, key, &webhook).await {
         Ok(keys) => keys,
-        Err(NoKeys::Problem(Problem::Missing(why) | Problem::Unusable(why))) => return Report::Blocked(why),
+        Err(NoKeys::SecretProblem(SecretProblem::Missing(why) | SecretProblem::Unusable(why))) => {
+            return Report::Blocked(why);
+        }
         Err(NoKeys::Unavailable) => return Report::Unready,
     };
     let at = shared.deps.clock.now();

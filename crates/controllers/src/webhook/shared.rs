@@ -12,14 +12,15 @@ use super::{
     Deps,
     log_tally::LogTally,
     resend_queue::Requests,
-    secret_cache::{Problem, SecretCache},
-    sources::{Place, Sources},
-    unread::Unread,
+    secret_cache::{SecretCache, SecretProblem},
+    sources::{SourceRef, Sources},
+    unread_secrets::UnreadSecrets,
     write_budget::WriteBudget,
 };
 use domain::{
     delivery::{
-        DeliveryLog, Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, keys_after,
+        DeliveryLog, Disablement, Dispatcher, Now, Origin, WebhookFacts, WebhookGate, WebhookKey, key,
+        keys_after,
     },
     event::{Outbox, OutboxEntry, OutboxVersion},
 };
@@ -82,14 +83,14 @@ pub(super) struct State {
     /// Requests to resend a delivery that is in the event log.
     pub(super) requests: Requests,
     /// Webhooks whose secrets have never been read.
-    pub(super) unread: Unread,
+    pub(super) unread: UnreadSecrets,
     /// Objects with unclaimed outbox entries, and since when.
-    pub(super) unclaimed: VecDeque<(Instant, Place)>,
+    pub(super) unclaimed: VecDeque<(Instant, SourceRef)>,
     pub(super) sources: Sources,
     /// resourceVersion of the initial list of Deliveries; older versions from the watch are stale.
     pub(super) floor: u64,
     /// Deleted objects whose last event is still pending, by UID.
-    pub(super) ending: HashMap<String, Place>,
+    pub(super) ending: HashMap<String, SourceRef>,
 }
 
 /// Number of keys copied, or of small steps taken, each time the lock is held. Others wait for the lock, so the hold time must
@@ -172,7 +173,7 @@ impl Shared {
                     log_tally: LogTally::default(),
                     disabled: HashSet::new(),
                     requests: Requests::default(),
-                    unread: Unread::default(),
+                    unread: UnreadSecrets::default(),
                     unclaimed: VecDeque::new(),
                     sources: Sources::default(),
                     floor: 0,
@@ -285,13 +286,13 @@ impl Shared {
     fn facts(&self, state: &State, webhook: &Webhook, key: &WebhookKey) -> WebhookFacts {
         let metadata = &webhook.metadata;
         let gate = if !webhook.spec.active || state.older_twin(webhook).is_some() {
-            Gate::Inactive
+            WebhookGate::Inactive
         } else if webhook.disabled().is_some() {
-            Gate::Disabled
+            WebhookGate::Disabled
         } else if self.obstacle(state, webhook, key).is_some() {
-            Gate::Blocked
+            WebhookGate::Blocked
         } else {
-            Gate::Open
+            WebhookGate::Open
         };
         WebhookFacts {
             namespace: metadata.namespace.as_deref().unwrap_or_default().into(),
@@ -335,7 +336,7 @@ impl Shared {
         self.secrets
             .get(key, webhook)
             .problem()
-            .map(Problem::reason_and_message)
+            .map(SecretProblem::reason_and_message)
     }
 
     /// Forgets a deleted webhook, unless another one has taken its name by now.
@@ -374,11 +375,11 @@ impl Shared {
     pub(super) fn claim(&self, state: &mut State, now: Now) -> Option<Instant> {
         for _ in 0..CLAIMS_AT_ONCE {
             let is_due = |(since, _): &mut (Instant, _)| *since + CLAIM_GRACE <= now.mono;
-            let Some((_, place)) = state.unclaimed.pop_front_if(is_due) else {
+            let Some((_, source)) = state.unclaimed.pop_front_if(is_due) else {
                 break;
             };
             // Use the current version, which no longer has entries that were claimed and removed since.
-            state.sources.clone().current(&place, |outbox| {
+            state.sources.clone().current(&source, |outbox| {
                 see_outbox(state, outbox, Origin::Found, now);
                 self.unverified.notify_one();
             });
@@ -451,7 +452,7 @@ impl Outbox for Shared {
 
 pub(super) fn see_outbox(state: &mut State, outbox: &OutboxVersion<'_>, origin: Origin, now: Now) {
     if outbox.is_deleting && !outbox.uid.is_empty() {
-        state.ending.insert(outbox.uid.to_owned(), Place::of(outbox));
+        state.ending.insert(outbox.uid.to_owned(), SourceRef::of(outbox));
     }
     state.dispatcher.outbox_seen(outbox, origin, now);
 }

@@ -8,16 +8,16 @@ use runtime::{ReconcileQueue, Store};
 
 /// The kind, namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SourceRef {
     kind: &'static str,
-    place: runtime::Place,
+    object: runtime::ObjectRef,
 }
 
-impl Place {
+impl SourceRef {
     pub(super) fn of(outbox: &OutboxVersion<'_>) -> Self {
         Self {
             kind: outbox.kind,
-            place: runtime::Place::new(outbox.namespace, outbox.name),
+            object: runtime::ObjectRef::new(outbox.namespace, outbox.name),
         }
     }
 }
@@ -49,7 +49,7 @@ impl Sources {
     }
 
     /// The objects that have events in their outboxes.
-    pub(super) fn with_events(&self) -> Vec<Place> {
+    pub(super) fn with_events(&self) -> Vec<SourceRef> {
         self.0
             .iter()
             .flat_map(|source| source.objects.with_events())
@@ -57,47 +57,47 @@ impl Sources {
     }
 
     /// Calls `see` with the outbox of the current version of an object, if the object exists.
-    pub(super) fn current(&self, place: &Place, mut see: impl FnMut(&OutboxVersion<'_>)) {
-        if let Some(source) = self.of(place) {
-            source.objects.current(place, &mut see);
+    pub(super) fn current(&self, object: &SourceRef, mut see: impl FnMut(&OutboxVersion<'_>)) {
+        if let Some(source) = self.of(object) {
+            source.objects.current(object, &mut see);
         }
     }
 
     /// Queues an object for its controller.
-    pub(super) fn requeue(&self, place: &Place) {
-        if let Some(source) = self.of(place) {
-            source.objects.requeue(place);
+    pub(super) fn requeue(&self, object: &SourceRef) {
+        if let Some(source) = self.of(object) {
+            source.objects.requeue(object);
         }
     }
 
-    fn of(&self, place: &Place) -> Option<&Source> {
-        self.0.iter().find(|source| source.kind == place.kind)
+    fn of(&self, object: &SourceRef) -> Option<&Source> {
+        self.0.iter().find(|source| source.kind == object.kind)
     }
 }
 
 /// The objects of one kind, with the kind erased.
 trait Objects: Send + Sync {
-    fn with_events(&self) -> Vec<Place>;
-    fn current(&self, place: &Place, see: &mut dyn FnMut(&OutboxVersion<'_>));
-    fn requeue(&self, place: &Place);
+    fn with_events(&self) -> Vec<SourceRef>;
+    fn current(&self, object: &SourceRef, see: &mut dyn FnMut(&OutboxVersion<'_>));
+    fn requeue(&self, object: &SourceRef);
 }
 
 impl<K: HasOutbox> Objects for (Store<K>, ReconcileQueue<K>) {
-    fn with_events(&self) -> Vec<Place> {
+    fn with_events(&self) -> Vec<SourceRef> {
         let all = self.0.state();
         let have_events = all.iter().filter(|object| !object.outbox().is_empty());
         have_events
-            .map(|object| Place::of(&OutboxVersion::of(&**object)))
+            .map(|object| SourceRef::of(&OutboxVersion::of(&**object)))
             .collect()
     }
 
-    fn current(&self, place: &Place, see: &mut dyn FnMut(&OutboxVersion<'_>)) {
-        if let Some(object) = self.0.get(&place.place) {
+    fn current(&self, object: &SourceRef, see: &mut dyn FnMut(&OutboxVersion<'_>)) {
+        if let Some(object) = self.0.get(&object.object) {
             see(&OutboxVersion::of(&*object));
         }
     }
 
-    fn requeue(&self, place: &Place) {
-        self.1.again(self.0.get(&place.place));
+    fn requeue(&self, object: &SourceRef) {
+        self.1.again(self.0.get(&object.object));
     }
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    secret_cache::Problem,
+    secret_cache::SecretProblem,
     shared::{AT_ONCE, CachedWebhook, Shared, State, key_of},
     status::{self, Facts, Urgency},
     store::FIELD_MANAGER,
@@ -222,7 +222,7 @@ fn status_of(
         held,
         obstacle: shared.obstacle(state, &cached.webhook, key),
         is_secret_known: secret.was_read(),
-        secret_problem: secret.problem().map(Problem::reason_and_message),
+        secret_problem: secret.problem().map(SecretProblem::reason_and_message),
         overlap: secret.overlap(),
         disablement: cached.disablement.as_ref(),
     };

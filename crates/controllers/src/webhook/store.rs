@@ -13,15 +13,15 @@ use domain::delivery::{WriteRequest, Written};
 use resources::{Delivery, quota};
 use runtime::{
     client::{CallError, bounded},
-    occasionally::Occasionally,
+    log_throttle::LogThrottle,
 };
 
 /// The controller's name in managedFields.
 pub(super) const FIELD_MANAGER: &str = "stellage-webhooks";
 
 /// Complaints about Deliveries, of which there may be hundreds a second while the API server does not answer.
-static LOOK_UPS: Occasionally = Occasionally::new();
-static WRITES: Occasionally = Occasionally::new();
+static LOOK_UPS: LogThrottle = LogThrottle::new();
+static WRITES: LogThrottle = LogThrottle::new();
 
 /// Carries out a write.
 pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {

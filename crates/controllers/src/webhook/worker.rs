@@ -293,12 +293,12 @@ async fn drain(shared: &Arc<Shared>, tasks: &Tasks, mut writes: WriteQueue) {
 impl Shared {
     /// Requeues the deleted object whose last event has been settled.
     fn requeue(&self, uid: &str) {
-        let (place, sources) = {
+        let (source, sources) = {
             let mut state = self.state.lock();
             (state.ending.remove(uid), state.sources.clone())
         };
-        if let Some(place) = place {
-            sources.requeue(&place);
+        if let Some(source) = source {
+            sources.requeue(&source);
         }
     }
 }

@@ -71,7 +71,7 @@ impl<'a> Source<'a> {
 
 /// Maximum numbers of manual backups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct BackupLimits {
     /// Per instance.
     pub per_instance: usize,
     /// Per account.
@@ -97,7 +97,7 @@ pub struct Situation<'a> {
     /// Whether nothing is left to do for the outbox entry with this id.
     pub is_settled: &'a dyn Fn(&str) -> bool,
     /// Maximum numbers of manual backups.
-    pub limits: Limits,
+    pub limits: BackupLimits,
 }
 
 /// What to ask the provider.

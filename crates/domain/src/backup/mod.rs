@@ -14,4 +14,4 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
-pub use decide::{Decision, Effect, Limits, Note, Question, Seen, Situation, Source, decide, question};
+pub use decide::{BackupLimits, Decision, Effect, Note, Question, Seen, Situation, Source, decide, question};

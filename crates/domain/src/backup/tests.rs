@@ -48,7 +48,7 @@ struct World {
     deleted: HashSet<String>,
     has_account: bool,
     settled: bool,
-    limits: Limits,
+    limits: BackupLimits,
     restored_to: Option<String>,
 }
 
@@ -76,7 +76,7 @@ impl World {
             deleted: HashSet::new(),
             has_account: true,
             settled: true,
-            limits: Limits {
+            limits: BackupLimits {
                 per_instance: LIMIT,
                 per_account: usize::MAX,
             },
@@ -421,7 +421,7 @@ fn beyond_a_limit_a_manual_backup_fails_and_the_schedule_goes_on() {
         (usize::MAX, LIMIT, "the account has 4"),
     ] {
         let mut world = World::new();
-        world.limits = Limits {
+        world.limits = BackupLimits {
             per_instance,
             per_account,
         };
@@ -616,7 +616,7 @@ fn a_backup_that_was_restored_without_its_status_is_taken_up_and_its_end_is_not_
             others: &[backup],
             has_account: true,
             is_settled: &|_| false,
-            limits: Limits {
+            limits: BackupLimits {
                 per_instance: 30,
                 per_account: 1000,
             },

@@ -8,7 +8,7 @@ use super::{
     Command, DeliveryLog, Disablement, Dispatcher, JobKey, MAX_STRETCH, Now, Report, Timer, WebhookKey,
     job::{Job, State},
     name_of,
-    webhook_queue::{Gate, Outcome, Place, WebhookQueue},
+    webhook_queue::{Outcome, ReadyQueue, WebhookGate, WebhookQueue},
 };
 use crate::delivery::schedule::RetrySchedule;
 use resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT};
@@ -64,9 +64,10 @@ impl Dispatcher {
     /// Puts a webhook into the queue of ready webhooks, unless it is in a queue already.
     pub(super) fn make_ready(&mut self, webhook: &WebhookKey) {
         if let Some(queue) = self.queues.get_mut(webhook)
-            && (queue.place == Place::Idle || queue.place == Place::Parked && !queue.is_suspect)
+            && (queue.waits_in == ReadyQueue::Idle
+                || queue.waits_in == ReadyQueue::Parked && !queue.is_suspect)
         {
-            queue.place = Place::Ready;
+            queue.waits_in = ReadyQueue::Ready;
             self.ready.push(&queue.facts.namespace, webhook.clone());
         }
     }
@@ -77,21 +78,25 @@ impl Dispatcher {
             let has_room = self.suspects_in_flight < (self.limits.in_flight / 2).max(1);
             let parked = has_room.then(|| self.parked.pop()).flatten();
             let from = if parked.is_some() {
-                Place::Parked
+                ReadyQueue::Parked
             } else {
-                Place::Ready
+                ReadyQueue::Ready
             };
             let webhook = parked.or_else(|| self.ready.pop())?;
-            let Some(queue) = self.queues.get_mut(&webhook).filter(|queue| queue.place == from) else {
+            let Some(queue) = self
+                .queues
+                .get_mut(&webhook)
+                .filter(|queue| queue.waits_in == from)
+            else {
                 continue;
             };
             if queue.is_suspect && !has_room {
-                queue.place = Place::Parked;
+                queue.waits_in = ReadyQueue::Parked;
                 self.parked.push(&queue.facts.namespace, webhook);
                 continue;
             }
             let generation = queue.facts.generation;
-            queue.place = Place::Idle;
+            queue.waits_in = ReadyQueue::Idle;
             let Some((key, subject)) = queue.next(self.limits.in_flight_per_webhook) else {
                 continue;
             };
@@ -157,30 +162,30 @@ impl Dispatcher {
         let gate = self
             .queues
             .get(&job.webhook)
-            .map_or(Gate::Blocked, WebhookQueue::gate);
+            .map_or(WebhookGate::Blocked, WebhookQueue::gate);
         match report {
             Report::Sent { attempt, retry_after } => {
                 self.withdraw(key);
                 self.sent(key, attempt, retry_after, flight, now);
             }
             // Without an Account the secret is never read, so waiting would be pointless.
-            Report::Unready if job.test && gate == Gate::Blocked => {
+            Report::Unready if job.test && gate == WebhookGate::Blocked => {
                 let why = "nothing can be sent to the webhook; its conditions say why".to_owned();
                 self.evaluate(key, Report::Blocked(why), flight, now);
             }
             Report::Blocked(why) if job.test => self.end_test(key, why, now),
             // Recorded as an attempt, so that the delivery shows why nothing was sent.
-            Report::Blocked(why) if gate == Gate::Disabled && flight.request.is_some() => {
+            Report::Blocked(why) if gate == WebhookGate::Disabled && flight.request.is_some() => {
                 let mut status = job.status();
                 record_attempt(&mut status, not_sent(why, now), flight.request.as_ref());
                 job.set_status(status);
                 self.hold(key);
                 self.attempt_if_requested(key);
             }
-            Report::Unready if gate == Gate::Disabled && job.phase() == DeliveryPhase::Held => {
+            Report::Unready if gate == WebhookGate::Disabled && job.phase() == DeliveryPhase::Held => {
                 self.wait_longer(key, now);
             }
-            Report::Blocked(_) | Report::Unready if gate != Gate::Open && !job.test => {
+            Report::Blocked(_) | Report::Unready if gate != WebhookGate::Open && !job.test => {
                 self.hold(key);
                 self.attempt_if_requested(key);
             }
@@ -263,7 +268,7 @@ impl Dispatcher {
         queue.tally.last_failure_at = Some(now.wall);
         queue.tally.last_failure = Some(error.clone());
         let gate = queue.gate();
-        let is_open = gate == Gate::Open;
+        let is_open = gate == WebhookGate::Open;
         // If the webhook was changed during the attempt, the failure does not disable it: the retry schedule starts again.
         let is_current = queue.facts.generation == flight.generation;
         // If several attempts end with 410 at the same time, one exhausts its delivery; the others are held.
@@ -323,7 +328,7 @@ impl Dispatcher {
         job.state = State::Over;
         let (attempts, last_status_code) = (status.attempt_count, status.last_status_code);
         job.set_status(status);
-        if matches!(gate, Gate::Open | Gate::Blocked) && !job.test {
+        if matches!(gate, WebhookGate::Open | WebhookGate::Blocked) && !job.test {
             job.awaits_disablement = true;
             queue.disabling = Some(queue.facts.generation);
             let webhook = job.webhook.clone();

@@ -125,11 +125,11 @@ struct Draft {
     event: Arc<Event>,
     deliveries: Vec<LoggedDelivery>,
     bytes: usize,
-    place: Place,
+    state: DraftState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum DraftState {
     /// Some of its webhooks have neither received it nor have a Delivery for it.
     Open,
     /// Waits for the next page.
@@ -175,7 +175,7 @@ struct AccountLog {
 impl AccountLog {
     /// Puts an event on the next page.
     fn add_ready(&mut self, id: Arc<str>, draft: &mut Draft) {
-        draft.place = Place::Ready;
+        draft.state = DraftState::Ready;
         self.ready_bytes += draft.bytes;
         self.ready.push_back(id);
     }
@@ -233,7 +233,7 @@ impl Dispatcher {
             event: event.clone(),
             deliveries: Vec::new(),
             bytes: event_bytes(&String::from_utf8_lossy(event.body())),
-            place: Place::Open,
+            state: DraftState::Open,
         };
         // There already is one if the entry was thought to be gone.
         self.logs.drafts.entry(event.id.clone()).or_insert_with(draft);
@@ -260,7 +260,7 @@ impl Dispatcher {
             attempt: attempt.clone(),
         };
         let bytes = delivery.bytes();
-        if draft.place == Place::Paged
+        if draft.state == DraftState::Paged
             || draft.deliveries.len() >= MAX_DELIVERIES
             || draft.bytes + bytes > MAX_BYTES
         {
@@ -269,7 +269,7 @@ impl Dispatcher {
         draft.bytes += bytes;
         draft.deliveries.push(delivery);
         let account = self.logs.accounts.entry(draft.namespace.clone()).or_default();
-        if draft.place == Place::Ready {
+        if draft.state == DraftState::Ready {
             account.ready_bytes += bytes;
         }
         if draft.deliveries.len() == 1 {
@@ -282,7 +282,7 @@ impl Dispatcher {
     /// Schedules an event for the next page.
     pub(super) fn finish_draft(&mut self, id: &Arc<str>) {
         let draft = self.logs.drafts.get_mut(id);
-        let Some(draft) = draft.filter(|draft| draft.place == Place::Open) else {
+        let Some(draft) = draft.filter(|draft| draft.state == DraftState::Open) else {
             return;
         };
         let account = self.logs.accounts.entry(draft.namespace.clone()).or_default();
@@ -355,7 +355,7 @@ impl Dispatcher {
                 .logs
                 .drafts
                 .get_mut(id)
-                .filter(|draft| draft.place == Place::Open);
+                .filter(|draft| draft.state == DraftState::Open);
             if draft.is_some() && *since + WAIT > now.mono && !self.stopped {
                 break;
             }
@@ -376,7 +376,7 @@ impl Dispatcher {
                 account.ready.push_front(id);
                 break;
             }
-            draft.place = Place::Paged;
+            draft.state = DraftState::Paged;
             bytes += draft.bytes;
             events.push(id);
         }

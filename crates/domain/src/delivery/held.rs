@@ -1,14 +1,14 @@
 //! Deliveries that are held, released, or dropped because there are too many.
 //!
-//! A delivery is held while nothing can be sent to its webhook. It is also held while a limit of [`Limits::pending`]
+//! A delivery is held while nothing can be sent to its webhook. It is also held while a limit of [`DeliveryLimits::pending`]
 //! leaves no room for it, and released once there is room. When the total is reached, the account with the largest
-//! backlog gives way, and within it the webhook with the largest backlog. If more than [`Limits::held`] are held, the
+//! backlog gives way, and within it the webhook with the largest backlog. If more than [`DeliveryLimits::held`] are held, the
 //! oldest are dropped: those of the webhook or account that exceeds its limit, or else of the account that holds the
 //! most. Accounts and webhooks without anything that can give way are skipped: held deliveries that were requested are
 //! not dropped, and those in flight are not held.
 //!
-//! [`Limits::pending`]: super::Limits::pending
-//! [`Limits::held`]: super::Limits::held
+//! [`DeliveryLimits::pending`]: super::DeliveryLimits::pending
+//! [`DeliveryLimits::held`]: super::DeliveryLimits::held
 
 use super::{
     Dispatcher, JobKey, Now, RELEASED_AT_ONCE, Timer, WebhookKey,
@@ -16,7 +16,7 @@ use super::{
     bounds::Scope,
     job::{Job, State, Writing},
     name_of,
-    webhook_queue::{Backlog, Gate},
+    webhook_queue::{Backlog, WebhookGate},
 };
 use resources::DeliveryPhase;
 
@@ -161,7 +161,7 @@ impl Dispatcher {
     }
 
     /// Sends a held job with a new run of the retry schedule. This is recorded together with the outcome of its
-    /// attempt, unless there is no outcome within [`Limits::patience`](super::Limits::patience).
+    /// attempt, unless there is no outcome within [`DeliveryLimits::patience`](super::DeliveryLimits::patience).
     pub(super) fn release(&mut self, key: &JobKey, drains: bool, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let mut status = job.status();
@@ -199,7 +199,7 @@ impl Dispatcher {
         }
         job.state = State::Held;
         status.phase = DeliveryPhase::Held;
-        if queue.gate() != Gate::Open {
+        if queue.gate() != WebhookGate::Open {
             // It starts over once the webhook can be sent to, perhaps in another process.
             status.retries = 0;
         }
@@ -215,7 +215,7 @@ impl Dispatcher {
             job.set_status(status);
         }
         queue.held.insert(job.order.clone(), key.clone());
-        if queue.gate() == Gate::Open {
+        if queue.gate() == WebhookGate::Open {
             queue.tally.backlog = queue.tally.backlog.max(Some(Backlog::Held));
         }
         queue.count(job, &mut self.totals);

@@ -61,7 +61,7 @@ pub use observed::{job_key_of, sort_for_adoption};
 pub use outbox::{Origin, Unverified};
 pub use schedule::RetrySchedule;
 pub use settings::{DEFAULT_RETENTION_HOURS, DeliverySettings};
-pub use webhook_queue::{Backlog, Gate, Tally, WebhookFacts};
+pub use webhook_queue::{Backlog, Tally, WebhookFacts, WebhookGate};
 pub use writes::{WriteRequest, Written};
 
 use self::{
@@ -104,7 +104,7 @@ pub enum DeliveryLog {
 
 /// Limits of the dispatcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct DeliveryLimits {
     /// Attempts in flight per webhook.
     pub in_flight_per_webhook: usize,
     /// Attempts in flight.
@@ -119,7 +119,7 @@ pub struct Limits {
     pub patience: Duration,
 }
 
-impl Default for Limits {
+impl Default for DeliveryLimits {
     fn default() -> Self {
         Self {
             in_flight_per_webhook: 16,
@@ -237,7 +237,7 @@ pub enum Report {
         /// Delay that the receiver asked for with `Retry-After`, from the end of this attempt.
         retry_after: Option<Duration>,
     },
-    /// It was not sent, because the webhook cannot be sent to, for this reason. Its [`Gate`] has been updated before.
+    /// It was not sent, because the webhook cannot be sent to, for this reason. Its [`WebhookGate`] has been updated before.
     Blocked(String),
     /// It was not sent, for a temporary reason.
     Unready,
@@ -247,7 +247,7 @@ pub enum Report {
 enum Timer {
     /// The next attempt of a job is due.
     Due(JobKey),
-    /// A job has had no outcome for [`Limits::patience`].
+    /// A job has had no outcome for [`DeliveryLimits::patience`].
     Patience(JobKey),
     /// A failed write or lookup can be retried.
     Again(JobKey),
@@ -264,7 +264,7 @@ type TimerId = (Instant, u64);
 /// The scheduler of deliveries.
 #[derive(Debug)]
 pub struct Dispatcher {
-    limits: Limits,
+    limits: DeliveryLimits,
     schedule: RetrySchedule,
     log: DeliveryLog,
     queues: HashMap<WebhookKey, WebhookQueue>,
@@ -349,7 +349,7 @@ impl Dispatcher {
     /// An empty dispatcher. Initialise it by calling, in this order, [`Self::webhook_seen`] for every webhook,
     /// [`Self::delivery_seen`] with `at_start` for every unfinished Delivery, and [`Self::outbox_seen`] with [`Origin::Found`]
     /// for every outbox. Before that, take no commands and record no events.
-    pub fn new(limits: Limits, schedule: RetrySchedule, log: DeliveryLog) -> Self {
+    pub fn new(limits: DeliveryLimits, schedule: RetrySchedule, log: DeliveryLog) -> Self {
         Self {
             totals: Totals {
                 owed: Counts::new(limits.pending),

@@ -12,7 +12,7 @@ use super::{
     attempts::wait_until,
     job::{Job, Source, State, Writing},
     key, keys_after,
-    webhook_queue::{Gate, WebhookFacts},
+    webhook_queue::{WebhookFacts, WebhookGate},
 };
 use resources::{Delivery, DeliveryPhase, delivery::is_unowned, revision};
 
@@ -186,7 +186,7 @@ impl Dispatcher {
             return;
         };
         queue.jobs.insert(job_key.clone());
-        let is_open = queue.gate() == Gate::Open;
+        let is_open = queue.gate() == WebhookGate::Open;
         let job = Job::of_record(job_key.clone(), webhook, record, subject.unwrap_or_default());
         let (mut status, test) = (job.status(), job.test);
         let job = self.jobs.entry(job_key.clone()).insert_entry(job).into_mut();

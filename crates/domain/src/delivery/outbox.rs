@@ -13,7 +13,7 @@ use super::{
     event_log::{Logged, Removed},
     job::{Job, State},
     key, keys_after,
-    webhook_queue::{Gate, WebhookFacts},
+    webhook_queue::{WebhookFacts, WebhookGate},
 };
 use crate::event::{EventType, OutboxVersion};
 use resources::{Delivery, ids};
@@ -323,7 +323,9 @@ impl Dispatcher {
                 || facts.created_at.duration_since(event.created_at) <= CLOCKS_DIFFER
         };
         let wants = |facts: &WebhookFacts| {
-            facts.gate != Gate::Inactive && facts.events.contains(&event.event_type) && was_there(facts)
+            facts.gate != WebhookGate::Inactive
+                && facts.events.contains(&event.event_type)
+                && was_there(facts)
         };
         let webhooks: Vec<_> = self
             .webhooks_of(&namespace)
@@ -380,7 +382,7 @@ impl Dispatcher {
             return;
         };
         // Those already held go first.
-        if queue.gate() != Gate::Open || !queue.held.is_empty() || !self.make_room(&webhook) {
+        if queue.gate() != WebhookGate::Open || !queue.held.is_empty() || !self.make_room(&webhook) {
             self.hold(job_key);
             return;
         }

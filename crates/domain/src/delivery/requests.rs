@@ -12,7 +12,7 @@
 use super::{
     Dispatcher, JobKey, WebhookKey,
     job::State,
-    webhook_queue::{Gate, WebhookQueue},
+    webhook_queue::{WebhookGate, WebhookQueue},
 };
 use resources::DeliveryPhase;
 
@@ -26,10 +26,12 @@ impl Dispatcher {
         let is_kept = job.phase() == DeliveryPhase::Held;
         match (queue.gate(), job.state, job.request()) {
             // A first attempt never waits for long, and keeps its place in the order.
-            (Gate::Open, State::Waiting(_), Some(_)) if !job.is_first_attempt() => {}
-            (Gate::Open | Gate::Disabled, State::Held, Some(_)) => {}
+            (WebhookGate::Open, State::Waiting(_), Some(_)) if !job.is_first_attempt() => {}
+            (WebhookGate::Open | WebhookGate::Disabled, State::Held, Some(_)) => {}
             // The request was withdrawn.
-            (Gate::Open | Gate::Disabled, State::Waiting(_) | State::Ready(_), None) if is_kept => {
+            (WebhookGate::Open | WebhookGate::Disabled, State::Waiting(_) | State::Ready(_), None)
+                if is_kept =>
+            {
                 self.hold(key);
                 return;
             }
@@ -50,7 +52,7 @@ impl Dispatcher {
     pub(super) fn adopt_held(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get(key) else { return };
         let gate = self.queues.get(&job.webhook).map(WebhookQueue::gate);
-        if gate != Some(Gate::Disabled) || job.request().is_none() {
+        if gate != Some(WebhookGate::Disabled) || job.request().is_none() {
             self.hold(key);
             return;
         }
@@ -65,7 +67,7 @@ impl Dispatcher {
         if job.phase() != DeliveryPhase::Held {
             let mut status = job.status();
             status.phase = DeliveryPhase::Held;
-            if gate != Some(Gate::Open) {
+            if gate != Some(WebhookGate::Open) {
                 status.retries = 0;
             }
             status.next_attempt_at = None;

@@ -3,7 +3,7 @@
 use clap::Args;
 use resources::delivery::MAX_RESPONSE_BYTES;
 
-use super::{Bound, DeliveryLog, Limits, RetrySchedule};
+use super::{Bound, DeliveryLimits, DeliveryLog, RetrySchedule};
 
 /// Hours for which logged events and finished deliveries are kept unless the settings say otherwise (decisions, section 5).
 pub const DEFAULT_RETENTION_HOURS: u32 = 24;
@@ -85,8 +85,8 @@ pub struct DeliverySettings {
 
 impl DeliverySettings {
     /// The limits of the scheduler.
-    pub fn limits(&self) -> Limits {
-        Limits {
+    pub fn limits(&self) -> DeliveryLimits {
+        DeliveryLimits {
             in_flight: self.delivery_concurrency.into(),
             in_flight_per_webhook: self.delivery_concurrency_per_webhook.into(),
             pending: bound(
@@ -99,7 +99,7 @@ impl DeliverySettings {
                 self.held_deliveries_per_account,
                 self.held_deliveries_in_all,
             ),
-            ..Limits::default()
+            ..DeliveryLimits::default()
         }
     }
 }
@@ -128,6 +128,6 @@ mod tests {
     #[test]
     fn the_defaults_of_the_flags_are_those_of_the_scheduler() {
         let limits = Flags::parse_from(["stellage"]).delivery.limits();
-        assert_eq!(limits, Limits::default());
+        assert_eq!(limits, DeliveryLimits::default());
     }
 }

@@ -21,7 +21,7 @@ const FIRST_WINDOW: usize = 4;
 
 /// Whether a webhook can be sent to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Gate {
+pub enum WebhookGate {
     /// It can be sent to.
     #[default]
     Open,
@@ -53,7 +53,7 @@ pub struct WebhookFacts {
     /// Event types that it subscribes to.
     pub events: Vec<EventType>,
     /// Whether it can be sent to.
-    pub gate: Gate,
+    pub gate: WebhookGate,
     /// Name of the Delivery that disabled it.
     pub disabled_by: Option<Arc<str>>,
 }
@@ -106,7 +106,7 @@ pub(super) enum Outcome {
 
 /// The queue in which a webhook waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ReadyQueue {
     /// None: it has nothing to send, or has reached its limit of attempts in flight.
     Idle,
     /// [`Dispatcher::ready`](super::Dispatcher).
@@ -147,7 +147,7 @@ pub(super) struct WebhookQueue {
     was_retry: bool,
     /// Whether its last attempt failed or was slow, or it has not had a success yet.
     pub(super) is_suspect: bool,
-    pub(super) place: Place,
+    pub(super) waits_in: ReadyQueue,
     pub(super) tally: Tally,
 }
 
@@ -173,15 +173,15 @@ impl WebhookQueue {
             window: FIRST_WINDOW,
             was_retry: false,
             is_suspect: true,
-            place: Place::Idle,
+            waits_in: ReadyQueue::Idle,
             tally: Tally::default(),
         }
     }
 
-    pub(super) fn gate(&self) -> Gate {
+    pub(super) fn gate(&self) -> WebhookGate {
         let is_being_disabled = self.disabling == Some(self.facts.generation);
         match self.facts.gate {
-            Gate::Open | Gate::Blocked if is_being_disabled => Gate::Disabled,
+            WebhookGate::Open | WebhookGate::Blocked if is_being_disabled => WebhookGate::Disabled,
             gate => gate,
         }
     }
@@ -262,7 +262,7 @@ impl WebhookQueue {
 
     /// Updates whether held deliveries are waiting only for room.
     pub(super) fn expect_room(&mut self, totals: &mut Totals) {
-        let is_open = self.gate() == Gate::Open;
+        let is_open = self.gate() == WebhookGate::Open;
         let is_over = match self.tally.backlog {
             Some(Backlog::Held) => self.held.is_empty() || !is_open,
             Some(Backlog::Dropped) => self.held.is_empty(),
@@ -305,7 +305,7 @@ impl WebhookQueue {
         // see a new event.
         if cap <= 1
             && self.was_retry
-            && gate == Gate::Open
+            && gate == WebhookGate::Open
             && let Some(first) = self.next_first(window)
         {
             return Some(first);
@@ -313,9 +313,9 @@ impl WebhookQueue {
         if self.in_flight - self.first_in_flight < window {
             let other = match (self.tests.pop_first(), gate) {
                 (Some((_, key)), _) => Some(key),
-                (None, Gate::Open) => self.next_retry(),
-                (None, Gate::Disabled) => self.requested.pop_first().map(|order| order.job),
-                (None, Gate::Inactive | Gate::Blocked) => None,
+                (None, WebhookGate::Open) => self.next_retry(),
+                (None, WebhookGate::Disabled) => self.requested.pop_first().map(|order| order.job),
+                (None, WebhookGate::Inactive | WebhookGate::Blocked) => None,
             };
             if let Some(key) = other {
                 self.in_flight += 1;
@@ -323,7 +323,7 @@ impl WebhookQueue {
                 return Some((key, None));
             }
         }
-        if gate == Gate::Open {
+        if gate == WebhookGate::Open {
             self.next_first(window)
         } else {
             None
@@ -370,7 +370,7 @@ impl WebhookQueue {
 
     /// Whether it can be sent to, and there are events for which no attempt has ended.
     pub(super) fn has_unattempted(&self) -> bool {
-        self.gate() == Gate::Open && (self.first_in_flight > 0 || !self.first_attempts.is_empty())
+        self.gate() == WebhookGate::Open && (self.first_in_flight > 0 || !self.first_attempts.is_empty())
     }
 
     /// Number of jobs that wait to be sent.

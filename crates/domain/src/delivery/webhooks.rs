@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Dispatcher, JobKey, Now, WebhookKey, key,
-    webhook_queue::{Gate, Tally, WebhookFacts, WebhookQueue},
+    webhook_queue::{Tally, WebhookFacts, WebhookGate, WebhookQueue},
 };
 
 /// Number of deleted webhooks that are remembered: as many as may be deleted during a list call.
@@ -38,10 +38,10 @@ impl Dispatcher {
         queue.facts = facts;
         match (before, queue.gate()) {
             (before, after) if before == after => {}
-            (_, Gate::Open) => self.release_all(&webhook, now),
+            (_, WebhookGate::Open) => self.release_all(&webhook, now),
             // For a disabled webhook, only requested deliveries are sent.
-            (Gate::Open | Gate::Disabled, _) => self.hold_all(&webhook),
-            (_, Gate::Disabled) => self.attempt_requested(&webhook),
+            (WebhookGate::Open | WebhookGate::Disabled, _) => self.hold_all(&webhook),
+            (_, WebhookGate::Disabled) => self.attempt_requested(&webhook),
             _ => {}
         }
         if let Some(queue) = self.queues.get_mut(&webhook) {

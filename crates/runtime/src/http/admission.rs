@@ -13,7 +13,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::Limits;
+use super::ConnectionLimits;
 
 /// `Connection::idle_since` while a request is being handled.
 const BUSY: u64 = u64::MAX;
@@ -25,7 +25,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// The connections of a server.
 pub(super) struct Admission {
-    limits: Limits,
+    limits: ConnectionLimits,
     state: Mutex<State>,
     left: Notify,
     started: Instant,
@@ -59,7 +59,7 @@ pub(super) enum NoRoom {
 /// Position in the order in which connections are closed: those of trusted proxies last, otherwise the longest idle
 /// first. A connection may have been idle for a shorter time than its position says, never for a longer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct ClosingOrder {
     is_trusted: bool,
     idle_since: u64,
     id: u64,
@@ -70,20 +70,20 @@ struct State {
     last_id: u64,
     connections: HashMap<u64, OpenConnection>,
     /// All of them.
-    places: BTreeSet<Place>,
+    places: BTreeSet<ClosingOrder>,
     /// Those of each peer that has a share.
-    peers: HashMap<IpAddr, BTreeSet<Place>>,
+    peers: HashMap<IpAddr, BTreeSet<ClosingOrder>>,
 }
 
 struct OpenConnection {
     connection: Arc<Connection>,
-    place: Place,
+    place: ClosingOrder,
     /// The peer whose share it counts against.
     peer: Option<IpAddr>,
 }
 
 impl Admission {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: ConnectionLimits) -> Self {
         Self {
             limits,
             state: Mutex::default(),
@@ -147,7 +147,7 @@ impl State {
         self.last_id += 1;
         let (id, place) = (
             self.last_id,
-            Place {
+            ClosingOrder {
                 is_trusted,
                 idle_since: now,
                 id: self.last_id,
@@ -174,14 +174,14 @@ impl State {
         Some(open)
     }
 
-    fn place(&mut self, place: Place, peer: Option<IpAddr>) {
+    fn place(&mut self, place: ClosingOrder, peer: Option<IpAddr>) {
         self.places.insert(place);
         if let Some(peer) = peer {
             self.peers.entry(peer).or_default().insert(place);
         }
     }
 
-    fn displace(&mut self, place: Place, peer: Option<IpAddr>) {
+    fn displace(&mut self, place: ClosingOrder, peer: Option<IpAddr>) {
         self.places.remove(&place);
         if let Some(peer) = peer
             && let Some(places) = self.peers.get_mut(&peer)
@@ -196,7 +196,7 @@ impl State {
     /// Closes the connection of this peer, or of all peers, that has been idle the longest. If all those examined have
     /// been used since they were last examined, closes the one among them that has waited for its peer the longest.
     fn close_oldest_idle(&mut self, peer: Option<IpAddr>, now: u64) -> Option<()> {
-        let mut oldest: Option<Place> = None;
+        let mut oldest: Option<ClosingOrder> = None;
         for _ in 0..MAX_LOOKS {
             let places = peer.map_or(Some(&self.places), |peer| self.peers.get(&peer))?;
             let place = *places.first()?;
@@ -210,7 +210,7 @@ impl State {
                 // Every connection placed before `now` has been examined.
                 break;
             }
-            let new = Place {
+            let new = ClosingOrder {
                 idle_since: idle_since.min(now),
                 ..place
             };
@@ -298,9 +298,9 @@ mod tests {
     use super::*;
 
     fn admission(connections: usize, per_peer: usize) -> Arc<Admission> {
-        Arc::new(Admission::new(Limits {
+        Arc::new(Admission::new(ConnectionLimits {
             trusted: vec!["10.0.0.0/8".parse().unwrap()],
-            ..Limits::of(connections, per_peer)
+            ..ConnectionLimits::of(connections, per_peer)
         }))
     }
 

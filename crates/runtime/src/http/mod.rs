@@ -63,7 +63,7 @@ const MAX_DISCARDED: u64 = 1024 * 1024;
 
 /// What a server grants its clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// Maximum number of simultaneous connections. Beyond it, the one that has been idle the longest is closed.
     pub connections: usize,
     /// The same per address; an IPv6 /64 network counts as one address.
@@ -76,7 +76,7 @@ pub struct Limits {
     pub write_progress: Duration,
 }
 
-impl Limits {
+impl ConnectionLimits {
     /// These numbers of connections, no trusted proxies, and the usual times.
     pub fn of(connections: usize, per_peer: usize) -> Self {
         Self {
@@ -100,7 +100,7 @@ pub type Unreadable = fn(StatusCode) -> Response<Bytes>;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// What clients are granted.
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
     /// The answer to an unreadable request.
     pub unreadable: Unreadable,
     /// The certificate, for TLS; without one the server speaks plain HTTP.

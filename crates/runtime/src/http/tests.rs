@@ -26,7 +26,7 @@ fn plain(status: StatusCode) -> Response<Bytes> {
 }
 
 impl Served {
-    async fn start(limits: Limits) -> Self {
+    async fn start(limits: ConnectionLimits) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
@@ -99,11 +99,11 @@ async fn exchange(stream: &mut TcpStream, text: &str) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-fn short() -> Limits {
-    Limits {
+fn short() -> ConnectionLimits {
+    ConnectionLimits {
         first_head: Duration::from_millis(300),
         write_progress: Duration::from_millis(300),
-        ..Limits::of(200, 200)
+        ..ConnectionLimits::of(200, 200)
     }
 }
 
@@ -116,7 +116,7 @@ async fn more_hostile_connections_than_fit_leave_clients_their_answers() {
         "GET /large HTTP/1.1\r\nhost: a\r\n\r\n",
     ] {
         // The deadlines are those of the shipped program, so that only making room can help.
-        let served = Served::start(Limits::of(200, 100)).await;
+        let served = Served::start(ConnectionLimits::of(200, 100)).await;
         let mut kept = TcpStream::connect(served.address).await.unwrap();
         let mut hostile = Vec::new();
         let mut slow = 0;
@@ -147,7 +147,7 @@ async fn more_hostile_connections_than_fit_leave_clients_their_answers() {
 
 #[tokio::test]
 async fn one_address_cannot_take_the_connections_of_others() {
-    let served = Served::start(Limits::of(200, 10)).await;
+    let served = Served::start(ConnectionLimits::of(200, 10)).await;
     let other = served.connect_from(2).await;
     let mut hostile = Vec::new();
     for _ in 0..50 {
@@ -222,7 +222,7 @@ async fn a_peer_that_does_not_read_is_cut_off() {
 
 #[tokio::test]
 async fn a_peer_that_reads_slowly_gets_everything() {
-    let served = Served::start(Limits {
+    let served = Served::start(ConnectionLimits {
         write_progress: Duration::from_secs(5),
         ..short()
     })
@@ -250,7 +250,7 @@ async fn a_peer_that_reads_slowly_gets_everything() {
 
 #[tokio::test]
 async fn unreadable_heads_are_answered_in_the_format_of_the_server() {
-    let served = Served::start(Limits::of(200, 200)).await;
+    let served = Served::start(ConnectionLimits::of(200, 200)).await;
     let large = format!(
         "GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n",
         "x".repeat(200 * 1024)
@@ -274,7 +274,7 @@ async fn unreadable_heads_are_answered_in_the_format_of_the_server() {
 
 #[tokio::test]
 async fn a_shutdown_waits_for_running_requests_and_closes_idle_connections() {
-    let served = Served::start(Limits::of(200, 200)).await;
+    let served = Served::start(ConnectionLimits::of(200, 200)).await;
     let (idle, mut busy) = (
         TcpStream::connect(served.address).await.unwrap(),
         TcpStream::connect(served.address).await.unwrap(),

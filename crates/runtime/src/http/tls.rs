@@ -234,7 +234,7 @@ mod tests {
     use tokio_rustls::TlsConnector;
 
     use super::{
-        super::{Limits, Options, connections},
+        super::{ConnectionLimits, Options, connections},
         *,
     };
 
@@ -313,7 +313,7 @@ mod tests {
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello"))))
         });
         let options = Options {
-            limits: Limits::of(10, 10),
+            limits: ConnectionLimits::of(10, 10),
             unreadable: |_: StatusCode| Response::new(Bytes::new()),
             certificate: Some(certificate),
             grace: PATIENCE,

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 pub use queue::Class;
 use queue::WorkQueue;
 
-use super::Place;
+use super::ObjectRef;
 
 /// Number of due objects that are queued before the next event is looked at.
 const DUE_AT_ONCE: usize = 64;
@@ -24,18 +24,22 @@ const DUE_AT_ONCE: usize = 64;
 /// Reconciles objects of a kind.
 pub trait Reconcile: Sync {
     /// The class of the slot that an object needs now.
-    fn class(&self, place: &Place) -> Class;
+    fn class(&self, object_ref: &ObjectRef) -> Class;
 
     /// Reconciles an object once, with a slot of this class. Returns after how long to do so again, unless the object
     /// changes before then.
-    fn reconcile(&self, place: &Place, class: Class) -> impl Future<Output = Option<Duration>> + Send;
+    fn reconcile(
+        &self,
+        object_ref: &ObjectRef,
+        class: Class,
+    ) -> impl Future<Output = Option<Duration>> + Send;
 }
 
 /// Reconciles the objects of `triggers` until shutdown, then finishes the running reconciles. `concurrency` are reconciled at
 /// the same time; `depth` shows how many are reconciled or wait for that.
 pub async fn run(
     reconciler: &impl Reconcile,
-    triggers: impl Stream<Item = Place> + Send,
+    triggers: impl Stream<Item = ObjectRef> + Send,
     concurrency: u16,
     depth: Gauge,
     shutdown: &CancellationToken,
@@ -44,32 +48,32 @@ pub async fn run(
     let mut running = FuturesUnordered::new();
     let mut triggers = pin!(triggers);
     loop {
-        while let Some((place, class)) = queue.next() {
+        while let Some((object_ref, class)) = queue.next() {
             running.push(async move {
-                let again = reconciler.reconcile(&place, class).await;
-                (place, class, again)
+                let again = reconciler.reconcile(&object_ref, class).await;
+                (object_ref, class, again)
             });
         }
         depth.set(i64::try_from(queue.depth()).unwrap_or(i64::MAX));
         let timer = queue.next_timer();
         tokio::select! {
             () = shutdown.cancelled() => break,
-            Some((place, class, again)) = running.next() => {
+            Some((object_ref, class, again)) = running.next() => {
                 let again_at = again.map(|delay| Instant::now() + delay);
-                if queue.finished(&place, class, again_at) {
-                    let class = reconciler.class(&place);
-                    queue.request(place, class);
+                if queue.finished(&object_ref, class, again_at) {
+                    let class = reconciler.class(&object_ref);
+                    queue.request(object_ref, class);
                 }
             }
-            Some(place) = triggers.next() => {
-                let class = reconciler.class(&place);
-                queue.request(place, class);
+            Some(object_ref) = triggers.next() => {
+                let class = reconciler.class(&object_ref);
+                queue.request(object_ref, class);
             }
             () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => {
                 let now = Instant::now();
-                for place in std::iter::from_fn(|| queue.due(now)).take(DUE_AT_ONCE).collect::<Vec<_>>() {
-                    let class = reconciler.class(&place);
-                    queue.request(place, class);
+                for object_ref in std::iter::from_fn(|| queue.due(now)).take(DUE_AT_ONCE).collect::<Vec<_>>() {
+                    let class = reconciler.class(&object_ref);
+                    queue.request(object_ref, class);
                 }
             }
         }

@@ -14,7 +14,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::slots::Slots;
-use crate::Place;
+use crate::ObjectRef;
 
 /// Which slots an object needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,10 +27,10 @@ pub enum Class {
 
 /// The objects to reconcile, now or later. Each is reconciled by one task at a time.
 pub(super) struct WorkQueue {
-    objects: HashMap<Place, Stage>,
-    normal: Slots<(Place, u64)>,
-    suspects: Slots<(Place, u64)>,
-    timers: BTreeMap<(Instant, u64), Place>,
+    objects: HashMap<ObjectRef, Stage>,
+    normal: Slots<(ObjectRef, u64)>,
+    suspects: Slots<(ObjectRef, u64)>,
+    timers: BTreeMap<(Instant, u64), ObjectRef>,
     tickets: u64,
 }
 
@@ -48,9 +48,9 @@ enum Stage {
 }
 
 /// The account whose turn an object takes. A cluster-scoped object is an account of its own.
-fn account(place: &Place) -> Arc<str> {
-    match place.namespace() {
-        "" => place.name().into(),
+fn account(object_ref: &ObjectRef) -> Arc<str> {
+    match object_ref.namespace() {
+        "" => object_ref.name().into(),
         namespace => namespace.into(),
     }
 }
@@ -77,8 +77,8 @@ impl WorkQueue {
 
     /// Requests a reconcile of an object once there is a slot, or another one if it is being reconciled now. An object
     /// that waits for a suspect slot waits for a normal slot instead if it is requested as [`Class::Normal`].
-    pub(super) fn request(&mut self, place: Place, class: Class) {
-        match self.objects.get_mut(&place) {
+    pub(super) fn request(&mut self, object_ref: ObjectRef, class: Class) {
+        match self.objects.get_mut(&object_ref) {
             Some(Stage::Running { again }) => {
                 *again = true;
                 return;
@@ -91,20 +91,22 @@ impl WorkQueue {
         }
         self.tickets += 1;
         let ticket = self.tickets;
-        self.objects.insert(place.clone(), Stage::Waiting(class, ticket));
-        self.slots(class).push(&account(&place), (place, ticket));
+        self.objects
+            .insert(object_ref.clone(), Stage::Waiting(class, ticket));
+        self.slots(class)
+            .push(&account(&object_ref), (object_ref, ticket));
     }
 
     /// The next object to reconcile, and the class of its slot. Call [`Self::finished`] afterwards.
-    pub(super) fn next(&mut self) -> Option<(Place, Class)> {
+    pub(super) fn next(&mut self) -> Option<(ObjectRef, Class)> {
         for class in [Class::Normal, Class::Suspect] {
-            while let Some((place, ticket)) = self.slots(class).pop() {
-                match self.objects.get_mut(&place) {
+            while let Some((object_ref, ticket)) = self.slots(class).pop() {
+                match self.objects.get_mut(&object_ref) {
                     Some(stage) if *stage == Stage::Waiting(class, ticket) => {
                         *stage = Stage::Running { again: false };
-                        return Some((place, class));
+                        return Some((object_ref, class));
                     }
-                    _ => self.slots(class).give_back(&account(&place)),
+                    _ => self.slots(class).give_back(&account(&object_ref)),
                 }
             }
         }
@@ -114,28 +116,34 @@ impl WorkQueue {
     /// Ends the reconcile of an object, which is to be reconciled again at this time. Returns whether it was requested
     /// in the meantime; if so, request it again.
     #[must_use]
-    pub(super) fn finished(&mut self, place: &Place, class: Class, again_at: Option<Instant>) -> bool {
-        self.slots(class).give_back(&account(place));
-        let stage = self.objects.remove(place);
+    pub(super) fn finished(
+        &mut self,
+        object_ref: &ObjectRef,
+        class: Class,
+        again_at: Option<Instant>,
+    ) -> bool {
+        self.slots(class).give_back(&account(object_ref));
+        let stage = self.objects.remove(object_ref);
         if stage == Some(Stage::Running { again: true }) {
             return true;
         }
         if let Some(at) = again_at {
             self.tickets += 1;
-            self.objects.insert(place.clone(), Stage::Later(at, self.tickets));
-            self.timers.insert((at, self.tickets), place.clone());
+            self.objects
+                .insert(object_ref.clone(), Stage::Later(at, self.tickets));
+            self.timers.insert((at, self.tickets), object_ref.clone());
         }
         false
     }
 
     /// An object whose time has come; request it.
-    pub(super) fn due(&mut self, now: Instant) -> Option<Place> {
+    pub(super) fn due(&mut self, now: Instant) -> Option<ObjectRef> {
         if self.next_timer()? > now {
             return None;
         }
-        let (_, place) = self.timers.pop_first()?;
-        self.objects.remove(&place);
-        Some(place)
+        let (_, object_ref) = self.timers.pop_first()?;
+        self.objects.remove(&object_ref);
+        Some(object_ref)
     }
 
     /// When the next object is due.
@@ -143,7 +151,7 @@ impl WorkQueue {
         self.timers.first_key_value().map(|((at, _), _)| *at)
     }
 
-    fn slots(&mut self, class: Class) -> &mut Slots<(Place, u64)> {
+    fn slots(&mut self, class: Class) -> &mut Slots<(ObjectRef, u64)> {
         match class {
             Class::Normal => &mut self.normal,
             Class::Suspect => &mut self.suspects,
@@ -157,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    fn started(queue: &mut WorkQueue) -> Vec<(Place, Class)> {
+    fn started(queue: &mut WorkQueue) -> Vec<(ObjectRef, Class)> {
         std::iter::from_fn(|| queue.next()).collect()
     }
 
@@ -167,10 +175,10 @@ mod tests {
             let mut queue = WorkQueue::new(concurrency);
             for class in [Class::Normal, Class::Suspect] {
                 for number in 0..1000 {
-                    queue.request(Place::new("hostile", &format!("{class:?}-{number}")), class);
+                    queue.request(ObjectRef::new("hostile", &format!("{class:?}-{number}")), class);
                 }
                 assert!(started(&mut queue).len() <= usize::from(concurrency / 2));
-                queue.request(Place::new("other", &format!("{class:?}")), class);
+                queue.request(ObjectRef::new("other", &format!("{class:?}")), class);
                 // With one slot for suspects there is nothing to share.
                 assert!(queue.next().is_some() || (class == Class::Suspect && concurrency == 4));
             }
@@ -179,7 +187,7 @@ mod tests {
 
     #[test]
     fn an_instance_is_reconciled_by_one_task_at_a_time_and_again_if_it_was_requested_since() {
-        let (mut queue, one) = (WorkQueue::new(32), Place::new("ns", "one"));
+        let (mut queue, one) = (WorkQueue::new(32), ObjectRef::new("ns", "one"));
         for _ in 0..3 {
             queue.request(one.clone(), Class::Normal);
         }
@@ -196,7 +204,7 @@ mod tests {
 
     #[test]
     fn an_instance_is_reconciled_when_its_time_has_come_or_when_it_changes_before() {
-        let (mut queue, one) = (WorkQueue::new(32), Place::new("ns", "one"));
+        let (mut queue, one) = (WorkQueue::new(32), ObjectRef::new("ns", "one"));
         let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(60));
         let reconcile = |queue: &mut WorkQueue| {
             queue.request(one.clone(), Class::Normal);
@@ -218,26 +226,26 @@ mod tests {
     fn a_new_operation_of_a_suspect_does_not_wait_behind_the_other_suspects_of_its_account() {
         let mut queue = WorkQueue::new(32);
         for number in 0..200 {
-            queue.request(Place::new("ns", &format!("hanging-{number}")), Class::Suspect);
+            queue.request(ObjectRef::new("ns", &format!("hanging-{number}")), Class::Suspect);
         }
         assert_eq!(started(&mut queue).len(), 4);
-        let last = Place::new("ns", "hanging-199");
+        let last = ObjectRef::new("ns", "hanging-199");
         queue.request(last.clone(), Class::Normal);
         assert_eq!(queue.next(), Some((last.clone(), Class::Normal)));
-        // It asks the provider again, and is a suspect again. Its first place is void.
+        // It asks the provider again, and is a suspect again. Its first object_ref is void.
         assert!(!queue.finished(&last, Class::Normal, None));
         queue.request(last.clone(), Class::Suspect);
         for number in 0..4 {
             assert!(!queue.finished(
-                &Place::new("ns", &format!("hanging-{number}")),
+                &ObjectRef::new("ns", &format!("hanging-{number}")),
                 Class::Suspect,
                 None
             ));
         }
         let mut order = Vec::new();
-        while let Some((place, class)) = queue.next() {
-            order.push(place.clone());
-            assert!(!queue.finished(&place, class, None));
+        while let Some((object_ref, class)) = queue.next() {
+            order.push(object_ref.clone());
+            assert!(!queue.finished(&object_ref, class, None));
         }
         assert_eq!((order.len(), order.last()), (196, Some(&last)));
         assert!(queue.objects.is_empty());
@@ -249,8 +257,8 @@ mod tests {
         let began = std::time::Instant::now();
         let mut queue = WorkQueue::new(256);
         for number in 0..100_000 {
-            let place = Place::new(&format!("ns-{}", number % 500), &format!("i-{number}"));
-            queue.request(place, Class::Normal);
+            let object_ref = ObjectRef::new(&format!("ns-{}", number % 500), &format!("i-{number}"));
+            queue.request(object_ref, Class::Normal);
         }
         let mut finished = 0;
         loop {
@@ -258,8 +266,8 @@ mod tests {
             if running.is_empty() {
                 break;
             }
-            for (place, class) in running {
-                assert!(!queue.finished(&place, class, None));
+            for (object_ref, class) in running {
+                assert!(!queue.finished(&object_ref, class, None));
                 finished += 1;
             }
         }

@@ -12,8 +12,8 @@ use super::{
     call::Call,
     page::{Shell, Single, page},
     refusal::Refusal,
+    session_request::SessionRequest,
     text::Moment,
-    visit::Visit,
 };
 
 pub(super) fn routes() -> Router<Arc<App>> {
@@ -73,11 +73,11 @@ struct AccountPage {
     account: AccountView,
 }
 
-async fn show(visit: Visit) -> Result<Response, Refusal> {
+async fn show(request: SessionRequest) -> Result<Response, Refusal> {
     let call = Call::get("/v1/account");
-    let found: Single<AccountView> = visit.get(&call).await?;
+    let found: Single<AccountView> = request.get(&call).await?;
     let template = AccountPage {
-        shell: visit.shell_with("account", "Account", &[call]),
+        shell: request.shell_with("account", "Account", &[call]),
         account: found.data,
     };
     Ok(page(StatusCode::OK, &template))

@@ -13,8 +13,8 @@ use super::{
     page::{List, Pager, Query, Shell, page},
     refresh::Refresh,
     refusal::Refusal,
+    session_request::SessionRequest,
     text::{Moment, percent},
-    visit::Visit,
 };
 
 pub(super) fn routes() -> Router<Arc<App>> {
@@ -81,24 +81,24 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(visit: Visit) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Result<Response, Refusal> {
     let filters = ["status", "instance_id"];
     let parameters = [
-        ("status", visit.query.get("status")),
-        ("instance_id", visit.query.get("instance_id")),
-        ("page", visit.query.get("page")),
+        ("status", request.query.get("status")),
+        ("instance_id", request.query.get("instance_id")),
+        ("page", request.query.get("page")),
     ];
     let call = Call::get(with_query("/v1/alerts", &parameters));
     let List {
         data: items,
         pagination,
-    }: List<Alert> = visit.get(&call).await?;
+    }: List<Alert> = request.get(&call).await?;
     let template = ListPage {
-        shell: visit.shell_with("alerts", "Alerts", &[call]),
-        pager: Pager::new(pagination, "/console/alerts", &visit.query),
-        is_filtered: visit.query.has_any(&filters),
-        refresh: visit.refresh(false),
-        query: visit.query,
+        shell: request.shell_with("alerts", "Alerts", &[call]),
+        pager: Pager::new(pagination, "/console/alerts", &request.query),
+        is_filtered: request.query.has_any(&filters),
+        refresh: request.refresh(false),
+        query: request.query,
         items,
     };
     Ok(page(StatusCode::OK, &template))

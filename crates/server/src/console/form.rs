@@ -51,7 +51,7 @@ pub struct Meanwhile {
 
 /// A problem, as the summary at the top of a form lists it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Problem<'a> {
+pub struct FieldProblem<'a> {
     /// Label of the field.
     pub label: String,
     /// Id of the field.
@@ -178,8 +178,8 @@ impl Form {
     }
 
     /// The problems of all fields.
-    pub fn problems(&self) -> Vec<Problem<'_>> {
-        self.problems.iter().map(Problem::of).collect()
+    pub fn problems(&self) -> Vec<FieldProblem<'_>> {
+        self.problems.iter().map(FieldProblem::of).collect()
     }
 
     /// The same form, which remembers what it contains and which version of the object that is.
@@ -277,7 +277,7 @@ impl Field {
     }
 }
 
-impl<'a> Problem<'a> {
+impl<'a> FieldProblem<'a> {
     /// A problem that `/v1` has with a field, in the words of the forms.
     fn of(detail: &'a Detail) -> Self {
         let (name, rest) = detail.field.split_once('[').unwrap_or((&detail.field, ""));

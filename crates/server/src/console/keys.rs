@@ -15,8 +15,8 @@ use super::{
     form::Form,
     page::{List, Pager, Shell, Single, page},
     refusal::Refusal,
+    session_request::SessionRequest,
     text::Moment,
-    visit::Visit,
 };
 
 const SECTION: &str = "keys";
@@ -69,11 +69,11 @@ struct ListPage {
     now: Moment,
 }
 
-fn create_call(visit: &Visit, form: &Form) -> Call {
+fn create_call(request: &SessionRequest, form: &Form) -> Call {
     let mut body = json!({ "scope": form.value("scope") });
     if let Ok(days) = form.text("days").parse::<i64>()
         && let Some(life) = SignedDuration::try_from_hours(days.clamp(0, MAX_DAYS) * 24)
-        && let Ok(end) = visit.now().checked_add(life)
+        && let Ok(end) = request.now().checked_add(life)
         // The end of that day, so that a second submission of the form asks for the same.
         && let Ok(end) = jiff::Timestamp::from_second((end.as_second() / DAY + 1) * DAY)
     {
@@ -82,31 +82,31 @@ fn create_call(visit: &Visit, form: &Form) -> Call {
     Call::with(Method::POST, "/v1/keys", body).once(form.key())
 }
 
-async fn shown(visit: Visit, status: StatusCode, form: Form) -> Result<Response, Refusal> {
-    let parameters = [("page", visit.query.get("page"))];
+async fn shown(request: SessionRequest, status: StatusCode, form: Form) -> Result<Response, Refusal> {
+    let parameters = [("page", request.query.get("page"))];
     let call = Call::get(with_query("/v1/keys", &parameters));
     let List {
         data: items,
         pagination,
-    }: List<Key> = visit.get(&call).await?;
+    }: List<Key> = request.get(&call).await?;
     let mut calls = vec![call];
-    if visit.may_write() {
-        calls.push(create_call(&visit, &form));
+    if request.may_write() {
+        calls.push(create_call(&request, &form));
     }
     let template = ListPage {
-        shell: visit.shell_with(SECTION, "API keys", &calls),
-        pager: Pager::new(pagination, "/console/keys", &visit.query),
-        own: visit.key_name().to_owned(),
-        now: Moment(visit.now()),
+        shell: request.shell_with(SECTION, "API keys", &calls),
+        pager: Pager::new(pagination, "/console/keys", &request.query),
+        own: request.key_name().to_owned(),
+        now: Moment(request.now()),
         items,
         form,
     };
     Ok(page(status, &template))
 }
 
-async fn list(visit: Visit) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Result<Response, Refusal> {
     let form = Form::new().with("scope", "read").with("days", "90");
-    shown(visit, StatusCode::OK, form).await
+    shown(request, StatusCode::OK, form).await
 }
 
 #[derive(Template)]
@@ -128,17 +128,17 @@ struct NewKey {
     expires_at: Option<Moment>,
 }
 
-async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
+async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
     let days = form.text("days");
     let is_number = days
         .parse::<i64>()
         .is_ok_and(|days| (1..=MAX_DAYS).contains(&days));
     if !days.is_empty() && !is_number {
         form.mark("days", "must be a number of days from 1 to 3650, or empty");
-        return shown(visit, StatusCode::UNPROCESSABLE_ENTITY, form).await;
+        return shown(request, StatusCode::UNPROCESSABLE_ENTITY, form).await;
     }
-    let call = create_call(&visit, &form);
-    match visit.send(&call).await {
+    let call = create_call(&request, &form);
+    match request.send(&call).await {
         Ok(bytes) => {
             let created: Single<NewKey> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let NewKey {
@@ -148,7 +148,7 @@ async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
                 expires_at,
             } = created.data;
             let template = CreatedPage {
-                shell: visit.shell_with(
+                shell: request.shell_with(
                     SECTION,
                     "API key created",
                     &[call, Call::get(format!("/v1/keys/{id}"))],
@@ -160,9 +160,9 @@ async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
             };
             Ok(page(StatusCode::CREATED, &template))
         }
-        Err(refusal) if refusal.status.is_client_error() && visit.may_write() => {
+        Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
             form.refused(&refusal);
-            shown(visit, refusal.status, form).await
+            shown(request, refusal.status, form).await
         }
         Err(refusal) => Err(refusal),
     }
@@ -176,25 +176,25 @@ struct RevokePage {
     is_own: bool,
 }
 
-async fn show_revoke(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
+async fn show_revoke(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
     let id = segment(&id);
-    let found: Single<Key> = visit.get(&Call::get(format!("/v1/keys/{id}"))).await?;
+    let found: Single<Key> = request.get(&Call::get(format!("/v1/keys/{id}"))).await?;
     let template = RevokePage {
-        shell: visit.shell_with(
+        shell: request.shell_with(
             SECTION,
             "Revoke API key",
             &[Call::delete(format!("/v1/keys/{id}"))],
         ),
-        is_own: found.data.id == visit.key_name(),
+        is_own: found.data.id == request.key_name(),
         key: found.data,
     };
     Ok(page(StatusCode::OK, &template))
 }
 
-async fn revoke(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn revoke(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
     let id = segment(&id);
-    visit.send(&Call::delete(format!("/v1/keys/{id}"))).await?;
+    request.send(&Call::delete(format!("/v1/keys/{id}"))).await?;
     let note = format!("The API key {id} is revoked; it stops working within a second.");
-    Ok(visit.done("/console/keys", &note).await)
+    Ok(request.done("/console/keys", &note).await)
 }

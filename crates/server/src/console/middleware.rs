@@ -21,7 +21,7 @@ use super::{
     oidc::is_safe,
     page::{Shell, problem},
     refusal::Refusal,
-    same_origin, visit,
+    same_origin, session_request,
 };
 use runtime::metrics::RequestLabels;
 
@@ -46,7 +46,11 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
     };
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         let section = Shell::section_of(&path);
-        response = problem(&refusal, &path, visit::shell_of(&app, &headers, section).await);
+        response = problem(
+            &refusal,
+            &path,
+            session_request::shell_of(&app, &headers, section).await,
+        );
         if headers.contains_key("hx-request") && response.status() == StatusCode::NOT_FOUND {
             // The object that an open page shows is gone: reload the whole page, which says so.
             let reload = HeaderValue::from_static("true");

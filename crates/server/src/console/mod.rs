@@ -3,7 +3,7 @@
 //! A page calls `/v1` in this process, with the request that the page also shows as a command, and renders the response. So `/v1` alone
 //! decides what is valid, allowed, limited or present, and nothing exists only in the console.
 //!
-//! - `visit`: a request of a signed-in user, and its requests to `/v1`; `call` describes these, `refusal` their errors;
+//! - `session_request`: a request of a signed-in user, and its requests to `/v1`; `call` describes these, `refusal` their errors;
 //! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
 //!   Connect;
 //! - `middleware`, with `same_origin`: the middleware around every page;
@@ -13,7 +13,6 @@
 mod account;
 mod alerts;
 mod assets;
-mod attempts;
 mod backups;
 mod call;
 mod events;
@@ -31,9 +30,10 @@ mod same_origin;
 mod seal;
 mod sealing_key;
 mod session;
+mod session_request;
 mod sign_in;
+mod sign_in_limiter;
 mod text;
-mod visit;
 mod webhooks;
 
 pub use self::oidc::{OidcError, OidcSettings, Provider};
@@ -51,8 +51,8 @@ use ipnet::IpNet;
 use kube::Client;
 
 use self::{
-    attempts::Attempts, page::see_other, refusal::Refusal, seal::Seal, sealing_key::SealingKey,
-    session::Cookies, visit::Visit,
+    page::see_other, refusal::Refusal, seal::Seal, sealing_key::SealingKey, session::Cookies,
+    session_request::SessionRequest, sign_in_limiter::SignInLimiter,
 };
 use crate::{facade::Facade, service::Service};
 use runtime::{Metrics, http::Peer, metrics::RequestLabels};
@@ -86,7 +86,7 @@ struct App {
     service: Arc<Service>,
     sealing_key: SealingKey,
     cookies: Cookies,
-    attempts: Attempts,
+    attempts: SignInLimiter,
     trusted_proxies: Vec<IpNet>,
     provider: Option<Provider>,
     metrics: Metrics,
@@ -108,7 +108,7 @@ impl App {
     fn client(&self, request: &Request) -> IpAddr {
         let peer = request.extensions().get::<Peer>();
         let peer = peer.map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0);
-        attempts::client(peer, request.headers(), &self.trusted_proxies)
+        sign_in_limiter::client(peer, request.headers(), &self.trusted_proxies)
     }
 
     /// Scheme, host and port as the browser knows them.
@@ -141,7 +141,7 @@ pub fn router(dependencies: Dependencies) -> Router {
         cookies: Cookies {
             insecure: dependencies.insecure_cookie,
         },
-        attempts: Attempts::default(),
+        attempts: SignInLimiter::default(),
         trusted_proxies: dependencies.trusted_proxies,
         provider: dependencies.provider,
         metrics: dependencies.metrics,
@@ -179,7 +179,7 @@ pub fn router(dependencies: Dependencies) -> Router {
         .with_state(app)
 }
 
-async fn home(_: Visit) -> Response {
+async fn home(_: SessionRequest) -> Response {
     see_other("/console/instances")
 }
 

@@ -50,7 +50,7 @@ pub async fn start(State(app): State<Arc<App>>, request: Request) -> Result<Resp
         }
         Err(failure) => {
             tracing::warn!(%failure, "nobody can sign in to the console through OpenID Connect");
-            Ok(Problem::Failed(failure).page(&app, provider))
+            Ok(SignInFailure::Failed(failure).page(&app, provider))
         }
     }
 }
@@ -92,36 +92,36 @@ async fn finish(
     provider: &Provider,
     query: &Query,
     flow: Option<&Flow>,
-) -> Result<Credential, Problem> {
+) -> Result<Credential, SignInFailure> {
     let flow = flow
         .filter(|flow| query.is("state", &flow.state))
-        .ok_or(Problem::Stale)?;
+        .ok_or(SignInFailure::Stale)?;
     provider.check_sender(query.get("iss")).await?;
     if query.has_any(&["error"]) {
-        return Err(Problem::Denied(query.get("error").to_owned()));
+        return Err(SignInFailure::Denied(query.get("error").to_owned()));
     }
     let redeeming = provider.redeem(query.get("code"), flow);
-    let person = redeeming.await.map_err(Problem::Unredeemed)?;
+    let person = redeeming.await.map_err(SignInFailure::Unredeemed)?;
     let tenant = account_of(app, person)?;
     Ok(app.service.begin_sign_in(&tenant).await?)
 }
 
 /// The one account with this person's e-mail address.
-fn account_of(app: &App, person: Person) -> Result<Arc<Tenant>, Problem> {
-    let email = person.email.ok_or(Problem::Unverified)?;
+fn account_of(app: &App, person: Person) -> Result<Arc<Tenant>, SignInFailure> {
+    let email = person.email.ok_or(SignInFailure::Unverified)?;
     if !person.is_verified {
-        return Err(Problem::Unverified);
+        return Err(SignInFailure::Unverified);
     }
     let mut accounts = app.service.credentials().accounts_with_email(&email)?;
     match (accounts.pop(), accounts.is_empty()) {
         (Some(account), true) => Ok(account),
-        (Some(_), false) => Err(Problem::SeveralAccounts(email)),
-        (None, _) => Err(Problem::NoAccount(email)),
+        (Some(_), false) => Err(SignInFailure::SeveralAccounts(email)),
+        (None, _) => Err(SignInFailure::NoAccount(email)),
     }
 }
 
 /// Why a sign-in fails.
-enum Problem {
+enum SignInFailure {
     /// This browser did not start it, or did so too long ago.
     Stale,
     /// The provider refused it, with an error code.
@@ -140,19 +140,19 @@ enum Problem {
     Service(Error),
 }
 
-impl From<Failure> for Problem {
+impl From<Failure> for SignInFailure {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure)
     }
 }
 
-impl From<Error> for Problem {
+impl From<Error> for SignInFailure {
     fn from(error: Error) -> Self {
         Self::Service(error)
     }
 }
 
-impl Problem {
+impl SignInFailure {
     /// Whether this counts as a failed attempt to sign in. It does, whatever the outcome, if the provider was asked about the code, because
     /// each such request carries the client's secret.
     fn is_attempt(&self) -> bool {

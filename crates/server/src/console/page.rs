@@ -97,7 +97,7 @@ pub fn see_other(path: &str) -> Response {
 
 #[derive(Template)]
 #[template(path = "console/problem.html")]
-struct Problem<'a> {
+struct RefusalPage<'a> {
     shell: Shell,
     refusal: &'a Refusal,
     heading: &'a str,
@@ -156,7 +156,7 @@ pub fn problem(refusal: &Refusal, path: &str, shell: Shell) -> Response {
         status if status.is_server_error() => "Something went wrong",
         _ => "This cannot be done",
     };
-    let template = Problem {
+    let template = RefusalPage {
         shell: Shell {
             title: heading.to_owned(),
             ..shell

@@ -44,7 +44,7 @@ use self::{middleware::Writes, rate_limit::RateLimits, response::unreadable};
 use crate::service::{Service, credentials::Credential, instances::duration_in_words};
 use runtime::{
     Metrics, http as server,
-    http::{Limits, tls::Certificate},
+    http::{ConnectionLimits, tls::Certificate},
 };
 
 /// State shared by the handlers.
@@ -156,7 +156,7 @@ impl Facade {
     pub async fn serve(
         &self,
         listener: TcpListener,
-        limits: Limits,
+        limits: ConnectionLimits,
         certificate: Option<Certificate>,
         leaving: Arc<AtomicBool>,
         shutdown: CancellationToken,

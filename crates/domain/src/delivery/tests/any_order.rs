@@ -126,15 +126,15 @@ fn bound() -> impl Strategy<Value = Bound> {
     })
 }
 
-fn limits() -> impl Strategy<Value = Limits> {
+fn limits() -> impl Strategy<Value = DeliveryLimits> {
     (1..4_usize, 1..6_usize, bound(), bound(), 1..4_usize).prop_map(
-        |(per_webhook, in_flight, pending, held, unrecorded)| Limits {
+        |(per_webhook, in_flight, pending, held, unrecorded)| DeliveryLimits {
             in_flight_per_webhook: per_webhook,
             in_flight,
             pending,
             held,
             unrecorded_per_webhook: unrecorded,
-            ..Limits::default()
+            ..DeliveryLimits::default()
         },
     )
 }

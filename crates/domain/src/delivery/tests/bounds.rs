@@ -8,7 +8,7 @@ use resources::DeliveryPhase;
 
 /// A webhook that cannot be sent to, with this limit of held deliveries.
 fn holding(held_per_webhook: usize) -> (World, WebhookKey) {
-    let mut limits = Limits::default();
+    let mut limits = DeliveryLimits::default();
     limits.held.webhook = held_per_webhook;
     let mut world = World::with(limits, DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");
@@ -70,10 +70,10 @@ fn a_dropped_one_whose_creation_went_unheard_is_deleted_all_the_same() {
 
 #[test]
 fn attempts_keep_to_the_window_of_their_webhook_and_the_bound_of_all() {
-    let limits = Limits {
+    let limits = DeliveryLimits {
         in_flight: 40,
         in_flight_per_webhook: 6,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
     for number in 0..20 {
@@ -140,10 +140,10 @@ fn down(pending: (usize, usize, usize), held: (usize, usize, usize), accounts: &
         account,
         total,
     };
-    let limits = Limits {
+    let limits = DeliveryLimits {
         pending: bound(pending),
         held: bound(held),
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
     for (account, webhooks) in accounts {
@@ -408,9 +408,9 @@ fn an_exhausted_delivery_that_a_quota_refuses_is_counted_as_dropped_after_a_grac
 
 #[test]
 fn with_a_single_slot_retries_and_first_attempts_take_turns() {
-    let limits = Limits {
+    let limits = DeliveryLimits {
         in_flight_per_webhook: 1,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");

@@ -8,9 +8,9 @@ use super::{
 };
 
 fn world(log: DeliveryLog) -> (World, WebhookKey) {
-    let limits = Limits {
+    let limits = DeliveryLimits {
         unrecorded_per_webhook: 3,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(limits, log);
     let webhook = world.add_hook("ns", "one");
@@ -194,11 +194,11 @@ fn nothing_is_quadratic() {
         account: MANY,
         total: MANY,
     };
-    let limits = Limits {
+    let limits = DeliveryLimits {
         pending: MUCH,
         held: MUCH,
         unrecorded_per_webhook: MANY,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");
@@ -232,11 +232,11 @@ fn nothing_is_quadratic() {
     dispatcher.verified(&unverified, now);
     let mut facts = dispatcher.webhooks().next().unwrap().1.clone();
     for gate in [
-        Gate::Disabled,
-        Gate::Open,
-        Gate::Blocked,
-        Gate::Open,
-        Gate::Inactive,
+        WebhookGate::Disabled,
+        WebhookGate::Open,
+        WebhookGate::Blocked,
+        WebhookGate::Open,
+        WebhookGate::Inactive,
     ] {
         facts.gate = gate;
         dispatcher.webhook_seen(facts.clone(), now);

@@ -8,7 +8,7 @@ use super::{
 };
 
 /// One healthy webhook among others that never answer.
-fn world(dead: usize, limits: Limits) -> (World, WebhookKey) {
+fn world(dead: usize, limits: DeliveryLimits) -> (World, WebhookKey) {
     let mut world = World::with(limits, DeliveryLog::Failures);
     let healthy = world.add_hook("healthy", "one");
     for number in 0..dead {
@@ -33,9 +33,9 @@ fn land(world: &mut World, event: &str) {
 #[test]
 fn receivers_that_never_answer_hold_back_no_healthy_one() {
     for (dead, in_flight) in [(50, 512), (50, 100), (50, 2), (300, 512)] {
-        let limits = Limits {
+        let limits = DeliveryLimits {
             in_flight,
-            ..Limits::default()
+            ..DeliveryLimits::default()
         };
         let (mut world, healthy) = world(dead, limits);
         for number in 0..200 {
@@ -66,9 +66,9 @@ fn receivers_that_never_answer_hold_back_no_healthy_one() {
 
 #[test]
 fn suspects_take_turns_for_their_half() {
-    let limits = Limits {
+    let limits = DeliveryLimits {
         in_flight: 4,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let (mut world, _) = world(40, limits);
     for account in 0..2 {
@@ -91,7 +91,7 @@ fn suspects_take_turns_for_their_half() {
 
 #[test]
 fn an_account_with_many_webhooks_and_a_long_backlog_delays_no_other() {
-    let mut world = World::with(Limits::default(), DeliveryLog::Failures);
+    let mut world = World::with(DeliveryLimits::default(), DeliveryLog::Failures);
     for number in 0..100 {
         world.add_hook("big", &format!("wh-{number}"));
     }
@@ -128,10 +128,10 @@ fn an_account_with_many_webhooks_and_a_long_backlog_delays_no_other() {
 
 #[test]
 fn a_webhook_that_recovers_while_it_waits_among_suspects_does_not_wait_on() {
-    let limits = Limits {
+    let limits = DeliveryLimits {
         in_flight: 4,
         in_flight_per_webhook: 2,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
     world.add_hook("a", "one");
@@ -162,7 +162,7 @@ fn land_after(world: &mut World, code: i32, seconds: i64) {
 
 #[test]
 fn a_receiver_that_accepts_everything_slowly_gets_as_many_at_a_time_as_a_fast_one() {
-    let mut world = World::with(Limits::default(), DeliveryLog::Failures);
+    let mut world = World::with(DeliveryLimits::default(), DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "slow");
     world.settle();
     for number in 0..100 {
@@ -189,7 +189,7 @@ fn a_receiver_that_accepts_everything_slowly_gets_as_many_at_a_time_as_a_fast_on
 
 #[test]
 fn a_retry_that_is_due_waits_for_no_first_attempt() {
-    let mut world = World::with(Limits::default(), DeliveryLog::Failures);
+    let mut world = World::with(DeliveryLimits::default(), DeliveryLog::Failures);
     world.add_hook("ns", "never-answers");
     world.settle();
     let events: Vec<_> = (0..13)
@@ -237,9 +237,9 @@ fn a_retry_has_a_slot_of_its_own_however_many_first_attempts_are_in_flight() {
 
 #[test]
 fn the_webhooks_of_an_account_take_turns_however_many_events_wait_for_one_of_them() {
-    let limits = Limits {
+    let limits = DeliveryLimits {
         in_flight: 1,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
     let [first, second, ..] = crate::event::EventType::ALL;
@@ -265,7 +265,7 @@ fn the_webhooks_of_an_account_take_turns_however_many_events_wait_for_one_of_the
 
 #[test]
 fn a_failure_halves_how_many_are_sent_at_a_time_and_a_success_adds_one() {
-    let mut world = World::with(Limits::default(), DeliveryLog::Failures);
+    let mut world = World::with(DeliveryLimits::default(), DeliveryLog::Failures);
     world.add_hook("ns", "one");
     world.settle();
     for number in 0..20 {

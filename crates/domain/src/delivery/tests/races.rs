@@ -111,9 +111,9 @@ fn an_attempt_that_could_not_begin_leaves_no_drain_behind() {
 
 #[test]
 fn a_delivery_deleted_while_it_is_sent_does_not_stall_its_webhook() {
-    let limits = Limits {
+    let limits = DeliveryLimits {
         in_flight_per_webhook: 1,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");
@@ -313,7 +313,7 @@ fn a_record_held_for_a_webhook_that_is_yet_to_be_seen_shows_as_held() {
     world.dispatcher = Dispatcher::new(limits, world.schedule.clone(), world.log);
     world.dispatcher.delivery_seen(record, false, now);
     assert_eq!(world.dispatcher.next_command(), None);
-    facts.gate = Gate::Disabled;
+    facts.gate = WebhookGate::Disabled;
     world.dispatcher.webhook_seen(facts, now);
     let Some(WriteRequest::Replace(record)) =
         world.dispatcher.next_command().and_then(|command| match command {

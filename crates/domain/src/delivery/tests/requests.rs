@@ -267,7 +267,7 @@ fn what_is_requested_of_an_inactive_webhook_is_sent_when_it_is_only_disabled() {
     let begun = world.begun.len();
     let disabled = world.hooks[&webhook].facts.clone();
     let inactive = WebhookFacts {
-        gate: Gate::Inactive,
+        gate: WebhookGate::Inactive,
         ..disabled.clone()
     };
     world.dispatcher.webhook_seen(inactive, world.now());
@@ -474,9 +474,9 @@ fn a_requested_attempt_that_fails_just_when_the_retry_is_due_is_that_retry() {
 
 #[test]
 fn a_requested_first_attempt_begins_the_ladder_although_the_clock_was_set_back() {
-    let limits = Limits {
+    let limits = DeliveryLimits {
         in_flight_per_webhook: 1,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");

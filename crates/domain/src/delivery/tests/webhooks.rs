@@ -347,9 +347,9 @@ fn what_is_owed_to_a_webhook_that_is_not_known_has_its_owner() {
 
 #[test]
 fn a_test_event_with_the_name_of_a_delivery_to_come_does_not_take_its_place() {
-    let one_at_a_time = Limits {
+    let one_at_a_time = DeliveryLimits {
         in_flight_per_webhook: 1,
-        ..Limits::default()
+        ..DeliveryLimits::default()
     };
     let mut world = World::with(one_at_a_time, DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");

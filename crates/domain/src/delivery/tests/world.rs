@@ -109,7 +109,7 @@ pub struct Writes {
 }
 
 pub struct World {
-    pub limits: Limits,
+    pub limits: DeliveryLimits,
     pub schedule: RetrySchedule,
     pub log: DeliveryLog,
     pub dispatcher: Dispatcher,
@@ -162,10 +162,10 @@ pub const START: &str = "2026-11-21T10:00:00Z";
 
 impl World {
     pub fn new(log: DeliveryLog) -> Self {
-        Self::with(Limits::default(), log)
+        Self::with(DeliveryLimits::default(), log)
     }
 
-    pub fn with(limits: Limits, log: DeliveryLog) -> Self {
+    pub fn with(limits: DeliveryLimits, log: DeliveryLog) -> Self {
         let schedule = RetrySchedule::default();
         Self {
             dispatcher: Dispatcher::new(limits.clone(), schedule.clone(), log),
@@ -242,7 +242,7 @@ impl World {
             generation: 1,
             created_at: self.wall,
             events: EventType::ALL.to_vec(),
-            gate: Gate::Open,
+            gate: WebhookGate::Open,
             disabled_by: None,
         };
         self.hook_watch.push_back(HookChange::Is(facts.clone()));
@@ -263,11 +263,11 @@ impl World {
         };
         hook.facts.revision = revision;
         hook.facts.gate = match (hook.active, hook.disabled) {
-            (false, _) => Gate::Inactive,
-            (true, Some(generation)) if generation == hook.facts.generation => Gate::Disabled,
-            _ => Gate::Open,
+            (false, _) => WebhookGate::Inactive,
+            (true, Some(generation)) if generation == hook.facts.generation => WebhookGate::Disabled,
+            _ => WebhookGate::Open,
         };
-        let is_disabled = hook.facts.gate == Gate::Disabled;
+        let is_disabled = hook.facts.gate == WebhookGate::Disabled;
         hook.facts.disabled_by = hook.disabled_by.clone().filter(|_| is_disabled);
         self.hook_watch.push_back(HookChange::Is(hook.facts.clone()));
     }
@@ -609,9 +609,9 @@ impl World {
             {
                 let (job, gate) = (&self.dispatcher.jobs[job], self.dispatcher.queues[webhook].gate());
                 assert_eq!(*number, job.status().attempt_count + 1);
-                let is_wanted = gate == Gate::Disabled && job.request().is_some();
+                let is_wanted = gate == WebhookGate::Disabled && job.request().is_some();
                 assert!(
-                    gate == Gate::Open || job.test || is_wanted,
+                    gate == WebhookGate::Open || job.test || is_wanted,
                     "{webhook} is {gate:?}"
                 );
             }
@@ -794,8 +794,8 @@ impl World {
         {
             self.webhook_facts.insert(webhook.clone(), facts.clone());
         }
-        if facts.gate == Gate::Open && self.no_secret.contains(&webhook) {
-            facts.gate = Gate::Blocked;
+        if facts.gate == WebhookGate::Open && self.no_secret.contains(&webhook) {
+            facts.gate = WebhookGate::Blocked;
         }
         let now = self.now();
         self.dispatcher.webhook_seen(facts, now);

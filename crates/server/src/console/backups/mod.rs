@@ -18,7 +18,7 @@ use super::{
     page::{List, Pager, Query, Shell, Single, page},
     refresh::Refresh,
     refusal::Refusal,
-    visit::Visit,
+    session_request::SessionRequest,
 };
 
 const SECTION: &str = "backups";
@@ -41,25 +41,25 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(visit: Visit) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Result<Response, Refusal> {
     let filters = ["status", "instance_id"];
     let parameters = [
-        ("status", visit.query.get("status")),
-        ("instance_id", visit.query.get("instance_id")),
-        ("page", visit.query.get("page")),
+        ("status", request.query.get("status")),
+        ("instance_id", request.query.get("instance_id")),
+        ("page", request.query.get("page")),
     ];
     let call = Call::get(with_query("/v1/backups", &parameters));
     let List {
         data: items,
         pagination,
-    }: List<Backup> = visit.get(&call).await?;
+    }: List<Backup> = request.get(&call).await?;
     let is_under_way = items.iter().any(Backup::is_running);
     let template = ListPage {
-        shell: visit.shell_with(SECTION, "Backups", &[call]),
-        pager: Pager::new(pagination, "/console/backups", &visit.query),
-        is_filtered: visit.query.has_any(&filters),
-        refresh: visit.refresh(is_under_way),
-        query: visit.query,
+        shell: request.shell_with(SECTION, "Backups", &[call]),
+        pager: Pager::new(pagination, "/console/backups", &request.query),
+        is_filtered: request.query.has_any(&filters),
+        refresh: request.refresh(is_under_way),
+        query: request.query,
         items,
     };
     Ok(page(StatusCode::OK, &template))
@@ -73,13 +73,13 @@ struct DetailPage {
     refresh: Refresh,
 }
 
-async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
     let id = segment(&id);
     let call = Call::get(format!("/v1/backups/{id}"));
-    let Single { data: item, .. }: Single<Backup> = visit.get(&call).await?;
+    let Single { data: item, .. }: Single<Backup> = request.get(&call).await?;
     let template = DetailPage {
-        shell: visit.shell_with(SECTION, item.name.as_str(), &[call]),
-        refresh: visit.refresh(item.is_running()),
+        shell: request.shell_with(SECTION, item.name.as_str(), &[call]),
+        refresh: request.refresh(item.is_running()),
         item,
     };
     Ok(page(StatusCode::OK, &template))
@@ -93,29 +93,38 @@ struct DeletePage {
     form: Form,
 }
 
-async fn delete_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
-    let found: Single<Backup> = visit.get(&Call::get(format!("/v1/backups/{id}"))).await?;
+async fn delete_page(
+    request: &SessionRequest,
+    status: StatusCode,
+    id: &str,
+    form: Form,
+) -> Result<Response, Refusal> {
+    let found: Single<Backup> = request.get(&Call::get(format!("/v1/backups/{id}"))).await?;
     let call = Call::delete(format!("/v1/backups/{id}"));
     let template = DeletePage {
-        shell: visit.shell_with(SECTION, "Delete backup", &[call]),
+        shell: request.shell_with(SECTION, "Delete backup", &[call]),
         backup: found.data,
         form,
     };
     Ok(page(status, &template))
 }
 
-async fn show_delete(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
-    delete_page(&visit, StatusCode::OK, &segment(&id), Form::new()).await
+async fn show_delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
+    delete_page(&request, StatusCode::OK, &segment(&id), Form::new()).await
 }
 
-async fn delete(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+async fn delete(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
     let id = segment(&id);
-    match visit.send(&Call::delete(format!("/v1/backups/{id}"))).await {
-        Ok(_) => Ok(visit.done("/console/backups", "The backup is deleted.").await),
+    match request.send(&Call::delete(format!("/v1/backups/{id}"))).await {
+        Ok(_) => Ok(request.done("/console/backups", "The backup is deleted.").await),
         Err(refusal) if refusal.status == StatusCode::CONFLICT => {
             form.refused(&refusal);
-            delete_page(&visit, refusal.status, &id, form).await
+            delete_page(&request, refusal.status, &id, form).await
         }
         Err(refusal) => Err(refusal),
     }

@@ -22,8 +22,8 @@ use super::{
     page::{List, Pager, Query, Shell, Single, page},
     refresh::Refresh,
     refusal::Refusal,
+    session_request::SessionRequest,
     text::indented,
-    visit::Visit,
 };
 use domain::event::EventType;
 
@@ -48,26 +48,26 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(visit: Visit) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Result<Response, Refusal> {
     let filters = ["type", "instance_id", "since"];
-    let since = since(visit.query.get("since"));
+    let since = since(request.query.get("since"));
     let parameters = [
-        ("type", visit.query.get("type")),
-        ("instance_id", visit.query.get("instance_id")),
+        ("type", request.query.get("type")),
+        ("instance_id", request.query.get("instance_id")),
         ("since", &since),
-        ("page", visit.query.get("page")),
+        ("page", request.query.get("page")),
     ];
     let call = Call::get(with_query("/v1/events", &parameters));
-    let found: Option<List<Event>> = visit.find(&call).await?;
+    let found: Option<List<Event>> = request.find(&call).await?;
     let pager = found
         .as_ref()
-        .map(|found| Pager::new(found.pagination, "/console/events", &visit.query));
+        .map(|found| Pager::new(found.pagination, "/console/events", &request.query));
     let template = ListPage {
-        shell: visit.shell_with(SECTION, "Events", &[call]),
+        shell: request.shell_with(SECTION, "Events", &[call]),
         types: EventType::ALL.map(EventType::as_str).to_vec(),
-        is_filtered: visit.query.has_any(&filters),
-        refresh: visit.refresh(false),
-        query: visit.query,
+        is_filtered: request.query.has_any(&filters),
+        refresh: request.refresh(false),
+        query: request.query,
         items: found.map(|found| found.data),
         pager,
     };
@@ -94,9 +94,9 @@ struct DetailPage {
     refresh: Option<Refresh>,
 }
 
-async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
     let call = Call::get(format!("/v1/events/{}", segment(&id)));
-    let answer = visit.send(&call).await?;
+    let answer = request.send(&call).await?;
     let Single { data: event, .. }: Single<Event> =
         serde_json::from_slice(&answer).map_err(|_| Refusal::fault())?;
     // Exactly as receivers get it, except for line breaks.
@@ -106,16 +106,16 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         .and_then(|rest| rest.strip_suffix('}'));
     let body = indented(body.unwrap_or(&answer));
     // Includes webhooks that got this event but no longer subscribe to its type.
-    let mut sent = sent(&visit, std::slice::from_ref(&event), |_| true).await?;
+    let mut sent = sent(&request, std::slice::from_ref(&event), |_| true).await?;
     sent.retain(|sent| sent.delivery_of(&event).is_some() || sent.webhook.wants(&event.r#type));
-    let is_under_way = sent.iter().any(|sent| sent.is_under_way(visit.now()));
+    let is_under_way = sent.iter().any(|sent| sent.is_under_way(request.now()));
     // After a minute, no new delivery is expected, and each refresh costs a request for each webhook.
-    let is_new = visit.now().duration_since(event.created_at.0) < SignedDuration::from_mins(1);
+    let is_new = request.now().duration_since(event.created_at.0) < SignedDuration::from_mins(1);
     let mut calls = vec![call];
     calls.extend(sent.iter().map(|sent| sent.call.clone()));
     let template = DetailPage {
-        shell: visit.shell_with(SECTION, event.r#type.as_str(), &calls),
-        refresh: (is_under_way || is_new).then(|| visit.refresh(is_under_way)),
+        shell: request.shell_with(SECTION, event.r#type.as_str(), &calls),
+        refresh: (is_under_way || is_new).then(|| request.refresh(is_under_way)),
         event,
         body,
         sent,

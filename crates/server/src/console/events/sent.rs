@@ -8,7 +8,7 @@ use crate::console::{
     call::{Call, with_query},
     page::List,
     refusal::Refusal,
-    visit::Visit,
+    session_request::SessionRequest,
     webhooks::view::{Delivery, Webhook},
 };
 
@@ -52,7 +52,7 @@ impl Sent {
 
 /// Reads the deliveries of these events to some of the account's webhooks.
 pub async fn sent(
-    visit: &Visit,
+    request: &SessionRequest,
     events: &[Event],
     is_asked: impl Fn(&Webhook) -> bool,
 ) -> Result<Vec<Sent>, Refusal> {
@@ -61,11 +61,11 @@ pub async fn sent(
     }
     let ids: Vec<&str> = events.iter().map(|event| event.id.as_str()).collect();
     let ids = &ids.join(",");
-    let webhooks: List<Webhook> = visit.get(&Call::get("/v1/webhooks?limit=100")).await?;
+    let webhooks: List<Webhook> = request.get(&Call::get("/v1/webhooks?limit=100")).await?;
     let reads = webhooks.data.into_iter().filter(is_asked).map(async |webhook| {
         let path = format!("/v1/webhooks/{}/deliveries", webhook.id);
         let call = Call::get(with_query(&path, &[("event_id", ids)]));
-        let deliveries = match visit.find(&call).await {
+        let deliveries = match request.find(&call).await {
             // It has been deleted since.
             Ok(None) => return Ok(None),
             Ok(Some(List::<Delivery> { data, .. })) => Some(data),

@@ -15,7 +15,7 @@ use crate::console::{
     form::{Form, INSTALL},
     page::{List, Shell, Single, page},
     refusal::Refusal,
-    visit::Visit,
+    session_request::SessionRequest,
 };
 
 #[derive(Template)]
@@ -46,11 +46,11 @@ impl Offers {
     }
 }
 
-async fn offers(visit: &Visit) -> Result<Offers, Refusal> {
-    let plans: List<Plan> = visit.get(&Call::get("/v1/plans?limit=100")).await?;
-    let regions: List<Region> = visit.get(&Call::get("/v1/regions?limit=100")).await?;
-    let images: List<Image> = visit.get(&Call::get("/v1/images?limit=100")).await?;
-    let backups: List<Backup> = visit
+async fn offers(request: &SessionRequest) -> Result<Offers, Refusal> {
+    let plans: List<Plan> = request.get(&Call::get("/v1/plans?limit=100")).await?;
+    let regions: List<Region> = request.get(&Call::get("/v1/regions?limit=100")).await?;
+    let images: List<Image> = request.get(&Call::get("/v1/images?limit=100")).await?;
+    let backups: List<Backup> = request
         .get(&Call::get("/v1/backups?status=completed&limit=100"))
         .await?;
     Ok(Offers {
@@ -62,10 +62,10 @@ async fn offers(visit: &Visit) -> Result<Offers, Refusal> {
 }
 
 /// Shows the form.
-pub async fn show(visit: Visit) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
-    let offers = offers(&visit).await?;
-    let backup = visit.query.get("backup");
+pub async fn show(request: SessionRequest) -> Result<Response, Refusal> {
+    request.check_may_write()?;
+    let offers = offers(&request).await?;
+    let backup = request.query.get("backup");
     let install = if backup.is_empty() {
         let image = view::newest_of_the_first(&offers.images);
         image.map(|image| format!("image:{}", image.id))
@@ -75,17 +75,17 @@ pub async fn show(visit: Visit) -> Result<Response, Refusal> {
     let plan = offers.smallest_plan_for(backup).map(|plan| plan.id.as_str());
     let region = offers.regions.first().map(|region| region.id.as_str());
     let form = Form::new()
-        .with("name", visit.query.get("name"))
+        .with("name", request.query.get("name"))
         .with("plan", plan.unwrap_or_default())
         .with("region", region.unwrap_or_default())
         .with(INSTALL, &install.unwrap_or_default());
-    Ok(filled(&visit, StatusCode::OK, form, offers))
+    Ok(filled(&request, StatusCode::OK, form, offers))
 }
 
-fn filled(visit: &Visit, status: StatusCode, form: Form, offers: Offers) -> Response {
+fn filled(request: &SessionRequest, status: StatusCode, form: Form, offers: Offers) -> Response {
     let call = create(&form);
     let template = CreatePage {
-        shell: visit.shell_with(SECTION, "New instance", &[call]),
+        shell: request.shell_with(SECTION, "New instance", &[call]),
         form,
         plans: offers.plans,
         regions: offers.regions,
@@ -123,18 +123,18 @@ fn create(form: &Form) -> Call {
 }
 
 /// Creates the instance.
-pub async fn send(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
-    match visit.send(&create(&form)).await {
+pub async fn send(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
+    match request.send(&create(&form)).await {
         Ok(bytes) => {
             let created: Single<Created> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let path = format!("/console/instances/{}", created.data.id);
             let note = created.message.unwrap_or_default();
-            Ok(visit.begun(&path, &note).await)
+            Ok(request.begun(&path, &note).await)
         }
-        Err(refusal) if refusal.status.is_client_error() && visit.may_write() => {
+        Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
             form.refused(&refusal);
-            let offers = offers(&visit).await?;
-            Ok(filled(&visit, refusal.status, form, offers))
+            let offers = offers(&request).await?;
+            Ok(filled(&request, refusal.status, form, offers))
         }
         Err(refusal) => Err(refusal),
     }

@@ -31,8 +31,8 @@ use super::{
     page::{List, Pager, Query, Shell, Single, page},
     refresh::Refresh,
     refusal::Refusal,
+    session_request::SessionRequest,
     text::Moment,
-    visit::Visit,
     webhooks::view::Webhook,
 };
 use domain::instance::Action;
@@ -88,38 +88,38 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(visit: Visit) -> Result<Response, Refusal> {
+async fn list(request: SessionRequest) -> Result<Response, Refusal> {
     let filters = ["search", "tag", "status", "region"];
-    let [search, tag, status, region] = filters.map(|name| visit.query.get(name));
+    let [search, tag, status, region] = filters.map(|name| request.query.get(name));
     let parameters = [
         ("search", search),
         ("tag", tag),
         ("status", status),
         ("region", region),
-        ("page", visit.query.get("page")),
+        ("page", request.query.get("page")),
         ("limit", PER_PAGE),
     ];
     let call = Call::get(with_query("/v1/instances", &parameters));
     let List {
         data: items,
         pagination,
-    }: List<ListItem> = visit.get(&call).await?;
+    }: List<ListItem> = request.get(&call).await?;
     // A refresh replaces only the rows.
-    let regions = if visit.is_refresh {
+    let regions = if request.is_refresh {
         Vec::new()
     } else {
-        let regions: List<Region> = visit.get(&Call::get("/v1/regions?limit=100")).await?;
+        let regions: List<Region> = request.get(&Call::get("/v1/regions?limit=100")).await?;
         regions.data
     };
     let is_under_way = items.iter().any(ListItem::is_under_way);
     let template = ListPage {
-        shell: visit.shell_with(SECTION, "Instances", &[call]),
+        shell: request.shell_with(SECTION, "Instances", &[call]),
         statuses: statuses(),
         regions,
-        pager: Pager::new(pagination, "/console/instances", &visit.query),
-        is_filtered: visit.query.has_any(&filters),
-        refresh: visit.refresh(is_under_way),
-        query: visit.query,
+        pager: Pager::new(pagination, "/console/instances", &request.query),
+        is_filtered: request.query.has_any(&filters),
+        refresh: request.refresh(is_under_way),
+        query: request.query,
         items,
     };
     Ok(page(StatusCode::OK, &template))
@@ -164,15 +164,19 @@ struct More {
 
 impl More {
     /// Reads it, and adds the requests to `calls`.
-    async fn read(visit: &Visit, instance: &Instance, calls: &mut Vec<Call>) -> Result<Self, Refusal> {
+    async fn read(
+        request: &SessionRequest,
+        instance: &Instance,
+        calls: &mut Vec<Call>,
+    ) -> Result<Self, Refusal> {
         let id = &instance.id;
         let usage = if instance.monitoring_enabled {
-            Some(usage(visit, id, calls).await?)
+            Some(usage(request, id, calls).await?)
         } else {
             None
         };
         let call = Call::get(with_query("/v1/events", &[("instance_id", id), ("limit", FEW)]));
-        let Some(List { data: events, .. }) = visit.find::<List<Event>>(&call).await? else {
+        let Some(List { data: events, .. }) = request.find::<List<Event>>(&call).await? else {
             return Ok(Self {
                 events: None,
                 sent: Vec::new(),
@@ -181,7 +185,7 @@ impl More {
         };
         calls.push(call);
         let wants = |webhook: &Webhook| events.iter().any(|event| webhook.wants(&event.r#type));
-        let sent = sent(visit, &events, wants).await?;
+        let sent = sent(request, &events, wants).await?;
         calls.extend(sent.iter().map(|sent| sent.call.clone()));
         Ok(Self {
             events: Some(events),
@@ -214,20 +218,20 @@ impl Usage {
 }
 
 /// Reads the monitoring data of an instance, and adds the requests to `calls`.
-async fn usage(visit: &Visit, id: &str, calls: &mut Vec<Call>) -> Result<Usage, Refusal> {
-    let window = if visit.query.is("window", "24h") {
+async fn usage(request: &SessionRequest, id: &str, calls: &mut Vec<Call>) -> Result<Usage, Refusal> {
+    let window = if request.query.is("window", "24h") {
         "24h"
     } else {
         "1h"
     };
     let call = Call::get(format!("/v1/instances/{id}/metrics?window={window}"));
     // The metrics system may be unavailable for a moment, or there is none.
-    let (measured, problem) = match visit.get::<Single<Measured>>(&call).await {
+    let (measured, problem) = match request.get::<Single<Measured>>(&call).await {
         Ok(measured) => (Some(measured.data), None),
         Err(refusal) => (None, Some(refusal.message)),
     };
     let alerts_call = Call::get(with_query("/v1/alerts", &[("instance_id", id), ("limit", FEW)]));
-    let alerts: List<Alert> = visit.get(&alerts_call).await?;
+    let alerts: List<Alert> = request.get(&alerts_call).await?;
     calls.extend([call, alerts_call]);
     Ok(Usage {
         window,
@@ -238,25 +242,25 @@ async fn usage(visit: &Visit, id: &str, calls: &mut Vec<Call>) -> Result<Usage, 
     })
 }
 
-async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
     let id = segment(&id);
     let call = Call::get(format!("/v1/instances/{id}?include=metrics"));
-    let Single { data: instance, .. }: Single<Instance> = visit.get(&call).await?;
+    let Single { data: instance, .. }: Single<Instance> = request.get(&call).await?;
     let backups = Call::get(with_query(
         &format!("/v1/instances/{id}/backups"),
         &[("limit", FEW)],
     ));
     let mut calls = vec![call, backups];
-    let backups: List<Backup> = visit.get(&calls[1]).await?;
+    let backups: List<Backup> = request.get(&calls[1]).await?;
     let backs_up = backups.data.iter().any(Backup::is_running);
     let is_under_way = instance.is_under_way() || backs_up;
     // Events are read from the API server, not from a watch, so a page that refreshes fast reads them only when the operation is over.
-    let more = if visit.is_refresh && is_under_way {
+    let more = if request.is_refresh && is_under_way {
         None
     } else {
-        Some(More::read(&visit, &instance, &mut calls).await?)
+        Some(More::read(&request, &instance, &mut calls).await?)
     };
-    let may = |action: Action| instance.allows(action) && visit.may_write();
+    let may = |action: Action| instance.allows(action) && request.may_write();
     let powers = [
         (Action::Start, "Start", "Power it on", false),
         (
@@ -288,16 +292,16 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
             .map(|power| Call::post(format!("/v1/instances/{id}/{}", power.action))),
     );
     let template = DetailPage {
-        shell: visit.shell_with(SECTION, instance.name.as_str(), &calls),
+        shell: request.shell_with(SECTION, instance.name.as_str(), &calls),
         may_change_plan: may(Action::ChangePlan),
         may_rebuild: may(Action::Rebuild),
-        may_back_up: instance.may_be_backed_up() && !backs_up && visit.may_write(),
+        may_back_up: instance.may_be_backed_up() && !backs_up && request.may_write(),
         powers,
         backups: backups.data,
         more,
         form: Form::new(),
-        refresh: visit.refresh(is_under_way),
-        now: Moment(visit.now()),
+        refresh: request.refresh(is_under_way),
+        now: Moment(request.now()),
         instance,
     };
     Ok(page(StatusCode::OK, &template))

@@ -15,34 +15,34 @@ use crate::console::{
     form::{Field, Form, INSTALL},
     page::{List, Shell, Single, page},
     refusal::Refusal,
-    visit::Visit,
+    session_request::SessionRequest,
 };
 
-async fn instance(visit: &Visit, id: &str) -> Result<Instance, Refusal> {
-    let found: Single<Instance> = visit.get(&Call::get(format!("/v1/instances/{id}"))).await?;
+async fn instance(request: &SessionRequest, id: &str) -> Result<Instance, Refusal> {
+    let found: Single<Instance> = request.get(&Call::get(format!("/v1/instances/{id}"))).await?;
     Ok(found.data)
 }
 
 /// Sends a request, then sends the browser back to the instance. If `/v1` refuses the request because of the form, marks the form.
 async fn send(
-    visit: &Visit,
+    request: &SessionRequest,
     id: &str,
     call: &Call,
     form: &mut Form,
 ) -> Result<Result<Response, StatusCode>, Refusal> {
-    match visit.send(call).await {
+    match request.send(call).await {
         Ok(bytes) => {
             let answered: Single<Value> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let message = answered.message.unwrap_or_default();
-            Ok(Ok(visit.begun(&page_of(id), &message).await))
+            Ok(Ok(request.begun(&page_of(id), &message).await))
         }
-        Err(refusal) => refused(visit, refusal, form).map(Err),
+        Err(refusal) => refused(request, refusal, form).map(Err),
     }
 }
 
 /// Marks in the form why `/v1` refused it; returns refusals that are not about the form.
-fn refused(visit: &Visit, refusal: Refusal, form: &mut Form) -> Result<StatusCode, Refusal> {
-    let is_of_form = visit.may_write()
+fn refused(request: &SessionRequest, refusal: Refusal, form: &mut Form) -> Result<StatusCode, Refusal> {
+    let is_of_form = request.may_write()
         && refusal.status.is_client_error()
         && ![StatusCode::NOT_FOUND, StatusCode::UNAUTHORIZED].contains(&refusal.status);
     if !is_of_form {
@@ -67,18 +67,18 @@ struct PowerPage {
 
 /// Asks whether to cut the power; the other actions do no harm.
 pub async fn show_power(
-    visit: Visit,
+    request: SessionRequest,
     Path((id, action)): Path<(String, String)>,
 ) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
+    request.check_may_write()?;
     if action != "poweroff" {
         return Err(Refusal::no_such_page());
     }
     let id = segment(&id);
-    let instance = instance(&visit, &id).await?;
+    let instance = instance(&request, &id).await?;
     let call = Call::post(format!("/v1/instances/{id}/{action}"));
     let template = PowerPage {
-        shell: visit.shell_with(SECTION, format!("Cut the power of {}", instance.name), &[call]),
+        shell: request.shell_with(SECTION, format!("Cut the power of {}", instance.name), &[call]),
         instance,
         form: Form::new(),
     };
@@ -87,7 +87,7 @@ pub async fn show_power(
 
 /// Starts, stops or reboots an instance, or cuts its power.
 pub async fn power(
-    visit: Visit,
+    request: SessionRequest,
     Path((id, action)): Path<(String, String)>,
     form: Form,
 ) -> Result<Response, Refusal> {
@@ -97,9 +97,9 @@ pub async fn power(
     }
     let call = Call::post(format!("/v1/instances/{id}/{action}")).once(form.key());
     let answered: Single<Value> =
-        serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
+        serde_json::from_slice(&request.send(&call).await?).map_err(|_| Refusal::fault())?;
     let message = answered.message.unwrap_or_default();
-    Ok(visit.begun(&page_of(&id), &message).await)
+    Ok(request.begun(&page_of(&id), &message).await)
 }
 
 #[derive(Template)]
@@ -116,12 +116,17 @@ fn plan_call(id: &str, form: &Form) -> Call {
     Call::with(Method::PATCH, format!("/v1/instances/{id}"), body)
 }
 
-async fn plan_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
-    let instance = instance(visit, id).await?;
-    let plans: List<Plan> = visit.get(&Call::get("/v1/plans?limit=100")).await?;
+async fn plan_page(
+    request: &SessionRequest,
+    status: StatusCode,
+    id: &str,
+    form: Form,
+) -> Result<Response, Refusal> {
+    let instance = instance(request, id).await?;
+    let plans: List<Plan> = request.get(&Call::get("/v1/plans?limit=100")).await?;
     let title = format!("Resize {}", instance.name);
     let template = PlanPage {
-        shell: visit.shell_with(SECTION, title, &[plan_call(id, &form)]),
+        shell: request.shell_with(SECTION, title, &[plan_call(id, &form)]),
         instance,
         plans: plans.data,
         form,
@@ -130,33 +135,37 @@ async fn plan_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> R
 }
 
 /// Shows the plans that an instance can change to.
-pub async fn show_plan(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
+pub async fn show_plan(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
     let id = segment(&id);
-    let instance = instance(&visit, &id).await?;
+    let instance = instance(&request, &id).await?;
     let plan = instance.pending_plan.as_deref().unwrap_or(&instance.plan);
     let form = Form::new().with("plan", plan).with("when", "now");
-    plan_page(&visit, StatusCode::OK, &id, form).await
+    plan_page(&request, StatusCode::OK, &id, form).await
 }
 
 /// Changes the plan.
-pub async fn change_plan(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+pub async fn change_plan(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
     let id = segment(&id);
-    let before = instance(&visit, &id).await?;
-    match visit.send(&plan_call(&id, &form)).await {
+    let before = instance(&request, &id).await?;
+    match request.send(&plan_call(&id, &form)).await {
         Ok(bytes) => {
             let changed: Single<Instance> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let note = plan_note(&before, &changed.data);
             let path = page_of(&id);
             Ok(if changed.data.is_changing_plan() {
-                visit.begun(&path, &note).await
+                request.begun(&path, &note).await
             } else {
-                visit.done(&path, &note).await
+                request.done(&path, &note).await
             })
         }
         Err(refusal) => {
-            let status = refused(&visit, refusal, &mut form)?;
-            plan_page(&visit, status, &id, form).await
+            let status = refused(&request, refusal, &mut form)?;
+            plan_page(&request, status, &id, form).await
         }
     }
 }
@@ -210,23 +219,23 @@ fn rebuild_call(id: &str, form: &Form) -> Call {
 }
 
 /// Shows the images and backups that an instance can be reinstalled from or, once one is chosen, the consequences.
-pub async fn show_rebuild(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
+pub async fn show_rebuild(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
     let id = segment(&id);
-    let chosen = visit.query.get(INSTALL);
+    let chosen = request.query.get(INSTALL);
     if !chosen.is_empty() {
         let form = Form::new().with(INSTALL, chosen);
-        return rebuild_page(&visit, StatusCode::OK, &id, form).await;
+        return rebuild_page(&request, StatusCode::OK, &id, form).await;
     }
-    let instance = instance(&visit, &id).await?;
-    let images: List<Image> = visit.get(&Call::get("/v1/images?limit=100")).await?;
-    let backups: List<Backup> = visit
+    let instance = instance(&request, &id).await?;
+    let images: List<Image> = request.get(&Call::get("/v1/images?limit=100")).await?;
+    let backups: List<Backup> = request
         .get(&Call::get("/v1/backups?status=completed&limit=100"))
         .await?;
     let fits = |backup: &Backup| backup.disk_size.is_none_or(|size| size <= instance.disk_size);
     let form = Form::new().with(INSTALL, &format!("image:{}", instance.image));
     let template = InstallPage {
-        shell: visit.shell_with(
+        shell: request.shell_with(
             SECTION,
             format!("Rebuild {}", instance.name),
             &[rebuild_call(&id, &form)],
@@ -240,18 +249,23 @@ pub async fn show_rebuild(visit: Visit, Path(id): Path<String>) -> Result<Respon
 }
 
 /// Shows what is lost and what is installed, and asks for the name of the instance.
-async fn rebuild_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
-    let instance = instance(visit, id).await?;
+async fn rebuild_page(
+    request: &SessionRequest,
+    status: StatusCode,
+    id: &str,
+    form: Form,
+) -> Result<Response, Refusal> {
+    let instance = instance(request, id).await?;
     let backup = match form.install() {
         ("backup", backup) => {
             let call = Call::get(format!("/v1/backups/{}", segment(backup)));
-            Some(visit.get::<Single<Backup>>(&call).await?.data)
+            Some(request.get::<Single<Backup>>(&call).await?.data)
         }
         _ => None,
     };
     let verb = if backup.is_some() { "Restore" } else { "Rebuild" };
     let template = RebuildPage {
-        shell: visit.shell_with(
+        shell: request.shell_with(
             SECTION,
             format!("{verb} {}", instance.name),
             &[rebuild_call(id, &form)],
@@ -264,21 +278,25 @@ async fn rebuild_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -
 }
 
 /// Reinstalls the server. Its name must be typed, because its data is lost.
-pub async fn rebuild(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+pub async fn rebuild(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
     let id = segment(&id);
-    if visit.may_write() && !confirmed(&visit, &id, &mut form).await? {
-        return rebuild_page(&visit, StatusCode::UNPROCESSABLE_ENTITY, &id, form).await;
+    if request.may_write() && !confirmed(&request, &id, &mut form).await? {
+        return rebuild_page(&request, StatusCode::UNPROCESSABLE_ENTITY, &id, form).await;
     }
     let call = rebuild_call(&id, &form);
-    match send(&visit, &id, &call, &mut form).await? {
+    match send(&request, &id, &call, &mut form).await? {
         Ok(begun) => Ok(begun),
-        Err(status) => rebuild_page(&visit, status, &id, form).await,
+        Err(status) => rebuild_page(&request, status, &id, form).await,
     }
 }
 
 /// Whether the name of the instance was typed; if not, marks the field.
-async fn confirmed(visit: &Visit, id: &str, form: &mut Form) -> Result<bool, Refusal> {
-    let name = instance(visit, id).await?.name;
+async fn confirmed(request: &SessionRequest, id: &str, form: &mut Form) -> Result<bool, Refusal> {
+    let name = instance(request, id).await?.name;
     let is_typed = form.text("confirm") == name;
     if !is_typed {
         form.mark("confirm", &format!("must be {name}"));
@@ -335,9 +353,9 @@ fn settings_call(id: &str, form: &Form) -> Call {
 }
 
 /// An instance, the form with its settings, and the instance's version.
-async fn settings(visit: &Visit, id: &str) -> Result<(Instance, Form, String), Refusal> {
+async fn settings(request: &SessionRequest, id: &str) -> Result<(Instance, Form, String), Refusal> {
     let call = Call::get(format!("/v1/instances/{id}"));
-    let (found, version): (Single<Instance>, _) = visit.get_version(&call).await?;
+    let (found, version): (Single<Instance>, _) = request.get_version(&call).await?;
     let instance = found.data;
     let mut form = Form::default()
         .with("name", &instance.name)
@@ -354,10 +372,10 @@ async fn settings(visit: &Visit, id: &str) -> Result<(Instance, Form, String), R
     Ok((instance, form, version))
 }
 
-fn settings_page(visit: &Visit, status: StatusCode, instance: Instance, form: Form) -> Response {
+fn settings_page(request: &SessionRequest, status: StatusCode, instance: Instance, form: Form) -> Response {
     let title = format!("Settings of {}", instance.name);
     let template = SettingsPage {
-        shell: visit.shell_with(SECTION, title, &[settings_call(&instance.id, &form)]),
+        shell: request.shell_with(SECTION, title, &[settings_call(&instance.id, &form)]),
         instance,
         form,
     };
@@ -365,32 +383,32 @@ fn settings_page(visit: &Visit, status: StatusCode, instance: Instance, form: Fo
 }
 
 /// Shows the settings that can be changed at any time.
-pub async fn show_settings(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
-    let (instance, form, version) = settings(&visit, &segment(&id)).await?;
+pub async fn show_settings(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
+    let (instance, form, version) = settings(&request, &segment(&id)).await?;
     let form = form.remembering(&version);
-    Ok(settings_page(&visit, StatusCode::OK, instance, form))
+    Ok(settings_page(&request, StatusCode::OK, instance, form))
 }
 
 /// Changes the settings, unless somebody else has changed them since the form was opened.
 pub async fn change_settings(
-    visit: Visit,
+    request: SessionRequest,
     Path(id): Path<String>,
     mut form: Form,
 ) -> Result<Response, Refusal> {
     let id = segment(&id);
     let call = |form: &Form| settings_call(&id, form);
     let current = async || {
-        let (_, form, version) = settings(&visit, &id).await?;
+        let (_, form, version) = settings(&request, &id).await?;
         Ok((form, version))
     };
-    let sent = visit.save(&mut form, &SETTINGS, call, current).await;
+    let sent = request.save(&mut form, &SETTINGS, call, current).await;
     match sent {
-        Ok(_) => Ok(visit.done(&page_of(&id), "The changes are saved.").await),
+        Ok(_) => Ok(request.done(&page_of(&id), "The changes are saved.").await),
         Err(refusal) => {
-            let status = refused(&visit, refusal, &mut form)?;
-            let instance = instance(&visit, &id).await?;
-            Ok(settings_page(&visit, status, instance, form))
+            let status = refused(&request, refusal, &mut form)?;
+            let instance = instance(&request, &id).await?;
+            Ok(settings_page(&request, status, instance, form))
         }
     }
 }
@@ -413,11 +431,16 @@ fn backup_call(id: &str, form: &Form) -> Call {
     Call::with(Method::POST, format!("/v1/instances/{id}/backups"), body).once(form.key())
 }
 
-async fn backup_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
-    let instance = instance(visit, id).await?;
+async fn backup_page(
+    request: &SessionRequest,
+    status: StatusCode,
+    id: &str,
+    form: Form,
+) -> Result<Response, Refusal> {
+    let instance = instance(request, id).await?;
     let title = format!("Back up {}", instance.name);
     let template = BackupPage {
-        shell: visit.shell_with(SECTION, title, &[backup_call(id, &form)]),
+        shell: request.shell_with(SECTION, title, &[backup_call(id, &form)]),
         instance,
         form,
     };
@@ -425,18 +448,22 @@ async fn backup_page(visit: &Visit, status: StatusCode, id: &str, form: Form) ->
 }
 
 /// Shows the form for a backup.
-pub async fn show_backup(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
-    backup_page(&visit, StatusCode::OK, &segment(&id), Form::new()).await
+pub async fn show_backup(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
+    backup_page(&request, StatusCode::OK, &segment(&id), Form::new()).await
 }
 
 /// Starts a backup.
-pub async fn back_up(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+pub async fn back_up(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
     let id = segment(&id);
     let call = backup_call(&id, &form);
-    match send(&visit, &id, &call, &mut form).await? {
+    match send(&request, &id, &call, &mut form).await? {
         Ok(done) => Ok(done),
-        Err(status) => backup_page(&visit, status, &id, form).await,
+        Err(status) => backup_page(&request, status, &id, form).await,
     }
 }
 
@@ -448,12 +475,17 @@ struct DeletePage {
     form: Form,
 }
 
-async fn delete_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
-    let instance = instance(visit, id).await?;
+async fn delete_page(
+    request: &SessionRequest,
+    status: StatusCode,
+    id: &str,
+    form: Form,
+) -> Result<Response, Refusal> {
+    let instance = instance(request, id).await?;
     let title = format!("Delete {}", instance.name);
     let call = Call::delete(format!("/v1/instances/{id}"));
     let template = DeletePage {
-        shell: visit.shell_with(SECTION, title, &[call]),
+        shell: request.shell_with(SECTION, title, &[call]),
         instance,
         form,
     };
@@ -461,25 +493,29 @@ async fn delete_page(visit: &Visit, status: StatusCode, id: &str, form: Form) ->
 }
 
 /// Asks for the name of the instance, to confirm its deletion.
-pub async fn show_delete(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
-    delete_page(&visit, StatusCode::OK, &segment(&id), Form::new()).await
+pub async fn show_delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
+    delete_page(&request, StatusCode::OK, &segment(&id), Form::new()).await
 }
 
 /// Deletes the instance.
-pub async fn delete(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+pub async fn delete(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
     let id = segment(&id);
-    if visit.may_write() && !confirmed(&visit, &id, &mut form).await? {
-        return delete_page(&visit, StatusCode::UNPROCESSABLE_ENTITY, &id, form).await;
+    if request.may_write() && !confirmed(&request, &id, &mut form).await? {
+        return delete_page(&request, StatusCode::UNPROCESSABLE_ENTITY, &id, form).await;
     }
-    match visit.send(&Call::delete(format!("/v1/instances/{id}"))).await {
+    match request.send(&Call::delete(format!("/v1/instances/{id}"))).await {
         Ok(_) => {
             let note = format!("Instance {} is deleted.", form.text("confirm"));
-            Ok(visit.done("/console/instances", &note).await)
+            Ok(request.done("/console/instances", &note).await)
         }
         Err(refusal) if refusal.status == StatusCode::CONFLICT => {
             form.refused(&refusal);
-            delete_page(&visit, refusal.status, &id, form).await
+            delete_page(&request, refusal.status, &id, form).await
         }
         Err(refusal) => Err(refusal),
     }

@@ -17,7 +17,7 @@ use super::{
     call::{Call, segment, with_query},
     page::{List, Pager, Pagination, Shell, page},
     refusal::Refusal,
-    visit::Visit,
+    session_request::SessionRequest,
 };
 
 const SECTION: &str = "invoices";
@@ -46,18 +46,18 @@ struct ListPage {
     pager: Pager,
 }
 
-async fn list(visit: Visit) -> Result<Response, Refusal> {
-    let parameters = [("page", visit.query.get("page"))];
+async fn list(request: SessionRequest) -> Result<Response, Refusal> {
+    let parameters = [("page", request.query.get("page"))];
     let call = Call::get(with_query("/v1/invoices", &parameters));
     let List {
         data: items,
         pagination,
-    }: List<Invoice> = visit.get(&call).await?;
+    }: List<Invoice> = request.get(&call).await?;
     let open = Call::get("/v1/invoices/current");
-    let current: WithLines = visit.get(&open).await?;
+    let current: WithLines = request.get(&open).await?;
     let template = ListPage {
-        shell: visit.shell_with(SECTION, "Invoices", &[open, call]),
-        pager: Pager::new(pagination, "/console/invoices", &visit.query),
+        shell: request.shell_with(SECTION, "Invoices", &[open, call]),
+        pager: Pager::new(pagination, "/console/invoices", &request.query),
         current: current.data,
         items,
     };
@@ -74,18 +74,18 @@ struct DetailPage {
     pager: Pager,
 }
 
-async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
     let id = segment(&id);
-    let parameters = [("page", visit.query.get("page"))];
+    let parameters = [("page", request.query.get("page"))];
     let call = Call::get(with_query(&format!("/v1/invoices/{id}"), &parameters));
     let WithLines {
         data: invoice,
         pagination,
-    } = visit.get(&call).await?;
+    } = request.get(&call).await?;
     let path = format!("/console/invoices/{id}");
     let template = DetailPage {
-        shell: visit.shell_with(SECTION, invoice.title(), &[call, formatted(&id, "csv")]),
-        pager: Pager::new(pagination, &path, &visit.query),
+        shell: request.shell_with(SECTION, invoice.title(), &[call, formatted(&id, "csv")]),
+        pager: Pager::new(pagination, &path, &request.query),
         invoice,
         path,
     };
@@ -97,17 +97,17 @@ fn formatted(id: &str, format: &str) -> Call {
     Call::get(format!("/v1/invoices/{id}?format={format}"))
 }
 
-async fn csv(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    passed_on(&visit, &formatted(&segment(&id), "csv")).await
+async fn csv(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    passed_on(&request, &formatted(&segment(&id), "csv")).await
 }
 
-async fn print(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    passed_on(&visit, &formatted(&segment(&id), "html")).await
+async fn print(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    passed_on(&request, &formatted(&segment(&id), "html")).await
 }
 
 /// The answer of `/v1`, streamed unchanged, with those of its headers that describe its content.
-async fn passed_on(visit: &Visit, call: &Call) -> Result<Response, Refusal> {
-    let (head, body) = visit.open(call).await?.into_parts();
+async fn passed_on(request: &SessionRequest, call: &Call) -> Result<Response, Refusal> {
+    let (head, body) = request.open(call).await?.into_parts();
     let mut response = Response::new(body);
     for name in [
         header::CONTENT_TYPE,

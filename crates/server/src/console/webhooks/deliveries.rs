@@ -15,8 +15,8 @@ use crate::console::{
     page::{List, Pager, Query, Shell, Single, page},
     refresh::Refresh,
     refusal::Refusal,
+    session_request::SessionRequest,
     text::indented,
-    visit::Visit,
 };
 use domain::event::EventType;
 use resources::DeliveryPhase;
@@ -36,32 +36,32 @@ struct ListPage {
 }
 
 /// Lists the deliveries.
-pub async fn list(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn list(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
     let id = segment(&id);
-    let webhook = webhook(&visit, &id).await?;
+    let webhook = webhook(&request, &id).await?;
     let filters = ["status", "event_type"];
     let parameters = [
-        ("status", visit.query.get("status")),
-        ("event_type", visit.query.get("event_type")),
-        ("page", visit.query.get("page")),
+        ("status", request.query.get("status")),
+        ("event_type", request.query.get("event_type")),
+        ("page", request.query.get("page")),
     ];
     let call = Call::get(with_query(&format!("/v1/webhooks/{id}/deliveries"), &parameters));
     let List {
         data: items,
         pagination,
-    }: List<Delivery> = visit.get(&call).await?;
-    let now = visit.now();
+    }: List<Delivery> = request.get(&call).await?;
+    let now = request.now();
     let is_under_way = items.iter().any(|delivery| delivery.is_under_way(now));
     let path = format!("/console/webhooks/{id}/deliveries");
     let template = ListPage {
-        shell: visit.shell_with(SECTION, "Deliveries", &[call]),
+        shell: request.shell_with(SECTION, "Deliveries", &[call]),
         webhook,
         statuses: DeliveryPhase::ALL.map(DeliveryPhase::as_str).to_vec(),
         types: EventType::ALL.map(EventType::as_str).to_vec(),
-        pager: Pager::new(pagination, &path, &visit.query),
-        is_filtered: visit.query.has_any(&filters),
-        refresh: visit.refresh(is_under_way),
-        query: visit.query,
+        pager: Pager::new(pagination, &path, &request.query),
+        is_filtered: request.query.has_any(&filters),
+        refresh: request.refresh(is_under_way),
+        query: request.query,
         deliveries: items,
     };
     Ok(page(StatusCode::OK, &template))
@@ -79,20 +79,23 @@ struct DetailPage {
 }
 
 /// Shows a delivery with its request, its attempts and the answer.
-pub async fn detail(visit: Visit, Path((id, delivery)): Path<(String, String)>) -> Result<Response, Refusal> {
+pub async fn detail(
+    request: SessionRequest,
+    Path((id, delivery)): Path<(String, String)>,
+) -> Result<Response, Refusal> {
     let (id, delivery) = (segment(&id), segment(&delivery));
-    let webhook = webhook(&visit, &id).await?;
+    let webhook = webhook(&request, &id).await?;
     let path = format!("/v1/webhooks/{id}/deliveries/{delivery}");
     let call = Call::get(path.as_str());
-    let Single { data: found, .. }: Single<Delivery> = visit.get(&call).await?;
+    let Single { data: found, .. }: Single<Delivery> = request.get(&call).await?;
     let mut calls = vec![call];
-    if visit.may_write() {
+    if request.may_write() {
         calls.push(Call::post(format!("{path}/redeliver")));
     }
     let body = found.request.as_ref().map(|request| indented(&request.body));
     let template = DetailPage {
-        shell: visit.shell_with(SECTION, "Delivery", &calls),
-        refresh: visit.refresh(found.is_under_way(visit.now())),
+        shell: request.shell_with(SECTION, "Delivery", &calls),
+        refresh: request.refresh(found.is_under_way(request.now())),
         body: body.unwrap_or_default(),
         webhook,
         delivery: found,
@@ -103,14 +106,14 @@ pub async fn detail(visit: Visit, Path((id, delivery)): Path<(String, String)>) 
 
 /// Sends a delivery now.
 pub async fn resend(
-    visit: Visit,
+    request: SessionRequest,
     Path((id, delivery)): Path<(String, String)>,
     form: Form,
 ) -> Result<Response, Refusal> {
     let (id, delivery) = (segment(&id), segment(&delivery));
     let call = Call::post(format!("/v1/webhooks/{id}/deliveries/{delivery}/redeliver")).once(form.key());
     let sent: Single<Delivery> =
-        serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
+        serde_json::from_slice(&request.send(&call).await?).map_err(|_| Refusal::fault())?;
     let path = format!("/console/webhooks/{id}/deliveries/{}", sent.data.id);
-    Ok(visit.done(&path, &sent.message.unwrap_or_default()).await)
+    Ok(request.done(&path, &sent.message.unwrap_or_default()).await)
 }

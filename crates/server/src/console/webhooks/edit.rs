@@ -14,7 +14,7 @@ use crate::console::{
     form::{Field, Form},
     page::{Shell, Single, page},
     refusal::Refusal,
-    visit::Visit,
+    session_request::SessionRequest,
 };
 use domain::event::EventType;
 
@@ -74,13 +74,13 @@ pub(super) fn shown(mut call: Call) -> Call {
     call
 }
 
-fn filled(visit: &Visit, status: StatusCode, id: Option<String>, form: Form) -> Response {
+fn filled(request: &SessionRequest, status: StatusCode, id: Option<String>, form: Form) -> Response {
     let (title, call) = match &id {
         Some(id) => ("Change webhook", change_call(id, &form)),
         None => ("New webhook", shown(create_call(&form))),
     };
     let template = EditPage {
-        shell: visit.shell_with(SECTION, title, &[call]),
+        shell: request.shell_with(SECTION, title, &[call]),
         form,
         kinds: kinds(),
         id,
@@ -89,15 +89,15 @@ fn filled(visit: &Visit, status: StatusCode, id: Option<String>, form: Form) -> 
 }
 
 /// Shows the form for a new webhook.
-pub async fn show_new(visit: Visit) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
-    Ok(filled(&visit, StatusCode::OK, None, Form::new()))
+pub async fn show_new(request: SessionRequest) -> Result<Response, Refusal> {
+    request.check_may_write()?;
+    Ok(filled(&request, StatusCode::OK, None, Form::new()))
 }
 
 /// Creates a webhook, and shows its secret.
-pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
+pub async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
     let call = create_call(&form);
-    match visit.send(&call).await {
+    match request.send(&call).await {
         Ok(bytes) => {
             let created: Single<WithSecret> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let message = if created.data.active {
@@ -106,7 +106,7 @@ pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
                 "It is switched off: events are not recorded for it."
             };
             let template = SecretPage {
-                shell: visit.shell_with(
+                shell: request.shell_with(
                     SECTION,
                     "Webhook created",
                     &[
@@ -120,9 +120,9 @@ pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
             };
             Ok(page(StatusCode::CREATED, &template))
         }
-        Err(refusal) if refusal.status.is_client_error() && visit.may_write() => {
+        Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
             form.refused(&refusal);
-            Ok(filled(&visit, refusal.status, None, form))
+            Ok(filled(&request, refusal.status, None, form))
         }
         Err(refusal) => Err(refusal),
     }
@@ -148,9 +148,9 @@ const FIELDS: [Field; 3] = [
 ];
 
 /// The form with the current values of a webhook, and its version.
-async fn current(visit: &Visit, id: &str) -> Result<(Form, String), Refusal> {
+async fn current(request: &SessionRequest, id: &str) -> Result<(Form, String), Refusal> {
     let call = Call::get(format!("/v1/webhooks/{id}"));
-    let (found, version): (Single<Webhook>, _) = visit.get_version(&call).await?;
+    let (found, version): (Single<Webhook>, _) = request.get_version(&call).await?;
     let mut form = Form::default().with("url", &found.data.url);
     for event in &found.data.events {
         form = form.with("events", event);
@@ -159,32 +159,36 @@ async fn current(visit: &Visit, id: &str) -> Result<(Form, String), Refusal> {
 }
 
 /// Shows the form for changes.
-pub async fn show_edit(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
+pub async fn show_edit(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
     let id = segment(&id);
-    let (form, version) = current(&visit, &id).await?;
+    let (form, version) = current(&request, &id).await?;
     let form = form.remembering(&version);
-    Ok(filled(&visit, StatusCode::OK, Some(id), form))
+    Ok(filled(&request, StatusCode::OK, Some(id), form))
 }
 
 /// Changes a webhook, unless somebody else has changed it since the form was opened.
-pub async fn change(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+pub async fn change(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
     let id = segment(&id);
     let call = |form: &Form| change_call(&id, form);
-    let sent = visit
-        .save(&mut form, &FIELDS, call, async || current(&visit, &id).await)
+    let sent = request
+        .save(&mut form, &FIELDS, call, async || current(&request, &id).await)
         .await;
     match sent {
-        Ok(_) => Ok(visit
+        Ok(_) => Ok(request
             .done(&format!("/console/webhooks/{id}"), "The changes are saved.")
             .await),
         Err(refusal)
             if refusal.status.is_client_error()
                 && refusal.status != StatusCode::NOT_FOUND
-                && visit.may_write() =>
+                && request.may_write() =>
         {
             form.refused(&refusal);
-            Ok(filled(&visit, refusal.status, Some(id), form))
+            Ok(filled(&request, refusal.status, Some(id), form))
         }
         Err(refusal) => Err(refusal),
     }

@@ -29,7 +29,7 @@ use super::{
     page::{List, Pager, Shell, Single, page},
     refresh::Refresh,
     refusal::Refusal,
-    visit::Visit,
+    session_request::SessionRequest,
 };
 use domain::event::{EventType, catalogue};
 
@@ -105,8 +105,8 @@ fn kinds() -> Vec<Kind> {
     EventType::ALL.map(kind).into()
 }
 
-async fn webhook(visit: &Visit, id: &str) -> Result<Webhook, Refusal> {
-    let found: Single<Webhook> = visit.get(&Call::get(format!("/v1/webhooks/{id}"))).await?;
+async fn webhook(request: &SessionRequest, id: &str) -> Result<Webhook, Refusal> {
+    let found: Single<Webhook> = request.get(&Call::get(format!("/v1/webhooks/{id}"))).await?;
     Ok(found.data)
 }
 
@@ -119,17 +119,17 @@ struct ListPage {
     refresh: Refresh,
 }
 
-async fn list(visit: Visit) -> Result<Response, Refusal> {
-    let parameters = [("page", visit.query.get("page"))];
+async fn list(request: SessionRequest) -> Result<Response, Refusal> {
+    let parameters = [("page", request.query.get("page"))];
     let call = Call::get(with_query("/v1/webhooks", &parameters));
     let List {
         data: items,
         pagination,
-    }: List<Webhook> = visit.get(&call).await?;
+    }: List<Webhook> = request.get(&call).await?;
     let template = ListPage {
-        shell: visit.shell_with(SECTION, "Webhooks", &[call]),
-        pager: Pager::new(pagination, "/console/webhooks", &visit.query),
-        refresh: visit.refresh(false),
+        shell: request.shell_with(SECTION, "Webhooks", &[call]),
+        pager: Pager::new(pagination, "/console/webhooks", &request.query),
+        refresh: request.refresh(false),
         items,
     };
     Ok(page(StatusCode::OK, &template))
@@ -145,28 +145,28 @@ struct DetailPage {
     refresh: Refresh,
 }
 
-async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
     let id = segment(&id);
-    let webhook = webhook(&visit, &id).await?;
+    let webhook = webhook(&request, &id).await?;
     let log = Call::get(with_query(
         &format!("/v1/webhooks/{id}/deliveries"),
         &[("limit", FEW)],
     ));
-    let deliveries: List<Delivery> = visit.get(&log).await?;
-    let now = visit.now();
+    let deliveries: List<Delivery> = request.get(&log).await?;
+    let now = request.now();
     let is_under_way =
         webhook.is_sent_to() && deliveries.data.iter().any(|delivery| delivery.is_under_way(now));
     let mut calls = vec![Call::get(format!("/v1/webhooks/{id}")), log];
-    if visit.may_write() {
+    if request.may_write() {
         calls.push(Call::post(format!("/v1/webhooks/{id}/test")));
         calls.push(operate::switch_call(&id, !webhook.active));
     }
     let template = DetailPage {
-        shell: visit.shell_with(SECTION, "Webhook", &calls),
+        shell: request.shell_with(SECTION, "Webhook", &calls),
         webhook,
         deliveries: deliveries.data,
         form: Form::new(),
-        refresh: visit.refresh(is_under_way),
+        refresh: request.refresh(is_under_way),
     };
     Ok(page(StatusCode::OK, &template))
 }

@@ -17,11 +17,11 @@ use crate::console::{
     form::Form,
     page::{Shell, Single, page},
     refusal::Refusal,
-    visit::Visit,
+    session_request::SessionRequest,
 };
 
 /// Sends a test event, and shows its delivery.
-pub async fn test(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+pub async fn test(request: SessionRequest, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
     let id = segment(&id);
     let kind = form.text("type");
     let body = if kind.is_empty() {
@@ -31,9 +31,9 @@ pub async fn test(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Re
     };
     let call = Call::with(Method::POST, format!("/v1/webhooks/{id}/test"), body).once(form.key());
     let sent: Single<Delivery> =
-        serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
+        serde_json::from_slice(&request.send(&call).await?).map_err(|_| Refusal::fault())?;
     let path = format!("/console/webhooks/{id}/deliveries/{}", sent.data.id);
-    Ok(visit.done(&path, &sent.message.unwrap_or_default()).await)
+    Ok(request.done(&path, &sent.message.unwrap_or_default()).await)
 }
 
 /// The request that switches a webhook on or off.
@@ -43,23 +43,27 @@ pub fn switch_call(id: &str, on: bool) -> Call {
 }
 
 /// Switches a webhook on or off; on also enables one that was disabled.
-pub async fn switch(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+pub async fn switch(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    form: Form,
+) -> Result<Response, Refusal> {
     let id = segment(&id);
     let on = form.has("active", "true");
-    let before = webhook(&visit, &id).await?;
-    visit.send(&switch_call(&id, on)).await?;
+    let before = webhook(&request, &id).await?;
+    request.send(&switch_call(&id, on)).await?;
     let path = format!("/console/webhooks/{id}");
     // Nothing is held for a webhook that was switched off.
     if on && before.disabled.is_some() {
         let note = "The webhook is enabled. What was held meanwhile is sent now, in the order of the events.";
-        return Ok(visit.done(&path, note).await);
+        return Ok(request.done(&path, note).await);
     }
     let note = if on {
         "The webhook is on. It gets the events that happen from now on."
     } else {
         "The webhook is off. Events that happen from now on are not recorded for it."
     };
-    Ok(visit.done(&path, note).await)
+    Ok(request.done(&path, note).await)
 }
 
 #[derive(Template)]
@@ -70,12 +74,12 @@ struct SwitchPage {
 }
 
 /// Asks whether to switch a webhook off.
-pub async fn show_switch(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
+pub async fn show_switch(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
     let id = segment(&id);
-    let webhook = webhook(&visit, &id).await?;
+    let webhook = webhook(&request, &id).await?;
     let template = SwitchPage {
-        shell: visit.shell_with(SECTION, "Switch off", &[switch_call(&id, false)]),
+        shell: request.shell_with(SECTION, "Switch off", &[switch_call(&id, false)]),
         webhook,
     };
     Ok(page(StatusCode::OK, &template))
@@ -101,11 +105,16 @@ fn rotate_call(id: &str, form: &Form) -> Call {
     Call::with(Method::POST, format!("/v1/webhooks/{id}/rotate-secret"), body).once(form.key())
 }
 
-async fn rotate_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
-    let webhook = webhook(visit, id).await?;
+async fn rotate_page(
+    request: &SessionRequest,
+    status: StatusCode,
+    id: &str,
+    form: Form,
+) -> Result<Response, Refusal> {
+    let webhook = webhook(request, id).await?;
     let call = shown(rotate_call(id, &form));
     let template = RotatePage {
-        shell: visit.shell_with(SECTION, "Rotate the secret", &[call]),
+        shell: request.shell_with(SECTION, "Rotate the secret", &[call]),
         webhook,
         form,
     };
@@ -113,21 +122,25 @@ async fn rotate_page(visit: &Visit, status: StatusCode, id: &str, form: Form) ->
 }
 
 /// Shows the form for a new secret.
-pub async fn show_rotate(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
+pub async fn show_rotate(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
     let form = Form::new().with("overlap", "24");
-    rotate_page(&visit, StatusCode::OK, &segment(&id), form).await
+    rotate_page(&request, StatusCode::OK, &segment(&id), form).await
 }
 
 /// Rotates the secret, and shows the new one.
-pub async fn rotate(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+pub async fn rotate(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
     let id = segment(&id);
     let call = rotate_call(&id, &form);
-    match visit.send(&call).await {
+    match request.send(&call).await {
         Ok(bytes) => {
             let rotated: Single<WithSecret> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let template = SecretPage {
-                shell: visit.shell_with(SECTION, "New secret", &[shown(call)]),
+                shell: request.shell_with(SECTION, "New secret", &[shown(call)]),
                 webhook: rotated.data,
                 heading: "New secret",
                 message: rotated.message.unwrap_or_default(),
@@ -135,12 +148,12 @@ pub async fn rotate(visit: Visit, Path(id): Path<String>, mut form: Form) -> Res
             Ok(page(StatusCode::OK, &template))
         }
         Err(refusal)
-            if visit.may_write()
+            if request.may_write()
                 && refusal.status.is_client_error()
                 && refusal.status != StatusCode::NOT_FOUND =>
         {
             form.refused(&refusal);
-            rotate_page(&visit, refusal.status, &id, form).await
+            rotate_page(&request, refusal.status, &id, form).await
         }
         Err(refusal) => Err(refusal),
     }
@@ -154,11 +167,11 @@ struct ResendPage {
     form: Form,
 }
 
-fn resend_call(visit: &Visit, id: &str, form: &Form) -> Call {
+fn resend_call(request: &SessionRequest, id: &str, form: &Form) -> Call {
     let hours: Option<i64> = form.text("hours").parse().ok();
     let since = hours.and_then(|hours| {
         let hours = SignedDuration::try_from_hours(hours.clamp(0, 24 * 365))?;
-        visit.now().checked_sub(hours).ok()
+        request.now().checked_sub(hours).ok()
     });
     // Whole minutes, so that a second submission of the form asks for the same.
     let since = since.and_then(|at| jiff::Timestamp::from_second(at.as_second() / 60 * 60).ok());
@@ -167,14 +180,14 @@ fn resend_call(visit: &Visit, id: &str, form: &Form) -> Call {
 }
 
 /// Shows the form that sends exhausted deliveries again.
-pub async fn show_resend(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
+pub async fn show_resend(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
     let id = segment(&id);
-    let webhook = webhook(&visit, &id).await?;
+    let webhook = webhook(&request, &id).await?;
     let form = Form::new().with("hours", "24");
-    let call = resend_call(&visit, &id, &form);
+    let call = resend_call(&request, &id, &form);
     let template = ResendPage {
-        shell: visit.shell_with(SECTION, "Send exhausted deliveries again", &[call]),
+        shell: request.shell_with(SECTION, "Send exhausted deliveries again", &[call]),
         webhook,
         form,
     };
@@ -182,24 +195,28 @@ pub async fn show_resend(visit: Visit, Path(id): Path<String>) -> Result<Respons
 }
 
 /// Sends exhausted deliveries again.
-pub async fn resend(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+pub async fn resend(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    form: Form,
+) -> Result<Response, Refusal> {
     let id = segment(&id);
-    let call = resend_call(&visit, &id, &form);
-    told(&visit, &id, &call).await
+    let call = resend_call(&request, &id, &form);
+    told(&request, &id, &call).await
 }
 
 /// Sends all pending deliveries now.
-pub async fn retry(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+pub async fn retry(request: SessionRequest, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
     let id = segment(&id);
     let call = Call::post(format!("/v1/webhooks/{id}/deliveries/retry")).once(form.key());
-    told(&visit, &id, &call).await
+    told(&request, &id, &call).await
 }
 
-async fn told(visit: &Visit, id: &str, call: &Call) -> Result<Response, Refusal> {
+async fn told(request: &SessionRequest, id: &str, call: &Call) -> Result<Response, Refusal> {
     let answered: Single<Value> =
-        serde_json::from_slice(&visit.send(call).await?).map_err(|_| Refusal::fault())?;
+        serde_json::from_slice(&request.send(call).await?).map_err(|_| Refusal::fault())?;
     let note = answered.message.unwrap_or_default();
-    Ok(visit.done(&format!("/console/webhooks/{id}"), &note).await)
+    Ok(request.done(&format!("/console/webhooks/{id}"), &note).await)
 }
 
 #[derive(Template)]
@@ -210,21 +227,21 @@ struct DeletePage {
 }
 
 /// Asks whether to delete a webhook.
-pub async fn show_delete(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
+pub async fn show_delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
     let id = segment(&id);
-    let webhook = webhook(&visit, &id).await?;
+    let webhook = webhook(&request, &id).await?;
     let call = Call::delete(format!("/v1/webhooks/{id}"));
     let template = DeletePage {
-        shell: visit.shell_with(SECTION, "Delete webhook", &[call]),
+        shell: request.shell_with(SECTION, "Delete webhook", &[call]),
         webhook,
     };
     Ok(page(StatusCode::OK, &template))
 }
 
 /// Deletes a webhook.
-pub async fn delete(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub async fn delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
     let id = segment(&id);
-    visit.send(&Call::delete(format!("/v1/webhooks/{id}"))).await?;
-    Ok(visit.done("/console/webhooks", "The webhook is deleted.").await)
+    request.send(&Call::delete(format!("/v1/webhooks/{id}"))).await?;
+    Ok(request.done("/console/webhooks", "The webhook is deleted.").await)
 }

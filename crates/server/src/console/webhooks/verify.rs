@@ -9,7 +9,7 @@ use crate::console::{
     call::Call,
     page::{List, Shell, page},
     refusal::Refusal,
-    visit::Visit,
+    session_request::SessionRequest,
 };
 
 /// The example receivers, which the project's tests run.
@@ -37,13 +37,13 @@ struct VerifyPage {
 }
 
 /// Shows how to verify signatures, and how to have a signed event sent to the newest webhook.
-pub async fn show(visit: Visit) -> Result<Response, Refusal> {
+pub async fn show(request: SessionRequest) -> Result<Response, Refusal> {
     let newest = Call::get("/v1/webhooks?limit=1");
-    let webhooks: List<Webhook> = visit.get(&newest).await?;
-    let webhook = webhooks.data.first().filter(|_| visit.may_write());
+    let webhooks: List<Webhook> = request.get(&newest).await?;
+    let webhook = webhooks.data.first().filter(|_| request.may_write());
     let test = webhook.map(|webhook| Call::post(format!("/v1/webhooks/{}/test", webhook.id)));
     let template = VerifyPage {
-        shell: visit.shell_with(SECTION, "Verify signatures", &[test.unwrap_or(newest)]),
+        shell: request.shell_with(SECTION, "Verify signatures", &[test.unwrap_or(newest)]),
         receivers: RECEIVERS,
     };
     Ok(page(StatusCode::OK, &template))

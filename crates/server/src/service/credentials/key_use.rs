@@ -16,7 +16,7 @@ use super::Credential;
 use crate::service::Service;
 use resources::ApiKey;
 use runtime::{
-    Backoffs, Place,
+    Backoffs, ObjectRef,
     client::CallError,
     reconcile_queue::messages,
     work_queue::{self, Class, Reconcile},
@@ -63,18 +63,18 @@ struct Recorder {
 
 impl Recorder {
     async fn run(self, used: mpsc::UnboundedReceiver<Arc<ApiKey>>, shutdown: CancellationToken) {
-        let used = messages(used).map(|key| Place::of(&*key));
+        let used = messages(used).map(|key| ObjectRef::of(&*key));
         work_queue::run(&self, used, 1, Gauge::default(), &shutdown).await;
     }
 }
 
 impl Reconcile for Recorder {
-    fn class(&self, _: &Place) -> Class {
+    fn class(&self, _: &ObjectRef) -> Class {
         Class::Normal
     }
 
-    async fn reconcile(&self, place: &Place, _: Class) -> Option<Duration> {
-        let (namespace, name) = (place.namespace(), place.name());
+    async fn reconcile(&self, object_ref: &ObjectRef, _: Class) -> Option<Duration> {
+        let (namespace, name) = (object_ref.namespace(), object_ref.name());
         // If there is none, the key was revoked, or another replica has recorded the day.
         if let Some((object, day)) = self.service.credentials.unrecorded_use(namespace, name) {
             let patch = json!({
@@ -92,11 +92,11 @@ impl Reconcile for Recorder {
                     if !error.is_conflict() {
                         tracing::warn!(namespace, name, %error, "cannot record the day on which an API key was last used; will retry");
                     }
-                    return Some(self.backoffs.next(place));
+                    return Some(self.backoffs.next(object_ref));
                 }
             }
         }
-        self.backoffs.reset(place);
+        self.backoffs.reset(object_ref);
         None
     }
 }
@@ -223,7 +223,7 @@ mod tests {
 
         /// Records the use of a key. Returns when to try again.
         async fn record(&self, number: usize) -> Option<Duration> {
-            let key = Place::of(&self.objects[number]);
+            let key = ObjectRef::of(&self.objects[number]);
             self.recorder.reconcile(&key, Class::Normal).await
         }
 
@@ -301,7 +301,7 @@ mod tests {
             !recorded
                 .recorder
                 .backoffs
-                .has_failed(&Place::new("demo", "key-1")),
+                .has_failed(&ObjectRef::new("demo", "key-1")),
             "it is forgotten"
         );
     }

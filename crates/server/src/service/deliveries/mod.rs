@@ -38,7 +38,7 @@ use super::{
     cost::Cost,
     credentials::Tenant,
     error::Error,
-    events::{ListedPage, Merge, Place, Segment, Selected, Span, plan},
+    events::{ListedPage, Merge, Position, Segment, Selected, Span, plan},
     id::{DeliveryId, PublicId as _, WebhookId},
     idempotency::IdempotentRequest,
     index::Object as _,
@@ -293,8 +293,8 @@ impl Service {
             pages.each(see).await?;
         }
 
-        let stored: Vec<Place> = newest.keys.into_iter().collect();
-        let single = |(Reverse((time, _)), _): &Place| Segment {
+        let stored: Vec<Position> = newest.keys.into_iter().collect();
+        let single = |(Reverse((time, _)), _): &Position| Segment {
             from: *time,
             to: *time,
             count: 1,
@@ -614,7 +614,7 @@ impl Replaced {
 /// The newest of the deliveries added.
 struct Newest {
     most: usize,
-    keys: BTreeSet<Place>,
+    keys: BTreeSet<Position>,
     total: usize,
 }
 

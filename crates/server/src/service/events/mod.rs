@@ -16,7 +16,7 @@ use jiff::Timestamp;
 pub use self::{
     filter::{EventFilter, EventInstance, instance_of},
     pages::{ListedPage, Pages, Selected},
-    window::{Merge, Place, Segment, Span, plan},
+    window::{Merge, Position, Segment, Span, plan},
 };
 
 use super::{
@@ -102,7 +102,7 @@ impl Service {
         let pages = self.pages(tenant, cost).await?;
         let items = |page: EventLog| {
             let matching = page.spec.events.into_iter().filter(|event| filter.matches(event));
-            matching.map(|event| (place(&event), event.body)).collect()
+            matching.map(|event| (position(&event), event.body)).collect()
         };
         let (mut selected, mut cut) = (Vec::new(), Vec::new());
         let see = |page: ListedPage| {
@@ -155,8 +155,8 @@ impl Service {
     }
 }
 
-/// The place of an event in a list.
-pub fn place(event: &LoggedEvent) -> Place {
+/// The position of an event in a list.
+pub fn position(event: &LoggedEvent) -> Position {
     (Reverse((event.created_at, event.sequence)), event.id.clone())
 }
 

@@ -6,7 +6,7 @@ use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use kube::{Api, api::ListParams};
 
-use super::window::{Merge, Place, Segment};
+use super::window::{Merge, Position, Segment};
 use crate::service::{
     cost::Cost,
     credentials::Tenant,
@@ -181,7 +181,7 @@ impl<'a> Pages<'a> {
         &self,
         mut pages: Vec<Selected>,
         merge: &mut Merge<T>,
-        mut items: impl FnMut(EventLog) -> Vec<(Place, T)>,
+        mut items: impl FnMut(EventLog) -> Vec<(Position, T)>,
     ) -> Result<(), Error> {
         pages.sort_by_key(|page| Reverse(page.segment.to));
         let newest: Vec<_> = pages.iter().map(|page| page.segment.to).collect();
@@ -189,14 +189,14 @@ impl<'a> Pages<'a> {
         let mut read = std::pin::pin!(read);
         for newest in newest {
             merge.settle(Some(newest));
-            for (place, item) in read
+            for (position, item) in read
                 .try_next()
                 .await?
                 .flatten()
                 .map(&mut items)
                 .unwrap_or_default()
             {
-                merge.add(place, item);
+                merge.add(position, item);
             }
         }
         Ok(())
@@ -214,7 +214,7 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::service::events::{EventFilter, place, window::Span};
+    use crate::service::events::{EventFilter, position, window::Span};
     use domain::event::EventType;
     use resources::LoggedEvent;
     use runtime::testing::answered_by;
@@ -423,7 +423,7 @@ mod tests {
         let mut merge = Merge::new(Span::of(1, 4), 0);
         let items = |page: EventLog| {
             let events = page.spec.events.into_iter();
-            events.map(|event| (place(&event), event.body)).collect()
+            events.map(|event| (position(&event), event.body)).collect()
         };
         let cost = Cost::default();
         let pages = pages_through(&calls, &cost).await;

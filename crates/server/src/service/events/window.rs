@@ -15,8 +15,8 @@ use crate::service::{
 /// How deep a list can be paged into. A request may keep the keys of all items up to there in memory.
 const DEEPEST: usize = 10_000;
 
-/// The place of an item in a list: newest first by time and sequence number, then by id.
-pub type Place = (Reverse<(Timestamp, i64)>, String);
+/// The position of an item in a list: newest first by time and sequence number, then by id.
+pub type Position = (Reverse<(Timestamp, i64)>, String);
 
 /// Where a page lies in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ pub struct Merge<T> {
     /// Number of items still missing on the page.
     wanted: usize,
     /// Items that items yet to be added may precede.
-    waiting: BTreeMap<Place, T>,
+    waiting: BTreeMap<Position, T>,
     shown: Vec<T>,
     total: usize,
 }
@@ -140,10 +140,10 @@ impl<T> Merge<T> {
     }
 
     /// Adds an item.
-    pub fn add(&mut self, place: Place, item: T) {
+    pub fn add(&mut self, position: Position, item: T) {
         self.total += 1;
         if self.wanted > 0 {
-            self.waiting.insert(place, item);
+            self.waiting.insert(position, item);
             if self.waiting.len() > self.skip.saturating_add(self.wanted) {
                 self.waiting.pop_last();
             }
@@ -275,15 +275,15 @@ mod tests {
         fn a_page_is_the_same_as_of_a_list_that_was_read_and_sorted_whole(
             log in log(), page in 1_u64..12, limit in 1_usize..9,
         ) {
-            let mut log: Vec<Vec<Place>> = log
+            let mut log: Vec<Vec<Position>> = log
                 .into_iter()
                 .enumerate()
                 .map(|(segment, items)| {
-                    let place = |(n, (second, sequence)): (usize, (i64, i64))| {
+                    let position = |(n, (second, sequence)): (usize, (i64, i64))| {
                         // Ids in a different order than segments.
                         (Reverse((at(second), sequence)), format!("{}-{n}", (segment * 7) % 5))
                     };
-                    items.into_iter().enumerate().map(place).map(|(key, id)| (key, format!("{id}-{segment}"))).collect()
+                    items.into_iter().enumerate().map(position).map(|(key, id)| (key, format!("{id}-{segment}"))).collect()
                 })
                 .collect();
             let segments: Vec<_> = log
@@ -297,18 +297,18 @@ mod tests {
                     }
                 })
                 .collect();
-            let mut all: Vec<Place> = log.iter().flatten().cloned().collect();
+            let mut all: Vec<Position> = log.iter().flatten().cloned().collect();
             all.sort();
             let span = Span::of(page, limit);
-            let expected: Vec<Place> = all.iter().skip(span.skip).take(limit).cloned().collect();
+            let expected: Vec<Position> = all.iter().skip(span.skip).take(limit).cloned().collect();
 
             let Plan { before, mut needed } = plan(&segments, span);
             needed.sort_by_key(|index| Reverse(segments[*index].to));
             let mut merge = Merge::new(span, before);
             for index in needed {
                 merge.settle(Some(segments[index].to));
-                for place in std::mem::take(&mut log[index]) {
-                    merge.add(place.clone(), place);
+                for position in std::mem::take(&mut log[index]) {
+                    merge.add(position.clone(), position);
                 }
             }
             prop_assert_eq!(merge.finish().0, expected);

@@ -1,4 +1,4 @@
-//! How much a controller has to write at the moment, so that what can wait gives way to it.
+//! Tracks the rate of writes, so that writes of low priority can be deferred.
 
 use std::{
     sync::Arc,
@@ -13,7 +13,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Counts the changes that a controller writes. Cheap to clone; all clones count together.
 #[derive(Clone, Debug, Default)]
-pub struct Pace(Arc<Mutex<Option<Counts>>>);
+pub struct WritePressure(Arc<Mutex<Option<Counts>>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Counts {
@@ -23,7 +23,7 @@ struct Counts {
     before: u32,
 }
 
-impl Pace {
+impl WritePressure {
     /// Counts a change that has been written.
     pub fn wrote(&self) {
         self.wrote_at(Instant::now());
@@ -66,17 +66,17 @@ mod tests {
 
     #[test]
     fn a_controller_is_busy_until_it_has_written_little_for_a_second() {
-        let (pace, began) = (Pace::default(), Instant::now());
+        let (write_pressure, began) = (WritePressure::default(), Instant::now());
         let at = |milliseconds| began + Duration::from_millis(milliseconds);
         for _ in 1..BUSY {
-            pace.wrote_at(at(0));
+            write_pressure.wrote_at(at(0));
         }
-        assert!(!pace.is_busy_at(at(0)));
-        pace.clone().wrote_at(at(999));
-        assert!(pace.is_busy_at(at(999)) && pace.is_busy_at(at(1500)));
-        pace.wrote_at(at(1500));
-        assert!(pace.is_busy_at(at(2400)));
-        assert!(!pace.is_busy_at(at(2600)));
-        assert!(!pace.is_busy_at(at(60_000)));
+        assert!(!write_pressure.is_busy_at(at(0)));
+        write_pressure.clone().wrote_at(at(999));
+        assert!(write_pressure.is_busy_at(at(999)) && write_pressure.is_busy_at(at(1500)));
+        write_pressure.wrote_at(at(1500));
+        assert!(write_pressure.is_busy_at(at(2400)));
+        assert!(!write_pressure.is_busy_at(at(2600)));
+        assert!(!write_pressure.is_busy_at(at(60_000)));
     }
 }

@@ -5,24 +5,24 @@ use std::{fmt, sync::Arc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
-/// Where an object is: its namespace and name, or only the name of a cluster-scoped object. A short text that all
+/// Namespace and name of an object, or only the name of a cluster-scoped one. A short text that all
 /// clones share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place(Arc<str>);
+pub struct ObjectRef(Arc<str>);
 
-impl Place {
-    /// The place of an object.
+impl ObjectRef {
+    /// The reference to an object.
     pub fn of(object: &impl Resource) -> Self {
         Self::in_metadata(object.meta())
     }
 
-    /// The place of an object with this metadata.
+    /// The reference to the object with this metadata.
     pub fn in_metadata(metadata: &ObjectMeta) -> Self {
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         Self::new(namespace, metadata.name.as_deref().unwrap_or_default())
     }
 
-    /// The place of the object with this name in this namespace, which is empty for a cluster-scoped kind.
+    /// The object_ref of the object with this name in this namespace, which is empty for a cluster-scoped kind.
     pub fn new(namespace: &str, name: &str) -> Self {
         match namespace {
             "" => Self(name.into()),
@@ -50,7 +50,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ObjectRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

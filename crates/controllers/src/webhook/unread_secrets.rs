@@ -6,13 +6,13 @@ use domain::delivery::WebhookKey;
 
 /// Keys of webhooks, popped so that accounts take turns.
 #[derive(Default)]
-pub(super) struct Unread {
+pub(super) struct UnreadSecrets {
     keys: BTreeSet<WebhookKey>,
     /// Sorts after all keys of the namespace that had the last turn.
     after: String,
 }
 
-impl Unread {
+impl UnreadSecrets {
     pub(super) fn insert(&mut self, key: WebhookKey) {
         self.keys.insert(key);
     }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn an_account_whose_secrets_change_all_the_time_does_not_keep_others_waiting() {
-        let mut unread = Unread::default();
+        let mut unread = UnreadSecrets::default();
         for key in ["a/1", "a/2", "a-b/1", "a0/1", "b/1", "b/2"] {
             unread.insert(key.into());
         }

@@ -9,12 +9,12 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// Lets one of many equal complaints through each second, and counts the others.
 #[derive(Debug)]
-pub struct Occasionally {
+pub struct LogThrottle {
     /// When the last one was let through, and how many were left out since.
     last: Mutex<Option<(Instant, u64)>>,
 }
 
-impl Occasionally {
+impl LogThrottle {
     /// Lets the first complaint through.
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn one_complaint_a_second_is_let_through_with_the_number_of_those_left_out() {
-        let (complaints, begun) = (Occasionally::new(), Instant::now());
+        let (complaints, begun) = (LogThrottle::new(), Instant::now());
         let after = |milliseconds| complaints.left_out(begun + Duration::from_millis(milliseconds));
         let let_through = [0, 1, 500, 999, 1000, 1500, 5000, 6000].map(after);
         assert_eq!(

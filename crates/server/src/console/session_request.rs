@@ -26,7 +26,7 @@ const MAX_ANSWER: usize = 16 * 1024 * 1024;
 const FIRST_WAIT: Duration = Duration::from_secs(2);
 
 /// A request of a signed-in user.
-pub struct Visit {
+pub struct SessionRequest {
     app: Arc<App>,
     credential: Credential,
     note: Option<Note>,
@@ -42,7 +42,7 @@ pub struct Visit {
     pub origin: String,
 }
 
-impl FromRequestParts<Arc<App>> for Visit {
+impl FromRequestParts<Arc<App>> for SessionRequest {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Response> {
@@ -138,7 +138,7 @@ fn to_sign_in(parts: &Parts, app: &App) -> Response {
     response
 }
 
-impl Visit {
+impl SessionRequest {
     /// The frame of a page.
     pub fn shell(&self, section: &'static str, title: impl Into<String>) -> Shell {
         Shell {

@@ -1,4 +1,4 @@
-//! Attempts to sign in: failed ones are limited per client address.
+//! Limits failed attempts to sign in, per client address.
 
 use std::{
     collections::HashMap,
@@ -26,11 +26,11 @@ struct Failed {
 
 /// The recent failed attempts.
 #[derive(Default)]
-pub struct Attempts {
+pub struct SignInLimiter {
     by_address: Mutex<HashMap<IpAddr, Failed>>,
 }
 
-impl Attempts {
+impl SignInLimiter {
     /// Seconds to wait until an address may try again; `None` if it may now.
     pub fn wait(&self, address: IpAddr, now: Timestamp) -> Option<u64> {
         let failed = *self.by_address.lock().get(&sharing(address))?;
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn an_address_that_has_failed_too_often_waits_until_its_window_ends() {
-        let attempts = Attempts::default();
+        let attempts = SignInLimiter::default();
         let start: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
         let later = |seconds: i64| start + SignedDuration::from_secs(seconds);
         for _ in 0..MOST {
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_number_of_addresses_is_bounded() {
-        let attempts = Attempts::default();
+        let attempts = SignInLimiter::default();
         let start: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
         for number in 0..u32::try_from(MOST_ADDRESSES).unwrap() + 10 {
             let address = IpAddr::V4(std::net::Ipv4Addr::from_bits(number));
