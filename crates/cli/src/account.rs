@@ -10,10 +10,8 @@ use serde::Serialize;
 use super::{
     CliError,
     connect::Cluster,
-    duration,
-    objects::{self, note_unreadable, read_all},
+    duration, objects,
     output::{self, Output},
-    program::program,
     wait::{self, Progress},
 };
 use resources::{
@@ -23,31 +21,18 @@ use resources::{
     origin,
 };
 
-/// Create, list and show accounts.
+/// Create accounts.
 #[derive(Debug, Subcommand)]
 pub enum AccountCommand {
     /// Create an account and wait until it is ready
     #[command(after_help = CREATE)]
     Create(CreateArgs),
-    /// List all accounts
-    #[command(after_help = LIST)]
-    List(ListArgs),
-    /// Show one account
-    #[command(after_help = SHOW)]
-    Show(ShowArgs),
 }
 
 const CREATE: &str = "\
 Examples:
   stellage account create ada --email ada@example.com
   stellage account create ada --email ada@example.com --instance-quota 20";
-const LIST: &str = "\
-Examples:
-  stellage account list
-  stellage account list --output json";
-const SHOW: &str = "\
-Example:
-  stellage account show ada";
 
 /// Create an account, with its namespace, and wait until it is ready.
 #[derive(Args, Debug)]
@@ -82,25 +67,6 @@ pub struct CreateArgs {
     /// How long to wait, such as 30s or 5m
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     timeout: Duration,
-
-    /// Output format
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
-}
-
-/// List all accounts.
-#[derive(Args, Debug)]
-pub struct ListArgs {
-    /// Output format
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
-}
-
-/// Show one account.
-#[derive(Args, Debug)]
-pub struct ShowArgs {
-    /// Name of the account
-    name: String,
 
     /// Output format
     #[arg(long, short, value_enum, default_value_t)]
@@ -143,14 +109,8 @@ fn view(account: &Account) -> View<'_> {
 
 pub(super) async fn run(command: AccountCommand) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
-    match command {
-        AccountCommand::Create(args) => create(&cluster, args).await,
-        AccountCommand::List(args) => list(&cluster, &args).await,
-        AccountCommand::Show(args) => {
-            let account = get(&cluster, &args.name).await?;
-            show(&account, args.output)
-        }
-    }
+    let AccountCommand::Create(args) = command;
+    create(&cluster, args).await
 }
 
 async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
@@ -177,44 +137,6 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     }
     let account = wait_until_ready(cluster, account, args.timeout).await?;
     show(&account, args.output)
-}
-
-async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
-    let api = Api::all(cluster.client.clone());
-    let accounts: Vec<Account> = read_all(cluster, "list accounts", &api, note_unreadable).await?;
-    if args.output == Output::Json {
-        return output::json(&accounts.iter().map(view).collect::<Vec<_>>());
-    }
-    if accounts.is_empty() {
-        output::note(&format!(
-            "There are no accounts. `{} account create NAME --email E` creates one.",
-            program()
-        ));
-        return Ok(());
-    }
-    let now = Timestamp::now();
-    let rows: Vec<_> = accounts
-        .iter()
-        .map(|account| {
-            let view = view(account);
-            [
-                view.name.to_owned(),
-                view.id.unwrap_or("-").to_owned(),
-                view.email.to_owned(),
-                view.namespace.to_owned(),
-                view.instance_quota
-                    .map_or_else(|| "-".to_owned(), |n| n.to_string()),
-                readiness(&view),
-                view.created_at
-                    .map_or_else(|| "-".to_owned(), |since| duration::age(since, now)),
-            ]
-        })
-        .collect();
-    output::line(&output::table(
-        &["NAME", "ID", "EMAIL", "NAMESPACE", "QUOTA", "READY", "AGE"],
-        &rows,
-    ));
-    Ok(())
 }
 
 fn readiness(view: &View<'_>) -> String {

@@ -54,17 +54,6 @@ pub(super) fn since_now(text: &str) -> Result<Timestamp, String> {
     since(text, Timestamp::now())
 }
 
-/// An age in the format of kubectl.
-pub(super) fn age(since: Timestamp, now: Timestamp) -> String {
-    let seconds = (now.as_second() - since.as_second()).max(0);
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m", seconds / 60),
-        7200..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,14 +100,5 @@ mod tests {
         for bad in ["", "2", "-1h", "2026-11-21", "yesterday", "9999999999w"] {
             assert!(since(bad, now).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn ages_have_the_format_of_kubectl() {
-        let at = |second| Timestamp::from_second(second).unwrap();
-        assert_eq!(age(at(0), at(90)), "90s");
-        assert_eq!(age(at(0), at(86_400)), "24h");
-        assert_eq!(age(at(0), at(864_000)), "10d");
-        assert_eq!(age(at(10), at(0)), "0s", "clocks may differ");
     }
 }

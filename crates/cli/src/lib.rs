@@ -162,14 +162,13 @@ pub enum CliError {
     },
     /// There is no such account.
     #[error(
-        "there is no account {0}\n`{stellage} account list` lists the accounts; `{stellage} account create {0} --email E` creates it.",
+        "there is no account {0}\n`kubectl get accounts` lists the accounts; `{stellage} account create {0} --email E` creates it.",
         stellage = program()
     )]
     NoAccount(String),
     /// There is an account of that name.
     #[error(
-        "account {0} already exists\n`{stellage} account show {0}` shows it; `kubectl edit account {0}` changes it; or choose another name.",
-        stellage = program()
+        "account {0} already exists\n`kubectl describe account {0}` shows it; `kubectl edit account {0}` changes it; or choose another name."
     )]
     AccountExists(String),
     /// The account is not ready, and why.
