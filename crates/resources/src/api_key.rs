@@ -29,8 +29,10 @@ const RANDOM: usize = 43;
     Serialize,
     schemars::JsonSchema,
     clap::ValueEnum,
+    strum::Display,
 )]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum KeyScope {
     /// GET only; other methods are refused with 403 `token_readonly`.
     Read,

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
     Serialize,
     JsonSchema,
     utoipa::ToSchema,
+    strum::Display,
     strum::IntoStaticStr,
     strum::VariantArray,
 )]

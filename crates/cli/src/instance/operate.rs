@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::ChangeInstance;
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde_json::Value;
@@ -22,7 +23,7 @@ use resources::{
 use server::service::{
     error::Error,
     index::Indexed as _,
-    instances::{IndexedInstance, Installation, InstanceChange, disk_of},
+    instances::{IndexedInstance, Installation, changed_spec, disk_of},
     nonce::instance_nonce,
     store::merge_patch,
 };
@@ -80,12 +81,12 @@ impl Operation {
         let instance = &*indexed.instance;
         let unsuitable = || wrong_state(self, instance);
         if let Self::Resize { plan, on_reboot } = self {
-            let change = InstanceChange {
+            let change = ChangeInstance {
                 plan: Some(*plan),
                 reboot: Some(!on_reboot),
-                ..InstanceChange::default()
+                ..ChangeInstance::default()
             };
-            return change.apply(indexed).map_err(|_| unsuitable());
+            return changed_spec(&change, indexed).map_err(|_| unsuitable());
         }
         let is_allowed = |state| self.action().allowed_from().contains(&state);
         if !state(instance).is_some_and(is_allowed) {

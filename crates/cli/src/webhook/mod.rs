@@ -4,6 +4,7 @@ mod rotate;
 
 use std::sync::Arc;
 
+use api::ChangeWebhook;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _, api::PostParams};
@@ -29,7 +30,7 @@ use resources::{
 use server::service::{
     index::Indexed as _,
     store::merge_patch,
-    webhooks::{IndexedWebhook, WebhookChange, example, example_type},
+    webhooks::{IndexedWebhook, changed_spec, example, example_type},
 };
 
 /// Test and enable webhooks, and rotate their secrets.
@@ -160,11 +161,11 @@ async fn enable(cluster: &Cluster, args: &EnableArgs) -> Result<(), CliError> {
 
 /// The patch that enables a webhook; `None` if it is enabled already.
 fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
-    let on = WebhookChange {
+    let on = ChangeWebhook {
         active: Some(true),
-        ..WebhookChange::default()
+        ..ChangeWebhook::default()
     };
-    let spec = on.apply(webhook, now);
+    let spec = changed_spec(&on, webhook, now);
     merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, &[])
 }
 

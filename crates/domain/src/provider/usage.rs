@@ -1,29 +1,8 @@
 //! The usage of servers, now and over time. It is not in the API server: metrics are not part of the status.
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
-/// A snapshot of a server's usage; unknown values are `null`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize, ToSchema)]
-#[schema(as = InstanceMetrics)]
-pub struct Usage {
-    /// CPU usage in percent.
-    #[schema(required, minimum = 0, maximum = 100, example = 12.5)]
-    pub cpu_usage: Option<f64>,
-    /// Memory usage in percent.
-    #[schema(required, minimum = 0, maximum = 100, example = 41.0)]
-    pub memory_usage: Option<f64>,
-    /// Disk usage in percent.
-    #[schema(required, minimum = 0, maximum = 100, example = 23.9)]
-    pub disk_usage: Option<f64>,
-    /// Bytes received since the last start.
-    #[schema(required, minimum = 0, example = 1_048_576)]
-    pub network_in: Option<i64>,
-    /// Bytes sent since the last start.
-    #[schema(required, minimum = 0, example = 524_288)]
-    pub network_out: Option<i64>,
-}
+pub use api::InstanceMetrics as Usage;
 
 /// How far back a series goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

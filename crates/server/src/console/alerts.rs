@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
+use api::{AlertMetric, AlertStatus, List};
 use askama::Template;
 use axum::{Router, response::Response, routing::get};
 use http::StatusCode;
-use serde::Deserialize;
 
 use super::{
     App,
     call::{Call, with_query},
-    page::{List, Pager, Query, Shell, page},
+    page::{Pager, Query, Shell, Shown, page},
     refresh::Refresh,
     refusal::Refusal,
     session_request::SessionRequest,
-    text::{Moment, percent},
+    text::{Moment as _, percent},
 };
 
 pub(super) fn routes() -> Router<Arc<App>> {
@@ -22,31 +22,12 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 /// An alert.
-#[derive(Debug, Deserialize)]
-pub struct Alert {
-    /// Identifier.
-    pub id: String,
-    /// The rule that fired.
-    pub rule: String,
-    /// `firing` or `ended`.
-    pub status: String,
-    /// The instance.
-    pub instance_id: String,
-    metric: String,
-    threshold: f64,
-    value: f64,
-    /// When the metric first crossed the threshold.
-    pub since: Moment,
-    /// When it fired.
-    pub fired_at: Moment,
-    /// When it ended.
-    pub ended_at: Option<Moment>,
-}
+pub type Alert = Shown<api::Alert>;
 
 impl Alert {
     /// Whether it is firing.
     pub fn is_firing(&self) -> bool {
-        self.status == "firing"
+        self.status == AlertStatus::Firing
     }
 
     /// The colour of its status.
@@ -56,11 +37,10 @@ impl Alert {
 
     /// What was measured.
     pub fn measured(&self) -> String {
-        let metric = match self.metric.as_str() {
-            "cpu_usage" => "CPU",
-            "memory_usage" => "memory",
-            "disk_usage" => "disk",
-            other => other,
+        let metric = match self.metric {
+            AlertMetric::CpuUsage => "CPU",
+            AlertMetric::MemoryUsage => "memory",
+            AlertMetric::DiskUsage => "disk",
         };
         format!(
             "{metric} {}, above {}",

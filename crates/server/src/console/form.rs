@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use api::{Detail, ErrorCode};
 use axum::{body::Body, extract::FromRequest};
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use url::form_urlencoded;
 
-use super::refusal::{Detail, Refusal};
+use super::refusal::Refusal;
 
 /// Largest form, as large as the largest body of `/v1`.
 const MAX_FORM: usize = 64 * 1024;
@@ -147,7 +148,7 @@ impl Form {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('['))
         };
         let found = self.problems.iter().find(|problem| is_of(&problem.field));
-        found.map(|problem| problem.message.as_str())
+        found.map(|problem| problem.message.as_ref())
     }
 
     /// What to install: `image` or `backup`, and its id.
@@ -171,10 +172,8 @@ impl Form {
 
     /// Marks a field with what is wrong with it.
     pub fn mark(&mut self, field: &str, message: &str) {
-        self.problems.push(Detail {
-            field: field.to_owned(),
-            message: message.to_owned(),
-        });
+        let detail = Detail::new(field.to_owned(), "invalid_value", message.to_owned());
+        self.problems.push(detail);
     }
 
     /// The problems of all fields.
@@ -254,10 +253,11 @@ impl Form {
 
     /// Marks what `/v1` refused. The values stay, with a new Idempotency-Key, since the next submission is another request.
     pub fn refused(&mut self, refusal: &Refusal) {
-        self.problems.clone_from(&refusal.details);
+        self.problems.clone_from(&refusal.error.details);
         // Only 422 is about the fields alone.
-        let is_of_fields = refusal.status == StatusCode::UNPROCESSABLE_ENTITY && !refusal.details.is_empty();
-        self.complaint = (!is_of_fields).then(|| refusal.message.clone());
+        let is_of_fields =
+            refusal.status == StatusCode::UNPROCESSABLE_ENTITY && !refusal.error.details.is_empty();
+        self.complaint = (!is_of_fields).then(|| refusal.error.message.clone());
         self.values.retain(|(name, _)| name != KEY);
         let key: [u8; 16] = rand::random();
         self.values.push((KEY.to_owned(), hex::encode(key)));
@@ -280,7 +280,10 @@ impl Field {
 impl<'a> FieldProblem<'a> {
     /// A problem that `/v1` has with a field, in the words of the forms.
     fn of(detail: &'a Detail) -> Self {
-        let (name, rest) = detail.field.split_once('[').unwrap_or((&detail.field, ""));
+        let (name, rest) = detail
+            .field
+            .split_once('[')
+            .unwrap_or((detail.field.as_ref(), ""));
         let position = rest.trim_end_matches(']').parse::<usize>().ok();
         let (id, label) = match name {
             "name" => ("name", "Name"),
@@ -322,8 +325,7 @@ impl<S: Sync> FromRequest<S> for Form {
             .is_none_or(|kind| kind.starts_with("application/x-www-form-urlencoded"));
         if !is_form {
             return Err(Refusal::new(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "unsupported_media_type",
+                ErrorCode::UnsupportedMediaType,
                 "the Content-Type must be application/x-www-form-urlencoded",
             ));
         }
@@ -331,8 +333,7 @@ impl<S: Sync> FromRequest<S> for Form {
         let read = tokio::time::timeout(READ_TIMEOUT, reading).await;
         let bytes = read.ok().and_then(Result::ok).ok_or_else(|| {
             Refusal::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "payload_too_large",
+                ErrorCode::PayloadTooLarge,
                 "the form is larger than 64 KiB, or did not arrive in time",
             )
         })?;
@@ -357,10 +358,7 @@ mod tests {
         assert_eq!(form.complaint.as_deref(), Some("an internal error occurred"));
         let key = form.key().to_owned();
         refusal.status = StatusCode::UNPROCESSABLE_ENTITY;
-        refusal.details = vec![Detail {
-            field: "tags[2]".to_owned(),
-            message: "must be short".to_owned(),
-        }];
+        refusal.error.details = vec![Detail::new("tags[2]", "invalid_value", "must be short")];
         form.refused(&refusal);
         assert_eq!(form.problem("tags"), Some("must be short"));
         assert_eq!((form.problem("tag"), form.complaint.as_deref()), (None, None));

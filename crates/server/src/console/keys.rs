@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
+use api::{KeyScope, List, NewKey, Seconds, Single};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::{Method, StatusCode};
-use jiff::SignedDuration;
-use serde::Deserialize;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use super::{
     App,
     call::{Call, segment, with_query},
     form::Form,
-    page::{List, Pager, Shell, Single, page},
+    page::{Pager, Shell, Shown, page},
     refusal::Refusal,
     session_request::SessionRequest,
-    text::Moment,
+    text::Moment as _,
 };
 
 const SECTION: &str = "keys";
@@ -32,15 +32,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 /// An API key, without the key itself.
-#[derive(Debug, Deserialize)]
-struct Key {
-    id: String,
-    scope: String,
-    created_at: Moment,
-    expires_at: Option<Moment>,
-    last_used_on: Option<String>,
-    last_characters: Option<String>,
-}
+type Key = Shown<api::Key>;
 
 impl Key {
     /// How the key came about, if nobody asked for one. Nobody knows such a key itself.
@@ -52,8 +44,8 @@ impl Key {
         }
     }
 
-    fn has_expired(&self, now: &Moment) -> bool {
-        self.expires_at.is_some_and(|end| end <= *now)
+    fn has_expired(&self, now: &Timestamp) -> bool {
+        self.expires_at.is_some_and(|end| end.0 <= *now)
     }
 }
 
@@ -66,7 +58,7 @@ struct ListPage {
     form: Form,
     /// The key of this session.
     own: String,
-    now: Moment,
+    now: Timestamp,
 }
 
 fn create_call(request: &SessionRequest, form: &Form) -> Call {
@@ -97,7 +89,7 @@ async fn shown(request: SessionRequest, status: StatusCode, form: Form) -> Resul
         shell: request.shell_with(SECTION, "API keys", &calls),
         pager: Pager::new(pagination, "/console/keys", &request.query),
         own: request.key_name().to_owned(),
-        now: Moment(request.now()),
+        now: request.now(),
         items,
         form,
     };
@@ -114,18 +106,10 @@ async fn list(request: SessionRequest) -> Result<Response, Refusal> {
 struct CreatedPage {
     shell: Shell,
     id: String,
-    scope: String,
+    scope: KeyScope,
     /// The key itself; `None` if it has been shown before.
     key: Option<String>,
-    expires_at: Option<Moment>,
-}
-
-#[derive(Deserialize)]
-struct NewKey {
-    id: String,
-    key: Option<String>,
-    scope: String,
-    expires_at: Option<Moment>,
+    expires_at: Option<Seconds>,
 }
 
 async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
@@ -146,6 +130,7 @@ async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Ref
                 key,
                 scope,
                 expires_at,
+                ..
             } = created.data;
             let template = CreatedPage {
                 shell: request.shell_with(

@@ -2,6 +2,7 @@
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
+use api::ErrorCode;
 use axum::{
     body::Body,
     extract::{Request, State},
@@ -36,7 +37,7 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let mut response = if let Some(reason) = refused(&app, &method, &path, &headers) {
-        Refusal::new(StatusCode::FORBIDDEN, "forbidden", reason).into_response()
+        Refusal::new(ErrorCode::Forbidden, reason).into_response()
     } else {
         let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
         answered.unwrap_or_else(|_| {

@@ -40,13 +40,14 @@ pub use self::oidc::{OidcError, OidcSettings, Provider};
 
 use std::{net::IpAddr, sync::Arc};
 
+use api::ErrorCode;
 use axum::{
     Router,
     extract::Request,
     response::{IntoResponse as _, Response},
     routing::{get, post},
 };
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, header};
 use ipnet::IpNet;
 use kube::Client;
 
@@ -97,8 +98,7 @@ impl App {
     async fn seal(&self) -> Result<&Seal, Refusal> {
         self.sealing_key.seal().await.ok_or_else(|| {
             Refusal::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "service_unavailable",
+                ErrorCode::ServiceUnavailable,
                 "nobody can sign in at the moment; try again",
             )
         })
@@ -167,8 +167,7 @@ pub fn router(dependencies: Dependencies) -> Router {
         .fallback(async || Refusal::no_such_page())
         .method_not_allowed_fallback(async || {
             Refusal::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method_not_allowed",
+                ErrorCode::MethodNotAllowed,
                 "this page does not support the method",
             )
         })

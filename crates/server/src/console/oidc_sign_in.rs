@@ -18,7 +18,7 @@ use super::{
 };
 use crate::service::{
     credentials::{Credential, Tenant},
-    error::{Error, ErrorKind},
+    error::{Error, ErrorCode},
 };
 
 /// Maximum length of the provider's error code that is shown.
@@ -237,7 +237,7 @@ impl SignInFailure {
                     "More than one account has the e-mail address {email}, so this sign-in cannot tell which. Sign in with an API key of the account."
                 ),
             ),
-            Self::Service(error) if error.kind == ErrorKind::Unauthorized => {
+            Self::Service(error) if error.code == ErrorCode::Unauthorized => {
                 // The new key was revoked at once.
                 (
                     StatusCode::SERVICE_UNAVAILABLE,

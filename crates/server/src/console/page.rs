@@ -1,5 +1,8 @@
 //! What all pages share: the frame around them, paged lists, and responses.
 
+use std::ops::Deref;
+
+use api::Pagination;
 use askama::Template;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
@@ -186,34 +189,17 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A list, as `/v1` returns it.
+/// What `/v1` shows, with what pages say about it: the modules of the kinds add methods.
 #[derive(Debug, Deserialize)]
-pub struct List<T> {
-    /// The items.
-    pub data: Vec<T>,
-    /// Which page of the list it is.
-    pub pagination: Pagination,
-}
+#[serde(transparent)]
+pub struct Shown<T>(pub T);
 
-/// Which page of a list it is.
-#[derive(Clone, Copy, Debug, Deserialize)]
-pub struct Pagination {
-    /// Number of the page, counted from 1.
-    pub page: u64,
-    /// Number of items.
-    pub total: u64,
-    /// Number of pages.
-    pub total_pages: u64,
-}
+impl<T> Deref for Shown<T> {
+    type Target = T;
 
-/// A single object, as `/v1` returns it.
-#[derive(Debug, Deserialize)]
-pub struct Single<T> {
-    /// The object.
-    pub data: T,
-    /// What is being done with the object.
-    #[serde(default)]
-    pub message: Option<String>,
+    fn deref(&self) -> &T {
+        &self.0
+    }
 }
 
 /// Links to the other pages of a list.
@@ -224,7 +210,7 @@ pub struct Pager {
     /// Number of pages.
     pub pages: u64,
     /// Number of items.
-    pub total: u64,
+    pub total: usize,
     /// Link to the previous page.
     pub previous: Option<String>,
     /// Link to the next page.
@@ -234,11 +220,8 @@ pub struct Pager {
 impl Pager {
     /// The pager of the list shown at `path` with this query.
     pub fn new(pagination: Pagination, path: &str, query: &Query) -> Self {
-        let Pagination {
-            page,
-            total,
-            total_pages,
-        } = pagination;
+        let Pagination { page, total, .. } = pagination;
+        let total_pages = u64::try_from(pagination.total_pages).unwrap_or(u64::MAX);
         let link = |page: u64| query.with(path, "page", &page.to_string());
         Self {
             page,
@@ -311,11 +294,7 @@ mod tests {
     #[test]
     fn a_pager_keeps_the_filters() {
         let query = Query::parse("status=running&tag=a%26b&name=&page=2");
-        let pagination = Pagination {
-            page: 2,
-            total: 45,
-            total_pages: 3,
-        };
+        let pagination = Pagination::new(2, 20, 45);
         let pager = Pager::new(pagination, "/console/instances", &query);
         assert_eq!(
             pager.previous.as_deref(),

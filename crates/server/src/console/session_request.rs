@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use api::ErrorCode;
 use axum::{body::Body, extract::FromRequestParts, response::Response};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, header, request::Parts};
@@ -180,8 +181,7 @@ impl SessionRequest {
             return Ok(());
         }
         Err(Refusal::new(
-            StatusCode::FORBIDDEN,
-            "token_readonly",
+            ErrorCode::TokenReadonly,
             "this needs a key with the scope write; you have signed in with one that has the scope read",
         ))
     }
@@ -229,8 +229,7 @@ impl SessionRequest {
         } else {
             // Nothing says what it was opened with.
             Err(Refusal::new(
-                StatusCode::PRECONDITION_FAILED,
-                "precondition_failed",
+                ErrorCode::PreconditionFailed,
                 "the form does not say which version it is for; check it, and save it again",
             ))
         };

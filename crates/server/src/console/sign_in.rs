@@ -19,7 +19,7 @@ use super::{
 };
 use crate::service::{
     credentials::Credential,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorCode},
 };
 
 /// Maximum length of a key or token.
@@ -73,14 +73,14 @@ pub async fn with_key(State(app): State<Arc<App>>, request: Request) -> Result<R
     let form = Form::from_request(request, &()).await?;
     let key = form.text("key");
     let credential = if key.is_empty() || key.len() > MAX_KEY {
-        Err(Error::new(ErrorKind::Unauthorized, "paste an API key"))
+        Err(Error::new(ErrorCode::Unauthorized, "paste an API key"))
     } else {
         app.service.credentials().authenticate(key, || app.service.now())
     };
     match credential {
         Ok(credential) => begin(&app, &credential).await,
         Err(error) => {
-            if error.kind == ErrorKind::Unauthorized {
+            if error.code == ErrorCode::Unauthorized {
                 app.attempts.failed(address, app.service.now());
             }
             Ok(refused(&app, &error))
@@ -128,12 +128,12 @@ pub async fn with_link(State(app): State<Arc<App>>, request: Request) -> Result<
     let used = if is_name(account) && is_name(key) && token.len() <= MAX_KEY {
         app.service.use_console_link(account, key, token).await
     } else {
-        Err(Error::new(ErrorKind::Unauthorized, "this link is not complete"))
+        Err(Error::new(ErrorCode::Unauthorized, "this link is not complete"))
     };
     match used {
         Ok(credential) => begin(&app, &credential).await,
         Err(error) => {
-            if error.kind == ErrorKind::Unauthorized {
+            if error.code == ErrorCode::Unauthorized {
                 app.attempts.failed(address, app.service.now());
             }
             Ok(refused(&app, &error))
@@ -187,11 +187,11 @@ pub async fn begin_with(
 
 /// The page for signing in, saying why an attempt has failed.
 pub fn refused(app: &App, error: &Error) -> Response {
-    let status = match error.kind {
-        ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,
-        ErrorKind::Forbidden => StatusCode::FORBIDDEN,
-        ErrorKind::Conflict => StatusCode::CONFLICT,
-        ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+    let status = match error.code {
+        ErrorCode::Unauthorized => StatusCode::UNAUTHORIZED,
+        ErrorCode::Forbidden => StatusCode::FORBIDDEN,
+        ErrorCode::Conflict => StatusCode::CONFLICT,
+        ErrorCode::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     problem(app, status, sentence(&error.message))

@@ -1,27 +1,27 @@
 //! Values as pages show them.
 
+use api::{Milliseconds, Seconds};
 use jiff::{Timestamp, tz::TimeZone};
-use serde::{Deserialize, Deserializer};
 
-/// A time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(pub Timestamp);
+/// A time, as pages show it.
+pub trait Moment {
+    /// The time.
+    fn at(&self) -> Timestamp;
 
-impl Moment {
     /// RFC 3339, for programs.
-    pub fn iso(&self) -> String {
-        self.0.to_string()
+    fn iso(&self) -> String {
+        self.at().to_string()
     }
 
     /// The time in UTC, for people.
-    pub fn utc(&self) -> String {
-        let civil = self.0.to_zoned(TimeZone::UTC);
+    fn utc(&self) -> String {
+        let civil = self.at().to_zoned(TimeZone::UTC);
         civil.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
     }
 
     /// The day in UTC, with the time unless that is midnight: the start or the end of what is billed.
-    pub fn day(&self) -> String {
-        let civil = self.0.to_zoned(TimeZone::UTC);
+    fn day(&self) -> String {
+        let civil = self.at().to_zoned(TimeZone::UTC);
         let format = if civil.time() == jiff::civil::Time::midnight() {
             "%Y-%m-%d"
         } else {
@@ -31,19 +31,22 @@ impl Moment {
     }
 }
 
-impl<'de> Deserialize<'de> for Moment {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Timestamp::deserialize(deserializer).map(Self)
+impl Moment for Timestamp {
+    fn at(&self) -> Timestamp {
+        *self
     }
 }
 
-/// An amount of money.
-#[derive(Debug, Deserialize)]
-pub struct Money {
-    /// Decimal number.
-    pub value: String,
-    /// ISO 4217 code.
-    pub currency: String,
+impl Moment for Seconds {
+    fn at(&self) -> Timestamp {
+        self.0
+    }
+}
+
+impl Moment for Milliseconds {
+    fn at(&self) -> Timestamp {
+        self.0
+    }
 }
 
 /// A message of the service as a sentence.
@@ -133,11 +136,11 @@ mod tests {
 
     #[test]
     fn values_are_shown_for_people() {
-        let at = Moment("2026-11-22T10:00:05.25Z".parse().unwrap());
+        let at: Timestamp = "2026-11-22T10:00:05.25Z".parse().unwrap();
         assert_eq!(at.utc(), "2026-11-22 10:00:05 UTC");
         assert_eq!(at.day(), "2026-11-22 10:00");
         assert_eq!(
-            Moment("2026-12-01T00:00:00Z".parse().unwrap()).day(),
+            Seconds("2026-12-01T00:00:00Z".parse().unwrap()).day(),
             "2026-12-01"
         );
         for (count, text) in [

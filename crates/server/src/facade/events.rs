@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
+use api::{Event, List, Pagination, Single};
 use axum::{extract::State, response::Response};
 use http::{StatusCode, header};
 use jiff::Timestamp;
-use serde_json::json;
-use utoipa::ToSchema;
 
 use super::{
     App,
@@ -18,7 +17,6 @@ use super::{
     response::{
         self,
         error::{ApiError, Detail, ErrorAnswer},
-        view::{List, Pagination, Single},
     },
 };
 use crate::service::{
@@ -26,11 +24,6 @@ use crate::service::{
     id::{EventId, InstanceId, PublicId},
 };
 use domain::event::EventType;
-
-/// An event, exactly as receivers get it. `openapi` describes it, for webhooks too.
-#[derive(ToSchema)]
-#[schema(as = Event)]
-pub struct EventView {}
 
 /// The filter in the query; `None` if a value does not exist, so that nothing is selected. 422 if `since` is not a time.
 fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, ApiError> {
@@ -76,7 +69,7 @@ fn wrong_since() -> ApiError {
         ("since" = Option<String>, Query, description = "Only events that happened at this RFC 3339 time or later.", example = "2026-11-21T10:00:00Z"),
     ),
     responses(
-        (status = 200, description = "A page of events", body = List<EventView>, example = json!(examples::page(examples::event()))),
+        (status = 200, description = "A page of events", body = List<Event>, example = json!(examples::page(examples::event()))),
         (status = 404, description = "Not Found", body = ErrorAnswer, example = json!(examples::error(not_logged()))),
         (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(wrong_since()))),
     ),
@@ -106,7 +99,7 @@ pub async fn list(
     operation_id = "getEvent",
     tag = "events",
     params(Target<EventId>),
-    responses((status = 200, description = "The event", body = Single<EventView>, headers(("ETag")), example = json!(examples::single(examples::event())))),
+    responses((status = 200, description = "The event", body = Single<Event>, headers(("ETag")), example = json!(examples::single(examples::event())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -122,17 +115,6 @@ pub async fn detail(
         response.headers_mut().insert(header::ETAG, version);
     }
     Ok(response)
-}
-
-/// Schemas that have no Rust type, by name.
-pub(in crate::facade) fn shared_schemas() -> serde_json::Value {
-    let prefix = EventId::PREFIX;
-    json!({
-        "EventId": {
-            "type": "string", "pattern": format!("^{prefix}[a-z0-9]{{16}}$"), "description": "Identifier of an event.",
-            "examples": [format!("{prefix}5m2k8x1ta4q7hz0c")],
-        },
-    })
 }
 
 #[cfg(test)]

@@ -1,34 +1,14 @@
 //! The quotas of an account, and how much of them is used.
 
+use api::{AccountQuotas, Quota};
+
 use super::{Service, credentials::Tenant};
-
-/// A quota: the number in use, and the maximum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quota {
-    /// Number in use.
-    pub used: usize,
-    /// Maximum; `None` means unlimited.
-    pub limit: Option<usize>,
-}
-
-/// The quotas of an account.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quotas {
-    /// Instances that are not being deleted.
-    pub instances: Quota,
-    /// Webhooks.
-    pub webhooks: Quota,
-    /// API keys that have not expired.
-    pub api_keys: Quota,
-    /// Manual backups.
-    pub backups: Quota,
-}
 
 impl Service {
     /// The quotas of an account.
-    pub fn quotas(&self, tenant: &Tenant) -> Quotas {
+    pub fn quotas(&self, tenant: &Tenant) -> AccountQuotas {
         let limit = |limit: u32| usize::try_from(limit).ok();
-        Quotas {
+        AccountQuotas {
             instances: Quota {
                 used: self.instances.index().count(&tenant.namespace),
                 limit: limit(tenant.instance_quota),

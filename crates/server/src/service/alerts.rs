@@ -3,8 +3,9 @@
 use std::{cmp::Reverse, sync::Arc};
 
 use super::{Service, index::items_before, instances::IndexedInstance};
+use api::AlertStatus;
 use domain::alert::alerts::is_shown;
-use resources::{Alert, AlertPhase};
+use resources::Alert;
 
 /// An alert, and the instance that it is about.
 #[derive(Clone, Debug)]
@@ -23,14 +24,6 @@ impl ShownAlert {
     /// The alert.
     pub fn alert(&self) -> Option<&Alert> {
         self.item.instance.status.as_ref()?.alerts.get(self.index)
-    }
-}
-
-/// The status of an alert as REST spells it.
-pub const fn status(phase: AlertPhase) -> &'static str {
-    match phase {
-        AlertPhase::Firing => "firing",
-        AlertPhase::Ended => "ended",
     }
 }
 
@@ -55,7 +48,10 @@ impl Service {
     ) -> (Vec<ShownAlert>, usize) {
         let now = self.clock.now();
         let matches = |alert: &Alert| {
-            is_shown(alert, now) && filter.status.is_none_or(|wanted| status(alert.phase) == wanted)
+            is_shown(alert, now)
+                && filter
+                    .status
+                    .is_none_or(|wanted| AlertStatus::from(alert.phase).as_ref() == wanted)
         };
         let mut shown = Vec::new();
         for item in self.instances.index().alerting(namespace) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Service,
     credentials::Tenant,
-    error::{Detail, Error, ErrorKind},
+    error::{Detail, Error, ErrorCode},
     id::{BackupId, InstanceId, PublicId as _},
     idempotency::IdempotentRequest,
     index::{Index as _, Indexed, Object as _},
@@ -13,6 +13,7 @@ use super::{
     precondition::Precondition,
     store::{Created, KeyedCreate, annotations},
 };
+use api::BackupStatus;
 use domain::backup::retention::counts;
 use resources::{Backup, BackupPhase, BackupSource, BackupSpec, Instance, InstanceState, backup::FINALIZER};
 
@@ -67,11 +68,11 @@ pub struct ShownBackup {
 
 impl ShownBackup {
     /// The status as REST spells it: a backup that is waiting is `running`, too.
-    pub fn status(&self) -> &'static str {
+    pub fn status(&self) -> BackupStatus {
         match self.item.backup.phase() {
-            BackupPhase::Waiting | BackupPhase::Running => "running",
-            BackupPhase::Completed => "completed",
-            BackupPhase::Failed => "failed",
+            BackupPhase::Waiting | BackupPhase::Running => BackupStatus::Running,
+            BackupPhase::Completed => BackupStatus::Completed,
+            BackupPhase::Failed => BackupStatus::Failed,
         }
     }
 }
@@ -287,8 +288,8 @@ impl Service {
         id: Option<BackupId>,
     ) -> Result<RestorableBackup, Error> {
         let found = self.backups.find(namespace, id).await;
-        let mut item = found.map_err(|error| match error.kind {
-            ErrorKind::NotFound => wrong_backup("is not the id of a backup of this account"),
+        let mut item = found.map_err(|error| match error.code {
+            ErrorCode::NotFound => wrong_backup("is not the id of a backup of this account"),
             _ => error,
         })?;
         if item.backup.phase() != BackupPhase::Completed {
@@ -303,7 +304,7 @@ impl Service {
             let message = format!("is {status}; only a completed backup can be restored");
             Error {
                 details: vec![Detail::new("backup", "invalid_state", message.clone())],
-                ..Error::new(ErrorKind::InvalidState, format!("the backup {message}"))
+                ..Error::new(ErrorCode::InvalidState, format!("the backup {message}"))
             }
         })
     }
@@ -337,7 +338,7 @@ fn under_way() -> Error {
 fn invalid_state(message: String) -> Error {
     Error {
         details: vec![Detail::new("status", "invalid_state", message.clone())],
-        ..Error::new(ErrorKind::InvalidState, format!("the instance {message}"))
+        ..Error::new(ErrorCode::InvalidState, format!("the instance {message}"))
     }
 }
 
@@ -346,14 +347,14 @@ pub fn still_running() -> Error {
     let message = "is running; it can be deleted once it is completed or failed";
     Error {
         details: vec![Detail::new("status", "invalid_state", message)],
-        ..Error::new(ErrorKind::InvalidState, format!("the backup {message}"))
+        ..Error::new(ErrorCode::InvalidState, format!("the backup {message}"))
     }
 }
 
 /// The error for a backup beyond the limit.
 pub fn too_many(whose: &str, limit: usize) -> Error {
     Error::new(
-        ErrorKind::ResourceLimitExceeded,
+        ErrorCode::ResourceLimitExceeded,
         format!("{whose} has {limit} manual backups, as many as it may have; delete one first"),
     )
 }

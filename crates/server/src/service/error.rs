@@ -1,10 +1,10 @@
-//! The error type of the service: a kind, a message for people, and details that name every invalid field.
+//! The error type of the service and of the facade: a code, a message for people, and details that name every invalid field.
 
 use std::borrow::Cow;
 
 use kube::core::Status;
-use serde::Serialize;
-use utoipa::ToSchema;
+
+pub use api::{Detail, ErrorCode};
 
 use resources::quota;
 use runtime::client::{CallError, is_denial, is_namespace_terminating};
@@ -13,73 +13,12 @@ use runtime::client::{CallError, is_denial, is_namespace_terminating};
 /// replicas takes to restart.
 const RETRY_AFTER_SECONDS: u64 = 2;
 
-/// Why a request was not carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ErrorKind {
-    /// The API key is not valid.
-    Unauthorized,
-    /// An admission policy of the cluster refuses the request.
-    Forbidden,
-    /// The account's quota is used up.
-    ResourceLimitExceeded,
-    /// It does not exist, or it belongs to another account.
-    NotFound,
-    /// The object changed during the request; read it and try again.
-    Conflict,
-    /// The status of the instance, webhook or delivery does not allow the request.
-    InvalidState,
-    /// Deletion protection is on.
-    Protected,
-    /// The request applies to another version.
-    PreconditionFailed,
-    /// The object would become too large to be stored.
-    TooLarge,
-    /// Some values are not valid; the details name each.
-    InvalidInput,
-    /// The idempotency key was used with another body.
-    IdempotencyKeyReused,
-    /// An internal error.
-    Fault,
-    /// The service cannot reach a system that it depends on; try again.
-    Unavailable,
-}
-
-/// What is wrong with one field.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Detail {
-    /// The field, query parameter or header. An element of an array is written `tags[3]`.
-    #[schema(value_type = String)]
-    pub field: Cow<'static, str>,
-    /// `missing`, `null`, `invalid_type`, `invalid_value`, `unknown_field`, `duplicate_field`, `immutable` or
-    /// `invalid_state`.
-    #[schema(value_type = String)]
-    pub code: &'static str,
-    /// A message for people.
-    #[schema(value_type = String)]
-    pub message: Cow<'static, str>,
-}
-
-impl Detail {
-    /// A detail about one field.
-    pub fn new(
-        field: impl Into<Cow<'static, str>>,
-        code: &'static str,
-        message: impl Into<Cow<'static, str>>,
-    ) -> Self {
-        Self {
-            field: field.into(),
-            code,
-            message: message.into(),
-        }
-    }
-}
-
 /// Why a request failed.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{kind:?}: {message}")]
+#[error("{code}: {message}")]
 pub struct Error {
     /// The kind of error.
-    pub kind: ErrorKind,
+    pub code: ErrorCode,
     /// A message for people.
     pub message: Cow<'static, str>,
     /// What is wrong with each field.
@@ -90,9 +29,9 @@ pub struct Error {
 
 impl Error {
     /// An error without details.
-    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+    pub fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Self {
         Self {
-            kind,
+            code,
             message: message.into(),
             details: Vec::new(),
             retry_after: None,
@@ -107,27 +46,27 @@ impl Error {
         };
         Self {
             details,
-            ..Self::new(ErrorKind::InvalidInput, message)
+            ..Self::new(ErrorCode::InvalidInput, message)
         }
     }
 
     /// `not_found`; deliberately the same for unknown ids and for ids of other accounts.
     pub fn no_such(word: &str) -> Self {
-        Self::new(ErrorKind::NotFound, format!("there is no {word} with this id"))
+        Self::new(ErrorCode::NotFound, format!("there is no {word} with this id"))
     }
 
     /// The request cannot be answered at the moment.
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         Self {
             retry_after: Some(RETRY_AFTER_SECONDS),
-            ..Self::new(ErrorKind::Unavailable, message)
+            ..Self::new(ErrorCode::ServiceUnavailable, message)
         }
     }
 
     /// An internal error, without the cause: the caller logs it.
     pub fn fault() -> Self {
         Self::new(
-            ErrorKind::Fault,
+            ErrorCode::ServerError,
             "internal error; quote the request id when you report it",
         )
     }
@@ -184,11 +123,11 @@ fn refused(status: &Status) -> Error {
         }
         // Before all others: a denial may have any code.
         _ if is_denial(status) => Error::new(
-            ErrorKind::Forbidden,
+            ErrorCode::Forbidden,
             format!("a policy of the cluster refuses this: {}", status.message),
         ),
         404 if status.details.as_ref().is_some_and(|d| d.kind == "namespaces") => Error::new(
-            ErrorKind::Conflict,
+            ErrorCode::Conflict,
             "the account is being set up or removed; try again",
         ),
         404 => Error::no_such(match status.details.as_ref().map(|d| d.kind.as_str()) {
@@ -202,11 +141,11 @@ fn refused(status: &Status) -> Error {
             Error::unavailable("Kubernetes is busy counting what the account has; try again")
         }
         409 => Error::new(
-            ErrorKind::Conflict,
+            ErrorCode::Conflict,
             "the object changed during the request; read it and try again",
         ),
         403 if is_namespace_terminating(status) => Error::new(
-            ErrorKind::Conflict,
+            ErrorCode::Conflict,
             "the account is being deleted; nothing can be created in it",
         ),
         403 if quota::is_exceeded(status) => quota_used_up(exceeded(&status.message)),
@@ -224,7 +163,7 @@ fn refused(status: &Status) -> Error {
         422 => Error::invalid(causes(status)),
         // The continue token expired: the list has too many pages to be read in time.
         410 => Error::unavailable("the list took too long to read; try again"),
-        413 => Error::new(ErrorKind::TooLarge, "the object would become too large"),
+        413 => Error::new(ErrorCode::PayloadTooLarge, "the object would become too large"),
         429 | 500..=599 => {
             tracing::warn!(
                 code = status.code,
@@ -251,7 +190,7 @@ fn refused(status: &Status) -> Error {
 /// The refusal of a create that exceeds the account's quota; `words` names the objects in the plural.
 pub fn quota_used_up(words: &str) -> Error {
     Error::new(
-        ErrorKind::ResourceLimitExceeded,
+        ErrorCode::ResourceLimitExceeded,
         format!("the account's quota of {words} is used up; delete one or ask for a higher quota"),
     )
 }
@@ -271,7 +210,7 @@ pub fn not_monitored() -> Error {
     Error {
         details: vec![Detail::new("monitoring_enabled", "invalid_state", message)],
         ..Error::new(
-            ErrorKind::InvalidState,
+            ErrorCode::InvalidState,
             "the instance is not monitored: monitoring_enabled is false",
         )
     }
@@ -280,7 +219,7 @@ pub fn not_monitored() -> Error {
 /// The refusal to show the usage over time of an instance whose provider keeps none.
 pub fn no_series() -> Error {
     Error::new(
-        ErrorKind::InvalidState,
+        ErrorCode::InvalidState,
         "no metrics system keeps the usage of the instance; only its current usage can be shown",
     )
 }
@@ -288,7 +227,7 @@ pub fn no_series() -> Error {
 /// The refusal to delete a protected instance.
 pub fn protected() -> Error {
     Error::new(
-        ErrorKind::Protected,
+        ErrorCode::Protected,
         "the instance has deletion protection; switch it off before deleting the instance",
     )
 }
@@ -338,7 +277,7 @@ mod tests {
     #[test]
     fn who_waits_too_long_for_a_turn_is_told_to_try_again() {
         let busy = Error::from(CallError::Busy);
-        assert_eq!(busy.kind, ErrorKind::Unavailable);
+        assert_eq!(busy.code, ErrorCode::ServiceUnavailable);
         assert!(busy.message.contains("busy"), "{}", busy.message);
     }
 
@@ -349,71 +288,71 @@ mod tests {
             (
                 403,
                 "instances.stellage.dev \"i-1\" is forbidden: exceeded quota: stellage, requested: count/instances.stellage.dev=1, used: count/instances.stellage.dev=2, limited: count/instances.stellage.dev=2",
-                ErrorKind::ResourceLimitExceeded,
+                ErrorCode::ResourceLimitExceeded,
             ),
             (
                 403,
                 "webhooks.stellage.dev \"wh-1\" is forbidden: exceeded quota: stellage, requested: count/webhooks.stellage.dev=1",
-                ErrorKind::ResourceLimitExceeded,
+                ErrorCode::ResourceLimitExceeded,
             ),
             (
                 403,
                 "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: account",
-                ErrorKind::Unavailable,
+                ErrorCode::ServiceUnavailable,
             ),
             (
                 403,
                 "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no",
-                ErrorKind::Protected,
+                ErrorCode::Protected,
             ),
             (
                 422,
                 "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no",
-                ErrorKind::Protected,
+                ErrorCode::Protected,
             ),
             (
                 403,
                 "ValidatingAdmissionPolicy 'server-finalizer-kept.stellage.dev' with binding 'x' denied request: no",
-                ErrorKind::Unavailable,
+                ErrorCode::ServiceUnavailable,
             ),
             (
                 403,
                 "admission webhook \"x\" denied the request: no",
-                ErrorKind::Forbidden,
+                ErrorCode::Forbidden,
             ),
             (
                 403,
                 "User \"system:serviceaccount:a:b\" cannot create resource",
-                ErrorKind::Unavailable,
+                ErrorCode::ServiceUnavailable,
             ),
             (
                 403,
                 "admission webhook \"x\" denied the request: User \"a\" cannot have this",
-                ErrorKind::Forbidden,
+                ErrorCode::Forbidden,
             ),
             (
                 422,
                 "instances.stellage.dev \"i-1\" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'y' denied request: you cannot",
-                ErrorKind::Forbidden,
+                ErrorCode::Forbidden,
             ),
-            (401, "Unauthorized", ErrorKind::Fault),
-            (404, "instances.stellage.dev \"x\" not found", ErrorKind::NotFound),
-            (409, "the object has been modified", ErrorKind::Conflict),
+            (401, "Unauthorized", ErrorCode::ServerError),
+            (404, "instances.stellage.dev \"x\" not found", ErrorCode::NotFound),
+            (409, "the object has been modified", ErrorCode::Conflict),
             (
                 410,
                 "The provided continue parameter is too old",
-                ErrorKind::Unavailable,
+                ErrorCode::ServiceUnavailable,
             ),
-            (429, "too many requests", ErrorKind::Unavailable),
-            (500, "etcdserver: leader changed", ErrorKind::Unavailable),
-            (504, "timeout", ErrorKind::Unavailable),
+            (429, "too many requests", ErrorCode::ServiceUnavailable),
+            (500, "etcdserver: leader changed", ErrorCode::ServiceUnavailable),
+            (504, "timeout", ErrorCode::ServiceUnavailable),
         ];
         for (code, message, expected) in table {
             let error = answered(code, message, &none);
-            assert_eq!(error.kind, expected, "{message}");
+            assert_eq!(error.code, expected, "{message}");
             assert_eq!(
                 error.retry_after.is_some(),
-                expected == ErrorKind::Unavailable,
+                expected == ErrorCode::ServiceUnavailable,
                 "{message}"
             );
         }
@@ -424,15 +363,15 @@ mod tests {
             "the object has been modified",
             &json!({ "kind": "resourcequotas" }),
         );
-        assert!(counting.kind == ErrorKind::Unavailable && counting.retry_after.is_some());
+        assert!(counting.code == ErrorCode::ServiceUnavailable && counting.retry_after.is_some());
         let ending = answered(
             403,
             "forbidden",
             &json!({ "causes": [{ "reason": "NamespaceTerminating", "field": "metadata.namespace" }] }),
         );
-        assert_eq!(ending.kind, ErrorKind::Conflict);
+        assert_eq!(ending.code, ErrorCode::Conflict);
         for error in [CallError::Timeout, CallError::Busy].map(Error::from) {
-            assert!(error.kind == ErrorKind::Unavailable && error.retry_after.is_some());
+            assert!(error.code == ErrorCode::ServiceUnavailable && error.retry_after.is_some());
         }
     }
 
@@ -443,14 +382,17 @@ mod tests {
             let message = "admission webhook \"x\" denied the request without explanation";
             let denied = answered(code, message, &details);
             assert_eq!(
-                (denied.kind, denied.retry_after),
-                (ErrorKind::Forbidden, None),
+                (denied.code, denied.retry_after),
+                (ErrorCode::Forbidden, None),
                 "{code}"
             );
             assert!(denied.message.contains(message), "{denied}");
         }
         let failed = "Internal error occurred: failed calling webhook \"x\": no answer";
-        assert_eq!(answered(500, failed, &json!({})).kind, ErrorKind::Unavailable);
+        assert_eq!(
+            answered(500, failed, &json!({})).code,
+            ErrorCode::ServiceUnavailable
+        );
     }
 
     #[test]
@@ -460,7 +402,7 @@ mod tests {
                 "x is forbidden: exceeded quota: stellage, requested: {resource}=1, used: {resource}=5, limited: {resource}=5"
             );
             let error = answered(403, &message, &json!({}));
-            assert_eq!(error.kind, ErrorKind::ResourceLimitExceeded);
+            assert_eq!(error.code, ErrorCode::ResourceLimitExceeded);
             assert!(
                 error.message.contains(&format!("quota of {words} is used up")),
                 "{error}"
@@ -477,7 +419,7 @@ mod tests {
             "Instance is invalid",
             &json!({ "causes": [{ "field": "spec.sshKeys[0]", "message": "Invalid value: \"string\": must be one line" }] }),
         );
-        assert_eq!(error.kind, ErrorKind::InvalidInput);
+        assert_eq!(error.code, ErrorCode::InvalidInput);
         assert_eq!(
             error.details,
             [Detail::new("ssh_keys[0]", "invalid_value", "must be one line")]

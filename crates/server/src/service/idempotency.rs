@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    error::{Detail, Error, ErrorKind},
+    error::{Detail, Error, ErrorCode},
     index::Object,
 };
 use resources::{ids, instance::IDEMPOTENCY_ANNOTATION};
@@ -96,7 +96,7 @@ pub fn reused() -> Error {
             "was already used with another body; use a new key for a new request",
         )],
         ..Error::new(
-            ErrorKind::IdempotencyKeyReused,
+            ErrorCode::IdempotencyKeyReused,
             "the Idempotency-Key was already used with another body",
         )
     }
@@ -164,7 +164,7 @@ mod tests {
             Ok(false)
         );
         let other_body = request(path, "first", b"[1]").was_done(&object).unwrap_err();
-        assert_eq!(other_body.kind, ErrorKind::IdempotencyKeyReused);
+        assert_eq!(other_body.code, ErrorCode::IdempotencyKeyReused);
         for number in 0..MAX_REMEMBERED {
             let next = request(path, &format!("k{number}"), b"[]");
             object = instance(&next.remember(&object, "n"));

@@ -3,7 +3,7 @@
 use kube::Resource as _;
 
 use super::{
-    error::{Error, ErrorKind},
+    error::{Error, ErrorCode},
     index::Object,
 };
 use resources::Delivery;
@@ -54,7 +54,7 @@ impl Precondition {
 /// The error for a request that applies to another version.
 pub fn failed() -> Error {
     Error::new(
-        ErrorKind::PreconditionFailed,
+        ErrorCode::PreconditionFailed,
         "the request is for another version of the resource, which has changed since; read it and try again",
     )
 }

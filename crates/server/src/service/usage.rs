@@ -75,7 +75,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::service::{error::ErrorKind, id::PublicId as _};
+    use crate::service::{error::ErrorCode, id::PublicId as _};
     use providers::UsageSource;
     use resources::Instance;
     use runtime::watch::Change;
@@ -135,10 +135,10 @@ mod tests {
         service.listeners().instances.changed(&Change::Replaced(all));
         let series = |id: &str| service.series_of("demo", InstanceId::parse(id), Window::Hour);
         let refused = series(known).await.unwrap_err();
-        assert_eq!(refused.kind, ErrorKind::InvalidState);
+        assert_eq!(refused.code, ErrorCode::InvalidState);
         assert!(refused.message.starts_with("no metrics system"), "{refused}");
         let refused = series(failing).await.unwrap_err();
-        assert!(refused.kind == ErrorKind::Unavailable && refused.retry_after.is_some());
+        assert!(refused.code == ErrorCode::ServiceUnavailable && refused.retry_after.is_some());
         for (id, cpu_usage) in [(known, Some(12.5)), (failing, None)] {
             let item = service.instance("demo", InstanceId::parse(id)).await.unwrap();
             assert_eq!(service.usage_of(&item).await.cpu_usage, cpu_usage);

@@ -1,11 +1,12 @@
 //! Backups: list, detail, delete. The instance pages create and restore them.
 //!
-//! - `view`: backups as `/v1` shows them.
+//! - `view`: backups as pages show them.
 
 pub mod view;
 
 use std::sync::Arc;
 
+use api::{List, Single};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
@@ -15,10 +16,11 @@ use super::{
     App,
     call::{Call, segment, with_query},
     form::Form,
-    page::{List, Pager, Query, Shell, Single, page},
+    page::{Pager, Query, Shell, page},
     refresh::Refresh,
     refusal::Refusal,
     session_request::SessionRequest,
+    text::Moment as _,
 };
 
 const SECTION: &str = "backups";

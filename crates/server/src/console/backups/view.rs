@@ -1,64 +1,29 @@
-//! Backups as `/v1` shows them.
+//! Backups as pages show them.
 
-use serde::Deserialize;
+use api::BackupStatus;
 
-use crate::console::text::Moment;
+use crate::console::page::Shown;
 
 /// A backup.
-#[derive(Debug, Deserialize)]
-pub struct Backup {
-    /// Identifier.
-    pub id: String,
-    /// Its instance.
-    pub instance_id: Option<String>,
-    /// Display name of the instance.
-    pub instance_name: String,
-    /// Whether the instance has been deleted.
-    pub instance_deleted: bool,
-    /// Display name.
-    pub name: String,
-    /// `running`, `completed` or `failed`.
-    pub status: String,
-    /// Whether the daily schedule made it.
-    pub scheduled: bool,
-    /// Size in GB.
-    pub size_gb: Option<f64>,
-    /// Disk of the instance in GB.
-    pub disk_size: Option<i32>,
-    /// Image of the instance.
-    pub image: Option<String>,
-    /// When it was requested.
-    pub created_at: Moment,
-    /// When it ended.
-    pub completed_at: Option<Moment>,
-    /// Why it failed.
-    pub error: Option<Failure>,
-}
-
-/// Why a backup failed.
-#[derive(Debug, Deserialize)]
-pub struct Failure {
-    /// For people.
-    pub message: String,
-}
+pub type Backup = Shown<api::Backup>;
 
 impl Backup {
     /// Whether it is in progress.
     pub fn is_running(&self) -> bool {
-        self.status == "running"
+        self.status == BackupStatus::Running
     }
 
     /// Whether it can be restored.
     pub fn is_completed(&self) -> bool {
-        self.status == "completed"
+        self.status == BackupStatus::Completed
     }
 
     /// The colour of its status.
     pub fn tone(&self) -> &'static str {
-        match self.status.as_str() {
-            "completed" => "good",
-            "failed" => "bad",
-            _ => "busy",
+        match self.status {
+            BackupStatus::Completed => "good",
+            BackupStatus::Failed => "bad",
+            BackupStatus::Running => "busy",
         }
     }
 

@@ -1,12 +1,13 @@
 //! Events of the last 24 hours: list and detail.
 //!
-//! - `view`: events as `/v1` shows them; `sent`: the webhooks that they were sent to.
+//! - `view`: events as pages show them; `sent`: the webhooks that they were sent to.
 
 pub mod sent;
 pub mod view;
 
 use std::sync::Arc;
 
+use api::{List, Single};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
@@ -19,11 +20,11 @@ use self::{
 use super::{
     App,
     call::{Call, segment, with_query},
-    page::{List, Pager, Query, Shell, Single, page},
+    page::{Pager, Query, Shell, page},
     refresh::Refresh,
     refusal::Refusal,
     session_request::SessionRequest,
-    text::indented,
+    text::{Moment as _, indented},
 };
 use domain::event::EventType;
 
@@ -107,7 +108,7 @@ async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Respo
     let body = indented(body.unwrap_or(&answer));
     // Includes webhooks that got this event but no longer subscribe to its type.
     let mut sent = sent(&request, std::slice::from_ref(&event), |_| true).await?;
-    sent.retain(|sent| sent.delivery_of(&event).is_some() || sent.webhook.wants(&event.r#type));
+    sent.retain(|sent| sent.delivery_of(&event).is_some() || sent.webhook.wants(event.r#type));
     let is_under_way = sent.iter().any(|sent| sent.is_under_way(request.now()));
     // After a minute, no new delivery is expected, and each refresh costs a request for each webhook.
     let is_new = request.now().duration_since(event.created_at.0) < SignedDuration::from_mins(1);

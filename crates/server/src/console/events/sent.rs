@@ -1,12 +1,12 @@
 //! The webhooks that events were sent to.
 
+use api::List;
 use futures::{StreamExt as _, TryStreamExt as _};
 use http::StatusCode;
 
 use super::view::Event;
 use crate::console::{
     call::{Call, with_query},
-    page::List,
     refusal::Refusal,
     session_request::SessionRequest,
     webhooks::view::{Delivery, Webhook},

@@ -1,22 +1,9 @@
-//! Events as `/v1` shows them.
+//! Events as pages show them.
 
-use serde::Deserialize;
-use serde_json::Value;
-
-use crate::console::text::Moment;
+use crate::console::page::Shown;
 
 /// An event, as receivers get it.
-#[derive(Debug, Deserialize)]
-pub struct Event {
-    /// Identifier.
-    pub id: String,
-    /// Its type.
-    pub r#type: String,
-    /// When it happened.
-    pub created_at: Moment,
-    /// What it is about.
-    pub data: Value,
-}
+pub type Event = Shown<api::Event>;
 
 impl Event {
     fn text(&self, pointer: &str) -> Option<&str> {

@@ -2,35 +2,23 @@
 
 use std::fmt::Write as _;
 
-use serde::Deserialize;
+use api::{InstanceSeries, Seconds};
 
-use crate::console::text::{Moment, bytes, percent};
+use crate::console::{
+    page::Shown,
+    text::{bytes, percent},
+};
 
 /// Width of a chart in its own units.
 const WIDTH: f64 = 300.0;
 /// Its height.
 const HEIGHT: f64 = 60.0;
 
-/// Usage over a window, as `/v1` shows it.
-#[derive(Debug, Deserialize)]
-pub struct Measured {
-    resolution_seconds: i64,
-    /// Since when anything is known.
-    pub known_since: Option<Moment>,
-    series: Series,
-}
+/// Usage over a window.
+pub type Measured = Shown<InstanceSeries>;
 
 /// A time, and the value at that time if it is known.
-type Point<T> = (Moment, Option<T>);
-
-#[derive(Debug, Deserialize)]
-struct Series {
-    cpu_usage: Vec<Point<f64>>,
-    memory_usage: Vec<Point<f64>>,
-    disk_usage: Vec<Point<f64>>,
-    network_in: Vec<Point<i64>>,
-    network_out: Vec<Point<i64>>,
-}
+type Point<T> = (Seconds, Option<T>);
 
 /// A chart.
 #[derive(Debug, PartialEq)]
@@ -135,7 +123,7 @@ mod tests {
         let usage = json!([[time, 0.0], [time, 50.0], [time, null], [time, 100.0]]);
         let traffic = json!([[time, 0], [time, 600], [time, 0], [time, 122_880]]);
         let measured: Measured = serde_json::from_value(json!({
-            "resolution_seconds": 60, "known_since": null,
+            "window": "1h", "resolution_seconds": 60, "known_since": null,
             "series": {
                 "cpu_usage": usage, "memory_usage": [], "disk_usage": [[time, null]],
                 "network_in": traffic, "network_out": [[time, 5]],

@@ -1,21 +1,20 @@
 //! The form for a new instance.
 
+use api::{ImageOffer, List, NewInstance, PlanOffer, RegionOffer, Single};
 use askama::Template;
 use axum::response::Response;
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::{
-    SECTION,
-    view::{self, Image, Plan, Region},
-};
+use super::{SECTION, view};
 use crate::console::{
     backups::view::Backup,
     call::Call,
     form::{Form, INSTALL},
-    page::{List, Shell, Single, page},
+    page::{Shell, page},
     refusal::Refusal,
     session_request::SessionRequest,
+    text::Moment as _,
 };
 
 #[derive(Template)]
@@ -23,23 +22,23 @@ use crate::console::{
 struct CreatePage {
     shell: Shell,
     form: Form,
-    plans: Vec<Plan>,
-    regions: Vec<Region>,
-    images: Vec<Image>,
+    plans: Vec<PlanOffer>,
+    regions: Vec<RegionOffer>,
+    images: Vec<ImageOffer>,
     backups: Vec<Backup>,
 }
 
 /// What can be ordered.
 struct Offers {
-    plans: Vec<Plan>,
-    regions: Vec<Region>,
-    images: Vec<Image>,
+    plans: Vec<PlanOffer>,
+    regions: Vec<RegionOffer>,
+    images: Vec<ImageOffer>,
     backups: Vec<Backup>,
 }
 
 impl Offers {
     /// The first plan whose disk has room for the backup. If there is no such backup, the first plan.
-    fn smallest_plan_for(&self, backup: &str) -> Option<&Plan> {
+    fn smallest_plan_for(&self, backup: &str) -> Option<&PlanOffer> {
         let of_backup = self.backups.iter().find(|offer| offer.id == backup);
         let disk_size = of_backup.and_then(|backup| backup.disk_size).unwrap_or(0);
         self.plans.iter().find(|plan| plan.disk_size >= disk_size)
@@ -47,9 +46,9 @@ impl Offers {
 }
 
 async fn offers(request: &SessionRequest) -> Result<Offers, Refusal> {
-    let plans: List<Plan> = request.get(&Call::get("/v1/plans?limit=100")).await?;
-    let regions: List<Region> = request.get(&Call::get("/v1/regions?limit=100")).await?;
-    let images: List<Image> = request.get(&Call::get("/v1/images?limit=100")).await?;
+    let plans: List<PlanOffer> = request.get(&Call::get("/v1/plans?limit=100")).await?;
+    let regions: List<RegionOffer> = request.get(&Call::get("/v1/regions?limit=100")).await?;
+    let images: List<ImageOffer> = request.get(&Call::get("/v1/images?limit=100")).await?;
     let backups: List<Backup> = request
         .get(&Call::get("/v1/backups?status=completed&limit=100"))
         .await?;
@@ -126,7 +125,8 @@ fn create(form: &Form) -> Call {
 pub async fn send(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
     match request.send(&create(&form)).await {
         Ok(bytes) => {
-            let created: Single<Created> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let created: Single<NewInstance> =
+                serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let path = format!("/console/instances/{}", created.data.id);
             let note = created.message.unwrap_or_default();
             Ok(request.begun(&path, &note).await)
@@ -138,11 +138,6 @@ pub async fn send(request: SessionRequest, mut form: Form) -> Result<Response, R
         }
         Err(refusal) => Err(refusal),
     }
-}
-
-#[derive(serde::Deserialize)]
-struct Created {
-    id: String,
 }
 
 #[cfg(test)]

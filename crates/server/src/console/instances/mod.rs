@@ -1,6 +1,6 @@
 //! Instances: list, create, detail, and the actions on one.
 //!
-//! - `view`: instances, plans, regions and images as `/v1` shows them; `charts`: their usage over time;
+//! - `view`: instances and images as pages show them; `charts`: their usage over time;
 //! - `create`: the form for a new one; `operate`: power, plan, image, settings, backups, deletion.
 
 mod charts;
@@ -10,13 +10,15 @@ mod view;
 
 use std::sync::Arc;
 
+use api::{List, RegionOffer, Seconds, Single};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
+use jiff::Timestamp;
 
 use self::{
     charts::{Chart, Measured},
-    view::{Instance, ListItem, Region, statuses},
+    view::{Instance, ListItem, statuses},
 };
 use super::{
     App,
@@ -28,11 +30,11 @@ use super::{
         view::Event,
     },
     form::Form,
-    page::{List, Pager, Query, Shell, Single, page},
+    page::{Pager, Query, Shell, page},
     refresh::Refresh,
     refusal::Refusal,
     session_request::SessionRequest,
-    text::Moment,
+    text::Moment as _,
     webhooks::view::Webhook,
 };
 use domain::instance::Action;
@@ -81,7 +83,7 @@ struct ListPage {
     shell: Shell,
     query: Query,
     statuses: Vec<&'static str>,
-    regions: Vec<Region>,
+    regions: Vec<RegionOffer>,
     items: Vec<ListItem>,
     pager: Pager,
     is_filtered: bool,
@@ -108,7 +110,7 @@ async fn list(request: SessionRequest) -> Result<Response, Refusal> {
     let regions = if request.is_refresh {
         Vec::new()
     } else {
-        let regions: List<Region> = request.get(&Call::get("/v1/regions?limit=100")).await?;
+        let regions: List<RegionOffer> = request.get(&Call::get("/v1/regions?limit=100")).await?;
         regions.data
     };
     let is_under_way = items.iter().any(ListItem::is_under_way);
@@ -149,7 +151,7 @@ struct DetailPage {
     form: Form,
     refresh: Refresh,
     /// When usage was read.
-    now: Moment,
+    now: Timestamp,
 }
 
 /// The past of an instance, as its page shows it.
@@ -184,7 +186,7 @@ impl More {
             });
         };
         calls.push(call);
-        let wants = |webhook: &Webhook| events.iter().any(|event| webhook.wants(&event.r#type));
+        let wants = |webhook: &Webhook| events.iter().any(|event| webhook.wants(event.r#type));
         let sent = sent(request, &events, wants).await?;
         calls.extend(sent.iter().map(|sent| sent.call.clone()));
         Ok(Self {
@@ -199,7 +201,7 @@ impl More {
 struct Usage {
     /// `1h` or `24h`.
     window: &'static str,
-    known_since: Option<Moment>,
+    known_since: Option<Seconds>,
     charts: Vec<Chart>,
     /// Why there are no charts.
     problem: Option<String>,
@@ -228,7 +230,7 @@ async fn usage(request: &SessionRequest, id: &str, calls: &mut Vec<Call>) -> Res
     // The metrics system may be unavailable for a moment, or there is none.
     let (measured, problem) = match request.get::<Single<Measured>>(&call).await {
         Ok(measured) => (Some(measured.data), None),
-        Err(refusal) => (None, Some(refusal.message)),
+        Err(refusal) => (None, Some(refusal.error.message)),
     };
     let alerts_call = Call::get(with_query("/v1/alerts", &[("instance_id", id), ("limit", FEW)]));
     let alerts: List<Alert> = request.get(&alerts_call).await?;
@@ -301,7 +303,7 @@ async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Respo
         more,
         form: Form::new(),
         refresh: request.refresh(is_under_way),
-        now: Moment(request.now()),
+        now: request.now(),
         instance,
     };
     Ok(page(StatusCode::OK, &template))

@@ -1,21 +1,20 @@
 //! The actions on an instance.
 
+use api::{ImageOffer, List, PlanOffer, Single};
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::{
-    SECTION,
-    view::{Image, Instance, Plan},
-};
+use super::{SECTION, view::Instance};
 use crate::console::{
     backups::view::Backup,
     call::{Call, segment},
     form::{Field, Form, INSTALL},
-    page::{List, Shell, Single, page},
+    page::{Shell, page},
     refusal::Refusal,
     session_request::SessionRequest,
+    text::Moment as _,
 };
 
 async fn instance(request: &SessionRequest, id: &str) -> Result<Instance, Refusal> {
@@ -107,7 +106,7 @@ pub async fn power(
 struct PlanPage {
     shell: Shell,
     instance: Instance,
-    plans: Vec<Plan>,
+    plans: Vec<PlanOffer>,
     form: Form,
 }
 
@@ -123,7 +122,7 @@ async fn plan_page(
     form: Form,
 ) -> Result<Response, Refusal> {
     let instance = instance(request, id).await?;
-    let plans: List<Plan> = request.get(&Call::get("/v1/plans?limit=100")).await?;
+    let plans: List<PlanOffer> = request.get(&Call::get("/v1/plans?limit=100")).await?;
     let title = format!("Resize {}", instance.name);
     let template = PlanPage {
         shell: request.shell_with(SECTION, title, &[plan_call(id, &form)]),
@@ -139,7 +138,7 @@ pub async fn show_plan(request: SessionRequest, Path(id): Path<String>) -> Resul
     request.check_may_write()?;
     let id = segment(&id);
     let instance = instance(&request, &id).await?;
-    let plan = instance.pending_plan.as_deref().unwrap_or(&instance.plan);
+    let plan = instance.pending_plan.unwrap_or(instance.plan).as_str();
     let form = Form::new().with("plan", plan).with("when", "now");
     plan_page(&request, StatusCode::OK, &id, form).await
 }
@@ -196,7 +195,7 @@ fn plan_note(before: &Instance, after: &Instance) -> String {
 struct InstallPage {
     shell: Shell,
     instance: Instance,
-    images: Vec<Image>,
+    images: Vec<ImageOffer>,
     /// Completed backups that fit.
     backups: Vec<Backup>,
     form: Form,
@@ -228,7 +227,7 @@ pub async fn show_rebuild(request: SessionRequest, Path(id): Path<String>) -> Re
         return rebuild_page(&request, StatusCode::OK, &id, form).await;
     }
     let instance = instance(&request, &id).await?;
-    let images: List<Image> = request.get(&Call::get("/v1/images?limit=100")).await?;
+    let images: List<ImageOffer> = request.get(&Call::get("/v1/images?limit=100")).await?;
     let backups: List<Backup> = request
         .get(&Call::get("/v1/backups?status=completed&limit=100"))
         .await?;
@@ -296,7 +295,8 @@ pub async fn rebuild(
 
 /// Whether the name of the instance was typed; if not, marks the field.
 async fn confirmed(request: &SessionRequest, id: &str, form: &mut Form) -> Result<bool, Refusal> {
-    let name = instance(request, id).await?.name;
+    let instance = instance(request, id).await?;
+    let name = &instance.name;
     let is_typed = form.text("confirm") == name;
     if !is_typed {
         form.mark("confirm", &format!("must be {name}"));

@@ -1,23 +1,24 @@
 //! Invoices: the charges of the current month so far, and the issued invoices; as pages, as a table (CSV) and for printing.
 //!
-//! - `view`: invoices as `/v1` shows them.
+//! - `view`: invoices as pages show them.
 
 mod view;
 
 use std::sync::Arc;
 
+use api::{InvoiceAnswer, List};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::{StatusCode, header};
-use serde::Deserialize;
 
 use self::view::Invoice;
 use super::{
     App,
     call::{Call, segment, with_query},
-    page::{List, Pager, Pagination, Shell, page},
+    page::{Pager, Shell, Shown, page},
     refusal::Refusal,
     session_request::SessionRequest,
+    text::Moment as _,
 };
 
 const SECTION: &str = "invoices";
@@ -28,13 +29,6 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/console/invoices/{id}", get(detail))
         .route("/console/invoices/{id}/csv", get(csv))
         .route("/console/invoices/{id}/print", get(print))
-}
-
-/// An invoice, and which page of its lines it contains.
-#[derive(Deserialize)]
-struct WithLines {
-    data: Invoice,
-    pagination: Pagination,
 }
 
 #[derive(Template)]
@@ -54,11 +48,11 @@ async fn list(request: SessionRequest) -> Result<Response, Refusal> {
         pagination,
     }: List<Invoice> = request.get(&call).await?;
     let open = Call::get("/v1/invoices/current");
-    let current: WithLines = request.get(&open).await?;
+    let current: InvoiceAnswer = request.get(&open).await?;
     let template = ListPage {
         shell: request.shell_with(SECTION, "Invoices", &[open, call]),
         pager: Pager::new(pagination, "/console/invoices", &request.query),
-        current: current.data,
+        current: Shown(current.data),
         items,
     };
     Ok(page(StatusCode::OK, &template))
@@ -78,11 +72,8 @@ async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Respo
     let id = segment(&id);
     let parameters = [("page", request.query.get("page"))];
     let call = Call::get(with_query(&format!("/v1/invoices/{id}"), &parameters));
-    let WithLines {
-        data: invoice,
-        pagination,
-    } = request.get(&call).await?;
-    let path = format!("/console/invoices/{id}");
+    let InvoiceAnswer { data, pagination } = request.get(&call).await?;
+    let (invoice, path) = (Shown(data), format!("/console/invoices/{id}"));
     let template = DetailPage {
         shell: request.shell_with(SECTION, invoice.title(), &[call, formatted(&id, "csv")]),
         pager: Pager::new(pagination, &path, &request.query),

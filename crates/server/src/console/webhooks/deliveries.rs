@@ -1,5 +1,6 @@
 //! The log of a webhook's deliveries.
 
+use api::{List, Single};
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use http::StatusCode;
@@ -12,11 +13,11 @@ use super::{
 use crate::console::{
     call::{Call, segment, with_query},
     form::Form,
-    page::{List, Pager, Query, Shell, Single, page},
+    page::{Pager, Query, Shell, page},
     refresh::Refresh,
     refusal::Refusal,
     session_request::SessionRequest,
-    text::indented,
+    text::{Moment as _, indented},
 };
 use domain::event::EventType;
 use resources::DeliveryPhase;

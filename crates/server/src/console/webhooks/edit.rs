@@ -1,20 +1,19 @@
 //! The form for creating a webhook, and for changing one.
 
+use api::{Single, WebhookWithSecret};
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::{
-    Kind, SECTION, kinds,
-    view::{Webhook, WithSecret},
-};
+use super::{Kind, SECTION, kinds, view::Webhook};
 use crate::console::{
     call::{Call, segment},
     form::{Field, Form},
-    page::{Shell, Single, page},
+    page::{Shell, page},
     refusal::Refusal,
     session_request::SessionRequest,
+    text::Moment as _,
 };
 use domain::event::EventType;
 
@@ -32,7 +31,7 @@ struct EditPage {
 #[template(path = "console/webhooks/secret.html")]
 pub(super) struct SecretPage {
     pub(super) shell: Shell,
-    pub(super) webhook: WithSecret,
+    pub(super) webhook: WebhookWithSecret,
     pub(super) heading: &'static str,
     pub(super) message: String,
 }
@@ -99,7 +98,8 @@ pub async fn create(request: SessionRequest, mut form: Form) -> Result<Response,
     let call = create_call(&form);
     match request.send(&call).await {
         Ok(bytes) => {
-            let created: Single<WithSecret> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let created: Single<WebhookWithSecret> =
+                serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let message = if created.data.active {
                 "It gets the events that happen from now on."
             } else {
@@ -153,7 +153,7 @@ async fn current(request: &SessionRequest, id: &str) -> Result<(Form, String), R
     let (found, version): (Single<Webhook>, _) = request.get_version(&call).await?;
     let mut form = Form::default().with("url", &found.data.url);
     for event in &found.data.events {
-        form = form.with("events", event);
+        form = form.with("events", event.as_str());
     }
     Ok((form, version))
 }

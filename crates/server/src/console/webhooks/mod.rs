@@ -1,6 +1,6 @@
 //! Webhooks: list, create, detail, and the actions on one.
 //!
-//! - `view`: webhooks and deliveries as `/v1` shows them;
+//! - `view`: webhooks and deliveries as pages show them;
 //! - `edit`: the form for a new one and for changes; `operate`: test, secret, switch, resend, delete; `deliveries`: the log;
 //! - `verify`: how receivers check signatures.
 
@@ -12,6 +12,7 @@ pub mod view;
 
 use std::sync::Arc;
 
+use api::{List, Single};
 use askama::Template;
 use axum::{
     Router,
@@ -26,10 +27,11 @@ use super::{
     App,
     call::{Call, segment, with_query},
     form::Form,
-    page::{List, Pager, Shell, Single, page},
+    page::{Pager, Shell, page},
     refresh::Refresh,
     refusal::Refusal,
     session_request::SessionRequest,
+    text::Moment as _,
 };
 use domain::event::{EventType, catalogue};
 

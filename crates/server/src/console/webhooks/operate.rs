@@ -1,5 +1,6 @@
 //! The actions on a webhook.
 
+use api::{Single, WebhookWithSecret};
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
@@ -9,13 +10,13 @@ use serde_json::{Value, json};
 use super::{
     SECTION,
     edit::{SecretPage, shown},
-    view::{Delivery, Webhook, WithSecret},
+    view::{Delivery, Webhook},
     webhook,
 };
 use crate::console::{
     call::{Call, segment},
     form::Form,
-    page::{Shell, Single, page},
+    page::{Shell, page},
     refusal::Refusal,
     session_request::SessionRequest,
 };
@@ -138,7 +139,8 @@ pub async fn rotate(
     let call = rotate_call(&id, &form);
     match request.send(&call).await {
         Ok(bytes) => {
-            let rotated: Single<WithSecret> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let rotated: Single<WebhookWithSecret> =
+                serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let template = SecretPage {
                 shell: request.shell_with(SECTION, "New secret", &[shown(call)]),
                 webhook: rotated.data,

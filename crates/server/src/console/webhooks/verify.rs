@@ -1,5 +1,6 @@
 //! How receivers check signatures, with the code of the example receivers.
 
+use api::List;
 use askama::Template;
 use axum::response::Response;
 use http::StatusCode;
@@ -7,7 +8,7 @@ use http::StatusCode;
 use super::{SECTION, view::Webhook};
 use crate::console::{
     call::Call,
-    page::{List, Shell, page},
+    page::{Shell, page},
     refusal::Refusal,
     session_request::SessionRequest,
 };

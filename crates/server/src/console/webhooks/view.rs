@@ -1,49 +1,12 @@
-//! Webhooks and deliveries as `/v1` shows them.
+//! Webhooks and deliveries as pages show them.
 
-use serde::Deserialize;
+use api::{DeliveryAttempt, DeliveryStatus, EventType, Seconds};
 use serde_json::Value;
 
-use crate::console::text::Moment;
+use crate::console::page::Shown;
 
 /// A webhook.
-#[derive(Debug, Deserialize)]
-pub struct Webhook {
-    /// Identifier.
-    pub id: String,
-    /// URL of the receiver.
-    pub url: String,
-    /// Event types that are sent.
-    pub events: Vec<String>,
-    /// Whether events are sent.
-    pub active: bool,
-    /// `healthy`, `failing`, `blocked` or `disabled`.
-    pub health: String,
-    /// Why it is not healthy.
-    pub health_message: Option<String>,
-    /// When a delivery last succeeded.
-    pub last_success_at: Option<Moment>,
-    /// When an attempt last failed.
-    pub last_failure_at: Option<Moment>,
-    /// Deliveries that wait for an attempt.
-    pub pending: i64,
-    /// Deliveries that are held.
-    pub held: i64,
-    /// Deliveries that were dropped.
-    pub dropped: i64,
-    /// When it was created.
-    pub created_at: Moment,
-    /// Since when it is disabled.
-    pub disabled: Option<Disabled>,
-}
-
-/// Since when a webhook is disabled.
-#[derive(Debug, Deserialize)]
-pub struct Disabled {
-    /// When it was disabled.
-    pub at: Moment,
-    /// The delivery that could not be delivered.
-    pub delivery_id: String,
-}
+pub type Webhook = Shown<api::Webhook>;
 
 impl Webhook {
     /// Whether the account holder has switched it off.
@@ -52,8 +15,8 @@ impl Webhook {
     }
 
     /// Whether it subscribes to events of this type.
-    pub fn wants(&self, event_type: &str) -> bool {
-        self.events.iter().any(|wanted| wanted == event_type)
+    pub fn wants(&self, event_type: EventType) -> bool {
+        self.events.contains(&event_type)
     }
 
     /// Whether attempts are made.
@@ -63,7 +26,11 @@ impl Webhook {
 
     /// Its state in a word.
     pub fn state(&self) -> &str {
-        if self.is_off() { "off" } else { &self.health }
+        if self.is_off() {
+            "off"
+        } else {
+            self.health.as_ref()
+        }
     }
 
     /// The colour of its state.
@@ -77,103 +44,40 @@ impl Webhook {
     }
 }
 
-/// A webhook with its secret, which is shown only once.
-#[derive(Debug, Deserialize)]
-pub struct WithSecret {
-    /// Identifier.
-    pub id: String,
-    /// URL of the receiver.
-    pub url: String,
-    /// The secret; `None` if it was shown before.
-    pub secret: Option<String>,
-    /// Whether events are sent.
-    pub active: bool,
-    /// Until when the previous secret also signs.
-    #[serde(default)]
-    pub previous_secret_expires_at: Option<Moment>,
-}
-
 /// The delivery of an event to a webhook.
-#[derive(Debug, Deserialize)]
-pub struct Delivery {
-    /// Identifier.
-    pub id: String,
-    /// Identifier of the event.
-    pub event_id: String,
-    /// Type of the event.
-    pub event_type: String,
-    /// `pending`, `held`, `delivered` or `exhausted`.
-    pub status: String,
-    /// When the event happened.
-    pub created_at: Moment,
-    /// When the next attempt is due.
-    pub next_attempt_at: Option<Moment>,
-    /// The attempts, oldest first.
-    pub attempts: Vec<Attempt>,
-    /// The request; only of a single delivery.
-    #[serde(default)]
-    pub request: Option<Request>,
-}
-
-/// The request to the receiver.
-#[derive(Debug, Deserialize)]
-pub struct Request {
-    /// URL of the webhook.
-    pub url: String,
-    /// The headers without the signatures.
-    pub headers: serde_json::Map<String, Value>,
-    /// The body, byte for byte.
-    pub body: String,
-}
-
-impl Request {
-    /// The headers as text.
-    pub fn lines(&self) -> Vec<(&str, &str)> {
-        let lines = self.headers.iter();
-        lines
-            .filter_map(|(name, value)| Some((name.as_str(), value.as_str()?)))
-            .collect()
-    }
-}
-
-/// An attempt to send a delivery.
-#[derive(Debug, Deserialize)]
-pub struct Attempt {
-    /// When it began.
-    pub at: Moment,
-    /// Duration in milliseconds.
-    pub duration_ms: i64,
-    /// Status of the answer.
-    pub status_code: Option<i32>,
-    /// Why it failed.
-    pub error: Option<String>,
-    /// The start of the answer's body.
-    pub response: Option<String>,
-}
-
-impl Attempt {
-    /// The colour of its outcome.
-    pub fn tone(&self) -> &'static str {
-        if self.error.is_some() { "bad" } else { "good" }
-    }
-}
+pub type Delivery = Shown<api::Delivery>;
 
 impl Delivery {
+    /// The headers of its request, without the signatures.
+    pub fn headers(&self) -> Vec<(String, String)> {
+        let headers = self
+            .request
+            .as_ref()
+            .map(|request| serde_json::to_value(&request.headers));
+        let Some(Ok(Value::Object(headers))) = headers else {
+            return Vec::new();
+        };
+        let known = headers.into_iter();
+        known
+            .filter_map(|(name, value)| Some((name, value.as_str()?.to_owned())))
+            .collect()
+    }
+
     /// The colour of its status.
     pub fn tone(&self) -> &'static str {
-        match self.status.as_str() {
-            "delivered" => "good",
-            "exhausted" => "bad",
-            "held" => "quiet",
-            _ => "busy",
+        match self.status {
+            DeliveryStatus::Delivered => "good",
+            DeliveryStatus::Exhausted => "bad",
+            DeliveryStatus::Held => "quiet",
+            DeliveryStatus::Pending => "busy",
         }
     }
 
     /// Whether an attempt is being made, or is about to be.
     pub fn is_under_way(&self, now: jiff::Timestamp) -> bool {
         // A delivery that is long overdue waits for something else, such as its webhook's secret.
-        let soon = |at: Moment| (-60..10).contains(&at.0.duration_since(now).as_secs());
-        self.status == "pending" && self.next_attempt_at.is_none_or(soon)
+        let soon = |at: Seconds| (-60..10).contains(&at.0.duration_since(now).as_secs());
+        self.status == DeliveryStatus::Pending && self.next_attempt_at.is_none_or(soon)
     }
 
     /// Whether it is a test event.
@@ -184,10 +88,10 @@ impl Delivery {
     /// The outcome of the last attempt.
     pub fn outcome(&self) -> String {
         match self.attempts.last() {
-            Some(Attempt {
+            Some(DeliveryAttempt {
                 error: Some(error), ..
             }) => error.clone(),
-            Some(Attempt {
+            Some(DeliveryAttempt {
                 status_code: Some(status),
                 duration_ms,
                 ..

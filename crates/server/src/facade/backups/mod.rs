@@ -6,14 +6,14 @@ pub mod view;
 
 use std::sync::Arc;
 
+use api::{Backup, CreateBackup, List, Pagination, Single};
 use axum::{
     extract::{Request, State},
     response::Response,
 };
 use http::StatusCode;
-use utoipa::ToSchema;
 
-use self::view::BackupView;
+use self::view::backup;
 use super::{
     App,
     extract::{
@@ -26,7 +26,6 @@ use super::{
     response::{
         self,
         error::{ApiError, ErrorAnswer},
-        view::{List, Pagination, Single},
     },
 };
 use crate::service::{
@@ -35,28 +34,11 @@ use crate::service::{
 };
 use resources::validation;
 
-/// A backup to begin.
-#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
-#[schema(example = json!({"name": "before-upgrade"}))]
-#[serde(deny_unknown_fields)]
-pub struct CreateBackup {
-    /// Display name; need not be unique. By default the name of the Backup object.
-    #[schema(
-        nullable = false,
-        min_length = 1,
-        max_length = 63,
-        pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
-    )]
-    pub name: Option<String>,
-}
-
-impl CreateBackup {
-    /// Reads a request; 422 names every invalid field.
-    fn read(mut fields: Fields) -> Result<Self, ApiError> {
-        let name = fields.string("name", &validation::name);
-        fields.finish()?;
-        Ok(Self { name })
-    }
+/// Reads a request to create one; 422 names every invalid field.
+fn read(mut fields: Fields) -> Result<CreateBackup, ApiError> {
+    let name = fields.string("name", &validation::name);
+    fields.finish()?;
+    Ok(CreateBackup { name })
 }
 
 /// Lists backups
@@ -73,7 +55,7 @@ impl CreateBackup {
         ("instance_id" = Option<String>, Query, description = "Only backups of this instance, which may be a deleted one.", example = "i-4q7hz0c9k2m8x1ta"),
         ("status" = Option<String>, Query, description = "Only backups with this status: `running`, `completed` or `failed`.", example = "completed"),
     ),
-    responses((status = 200, description = "A page of backups", body = List<BackupView<'static>>, example = json!(examples::page(examples::backup())))),
+    responses((status = 200, description = "A page of backups", body = List<Backup>, example = json!(examples::page(examples::backup())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -92,7 +74,7 @@ pub async fn list(
 }
 
 fn page_of(page: &[ShownBackup], pagination: Pagination) -> Result<Response, ApiError> {
-    let data: Vec<_> = page.iter().map(BackupView::of).collect();
+    let data: Vec<_> = page.iter().map(backup).collect();
     response::json(StatusCode::OK, &List { data, pagination }, 512)
 }
 
@@ -105,7 +87,7 @@ fn page_of(page: &[ShownBackup], pagination: Pagination) -> Result<Response, Api
     operation_id = "listInstanceBackups",
     tag = "backups",
     params(Target<InstanceId>, Paging),
-    responses((status = 200, description = "A page of backups", body = List<BackupView<'static>>, example = json!(examples::page(examples::backup())))),
+    responses((status = 200, description = "A page of backups", body = List<Backup>, example = json!(examples::page(examples::backup())))),
 )]
 pub async fn list_of_instance(
     State(app): State<Arc<App>>,
@@ -133,7 +115,7 @@ pub async fn list_of_instance(
     params(Target<InstanceId>),
     request_body(content = CreateBackup, example = json!({"name": "before-upgrade"})),
     responses(
-        (status = 201, description = "The backup is being made", body = Single<BackupView<'static>>, headers(("ETag")), example = json!(examples::new_backup())),
+        (status = 201, description = "The backup is being made", body = Single<Backup>, headers(("ETag")), example = json!(examples::new_backup())),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(too_many("the instance", 30)))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_backed_up_now()))),
     ),
@@ -146,7 +128,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
-    let body = CreateBackup::read(post.fields)?;
+    let body = read(post.fields)?;
     let created = app
         .service
         .create_backup(
@@ -158,8 +140,8 @@ pub async fn create(
         )
         .await?;
     let shown = app.service.shown(created.item);
-    let view = BackupView::of(&shown);
-    let message = format!("Instance {} is being backed up.", view.instance_name());
+    let view = backup(&shown);
+    let message = format!("Instance {} is being backed up.", view.instance_name);
     let mut response = response::single(StatusCode::CREATED, &*shown.item.backup, view, Some(message))?;
     response::locate(&mut response, "/v1/backups", shown.item.id);
     Ok(idempotency::answered(
@@ -177,7 +159,7 @@ pub async fn create(
     operation_id = "getBackup",
     tag = "backups",
     params(Target<BackupId>),
-    responses((status = 200, description = "The backup", body = Single<BackupView<'static>>, headers(("ETag")), example = json!(examples::single(examples::backup())))),
+    responses((status = 200, description = "The backup", body = Single<Backup>, headers(("ETag")), example = json!(examples::single(examples::backup())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -185,7 +167,7 @@ pub async fn detail(
     Target(id): Target<BackupId>,
 ) -> Result<Response, ApiError> {
     let shown = app.service.backup(caller.namespace(), id).await?;
-    response::single(StatusCode::OK, &*shown.item.backup, BackupView::of(&shown), None)
+    response::single(StatusCode::OK, &*shown.item.backup, backup(&shown), None)
 }
 
 /// Deletes a backup

@@ -6,13 +6,14 @@ pub mod view;
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use api::{Delivery, List, Pagination, Retry, Single};
 use axum::{
     extract::{Request, State},
     response::Response,
 };
 use http::StatusCode;
 
-use self::view::{DeliveryView, Retry};
+use self::view::with_request;
 use super::{
     App,
     extract::{
@@ -24,7 +25,6 @@ use super::{
     response::{
         self,
         error::{ApiError, Detail, ErrorAnswer},
-        view::{List, Pagination, Single},
     },
 };
 use crate::service::{
@@ -92,7 +92,7 @@ fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, ApiError>
         ("event_type" = Option<String>, Query, description = "Only deliveries of this event type.", example = "instance.created"),
         ("event_id" = Option<String>, Query, description = "Only the delivery of this event; of several events, if there are up to 20 ids, separated by commas.", example = "evt_5m2k8x1ta4q7hz0c"),
     ),
-    responses((status = 200, description = "A page of deliveries", body = List<DeliveryView<'static>>, example = json!(examples::page(examples::delivery_summary())))),
+    responses((status = 200, description = "A page of deliveries", body = List<Delivery>, example = json!(examples::page(examples::delivery_summary())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -120,7 +120,7 @@ pub async fn list(
                 .await?
         }
     };
-    let data: Vec<_> = page.iter().map(DeliveryView::of).collect();
+    let data: Vec<_> = page.iter().map(view::delivery).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
     response::json(StatusCode::OK, &List { data, pagination }, 4096)
 }
@@ -134,7 +134,7 @@ pub async fn list(
     operation_id = "getDelivery",
     tag = "deliveries",
     params(Target<WebhookId>, Inner<DeliveryId>),
-    responses((status = 200, description = "The delivery", body = Single<DeliveryView<'static>>, headers(("ETag")), example = json!(examples::single(examples::delivery())))),
+    responses((status = 200, description = "The delivery", body = Single<Delivery>, headers(("ETag")), example = json!(examples::single(examples::delivery())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -145,7 +145,7 @@ pub async fn detail(
     let cost = Charged::new(&app, &caller);
     let reading = app.service.delivery(caller.tenant(), id, delivery, &cost);
     let (webhook, delivery) = reading.await?;
-    let view = DeliveryView::with_request(&delivery, &webhook.webhook);
+    let view = with_request(&delivery, &webhook.webhook);
     response::single(StatusCode::OK, &delivery, view, None)
 }
 
@@ -163,7 +163,7 @@ pub async fn detail(
     tag = "deliveries",
     params(Target<WebhookId>, Inner<DeliveryId>),
     responses(
-        (status = 202, description = "The delivery is being sent", body = Single<DeliveryView<'static>>, headers(("ETag")), example = json!(examples::redelivery())),
+        (status = 202, description = "The delivery is being sent", body = Single<Delivery>, headers(("ETag")), example = json!(examples::redelivery())),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("deliveries")))),
     ),
 )]
@@ -191,7 +191,7 @@ pub async fn redeliver(
         .await?;
     let delivery = &redelivered.delivery;
     let message = format!("Delivery {} {}.", delivery.id(), redelivered.when.describe());
-    let view = DeliveryView::with_request(delivery, &redelivered.webhook.webhook);
+    let view = with_request(delivery, &redelivered.webhook.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
     Ok(idempotency::answered(
         post.idempotent.as_ref(),

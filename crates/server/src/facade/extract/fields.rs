@@ -227,7 +227,11 @@ mod tests {
         let name = None::<String>;
         fields.missing("name", name);
         let error = fields.finish().unwrap_err();
-        let named: Vec<_> = error.details.iter().map(|d| (d.field.as_ref(), d.code)).collect();
+        let named: Vec<_> = error
+            .details
+            .iter()
+            .map(|d| (d.field.as_ref(), d.code.as_ref()))
+            .collect();
         assert_eq!(
             named,
             [

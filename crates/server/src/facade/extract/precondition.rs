@@ -27,7 +27,7 @@ pub fn if_match(headers: &HeaderMap) -> Precondition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{facade::response::etag, service::error::ErrorKind};
+    use crate::{facade::response::etag, service::error::ErrorCode};
     use resources::Instance;
 
     fn instance(generation: i64) -> Instance {
@@ -66,7 +66,7 @@ mod tests {
         }
         for bad in ["", "\"u-1-2\"", "u-1-3", "W/\"u-1-3\"", "\"x\",\"y\""] {
             let refusal = precondition(&[bad]).check(&object).unwrap_err();
-            assert_eq!(refusal.kind, ErrorKind::PreconditionFailed, "{bad}");
+            assert_eq!(refusal.code, ErrorCode::PreconditionFailed, "{bad}");
         }
     }
 }

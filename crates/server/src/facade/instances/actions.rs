@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use api::{Instance, RebuildInstance, Single};
 use axum::{
     extract::{Request, State},
     response::Response,
 };
 use http::StatusCode;
 
-use super::{body::RebuildInstance, detail_of, installation::NamedBackup, view::InstanceView};
+use super::{body, detail_of, installation::NamedBackup};
 use crate::{
     facade::{
         App,
@@ -17,10 +18,7 @@ use crate::{
             idempotency::{self, Retention},
         },
         openapi::examples,
-        response::{
-            error::{ApiError, ErrorAnswer},
-            view::Single,
-        },
+        response::error::{ApiError, ErrorAnswer},
     },
     service::{
         id::InstanceId,
@@ -37,7 +35,7 @@ use domain::instance::Action;
     post, path = "/v1/instances/{id}/start", operation_id = "startInstance", tag = "actions",
     params(Target<InstanceId>),
     responses(
-        (status = 202, description = "The server is being powered on", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Start))),
+        (status = 202, description = "The server is being powered on", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Start))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
@@ -58,7 +56,7 @@ pub async fn start(
     post, path = "/v1/instances/{id}/stop", operation_id = "stopInstance", tag = "actions",
     params(Target<InstanceId>),
     responses(
-        (status = 202, description = "The guest is being asked to shut down", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Stop))),
+        (status = 202, description = "The guest is being asked to shut down", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Stop))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
@@ -79,7 +77,7 @@ pub async fn stop(
     post, path = "/v1/instances/{id}/poweroff", operation_id = "powerOffInstance", tag = "actions",
     params(Target<InstanceId>),
     responses(
-        (status = 202, description = "The power is being cut", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::PowerOff))),
+        (status = 202, description = "The power is being cut", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::PowerOff))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
@@ -100,7 +98,7 @@ pub async fn poweroff(
     post, path = "/v1/instances/{id}/reboot", operation_id = "rebootInstance", tag = "actions",
     params(Target<InstanceId>),
     responses(
-        (status = 202, description = "The server is being rebooted", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Reboot))),
+        (status = 202, description = "The server is being rebooted", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Reboot))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
@@ -123,7 +121,7 @@ pub async fn reboot(
     params(Target<InstanceId>),
     request_body(content = RebuildInstance, example = json!({"image": "debian-13"})),
     responses(
-        (status = 202, description = "The server is being reinstalled", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::acting(Action::Rebuild))),
+        (status = 202, description = "The server is being reinstalled", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Rebuild))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
@@ -158,7 +156,7 @@ async fn act(
             return is_done(&done, action, &what, post.idempotent.as_ref());
         }
         backup.check(&mut post.fields);
-        let body = RebuildInstance::read(post.fields, &app.service.catalogue())?;
+        let body = body::rebuild(post.fields, &app.service.catalogue())?;
         (Some(backup.or(body.image)?), post.idempotent)
     } else {
         let post = Post::with_optional_body(request).await?;

@@ -1,269 +1,143 @@
 //! Request bodies for instances.
 
-use utoipa::ToSchema;
+use api::{ChangeInstance, CreateInstance, RebuildInstance};
 
-use crate::{
-    facade::{
-        extract::fields::Fields,
-        response::{
-            error::{ApiError, Detail},
-            view,
-        },
-    },
-    service::instances::InstanceChange,
+use crate::facade::{
+    extract::fields::Fields,
+    response::error::{ApiError, Detail},
 };
 use domain::catalogue::Catalogue;
 use resources::{InstanceSpec, Plan, PowerState, validation};
 
 use super::installation;
 
-/// An instance to create.
-#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
-#[schema(example = json!({
-    "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"]
-}))]
-#[serde(deny_unknown_fields)]
-pub struct CreateInstance {
-    /// Display name and host name; need not be unique.
-    #[schema(
-        min_length = 1,
-        max_length = 63,
-        pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
-    )]
-    pub name: String,
-    /// Size and price class.
-    pub plan: Plan,
-    /// Region code; `GET /v1/regions` lists them.
-    #[schema(pattern = "^[a-z]{2}-[a-z]{3,}-[1-9][0-9]*$", max_length = 63)]
-    pub region: String,
-    /// Operating-system image; `GET /v1/images` lists them. Required, unless `backup` is given.
-    #[schema(
-        nullable = false,
-        pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
-        max_length = 63
-    )]
-    pub image: Option<String>,
-    /// Identifier of a completed backup to restore, in place of `image`. The plan's disk must be as large as the backup's.
-    #[schema(nullable = false, pattern = "^bkp_[a-z0-9]{16}$")]
-    pub backup: Option<String>,
-    /// SSH public keys for the first login, one OpenSSH line each; at most 16,384 characters in all.
-    #[serde(default)]
-    #[schema(required = false, max_items = 20)]
-    pub ssh_keys: Vec<String>,
-    /// Whether the instance is backed up daily. The last seven of these backups are kept.
-    #[serde(default)]
-    #[schema(required = false, default = false)]
-    pub backup_enabled: bool,
-    /// Whether the server's usage is sampled every minute, and alerts are fired.
-    #[serde(default)]
-    #[schema(required = false, default = false)]
-    pub monitoring_enabled: bool,
-    /// Private network to attach.
-    #[schema(nullable = false, pattern = "^pn-[a-z0-9]+(-[a-z0-9]+)*$", max_length = 63)]
-    pub private_network: Option<String>,
-    /// Labels of your choice, for finding instances.
-    #[schema(required = false, schema_with = tags_schema)]
-    pub tags: Vec<String>,
+/// Reads a request; 422 names every invalid field.
+pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstance, ApiError> {
+    let name = fields.string("name", &validation::name);
+    let name = fields.missing("name", name);
+    let plan = read_plan(&mut fields);
+    let plan = fields.missing("plan", plan);
+    let region = fields.string("region", &|text| check_region(text, catalogue));
+    let region = fields.missing("region", region);
+    let (image, backup) = installation::read(&mut fields, catalogue);
+    let ssh_keys = fields.strings("ssh_keys", validation::MAX_SSH_KEYS, &validation::ssh_key);
+    if let Some(Err(complaint)) = ssh_keys.as_deref().map(validation::length_of_ssh_keys) {
+        fields.problem(Detail::new("ssh_keys", "invalid_value", complaint));
+    }
+    let backup_enabled = fields.boolean("backup_enabled");
+    let monitoring_enabled = fields.boolean("monitoring_enabled");
+    let private_network = fields.string("private_network", &validation::private_network);
+    let tags = read_tags(&mut fields);
+    fields.finish()?;
+    let (Some(name), Some(plan), Some(region)) = (name, plan, region) else {
+        // Unreachable: `finish` reports missing fields.
+        return Err(ApiError::fault());
+    };
+    Ok(CreateInstance {
+        name,
+        plan,
+        region,
+        image,
+        backup,
+        // Key files end in a line feed.
+        ssh_keys: ssh_keys
+            .into_iter()
+            .flatten()
+            .map(|key| key.trim_ascii().to_owned())
+            .collect(),
+        backup_enabled: backup_enabled.unwrap_or_default(),
+        monitoring_enabled: monitoring_enabled.unwrap_or_default(),
+        private_network,
+        tags: tags.unwrap_or_default(),
+    })
 }
 
-impl CreateInstance {
-    /// Reads a request; 422 names every invalid field.
-    pub fn read(mut fields: Fields, catalogue: &Catalogue) -> Result<Self, ApiError> {
-        let name = fields.string("name", &validation::name);
-        let name = fields.missing("name", name);
-        let plan = read_plan(&mut fields);
-        let plan = fields.missing("plan", plan);
-        let region = fields.string("region", &|text| check_region(text, catalogue));
-        let region = fields.missing("region", region);
-        let (image, backup) = installation::read(&mut fields, catalogue);
-        let ssh_keys = fields.strings("ssh_keys", validation::MAX_SSH_KEYS, &validation::ssh_key);
-        if let Some(Err(complaint)) = ssh_keys.as_deref().map(validation::length_of_ssh_keys) {
-            fields.problem(Detail::new("ssh_keys", "invalid_value", complaint));
-        }
-        let backup_enabled = fields.boolean("backup_enabled");
-        let monitoring_enabled = fields.boolean("monitoring_enabled");
-        let private_network = fields.string("private_network", &validation::private_network);
-        let tags = read_tags(&mut fields);
-        fields.finish()?;
-        let (Some(name), Some(plan), Some(region)) = (name, plan, region) else {
-            // Unreachable: `finish` reports missing fields.
-            return Err(ApiError::fault());
-        };
-        Ok(Self {
-            name,
-            plan,
-            region,
-            image,
-            backup,
-            // Key files end in a line feed.
-            ssh_keys: ssh_keys
-                .into_iter()
-                .flatten()
-                .map(|key| key.trim_ascii().to_owned())
-                .collect(),
-            backup_enabled: backup_enabled.unwrap_or_default(),
-            monitoring_enabled: monitoring_enabled.unwrap_or_default(),
-            private_network,
-            tags: tags.unwrap_or_default(),
-        })
-    }
-
-    /// The spec of the instance. If a backup is restored, its image is still missing.
-    pub fn into_spec(self) -> InstanceSpec {
-        InstanceSpec {
-            name: Some(self.name),
-            plan: self.plan,
-            region: self.region,
-            image: self.image.unwrap_or_default(),
-            ssh_keys: self.ssh_keys,
-            private_network: self.private_network,
-            backup_enabled: self.backup_enabled,
-            monitoring_enabled: self.monitoring_enabled,
-            tags: self.tags,
-            power_state: PowerState::Running,
-            plan_on_reboot: None,
-            start_requested_at: None,
-            power_off_requested_at: None,
-            reboot_requested_at: None,
-            rebuild_requested_at: None,
-            restore_from: None,
-            deletion_protection: false,
-        }
+/// The spec of the instance. If a backup is restored, its image is still missing.
+pub fn spec(body: CreateInstance) -> InstanceSpec {
+    InstanceSpec {
+        name: Some(body.name),
+        plan: body.plan,
+        region: body.region,
+        image: body.image.unwrap_or_default(),
+        ssh_keys: body.ssh_keys,
+        private_network: body.private_network,
+        backup_enabled: body.backup_enabled,
+        monitoring_enabled: body.monitoring_enabled,
+        tags: body.tags,
+        power_state: PowerState::Running,
+        plan_on_reboot: None,
+        start_requested_at: None,
+        power_off_requested_at: None,
+        reboot_requested_at: None,
+        rebuild_requested_at: None,
+        restore_from: None,
+        deletion_protection: false,
     }
 }
 
-/// Fields to change; those left out stay as they are.
-#[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
-#[schema(min_properties = 1, example = json!({"plan": "business", "reboot": true}))]
-#[serde(deny_unknown_fields)]
-pub struct ChangeInstance {
-    /// The new plan. Allowed from `running`, `stopped` and `error`.
-    #[schema(nullable = false)]
-    pub plan: Option<Plan>,
-    /// Whether to apply a plan change now, by rebooting the server. `false` leaves a plan change in this request pending
-    /// until the next reboot; `true` without `plan` applies a pending one.
-    #[schema(nullable = false)]
-    pub reboot: Option<bool>,
-    /// The new name.
-    #[schema(
-        nullable = false,
-        min_length = 1,
-        max_length = 63,
-        pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
-    )]
-    pub name: Option<String>,
-    /// The new tags; they replace all present ones.
-    #[schema(nullable = false, schema_with = tags_schema)]
-    pub tags: Option<Vec<String>>,
-    /// Whether the instance is backed up daily. The last seven of these backups are kept.
-    #[schema(nullable = false)]
-    pub backup_enabled: Option<bool>,
-    /// Whether the server's usage is sampled every minute, and alerts are fired.
-    #[schema(nullable = false)]
-    pub monitoring_enabled: Option<bool>,
-    /// Whether deletion is refused, through both REST and kubectl.
-    #[schema(nullable = false)]
-    pub deletion_protection: Option<bool>,
-}
-
-impl ChangeInstance {
-    /// Reads a request; 422 names every invalid field.
-    pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
-        if fields.is_empty() {
-            return Err(ApiError::invalid(vec![Detail::new(
-                "body",
-                "missing",
-                "must have at least one of plan, reboot, name, tags, backup_enabled, monitoring_enabled, deletion_protection",
-            )]));
-        }
-        let change = Self {
-            plan: read_plan(&mut fields),
-            reboot: fields.boolean("reboot"),
-            name: fields.string("name", &validation::name),
-            tags: read_tags(&mut fields),
-            backup_enabled: fields.boolean("backup_enabled"),
-            monitoring_enabled: fields.boolean("monitoring_enabled"),
-            deletion_protection: fields.boolean("deletion_protection"),
-        };
-        fields.immutable(
-            "image",
-            "cannot be changed here; POST /v1/instances/{id}/rebuild installs another image",
-        );
-        fields.immutable(
-            "region",
-            "cannot be changed; create another instance in that region",
-        );
-        fields.immutable(
-            "ssh_keys",
-            "cannot be changed; keys are installed when the server is created",
-        );
-        fields.immutable(
-            "private_network",
-            "cannot be changed; create another instance in that network",
-        );
-        fields.immutable(
-            "status",
-            "cannot be set; start, stop, poweroff and reboot change it",
-        );
-        for field in [
-            "id",
-            "ip_address",
-            "ipv6_address",
-            "created_at",
-            "updated_at",
-            "metrics",
-            "pending_plan",
-            "status_reason",
-            "status_message",
-        ] {
-            fields.immutable(field, "cannot be set by clients");
-        }
-        for field in ["disk_size", "memory", "vcpu"] {
-            fields.immutable(field, "cannot be set; it follows from the plan");
-        }
-        fields.finish()?;
-        Ok(change)
+/// Reads a request; 422 names every invalid field.
+pub fn change(mut fields: Fields) -> Result<ChangeInstance, ApiError> {
+    if fields.is_empty() {
+        return Err(ApiError::invalid(vec![Detail::new(
+            "body",
+            "missing",
+            "must have at least one of plan, reboot, name, tags, backup_enabled, monitoring_enabled, deletion_protection",
+        )]));
     }
-}
-
-impl From<ChangeInstance> for InstanceChange {
-    fn from(body: ChangeInstance) -> Self {
-        Self {
-            plan: body.plan,
-            reboot: body.reboot,
-            name: body.name,
-            tags: body.tags,
-            backup_enabled: body.backup_enabled,
-            monitoring_enabled: body.monitoring_enabled,
-            deletion_protection: body.deletion_protection,
-        }
+    let change = ChangeInstance {
+        plan: read_plan(&mut fields),
+        reboot: fields.boolean("reboot"),
+        name: fields.string("name", &validation::name),
+        tags: read_tags(&mut fields),
+        backup_enabled: fields.boolean("backup_enabled"),
+        monitoring_enabled: fields.boolean("monitoring_enabled"),
+        deletion_protection: fields.boolean("deletion_protection"),
+    };
+    fields.immutable(
+        "image",
+        "cannot be changed here; POST /v1/instances/{id}/rebuild installs another image",
+    );
+    fields.immutable(
+        "region",
+        "cannot be changed; create another instance in that region",
+    );
+    fields.immutable(
+        "ssh_keys",
+        "cannot be changed; keys are installed when the server is created",
+    );
+    fields.immutable(
+        "private_network",
+        "cannot be changed; create another instance in that network",
+    );
+    fields.immutable(
+        "status",
+        "cannot be set; start, stop, poweroff and reboot change it",
+    );
+    for field in [
+        "id",
+        "ip_address",
+        "ipv6_address",
+        "created_at",
+        "updated_at",
+        "metrics",
+        "pending_plan",
+        "status_reason",
+        "status_message",
+    ] {
+        fields.immutable(field, "cannot be set by clients");
     }
-}
-
-/// The image or backup to reinstall a server from.
-#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
-#[schema(min_properties = 1, example = json!({"image": "debian-13"}))]
-#[serde(deny_unknown_fields)]
-pub struct RebuildInstance {
-    /// Operating-system image; `GET /v1/images` lists them. Required, unless `backup` is given.
-    #[schema(
-        nullable = false,
-        pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
-        max_length = 63
-    )]
-    pub image: Option<String>,
-    /// Identifier of a completed backup to restore, in place of `image`. The disk must be as large as the backup's.
-    #[schema(nullable = false, pattern = "^bkp_[a-z0-9]{16}$")]
-    pub backup: Option<String>,
-}
-
-impl RebuildInstance {
-    /// Reads a request; 422 names every invalid field.
-    pub fn read(mut fields: Fields, catalogue: &Catalogue) -> Result<Self, ApiError> {
-        let (image, backup) = installation::read(&mut fields, catalogue);
-        fields.finish()?;
-        Ok(Self { image, backup })
+    for field in ["disk_size", "memory", "vcpu"] {
+        fields.immutable(field, "cannot be set; it follows from the plan");
     }
+    fields.finish()?;
+    Ok(change)
+}
+
+/// Reads a request; 422 names every invalid field.
+pub fn rebuild(mut fields: Fields, catalogue: &Catalogue) -> Result<RebuildInstance, ApiError> {
+    let (image, backup) = installation::read(&mut fields, catalogue);
+    fields.finish()?;
+    Ok(RebuildInstance { image, backup })
 }
 
 fn check_region(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
@@ -273,14 +147,6 @@ fn check_region(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
     } else {
         Err("is not available; GET /v1/regions lists the regions")
     }
-}
-
-/// The schema of `tags` in requests.
-fn tags_schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
-    view::schema(&serde_json::json!({
-        "type": "array", "maxItems": validation::MAX_TAGS, "description": "Labels of your choice, for finding instances.",
-        "items": { "type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,63}$" }, "examples": [["env:prod"]]
-    }))
 }
 
 /// Reads the plan.
@@ -314,7 +180,7 @@ mod tests {
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";
 
     fn create(body: &Value) -> Result<CreateInstance, ApiError> {
-        CreateInstance::read(fields(&body.to_string())?, &Catalogue::default())
+        super::create(fields(&body.to_string())?, &Catalogue::default())
     }
 
     fn minimal() -> Value {
@@ -324,7 +190,7 @@ mod tests {
     #[test]
     fn the_minimal_request_has_four_fields() {
         let body = create(&minimal()).unwrap();
-        let spec = body.into_spec();
+        let spec = super::spec(body);
         assert_eq!((spec.name.as_deref(), spec.plan), (Some("web-1"), Plan::Starter));
         assert!(!spec.backup_enabled && spec.power_state == PowerState::Running);
     }
@@ -366,7 +232,11 @@ mod tests {
     fn every_invalid_field_is_named() {
         let body = json!({"plan": "tiny", "region": "Paris", "image": 7, "ssh_keys": [KEY, "nonsense"], "status": "running"});
         let error = create(&body).unwrap_err();
-        let named: Vec<_> = error.details.iter().map(|d| (d.field.as_ref(), d.code)).collect();
+        let named: Vec<_> = error
+            .details
+            .iter()
+            .map(|d| (d.field.as_ref(), d.code.as_ref()))
+            .collect();
         assert_eq!(
             named,
             [
@@ -386,7 +256,7 @@ mod tests {
             open: false,
             ..Catalogue::default()
         };
-        let read = |body: Value| CreateInstance::read(fields(&body.to_string()).ok().unwrap(), &catalogue);
+        let read = |body: Value| super::create(fields(&body.to_string()).ok().unwrap(), &catalogue);
         assert!(read(minimal()).is_ok());
         let mut body = minimal();
         body["region"] = json!("xx-abc-1");
@@ -399,7 +269,7 @@ mod tests {
     }
 
     fn change(body: &Value) -> Result<ChangeInstance, ApiError> {
-        ChangeInstance::read(fields(&body.to_string())?)
+        super::change(fields(&body.to_string())?)
     }
 
     #[test]
@@ -425,7 +295,7 @@ mod tests {
             let error = change(&body).unwrap_err();
             assert_eq!(error.code, ErrorCode::InvalidInput, "{body}");
             assert_eq!(
-                (error.details[0].field.as_ref(), error.details[0].code),
+                (error.details[0].field.as_ref(), error.details[0].code.as_ref()),
                 (field, code),
                 "{body}"
             );

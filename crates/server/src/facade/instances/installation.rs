@@ -7,7 +7,7 @@ use crate::{
         response::error::{ApiError, Detail},
     },
     service::{
-        error::{Error, ErrorKind},
+        error::{Error, ErrorCode},
         id::{BackupId, PublicId as _},
         instances::{Installation, RestorableBackup},
     },
@@ -57,7 +57,7 @@ impl NamedBackup {
     /// If there is no such backup, adds that to the problems.
     pub(super) fn check(&self, fields: &mut Fields) {
         if let Some(Err(error)) = &self.0
-            && error.kind == ErrorKind::InvalidInput
+            && error.code == ErrorCode::InvalidInput
         {
             for detail in &error.details {
                 fields.problem(detail.clone());

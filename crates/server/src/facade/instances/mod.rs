@@ -11,17 +11,14 @@ pub mod view;
 
 use std::sync::Arc;
 
+use api::{ChangeInstance, CreateInstance, Instance, InstanceSummary, List, NewInstance, Pagination, Single};
 use axum::{
     extract::{Request, State},
     response::Response,
 };
 use http::StatusCode;
 
-use self::{
-    body::{ChangeInstance, CreateInstance},
-    installation::NamedBackup,
-    view::{InstanceView, ListItem, NewInstance},
-};
+use self::installation::NamedBackup;
 use super::{
     App,
     extract::{
@@ -34,7 +31,6 @@ use super::{
     response::{
         self,
         error::{ApiError, ErrorAnswer},
-        view::{List, Pagination, Single},
     },
 };
 use crate::service::{
@@ -62,7 +58,7 @@ use crate::service::{
         ("tag" = Option<String>, Query, description = "Only instances with this tag.", example = "env:prod"),
         ("search" = Option<String>, Query, description = "Only instances whose name, id or address contains this text. Capital and small letters count alike.", example = "web"),
     ),
-    responses((status = 200, description = "A page of instances", body = List<ListItem<'static>>, example = json!(examples::page(examples::instance_summary())))),
+    responses((status = 200, description = "A page of instances", body = List<InstanceSummary>, example = json!(examples::page(examples::instance_summary())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -80,7 +76,7 @@ pub async fn list(
     let (page, total) = app
         .service
         .list_instances(caller.namespace(), filter, paging.page, paging.limit);
-    let data: Vec<_> = page.iter().map(|item| ListItem::of(item)).collect();
+    let data: Vec<_> = page.iter().map(|item| view::summary(item)).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
     response::json(StatusCode::OK, &List { data, pagination }, 8192)
 }
@@ -98,7 +94,7 @@ pub async fn list(
         "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"]
     })),
     responses(
-        (status = 201, description = "The instance is being created", body = Single<NewInstance<'static>>, headers(("ETag")), example = json!(examples::new_instance())),
+        (status = 201, description = "The instance is being created", body = Single<NewInstance>, headers(("ETag")), example = json!(examples::new_instance())),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("instances")))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
@@ -118,12 +114,12 @@ pub async fn create(
         return is_created(&app, &created, post.idempotent.as_ref());
     }
     backup.check(&mut post.fields);
-    let body = CreateInstance::read(post.fields, &app.service.catalogue())?;
+    let body = body::create(post.fields, &app.service.catalogue())?;
     let installation = backup.or(body.image.clone())?;
     let request = post.idempotent.as_ref();
     let created = app
         .service
-        .create_instance(tenant, body.into_spec(), &installation, request)
+        .create_instance(tenant, body::spec(body), &installation, request)
         .await?;
     is_created(&app, &created, request)
 }
@@ -143,7 +139,7 @@ fn is_created(
     let mut response = response::single(
         StatusCode::CREATED,
         &*item.instance,
-        NewInstance::of(item),
+        view::created(item),
         Some(message),
     )?;
     response::locate(&mut response, "/v1/instances", item.id);
@@ -162,7 +158,7 @@ fn is_created(
     operation_id = "getInstance",
     tag = "instances",
     params(Target<InstanceId>, ("include" = Option<String>, Query, description = "`metrics` adds the current usage.", pattern = "^metrics$", example = "metrics")),
-    responses((status = 200, description = "The instance", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::instance()))),
+    responses((status = 200, description = "The instance", body = Single<Instance>, headers(("ETag")), example = json!(examples::instance()))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -177,7 +173,7 @@ pub async fn detail(
     } else {
         None
     };
-    let view = InstanceView::of(&item, usage);
+    let view = view::detail(&item, usage);
     response::single(StatusCode::OK, &*item.instance, view, None)
 }
 
@@ -187,7 +183,7 @@ fn detail_of(
     item: &IndexedInstance,
     message: Option<String>,
 ) -> Result<Response, ApiError> {
-    response::single(status, &*item.instance, InstanceView::of(item, None), message)
+    response::single(status, &*item.instance, view::detail(item, None), message)
 }
 
 /// Changes an instance
@@ -202,7 +198,7 @@ fn detail_of(
     params(Target<InstanceId>),
     request_body(content = ChangeInstance, example = json!({"plan": "business", "reboot": false})),
     responses(
-        (status = 200, description = "The changed instance", body = Single<InstanceView<'static>>, headers(("ETag")), example = json!(examples::instance())),
+        (status = 200, description = "The changed instance", body = Single<Instance>, headers(("ETag")), example = json!(examples::instance())),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
@@ -213,7 +209,7 @@ pub async fn change(
     IfMatch(precondition): IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let change = ChangeInstance::read(required(request).await?)?.into();
+    let change = body::change(required(request).await?)?;
     let item = app
         .service
         .change_instance(caller.namespace(), id, &change, &precondition)

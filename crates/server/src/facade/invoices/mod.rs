@@ -9,14 +9,12 @@ pub mod view;
 
 use std::sync::Arc;
 
+use api::{Invoice, InvoiceAnswer, List, Pagination};
 use axum::{body::Body, extract::State, response::Response};
 use bytes::Bytes;
 use futures::{Stream, stream};
 use http::{HeaderValue, StatusCode, header};
-use serde::Serialize;
-use utoipa::ToSchema;
 
-use self::view::InvoiceView;
 use super::{
     App,
     extract::{
@@ -27,20 +25,10 @@ use super::{
     response::{
         self,
         error::{ApiError, Detail},
-        view::{List, Pagination},
     },
 };
 use crate::service::{error::Error, id::InvoiceId, invoices::OpenedInvoice};
 use resources::{InvoiceLine, money::Cents};
-
-/// An invoice with a page of its lines.
-#[derive(Serialize, ToSchema)]
-pub struct InvoiceAnswer {
-    /// The invoice.
-    pub data: InvoiceView,
-    /// The position of this page of lines.
-    pub pagination: Pagination,
-}
 
 /// How to show an invoice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +61,7 @@ fn format(parameters: &Parameters) -> Result<Format, ApiError> {
     operation_id = "listInvoices",
     tag = "invoices",
     params(Paging),
-    responses((status = 200, description = "A page of invoices", body = List<InvoiceView>, example = json!(examples::page(examples::invoice(true))))),
+    responses((status = 200, description = "A page of invoices", body = List<Invoice>, example = json!(examples::page(examples::invoice(true))))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -85,7 +73,7 @@ pub async fn list(
         .service
         .list_invoices(caller.tenant(), paging.page, paging.limit)
         .await?;
-    let data: Vec<_> = page.iter().map(InvoiceView::issued).collect();
+    let data: Vec<_> = page.iter().map(view::issued).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
     response::json(StatusCode::OK, &List { data, pagination }, 512)
 }
@@ -160,7 +148,7 @@ async fn answer(opened: OpenedInvoice, parameters: &Parameters) -> Result<Respon
             let paging = parameters.paging()?;
             let lines = opened.lines(paging.page, paging.limit).await?;
             let pagination = Pagination::new(paging.page, paging.limit, lines.count);
-            let data = InvoiceView::of(&opened, &lines);
+            let data = view::with_lines(&opened, &lines);
             response::json(StatusCode::OK, &InvoiceAnswer { data, pagination }, 4096)
         }
         Format::Csv => {

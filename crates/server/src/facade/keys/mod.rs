@@ -6,6 +6,7 @@ pub mod view;
 
 use std::{convert::Infallible, sync::Arc};
 
+use api::{CreateKey, Key, List, NewKey, Pagination, Single};
 use axum::{
     extract::{FromRequestParts, Request, State},
     response::Response,
@@ -13,11 +14,10 @@ use axum::{
 use http::{StatusCode, request::Parts};
 use jiff::Timestamp;
 use utoipa::{
-    IntoParams, ToSchema,
+    IntoParams,
     openapi::path::{Parameter, ParameterIn},
 };
 
-use self::view::{KeyView, NewKey};
 use super::{
     App,
     extract::{
@@ -31,46 +31,31 @@ use super::{
     response::{
         self,
         error::{ApiError, ErrorAnswer},
-        view::{List, Pagination, Single},
     },
 };
 use crate::service::error::quota_used_up;
 use resources::{KeyScope, ids};
 
-/// An API key to create.
-#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct CreateKey {
-    /// What the key may do; by default `write`.
-    #[schema(required = false, schema_with = view::key_scope)]
-    pub scope: KeyScope,
-    /// RFC 3339 time in the future at which the key expires; by default it does not expire.
-    #[schema(nullable = false, value_type = Option<String>, format = DateTime)]
-    pub expires_at: Option<Timestamp>,
-}
-
-impl CreateKey {
-    /// Reads a request; 422 names every invalid field. `now` is `None` for a request that may be a repetition: its expiry may be
-    /// in the past by then.
-    fn read(mut fields: Fields, now: Option<Timestamp>) -> Result<Self, ApiError> {
-        let scope = fields.string("scope", &|text| match text {
-            "read" | "write" => Ok(()),
-            _ => Err("must be read or write"),
-        });
-        let expires_at = fields.string("expires_at", &|text| match text.parse::<Timestamp>() {
-            Ok(time) if now.is_none_or(|now| time > now) => Ok(()),
-            Ok(_) => Err("must be in the future"),
-            Err(_) => Err("must be an RFC 3339 time such as 2027-02-21T10:00:00Z"),
-        });
-        fields.finish()?;
-        Ok(Self {
-            scope: match scope.as_deref() {
-                Some("read") => KeyScope::Read,
-                _ => KeyScope::Write,
-            },
-            expires_at: expires_at.and_then(|text| text.parse().ok()),
-        })
-    }
+/// Reads a request to create one; 422 names every invalid field. `now` is `None` for a request that may be a repetition: its expiry may be
+/// in the past by then.
+fn read(mut fields: Fields, now: Option<Timestamp>) -> Result<CreateKey, ApiError> {
+    let scope = fields.string("scope", &|text| match text {
+        "read" | "write" => Ok(()),
+        _ => Err("must be read or write"),
+    });
+    let expires_at = fields.string("expires_at", &|text| match text.parse::<Timestamp>() {
+        Ok(time) if now.is_none_or(|now| time > now) => Ok(()),
+        Ok(_) => Err("must be in the future"),
+        Err(_) => Err("must be an RFC 3339 time such as 2027-02-21T10:00:00Z"),
+    });
+    fields.finish()?;
+    Ok(CreateKey {
+        scope: match scope.as_deref() {
+            Some("read") => KeyScope::Read,
+            _ => KeyScope::Write,
+        },
+        expires_at: expires_at.and_then(|text| text.parse().ok()),
+    })
 }
 
 /// The name in `/v1/keys/{id}`; `None` if it is not a valid object name.
@@ -97,7 +82,7 @@ impl IntoParams for KeyName {
 #[utoipa::path(
     get, path = "/v1/keys", operation_id = "listKeys", tag = "account",
     params(Paging),
-    responses((status = 200, description = "A page of API keys", body = List<KeyView<'static>>, example = json!(examples::page(examples::key())))),
+    responses((status = 200, description = "A page of API keys", body = List<Key>, example = json!(examples::page(examples::key())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -108,7 +93,7 @@ pub async fn list(
     let (page, total) = app
         .service
         .list_keys(caller.namespace(), paging.page, paging.limit);
-    let data: Vec<_> = page.iter().map(|key| KeyView::of(key)).collect();
+    let data: Vec<_> = page.iter().map(|key| view::key(key)).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
     response::json(StatusCode::OK, &List { data, pagination }, 512)
 }
@@ -121,7 +106,7 @@ pub async fn list(
     post, path = "/v1/keys", operation_id = "createKey", tag = "account",
     request_body(content = CreateKey, example = json!({"scope": "read", "expires_at": "2027-02-21T00:00:00Z"})),
     responses(
-        (status = 201, description = "The API key", body = Single<NewKey<'static>>, headers(("ETag")), example = json!(examples::new_key())),
+        (status = 201, description = "The API key", body = Single<NewKey>, headers(("ETag")), example = json!(examples::new_key())),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("API keys")))),
     ),
 )]
@@ -132,7 +117,7 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
     let now = post.idempotent.is_none().then(|| app.service.now());
-    let body = CreateKey::read(post.fields, now)?;
+    let body = read(post.fields, now)?;
     let created = app
         .service
         .create_key(
@@ -146,7 +131,7 @@ pub async fn create(
         Some(_) => "Store the key now; it will not be shown again.",
         None => "The key was shown when it was created. If it is lost, revoke this one and create another.",
     };
-    let data = NewKey::of(&created.object, created.key.as_deref());
+    let data = view::created(&created.object, created.key.clone());
     let mut response = response::single(
         StatusCode::CREATED,
         &*created.object,
@@ -172,7 +157,7 @@ pub async fn create(
 #[utoipa::path(
     get, path = "/v1/keys/{id}", operation_id = "getKey", tag = "account",
     params(KeyName),
-    responses((status = 200, description = "The API key", body = Single<KeyView<'static>>, headers(("ETag")), example = json!(examples::single(examples::key())))),
+    responses((status = 200, description = "The API key", body = Single<Key>, headers(("ETag")), example = json!(examples::single(examples::key())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -180,7 +165,7 @@ pub async fn detail(
     KeyName(name): KeyName,
 ) -> Result<Response, ApiError> {
     let key = app.service.key(caller.namespace(), name.as_deref()).await?;
-    response::single(StatusCode::OK, &*key, KeyView::of(&key), None)
+    response::single(StatusCode::OK, &*key, view::key(&key), None)
 }
 
 /// Revokes an API key
@@ -212,7 +197,7 @@ mod tests {
 
     fn read(body: &Value) -> Result<CreateKey, ApiError> {
         let now = "2026-11-22T10:00:00Z".parse().unwrap();
-        CreateKey::read(fields(&body.to_string())?, Some(now))
+        super::read(fields(&body.to_string())?, Some(now))
     }
 
     #[test]

@@ -44,7 +44,7 @@ use super::{
     rate_limit::{Allowance, Whose},
     response::{
         JSON, NO_STORE,
-        error::{ApiError, ErrorCode},
+        error::{self, ApiError, ErrorCode},
     },
 };
 use crate::service::credentials::Credential;
@@ -391,10 +391,10 @@ fn finish(response: &mut Response, request_id: &HeaderValue) {
         return;
     };
     let request_id = request_id.to_str().unwrap_or_default();
-    if error.code.status().is_server_error() {
+    if error::status(error.code).is_server_error() {
         tracing::warn!(%error, "answered with an error");
     }
-    *response.body_mut() = Body::from(error.body(request_id));
+    *response.body_mut() = Body::from(error::body(&error, request_id));
     let headers = response.headers_mut();
     // axum has set it for the empty body of the error.
     headers.remove(CONTENT_LENGTH);

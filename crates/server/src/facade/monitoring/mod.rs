@@ -6,10 +6,10 @@ pub mod view;
 
 use std::sync::Arc;
 
+use api::{Alert, InstanceSeries, List, Pagination, Single};
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 
-use self::view::{AlertView, SeriesView};
 use super::{
     App,
     extract::{
@@ -20,7 +20,6 @@ use super::{
     response::{
         self,
         error::{ApiError, Detail, ErrorAnswer},
-        view::{List, Pagination, Single},
     },
 };
 use crate::service::{alerts::AlertFilter, error::not_monitored, id::InstanceId};
@@ -40,7 +39,7 @@ use domain::provider::Window;
         ("instance_id" = Option<String>, Query, description = "Only alerts of this instance.", example = "i-4q7hz0c9k2m8x1ta"),
         ("status" = Option<String>, Query, description = "Only alerts with this status: `firing` or `ended`.", example = "firing"),
     ),
-    responses((status = 200, description = "A page of alerts", body = List<AlertView<'static>>, example = json!(examples::page(examples::alert())))),
+    responses((status = 200, description = "A page of alerts", body = List<Alert>, example = json!(examples::page(examples::alert())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -55,7 +54,7 @@ pub async fn list(
     let (page, total) = app
         .service
         .list_alerts(caller.namespace(), filter, paging.page, paging.limit);
-    let data: Vec<_> = page.iter().filter_map(AlertView::of).collect();
+    let data: Vec<_> = page.iter().filter_map(view::alert).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
     response::json(StatusCode::OK, &List { data, pagination }, 512)
 }
@@ -71,7 +70,7 @@ pub async fn list(
     tag = "monitoring",
     params(Target<InstanceId>, ("window" = Option<String>, Query, description = "`1h`, the default, or `24h`.", pattern = "^(1h|24h)$", example = "1h")),
     responses(
-        (status = 200, description = "The usage", body = Single<SeriesView>, example = json!(examples::single(examples::series()))),
+        (status = 200, description = "The usage", body = Single<InstanceSeries>, example = json!(examples::single(examples::series()))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_monitored()))),
         (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(wrong_window()))),
     ),
@@ -87,7 +86,7 @@ pub async fn series(
         Some(text) => Window::parse(text).ok_or_else(wrong_window)?,
     };
     let series = app.service.series_of(caller.namespace(), id, window).await?;
-    let data = SeriesView::of(window, &series);
+    let data = view::series(window, &series);
     let answer = Single { data, message: None };
     response::json(StatusCode::OK, &answer, 32 * series.points.len() * 5)
 }

@@ -2,24 +2,17 @@
 
 use std::sync::Arc;
 
+use api::{InstanceMetrics, InstanceSeries, List, Pagination, Single};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::{
-    backups::view::BackupView,
-    deliveries::view::DeliveryView,
-    instances::{
-        actions,
-        view::{InstanceView, ListItem, NewInstance},
-    },
-    keys::view::{KeyView, NewKey},
-    monitoring::view::{AlertView, SeriesView},
-    response::{
-        error::{ApiError, Detail, ErrorCode},
-        view::{List, Pagination, Single},
-    },
-    webhooks::view::{WebhookView, WebhookWithSecret},
+    backups, deliveries,
+    instances::{self, actions},
+    keys, monitoring,
+    response::error::{self, ApiError, Detail, ErrorCode},
+    webhooks,
 };
 use crate::service::{
     alerts::ShownAlert,
@@ -35,7 +28,7 @@ use crate::service::{
 use domain::{
     event::{EventType, catalogue},
     instance::Action,
-    provider::{Series, Usage, Window},
+    provider::{Series, Window},
 };
 use resources::{ApiKey, Backup, Delivery, DeliveryPhase, Instance, Webhook};
 
@@ -132,9 +125,9 @@ fn alert_object() -> Option<ShownAlert> {
 }
 
 /// The usage of an instance.
-pub fn series() -> SeriesView {
+pub fn series() -> InstanceSeries {
     let time = |second| Timestamp::from_second(second).unwrap_or_default();
-    let usage = Usage {
+    let usage = InstanceMetrics {
         cpu_usage: Some(12.5),
         memory_usage: Some(41.0),
         disk_usage: Some(23.9),
@@ -144,11 +137,11 @@ pub fn series() -> SeriesView {
     let series = Series {
         known_since: Some(time(1_795_255_231)),
         points: vec![
-            (time(1_795_255_200), Usage::default()),
+            (time(1_795_255_200), InstanceMetrics::default()),
             (time(1_795_255_260), usage),
         ],
     };
-    SeriesView::of(Window::Hour, &series)
+    monitoring::view::series(Window::Hour, &series)
 }
 
 fn delivery_object(phase: DeliveryPhase) -> Option<Delivery> {
@@ -211,8 +204,8 @@ pub fn begun(data: impl Serialize, message: &str) -> Value {
 }
 
 /// The body of an error answer.
-pub fn error(error: impl Into<ApiError>) -> Value {
-    serde_json::from_slice(&error.into().body(REQUEST_ID)).unwrap_or_default()
+pub fn error(error: ApiError) -> Value {
+    serde_json::from_slice(&error::body(&error, REQUEST_ID)).unwrap_or_default()
 }
 
 /// An example as JSON. The tests of the document would notice one that cannot be made.
@@ -223,20 +216,20 @@ fn shown(example: Option<impl Serialize>) -> Value {
 /// An instance in a list.
 pub fn instance_summary() -> Value {
     let item = instance_object("running", "Running", None);
-    shown(item.as_ref().map(ListItem::of))
+    shown(item.as_ref().map(instances::view::summary))
 }
 
 /// The body of an answer that shows an instance.
 pub fn instance() -> Value {
     let item = instance_object("running", "Running", None);
-    single(item.as_ref().map(|item| InstanceView::of(item, None)))
+    single(item.as_ref().map(|item| instances::view::detail(item, None)))
 }
 
 /// The body of the answer to a create of an instance.
 pub fn new_instance() -> Value {
     let item = instance_object("provisioning", "Running", Some("Create"));
     let message = "Instance web-1 is being created; this takes about 2 to 3 minutes.";
-    begun(item.as_ref().map(NewInstance::of), message)
+    begun(item.as_ref().map(instances::view::created), message)
 }
 
 /// The body of the answer to an action on an instance.
@@ -250,7 +243,7 @@ pub fn acting(action: Action) -> Value {
         Action::ChangePlan => ("resizing", "Running", "ChangePlan"),
     };
     let item = instance_object(state, power, Some(operation));
-    let view = item.as_ref().map(|item| InstanceView::of(item, None));
+    let view = item.as_ref().map(|item| instances::view::detail(item, None));
     begun(view, &actions::message(action, "web-1", "debian-13"))
 }
 
@@ -258,19 +251,19 @@ pub fn acting(action: Action) -> Value {
 pub fn not_running() -> ApiError {
     let item = instance_object("stopped", "Stopped", None);
     let refused = item.and_then(|item| check_state(Action::Reboot, &item).err());
-    refused.map_or_else(ApiError::fault, ApiError::from)
+    refused.unwrap_or_else(ApiError::fault)
 }
 
 /// A backup.
 pub fn backup() -> Value {
-    shown(backup_object("Completed").as_ref().map(BackupView::of))
+    shown(backup_object("Completed").as_ref().map(backups::view::backup))
 }
 
 /// The body of the answer to a create of a backup.
 pub fn new_backup() -> Value {
     let backup = backup_object("Running");
     begun(
-        backup.as_ref().map(BackupView::of),
+        backup.as_ref().map(backups::view::backup),
         "Instance web-1 is being backed up.",
     )
 }
@@ -279,18 +272,18 @@ pub fn new_backup() -> Value {
 pub fn not_backed_up_now() -> ApiError {
     let item = instance_object("stopping", "Stopped", Some("Stop"));
     let refused = item.and_then(|item| check_backup_state(&item).err());
-    refused.map_or_else(ApiError::fault, ApiError::from)
+    refused.unwrap_or_else(ApiError::fault)
 }
 
 /// An alert.
 pub fn alert() -> Value {
     let alert = alert_object();
-    shown(alert.as_ref().and_then(AlertView::of))
+    shown(alert.as_ref().and_then(monitoring::view::alert))
 }
 
 /// A webhook, without its secret.
 pub fn webhook() -> Value {
-    shown(webhook_object().as_ref().map(WebhookView::of))
+    shown(webhook_object().as_ref().map(webhooks::view::webhook))
 }
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=";
@@ -301,7 +294,7 @@ pub fn new_webhook() -> Value {
     single(
         webhook
             .as_ref()
-            .map(|item| WebhookWithSecret::of(item, Some(SECRET), None)),
+            .map(|item| webhooks::view::with_secret(item, Some(SECRET.to_owned()), None)),
     )
 }
 
@@ -311,7 +304,7 @@ pub fn rotated_webhook() -> Value {
     begun(
         webhook
             .as_ref()
-            .map(|item| WebhookWithSecret::of(item, Some(SECRET), until)),
+            .map(|item| webhooks::view::with_secret(item, Some(SECRET.to_owned()), until)),
         "X-Service-Signature is made with the new secret from now on. Until the overlap ends, webhook-signature lists the signatures of both.",
     )
 }
@@ -319,7 +312,7 @@ pub fn rotated_webhook() -> Value {
 /// A delivery in a list.
 pub fn delivery_summary() -> Value {
     let delivery = delivery_object(DeliveryPhase::Delivered);
-    shown(delivery.as_ref().map(DeliveryView::of))
+    shown(delivery.as_ref().map(deliveries::view::delivery))
 }
 
 /// A delivery with its request.
@@ -330,7 +323,7 @@ pub fn delivery() -> Value {
 fn with_request(phase: DeliveryPhase) -> Value {
     let (webhook, delivery) = (webhook_object(), delivery_object(phase));
     let both = webhook.as_ref().zip(delivery.as_ref());
-    shown(both.map(|(webhook, delivery)| DeliveryView::with_request(delivery, &webhook.webhook)))
+    shown(both.map(|(webhook, delivery)| deliveries::view::with_request(delivery, &webhook.webhook)))
 }
 
 /// The body of the answer to a test of a webhook.
@@ -354,13 +347,15 @@ pub fn event() -> Value {
 
 /// An API key.
 pub fn key() -> Value {
-    shown(key_object().as_ref().map(KeyView::of))
+    shown(key_object().as_ref().map(keys::view::key))
 }
 
 /// The body of the answer to a create of an API key.
 pub fn new_key() -> Value {
     let (object, key) = (new_key_object(), "0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY");
-    let view = object.as_ref().map(|object| NewKey::of(object, Some(key)));
+    let view = object
+        .as_ref()
+        .map(|object| keys::view::created(object, Some(key.to_owned())));
     begun(view, "Store the key now; it will not be shown again.")
 }
 

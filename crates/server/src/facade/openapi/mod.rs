@@ -22,8 +22,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{
     App, account, backups, catalogue, deliveries, events,
     instances::{self, actions},
-    invoices, keys, monitoring,
-    response::{self, error, view},
+    invoices, keys, monitoring, response,
     webhooks::{self, actions as webhook_actions},
 };
 
@@ -63,7 +62,7 @@ pub struct Served {
     ),
     servers((url = "/", description = "The server that serves this document.")),
     security(("key" = [])),
-    components(schemas(error::ErrorAnswer<'static>, view::Pagination)),
+    components(schemas(api::ErrorAnswer, api::Pagination)),
 )]
 struct Described;
 
@@ -180,7 +179,10 @@ fn served(document: &Value) -> Vec<Served> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{super::response::error::ErrorCode, *};
+    use api::ErrorCode;
+    use strum::VariantArray as _;
+
+    use super::*;
     use domain::event::EventType;
 
     /// One for all tests, since it takes a while.
@@ -302,7 +304,7 @@ mod tests {
     #[test]
     fn every_error_code_is_described_with_an_example() {
         let text = document().to_string();
-        for code in ErrorCode::ALL {
+        for code in ErrorCode::VARIANTS {
             // Responses to requests that belong to no operation.
             let is_general = matches!(
                 code,

@@ -3,7 +3,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{super::response::error::ErrorCode as E, examples, schema_reference};
+use super::{
+    super::response::error::{ErrorCode as E, status},
+    examples, schema_reference,
+};
 
 pub(super) fn complete(document: &mut Value) {
     let schemas = document["components"]["schemas"].clone();
@@ -73,9 +76,10 @@ fn add_errors(operation: &mut Value, method: &str, needs_key: bool) {
     ] {
         if applies {
             let example = examples::general_error(code, kind.as_deref().unwrap_or_default(), takes_body);
-            errors.push((code.status().as_str().to_owned(), examples::error(example)));
-            let reason = code.status().canonical_reason().unwrap_or_default();
-            let response = &mut responses[code.status().as_str()];
+            let status = status(code);
+            errors.push((status.as_str().to_owned(), examples::error(example)));
+            let reason = status.canonical_reason().unwrap_or_default();
+            let response = &mut responses[status.as_str()];
             response["description"] = json!(reason);
             response["content"]["application/json"]["schema"] = schema_reference("ErrorAnswer");
         }

@@ -1,44 +1,14 @@
 //! Completes the generated schemas, whatever they describe: their names, references and descriptions, and those that have no Rust type.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::{
-    super::{backups, deliveries, events, instances, invoices, keys, monitoring, webhooks},
-    receivers, schema_reference,
-};
-
-/// The codes that a detail of an error can have.
-const DETAIL_CODES: [&str; 8] = [
-    "missing",
-    "null",
-    "invalid_type",
-    "invalid_value",
-    "unknown_field",
-    "duplicate_field",
-    "immutable",
-    "invalid_state",
-];
+use super::{receivers, schema_reference};
 
 pub(super) fn complete(document: &mut Value) {
     name_generics(document);
     refer_to_data(document);
     clean_descriptions(document);
-    let shared_by_errors = json!({
-        "DetailCode": { "type": "string", "enum": DETAIL_CODES, "description": "What is wrong with a field: a code for programs." },
-    });
-    document["components"]["schemas"]["Detail"]["properties"]["code"] = schema_reference("DetailCode");
-    for shared in [
-        instances::view::shared_schemas(),
-        backups::view::shared_schemas(),
-        monitoring::view::shared_schemas(),
-        webhooks::view::shared_schemas(),
-        deliveries::view::shared_schemas(),
-        events::shared_schemas(),
-        keys::view::shared_schemas(),
-        invoices::view::shared_schemas(),
-        receivers::schemas(),
-        shared_by_errors,
-    ] {
+    for shared in [api::schema::shared(), receivers::schemas()] {
         if let (Some(schemas), Value::Object(shared)) =
             (document["components"]["schemas"].as_object_mut(), shared)
         {

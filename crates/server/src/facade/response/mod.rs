@@ -1,25 +1,22 @@
 //! Responses.
 //!
-//! - `view`: what all responses share; `entity_tag`: `ETag`;
+//! - `entity_tag`: `ETag`;
 //! - `error`: the error format; `unreadable`: responses to requests that cannot be read.
 
 mod entity_tag;
 pub mod error;
 pub mod unreadable;
-pub mod view;
 
 use std::{fmt::Display, ops::Deref};
 
+use api::{Pagination, Single};
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
 pub use self::entity_tag::{etag, tag};
 
-use self::{
-    error::ApiError,
-    view::{Pagination, Single},
-};
+use self::error::ApiError;
 use crate::service::index::Object;
 
 /// The Content-Type of every body.
@@ -84,12 +81,37 @@ pub fn locate(response: &mut Response, collection: &str, id: impl Display) {
     }
 }
 
+/// A reason of the conditions as answers show it: `InvalidURL` as `invalid_url`.
+pub fn snake_case(reason: &str) -> String {
+    let mut name = String::with_capacity(reason.len() + 4);
+    let mut was_lower = false;
+    for letter in reason.chars() {
+        if letter.is_ascii_uppercase() && was_lower {
+            name.push('_');
+        }
+        was_lower = !letter.is_ascii_uppercase();
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
+}
+
 #[cfg(test)]
 mod tests {
     use http_body_util::BodyExt as _;
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[test]
+    fn reasons_are_in_snake_case() {
+        for (reason, shown) in [
+            ("Failing", "failing"),
+            ("GuestShutdown", "guest_shutdown"),
+            ("InvalidURL", "invalid_url"),
+        ] {
+            assert_eq!(snake_case(reason), shown);
+        }
+    }
 
     #[tokio::test]
     async fn a_page_of_any_length_is_json() {

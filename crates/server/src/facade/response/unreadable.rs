@@ -5,7 +5,7 @@ use http::{Response, StatusCode, header};
 
 use super::{
     JSON, NO_STORE,
-    error::{ApiError, ErrorCode},
+    error::{self, ApiError, ErrorCode},
 };
 
 /// The answer with this status, in the error format.
@@ -22,8 +22,8 @@ pub fn answer(status: StatusCode) -> Response<Bytes> {
         _ => ApiError::new(ErrorCode::BadRequest, "the request is not valid HTTP/1.1"),
     };
     let id = hex::encode(rand::random::<[u8; 16]>());
-    let mut response = Response::new(Bytes::from(error.body(&id)));
-    *response.status_mut() = error.code.status();
+    let mut response = Response::new(Bytes::from(error::body(&error, &id)));
+    *response.status_mut() = error::status(error.code);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, JSON);
     headers.insert(header::CACHE_CONTROL, NO_STORE);

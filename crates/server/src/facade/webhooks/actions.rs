@@ -2,20 +2,18 @@
 
 use std::sync::Arc;
 
+use api::{Delivery, RecoverWebhook, Recovery, RotateSecret, Single, TestWebhook, WebhookWithSecret};
 use axum::{
     extract::{Request, State},
     response::Response,
 };
 use http::StatusCode;
 
-use super::{
-    body::{RecoverWebhook, RotateSecret, TestWebhook},
-    view::{Recovery, WebhookWithSecret},
-};
+use super::{body, view};
 use crate::{
     facade::{
         App,
-        deliveries::{counted, view::DeliveryView},
+        deliveries::{counted, view::with_request},
         extract::{
             Caller, Charged, IfMatch, Post, Target,
             idempotency::{self, Retention},
@@ -24,7 +22,6 @@ use crate::{
         response::{
             self,
             error::{ApiError, ErrorAnswer},
-            view::Single,
         },
     },
     service::{
@@ -44,7 +41,7 @@ use crate::{
     params(Target<WebhookId>),
     request_body(content = TestWebhook, example = json!({"type": "instance.created"})),
     responses(
-        (status = 202, description = "The test event is being sent", body = Single<DeliveryView<'static>>, headers(("ETag")), example = json!(examples::test_event())),
+        (status = 202, description = "The test event is being sent", body = Single<Delivery>, headers(("ETag")), example = json!(examples::test_event())),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("deliveries")))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(not_active()))),
     ),
@@ -57,7 +54,7 @@ pub async fn test(
     request: Request,
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
-    let wanted = TestWebhook::read(post.fields)?;
+    let wanted = body::test(post.fields)?;
     let sent = app
         .service
         .test_webhook(
@@ -73,7 +70,7 @@ pub async fn test(
         "A test event of type {} is being sent to {}.",
         delivery.spec.event_type, sent.item.webhook.spec.url
     );
-    let view = DeliveryView::with_request(delivery, &sent.item.webhook);
+    let view = with_request(delivery, &sent.item.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
     Ok(idempotency::answered(
         post.idempotent.as_ref(),
@@ -94,7 +91,7 @@ pub async fn test(
     post, path = "/v1/webhooks/{id}/rotate-secret", operation_id = "rotateWebhookSecret", tag = "webhooks",
     params(Target<WebhookId>),
     request_body(content = RotateSecret, example = json!({"overlap_seconds": 86_400})),
-    responses((status = 200, description = "The webhook, with its new secret", body = Single<WebhookWithSecret<'static>>, headers(("ETag")), example = json!(examples::rotated_webhook()))),
+    responses((status = 200, description = "The webhook, with its new secret", body = Single<WebhookWithSecret>, headers(("ETag")), example = json!(examples::rotated_webhook()))),
 )]
 pub async fn rotate_secret(
     State(app): State<Arc<App>>,
@@ -104,8 +101,8 @@ pub async fn rotate_secret(
     request: Request,
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
-    let rotation = RotateSecret::read(post.fields)?;
-    let until = rotation.expiry(app.service.now());
+    let rotation = body::rotate(post.fields)?;
+    let until = body::expiry(&rotation, app.service.now());
     let (item, rotated) = app
         .service
         .rotate_webhook_secret(
@@ -123,7 +120,7 @@ pub async fn rotate_secret(
         }
         None => "Deliveries are signed with the new secret.",
     };
-    let data = WebhookWithSecret::of(&item, Some(&rotated.secret), rotated.previous_until);
+    let data = view::with_secret(&item, Some(rotated.secret), rotated.previous_until);
     let response = response::single(StatusCode::OK, &*item.webhook, data, Some(message.to_owned()))?;
     Ok(idempotency::answered(
         post.idempotent.as_ref(),
@@ -153,7 +150,7 @@ pub async fn recover(
     request: Request,
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
-    let wanted = RecoverWebhook::read(post.fields)?;
+    let wanted = body::recover(post.fields)?;
     let cost = Charged::new(&app, &caller);
     let recovered = app
         .service

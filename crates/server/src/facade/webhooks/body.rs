@@ -1,43 +1,21 @@
 //! Request bodies for webhooks.
 
+use api::{
+    ChangeWebhook, CreateWebhook, RecoverWebhook, RotateSecret, TestWebhook, webhook::DEFAULT_OVERLAP_SECONDS,
+};
 use jiff::{SignedDuration, Timestamp};
-use utoipa::ToSchema;
 
-use crate::{
-    facade::{
-        extract::fields::Fields,
-        response::error::{ApiError, Detail},
-    },
-    service::webhooks::{NewWebhook, WebhookChange},
+use crate::facade::{
+    extract::fields::Fields,
+    response::error::{ApiError, Detail},
 };
 use domain::event::EventType;
 use resources::webhook::MAX_SECRET_CHARACTERS;
 
-/// How long deliveries are also signed with the previous secret by default: 24 h (decisions, section 5).
-const DEFAULT_OVERLAP_SECONDS: u64 = 86_400;
 /// Longest overlap: a week, the longest that other webhook senders offer.
 const MAX_OVERLAP_SECONDS: u64 = 604_800;
 
 type UrlCheck<'a> = &'a dyn Fn(&str) -> Result<(), String>;
-
-/// A webhook to create.
-#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct CreateWebhook {
-    /// HTTPS URL that events are POSTed to. Its host must have a public address; user name, password and fragment are not
-    /// allowed.
-    #[schema(max_length = 2048, pattern = "^https://")]
-    pub url: String,
-    /// Event types to send; duplicates are ignored.
-    #[schema(min_items = 1, max_items = 8)]
-    pub events: Vec<EventType>,
-    /// Signing secret. The default is `whsec_` and the base64 of 32 random bytes.
-    #[schema(nullable = false, min_length = 1, max_length = 255)]
-    pub secret: Option<String>,
-    /// Whether events are recorded and sent.
-    #[schema(required = false, default = true)]
-    pub active: bool,
-}
 
 fn read_url(fields: &mut Fields, check: UrlCheck<'_>) -> Option<String> {
     fields.string("url", check)
@@ -82,182 +60,101 @@ fn read_events(fields: &mut Fields) -> Option<Vec<EventType>> {
     Some(events)
 }
 
-impl CreateWebhook {
-    /// Reads a request; 422 names every invalid field.
-    pub fn read(mut fields: Fields, check: UrlCheck<'_>) -> Result<Self, ApiError> {
-        let url = read_url(&mut fields, check);
-        let url = fields.missing("url", url);
-        let events = read_events(&mut fields);
-        let events = fields.missing("events", events);
-        let secret = read_secret(&mut fields);
-        let active = fields.boolean("active");
-        fields.finish()?;
-        let (Some(url), Some(events)) = (url, events) else {
-            // Unreachable: `finish` reports missing fields.
-            return Err(ApiError::fault());
-        };
-        Ok(Self {
-            url,
-            events,
-            secret,
-            active: active.unwrap_or(true),
-        })
+/// Reads a request; 422 names every invalid field.
+pub fn create(mut fields: Fields, check: UrlCheck<'_>) -> Result<CreateWebhook, ApiError> {
+    let url = read_url(&mut fields, check);
+    let url = fields.missing("url", url);
+    let events = read_events(&mut fields);
+    let events = fields.missing("events", events);
+    let secret = read_secret(&mut fields);
+    let active = fields.boolean("active");
+    fields.finish()?;
+    let (Some(url), Some(events)) = (url, events) else {
+        // Unreachable: `finish` reports missing fields.
+        return Err(ApiError::fault());
+    };
+    Ok(CreateWebhook {
+        url,
+        events,
+        secret,
+        active: active.unwrap_or(true),
+    })
+}
+
+/// Reads a request; 422 names every invalid field.
+pub fn change(mut fields: Fields, check: UrlCheck<'_>) -> Result<ChangeWebhook, ApiError> {
+    if fields.is_empty() {
+        return Err(ApiError::invalid(vec![Detail::new(
+            "body",
+            "missing",
+            "must have at least one of url, events, active, secret",
+        )]));
     }
-}
-
-impl From<CreateWebhook> for NewWebhook {
-    fn from(body: CreateWebhook) -> Self {
-        Self {
-            url: body.url,
-            events: body.events,
-            secret: body.secret,
-            active: body.active,
-        }
+    let change = ChangeWebhook {
+        url: read_url(&mut fields, check),
+        events: read_events(&mut fields),
+        active: fields.boolean("active"),
+        secret: read_secret(&mut fields),
+    };
+    for field in [
+        "id",
+        "created_at",
+        "health",
+        "health_reason",
+        "health_message",
+        "last_success_at",
+        "last_failure_at",
+        "pending",
+        "held",
+        "dropped",
+    ] {
+        fields.immutable(field, "cannot be set by clients");
     }
+    fields.immutable(
+        "disabled",
+        "cannot be set; \"active\": true enables the webhook again",
+    );
+    fields.finish()?;
+    Ok(change)
 }
 
-/// Fields to change; those left out stay as they are.
-#[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(min_properties = 1)]
-pub struct ChangeWebhook {
-    /// The new URL.
-    #[schema(nullable = false, max_length = 2048, pattern = "^https://")]
-    pub url: Option<String>,
-    /// The new event types; they replace all present ones.
-    #[schema(nullable = false, min_items = 1, max_items = 8)]
-    pub events: Option<Vec<EventType>>,
-    /// Whether events are recorded and sent; `true` also enables a webhook that was disabled.
-    #[schema(nullable = false)]
-    pub active: Option<bool>,
-    /// The new signing secret. It replaces the old one at once; a rotation lets both sign for a while.
-    #[schema(nullable = false, min_length = 1, max_length = 255)]
-    pub secret: Option<String>,
+/// Reads a request; 422 names every invalid field.
+pub fn test(mut fields: Fields) -> Result<TestWebhook, ApiError> {
+    let text = fields.string("type", &check_event_type);
+    fields.finish()?;
+    Ok(TestWebhook {
+        r#type: text.as_deref().and_then(EventType::parse),
+    })
 }
 
-impl ChangeWebhook {
-    /// Reads a request; 422 names every invalid field.
-    pub fn read(mut fields: Fields, check: UrlCheck<'_>) -> Result<Self, ApiError> {
-        if fields.is_empty() {
-            return Err(ApiError::invalid(vec![Detail::new(
-                "body",
-                "missing",
-                "must have at least one of url, events, active, secret",
-            )]));
-        }
-        let change = Self {
-            url: read_url(&mut fields, check),
-            events: read_events(&mut fields),
-            active: fields.boolean("active"),
-            secret: read_secret(&mut fields),
-        };
-        for field in [
-            "id",
-            "created_at",
-            "health",
-            "health_reason",
-            "health_message",
-            "last_success_at",
-            "last_failure_at",
-            "pending",
-            "held",
-            "dropped",
-        ] {
-            fields.immutable(field, "cannot be set by clients");
-        }
-        fields.immutable(
-            "disabled",
-            "cannot be set; \"active\": true enables the webhook again",
-        );
-        fields.finish()?;
-        Ok(change)
-    }
+/// Reads a request; 422 names every invalid field.
+pub fn rotate(mut fields: Fields) -> Result<RotateSecret, ApiError> {
+    let secret = read_secret(&mut fields);
+    let overlap = fields.integer("overlap_seconds", MAX_OVERLAP_SECONDS);
+    fields.finish()?;
+    Ok(RotateSecret {
+        secret,
+        overlap_seconds: overlap.unwrap_or(DEFAULT_OVERLAP_SECONDS),
+    })
 }
 
-impl From<ChangeWebhook> for WebhookChange {
-    fn from(body: ChangeWebhook) -> Self {
-        Self {
-            url: body.url,
-            events: body.events,
-            active: body.active,
-            secret: body.secret,
-        }
-    }
+/// When the previous secret stops signing; `None` without an overlap.
+pub fn expiry(rotation: &RotateSecret, now: Timestamp) -> Option<Timestamp> {
+    let seconds = i64::try_from(rotation.overlap_seconds).ok().filter(|s| *s > 0)?;
+    now.checked_add(SignedDuration::from_secs(seconds)).ok()
 }
 
-/// The type of the test event.
-#[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TestWebhook {
-    /// One of the webhook's event types; by default its first.
-    #[schema(nullable = false)]
-    pub r#type: Option<EventType>,
-}
-
-impl TestWebhook {
-    /// Reads a request; 422 names every invalid field.
-    pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
-        let text = fields.string("type", &check_event_type);
-        fields.finish()?;
-        Ok(Self {
-            r#type: text.as_deref().and_then(EventType::parse),
-        })
-    }
-}
-
-/// A rotation of the signing secret.
-#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RotateSecret {
-    /// The new secret. The default is `whsec_` and the base64 of 32 random bytes.
-    #[schema(nullable = false, min_length = 1, max_length = 255)]
-    pub secret: Option<String>,
-    /// Seconds during which `webhook-signature` also lists the previous secret's signature; 0 for no overlap.
-    #[schema(required = false, minimum = 0, maximum = 604_800, default = 86_400)]
-    pub overlap_seconds: u64,
-}
-
-impl RotateSecret {
-    /// Reads a request; 422 names every invalid field.
-    pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
-        let secret = read_secret(&mut fields);
-        let overlap = fields.integer("overlap_seconds", MAX_OVERLAP_SECONDS);
-        fields.finish()?;
-        Ok(Self {
-            secret,
-            overlap_seconds: overlap.unwrap_or(DEFAULT_OVERLAP_SECONDS),
-        })
-    }
-
-    /// When the previous secret stops signing; `None` without an overlap.
-    pub fn expiry(&self, now: Timestamp) -> Option<Timestamp> {
-        let seconds = i64::try_from(self.overlap_seconds).ok().filter(|s| *s > 0)?;
-        now.checked_add(SignedDuration::from_secs(seconds)).ok()
-    }
-}
-
-/// The deliveries to send again.
-#[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RecoverWebhook {
-    /// Only deliveries whose last attempt failed at this RFC 3339 time or later; by default all that are still stored.
-    #[schema(nullable = false, value_type = Option<String>, format = DateTime)]
-    pub since: Option<Timestamp>,
-}
-
-impl RecoverWebhook {
-    /// Reads a request; 422 names every invalid field.
-    pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
-        let since = fields.string("since", &|text| {
-            text.parse::<Timestamp>()
-                .map(drop)
-                .map_err(|_| "must be an RFC 3339 time such as 2026-11-21T10:00:00Z")
-        });
-        fields.finish()?;
-        Ok(Self {
-            since: since.and_then(|text| text.parse().ok()),
-        })
-    }
+/// Reads a request; 422 names every invalid field.
+pub fn recover(mut fields: Fields) -> Result<RecoverWebhook, ApiError> {
+    let since = fields.string("since", &|text| {
+        text.parse::<Timestamp>()
+            .map(drop)
+            .map_err(|_| "must be an RFC 3339 time such as 2026-11-21T10:00:00Z")
+    });
+    fields.finish()?;
+    Ok(RecoverWebhook {
+        since: since.and_then(|text| text.parse().ok()),
+    })
 }
 
 #[cfg(test)]
@@ -277,11 +174,11 @@ mod tests {
 
     fn named(error: &ApiError) -> Vec<(String, &str)> {
         let details = error.details.iter();
-        details.map(|d| (d.field.to_string(), d.code)).collect()
+        details.map(|d| (d.field.to_string(), d.code.as_ref())).collect()
     }
 
     fn read(body: &Value) -> Result<CreateWebhook, ApiError> {
-        CreateWebhook::read(fields(&body.to_string())?, &guard)
+        create(fields(&body.to_string())?, &guard)
     }
 
     fn minimal() -> Value {
@@ -350,7 +247,7 @@ mod tests {
     }
 
     fn change(body: &Value) -> Result<ChangeWebhook, ApiError> {
-        ChangeWebhook::read(fields(&body.to_string())?, &guard)
+        super::change(fields(&body.to_string())?, &guard)
     }
 
     #[test]
@@ -370,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_test_may_name_an_event_type() {
-        let test = |body: Value| TestWebhook::read(fields(&body.to_string())?);
+        let test = |body: Value| super::test(fields(&body.to_string())?);
         assert_eq!(test(json!({})).unwrap().r#type, None);
         let wanted = test(json!({ "type": "invoice.created" })).unwrap();
         assert_eq!(wanted.r#type, Some(EventType::InvoiceCreated));
@@ -380,7 +277,7 @@ mod tests {
     #[test]
     fn an_overlap_is_a_day_by_default_and_a_week_at_most() {
         let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
-        let expiry = |body: Value| RotateSecret::read(fields(&body.to_string())?).map(|r| r.expiry(now));
+        let expiry = |body: Value| rotate(fields(&body.to_string())?).map(|r| super::expiry(&r, now));
         assert_eq!(
             expiry(json!({})).unwrap().unwrap().to_string(),
             "2026-11-22T10:00:00Z"
@@ -395,9 +292,7 @@ mod tests {
 
     #[test]
     fn since_must_be_a_time_with_an_offset() {
-        let since = |text: &str| {
-            RecoverWebhook::read(fields(&json!({ "since": text }).to_string())?).map(|r| r.since)
-        };
+        let since = |text: &str| recover(fields(&json!({ "since": text }).to_string())?).map(|r| r.since);
         assert!(since("2026-11-21T10:00:00+01:00").unwrap().is_some());
         for bad in ["yesterday", "2026-11-21", "2026-11-21T10:00:00", ""] {
             assert_eq!(since(bad).unwrap_err().details[0].field, "since", "{bad}");

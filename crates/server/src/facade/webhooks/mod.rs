@@ -10,16 +10,13 @@ pub mod view;
 
 use std::sync::Arc;
 
+use api::{ChangeWebhook, CreateWebhook, List, Pagination, Single, Webhook, WebhookWithSecret};
 use axum::{
     extract::{Request, State},
     response::Response,
 };
 use http::StatusCode;
 
-use self::{
-    body::{ChangeWebhook, CreateWebhook},
-    view::{WebhookView, WebhookWithSecret},
-};
 use super::{
     App,
     extract::{
@@ -32,7 +29,6 @@ use super::{
     response::{
         self,
         error::{ApiError, ErrorAnswer},
-        view::{List, Pagination, Single},
     },
 };
 use crate::service::{error::quota_used_up, id::WebhookId, webhooks::IndexedWebhook};
@@ -46,7 +42,7 @@ use crate::service::{error::quota_used_up, id::WebhookId, webhooks::IndexedWebho
     operation_id = "listWebhooks",
     tag = "webhooks",
     params(Paging),
-    responses((status = 200, description = "A page of webhooks", body = List<WebhookView<'static>>, example = json!(examples::page(examples::webhook())))),
+    responses((status = 200, description = "A page of webhooks", body = List<Webhook>, example = json!(examples::page(examples::webhook())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -57,7 +53,7 @@ pub async fn list(
     let (page, total) = app
         .service
         .list_webhooks(caller.namespace(), paging.page, paging.limit);
-    let data: Vec<_> = page.iter().map(|item| WebhookView::of(item)).collect();
+    let data: Vec<_> = page.iter().map(|item| view::webhook(item)).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
     response::json(StatusCode::OK, &List { data, pagination }, 512)
 }
@@ -75,7 +71,7 @@ pub async fn list(
         "url": "https://hooks.example.com/stellage", "events": ["instance.created", "instance.deleted"]
     })),
     responses(
-        (status = 201, description = "The webhook, with its secret", body = Single<WebhookWithSecret<'static>>, headers(("ETag")), example = json!(examples::new_webhook())),
+        (status = 201, description = "The webhook, with its secret", body = Single<WebhookWithSecret>, headers(("ETag")), example = json!(examples::new_webhook())),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("webhooks")))),
     ),
 )]
@@ -86,13 +82,13 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let post = Post::with_body(request).await?;
     let check = |url: &str| app.service.check_receiver(url);
-    let new = CreateWebhook::read(post.fields, &check)?.into();
+    let new = body::create(post.fields, &check)?;
     let created = app
         .service
         .create_webhook(caller.tenant(), &new, post.idempotent.as_ref())
         .await?;
     let item = &*created.item;
-    let data = WebhookWithSecret::of(item, created.secret.as_deref(), None);
+    let data = view::with_secret(item, created.secret.clone(), None);
     let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, None)?;
     response::locate(&mut response, "/v1/webhooks", item.id);
     Ok(idempotency::answered(
@@ -112,7 +108,7 @@ pub async fn create(
     operation_id = "getWebhook",
     tag = "webhooks",
     params(Target<WebhookId>),
-    responses((status = 200, description = "The webhook", body = Single<WebhookView<'static>>, headers(("ETag")), example = json!(examples::single(examples::webhook())))),
+    responses((status = 200, description = "The webhook", body = Single<Webhook>, headers(("ETag")), example = json!(examples::single(examples::webhook())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -135,7 +131,7 @@ pub async fn detail(
     tag = "webhooks",
     params(Target<WebhookId>),
     request_body(content = ChangeWebhook, example = json!({"events": ["instance.created"], "active": true})),
-    responses((status = 200, description = "The changed webhook", body = Single<WebhookView<'static>>, headers(("ETag")), example = json!(examples::single(examples::webhook())))),
+    responses((status = 200, description = "The changed webhook", body = Single<Webhook>, headers(("ETag")), example = json!(examples::single(examples::webhook())))),
 )]
 pub async fn change(
     State(app): State<Arc<App>>,
@@ -145,7 +141,7 @@ pub async fn change(
     request: Request,
 ) -> Result<Response, ApiError> {
     let check = |url: &str| app.service.check_receiver(url);
-    let change = ChangeWebhook::read(required(request).await?, &check)?.into();
+    let change = body::change(required(request).await?, &check)?;
     let item = app
         .service
         .change_webhook(caller.namespace(), id, &change, &precondition)
@@ -155,7 +151,7 @@ pub async fn change(
 
 /// An answer with the detail of a webhook, without its secret.
 fn detail_of(item: &IndexedWebhook) -> Result<Response, ApiError> {
-    response::single(StatusCode::OK, &*item.webhook, WebhookView::of(item), None)
+    response::single(StatusCode::OK, &*item.webhook, view::webhook(item), None)
 }
 
 /// Deletes a webhook

@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 
 use self::last_use::LastUse;
 use super::{
-    error::{Error, ErrorKind},
+    error::{Error, ErrorCode},
     index::{Object as _, Progress, items_before},
 };
 use resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, origin, revision};
@@ -56,7 +56,7 @@ impl Tenant {
     pub fn check_not_terminating(&self) -> Result<(), Error> {
         if self.is_terminating {
             return Err(Error::new(
-                ErrorKind::Conflict,
+                ErrorCode::Conflict,
                 "the account is being deleted; nothing can be created in it",
             ));
         }
@@ -215,7 +215,7 @@ impl Credentials {
         }
         tables.find(key, now).ok_or_else(|| {
             Error::new(
-                ErrorKind::Unauthorized,
+                ErrorCode::Unauthorized,
                 "the API key is not valid: it is unknown, expired or revoked",
             )
         })
@@ -230,7 +230,7 @@ impl Credentials {
         }
         tables.resume(identity, now).ok_or_else(|| {
             Error::new(
-                ErrorKind::Unauthorized,
+                ErrorCode::Unauthorized,
                 "the API key of this session is revoked or has expired",
             )
         })
@@ -563,7 +563,7 @@ mod tests {
 
     fn refusal(answer: Result<Credential, Error>) -> String {
         let error = answer.err().unwrap();
-        assert_eq!(error.kind, ErrorKind::Unauthorized);
+        assert_eq!(error.code, ErrorCode::Unauthorized);
         error.message.into_owned()
     }
 
@@ -769,9 +769,15 @@ mod tests {
     #[test]
     fn requests_are_unavailable_until_keys_and_accounts_are_listed() {
         let keys = Credentials::default();
-        assert_eq!(ask(&keys, "secret").err().unwrap().kind, ErrorKind::Unavailable);
+        assert_eq!(
+            ask(&keys, "secret").err().unwrap().code,
+            ErrorCode::ServiceUnavailable
+        );
         keys.keys_changed(&Change::Replaced(Vec::new()));
-        assert_eq!(ask(&keys, "secret").err().unwrap().kind, ErrorKind::Unavailable);
+        assert_eq!(
+            ask(&keys, "secret").err().unwrap().code,
+            ErrorCode::ServiceUnavailable
+        );
         keys.accounts_changed(&Change::Replaced(Vec::new()));
         refusal(ask(&keys, "secret"));
     }

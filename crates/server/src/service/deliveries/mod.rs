@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use api::WebhookHealth;
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use kube::{
@@ -45,7 +46,7 @@ use super::{
     nonce::nonce,
     precondition::Precondition,
     store::{LongRead, MAX_ATTEMPTS, contended, pause},
-    webhooks::{Health, IndexedWebhook, health},
+    webhooks::{IndexedWebhook, health},
 };
 use resources::{
     Delivery, DeliveryPhase, EventLog, PageIndex, Webhook,
@@ -107,9 +108,9 @@ impl When {
             return Self::OnceActive;
         }
         match health(webhook).0 {
-            Health::Disabled => Self::NowOnce,
-            Health::Blocked => Self::OnceUnblocked,
-            Health::Healthy | Health::Failing => Self::Now,
+            WebhookHealth::Disabled => Self::NowOnce,
+            WebhookHealth::Blocked => Self::OnceUnblocked,
+            WebhookHealth::Healthy | WebhookHealth::Failing => Self::Now,
         }
     }
 

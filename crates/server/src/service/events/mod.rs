@@ -23,7 +23,7 @@ use super::{
     Service,
     cost::Cost,
     credentials::Tenant,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorCode},
     id::EventId,
 };
 use resources::{EventLog, LoggedEvent};
@@ -163,7 +163,7 @@ pub fn position(event: &LoggedEvent) -> Position {
 /// The error for an installation that logs no events.
 pub fn not_logged() -> Error {
     Error::new(
-        ErrorKind::NotFound,
+        ErrorCode::NotFound,
         "events are not logged: the operator runs with --delivery-log failures; with --delivery-log all, the events of the last 24 hours are here",
     )
 }

@@ -182,7 +182,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::service::error::ErrorKind;
+    use crate::service::error::ErrorCode;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -230,8 +230,8 @@ mod tests {
         assert_eq!(span(u64::MAX, 100), (usize::MAX, 0));
         let refused = Span::of(101, 100).check(10_001, "too deep").unwrap_err();
         assert_eq!(
-            (refused.kind, refused.details[0].field.as_ref()),
-            (ErrorKind::InvalidInput, "page")
+            (refused.code, refused.details[0].field.as_ref()),
+            (ErrorCode::InvalidInput, "page")
         );
         assert!(Span::of(101, 100).check(10_000, "too deep").is_ok());
         assert!(Span::of(100, 100).check(usize::MAX, "too deep").is_ok());

@@ -1,67 +1,47 @@
 //! Applies a change to an instance's spec. No I/O.
 
-use crate::service::error::{Detail, Error, ErrorKind};
+use api::ChangeInstance;
+
+use crate::service::error::{Detail, Error, ErrorCode};
 use domain::instance::Action;
 use resources::{InstanceSpec, Plan};
 
 use super::IndexedInstance;
 
-/// The fields to change; those that are `None` stay as they are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InstanceChange {
-    /// The new plan. Allowed from `running`, `stopped` and `error`.
-    pub plan: Option<Plan>,
-    /// Whether to apply a plan change now, by rebooting the server. `Some(false)` leaves the change to `plan` pending;
-    /// `Some(true)` without `plan` applies a pending one.
-    pub reboot: Option<bool>,
-    /// The new name.
-    pub name: Option<String>,
-    /// The new tags; they replace all current ones.
-    pub tags: Option<Vec<String>>,
-    /// Whether the instance is backed up daily.
-    pub backup_enabled: Option<bool>,
-    /// Whether alerts are requested.
-    pub monitoring_enabled: Option<bool>,
-    /// Whether deletion is refused.
-    pub deletion_protection: Option<bool>,
+/// The changed spec. `invalid_state` if the plan changes and the instance's status does not allow that.
+pub fn changed_spec(change: &ChangeInstance, item: &IndexedInstance) -> Result<InstanceSpec, Error> {
+    let mut spec = item.instance.spec.clone();
+    if let Some(name) = &change.name
+        && name != item.instance.display_name()
+    {
+        spec.name = Some(name.clone());
+    }
+    if let Some(tags) = &change.tags {
+        spec.tags.clone_from(tags);
+    }
+    spec.backup_enabled = change.backup_enabled.unwrap_or(spec.backup_enabled);
+    spec.monitoring_enabled = change.monitoring_enabled.unwrap_or(spec.monitoring_enabled);
+    spec.deletion_protection = change.deletion_protection.unwrap_or(spec.deletion_protection);
+    let (plan, plan_on_reboot) = wanted_plan(change, &spec, item.plan);
+    if (plan, plan_on_reboot) != (spec.plan, spec.plan_on_reboot) {
+        check_state(Action::ChangePlan, item)?;
+        (spec.plan, spec.plan_on_reboot) = (plan, plan_on_reboot);
+    }
+    Ok(spec)
 }
 
-impl InstanceChange {
-    /// The changed spec. `invalid_state` if the plan changes and the instance's status does not allow that.
-    pub fn apply(&self, item: &IndexedInstance) -> Result<InstanceSpec, Error> {
-        let mut spec = item.instance.spec.clone();
-        if let Some(name) = &self.name
-            && name != item.instance.display_name()
-        {
-            spec.name = Some(name.clone());
-        }
-        if let Some(tags) = &self.tags {
-            spec.tags.clone_from(tags);
-        }
-        spec.backup_enabled = self.backup_enabled.unwrap_or(spec.backup_enabled);
-        spec.monitoring_enabled = self.monitoring_enabled.unwrap_or(spec.monitoring_enabled);
-        spec.deletion_protection = self.deletion_protection.unwrap_or(spec.deletion_protection);
-        let (plan, plan_on_reboot) = self.wanted_plan(&spec, item.plan);
-        if (plan, plan_on_reboot) != (spec.plan, spec.plan_on_reboot) {
-            check_state(Action::ChangePlan, item)?;
-            (spec.plan, spec.plan_on_reboot) = (plan, plan_on_reboot);
-        }
-        Ok(spec)
-    }
-
-    /// The new plan, and the one that takes effect on reboot.
-    fn wanted_plan(&self, spec: &InstanceSpec, in_effect: Plan) -> (Plan, Option<Plan>) {
-        let unchanged = (spec.plan, spec.plan_on_reboot);
-        match (self.plan, self.reboot) {
-            // The plan is in effect already, and none is pending.
-            (Some(plan), _) if plan == in_effect && spec.plan == in_effect => unchanged,
-            // Back to the plan in effect: drop the pending change.
-            (Some(plan), _) if plan == in_effect => (plan, None),
-            (Some(plan), Some(false)) => (plan, Some(plan)),
-            (Some(plan), _) => (plan, None),
-            (None, Some(true)) if spec.plan != in_effect => (spec.plan, None),
-            (None, _) => unchanged,
-        }
+/// The new plan, and the one that takes effect on reboot.
+fn wanted_plan(change: &ChangeInstance, spec: &InstanceSpec, in_effect: Plan) -> (Plan, Option<Plan>) {
+    let unchanged = (spec.plan, spec.plan_on_reboot);
+    match (change.plan, change.reboot) {
+        // The plan is in effect already, and none is pending.
+        (Some(plan), _) if plan == in_effect && spec.plan == in_effect => unchanged,
+        // Back to the plan in effect: drop the pending change.
+        (Some(plan), _) if plan == in_effect => (plan, None),
+        (Some(plan), Some(false)) => (plan, Some(plan)),
+        (Some(plan), _) => (plan, None),
+        (None, Some(true)) if spec.plan != in_effect => (spec.plan, None),
+        (None, _) => unchanged,
     }
 }
 
@@ -80,7 +60,7 @@ pub fn check_state(action: Action, item: &IndexedInstance) -> Result<(), Error> 
     );
     Err(Error {
         details: vec![Detail::new("status", "invalid_state", message.clone())],
-        ..Error::new(ErrorKind::InvalidState, format!("the instance {message}"))
+        ..Error::new(ErrorCode::InvalidState, format!("the instance {message}"))
     })
 }
 
@@ -111,11 +91,11 @@ mod tests {
         IndexedInstance::of(Arc::new(serde_json::from_value(object).unwrap()))
     }
 
-    fn plan(plan: &str, reboot: Option<bool>) -> InstanceChange {
-        InstanceChange {
+    fn plan(plan: &str, reboot: Option<bool>) -> ChangeInstance {
+        ChangeInstance {
             plan: plan.parse().ok(),
             reboot,
-            ..InstanceChange::default()
+            ..ChangeInstance::default()
         }
     }
 
@@ -191,18 +171,16 @@ mod tests {
             ),
             (
                 ("starter", "business", Some("business")),
-                InstanceChange {
+                ChangeInstance {
                     tags: Some(Vec::new()),
-                    ..InstanceChange::default()
+                    ..ChangeInstance::default()
                 },
                 (Business, Some(Business)),
             ),
         ];
         for ((in_effect, wanted, on_reboot), change, expected) in table {
             for state in ["running", "stopped", "error"] {
-                let spec = change
-                    .apply(&instance(state, in_effect, wanted, on_reboot))
-                    .unwrap();
+                let spec = changed_spec(&change, &instance(state, in_effect, wanted, on_reboot)).unwrap();
                 assert_eq!(
                     (spec.plan, spec.plan_on_reboot),
                     expected,
@@ -222,10 +200,10 @@ mod tests {
             plan("starter", None),
             plan("", Some(true)),
         ] {
-            let error = change.apply(&busy).unwrap_err();
+            let error = changed_spec(&change, &busy).unwrap_err();
             assert_eq!(
-                (error.kind, error.details[0].field.as_ref()),
-                (ErrorKind::InvalidState, "status"),
+                (error.code, error.details[0].field.as_ref()),
+                (ErrorCode::InvalidState, "status"),
                 "{change:?}"
             );
             assert!(
@@ -234,25 +212,25 @@ mod tests {
             );
         }
         for change in [
-            InstanceChange {
+            ChangeInstance {
                 tags: Some(Vec::new()),
-                ..InstanceChange::default()
+                ..ChangeInstance::default()
             },
             plan("", Some(false)),
         ] {
-            assert!(change.apply(&busy).is_ok(), "{change:?}");
+            assert!(changed_spec(&change, &busy).is_ok(), "{change:?}");
         }
     }
 
     #[test]
     fn equal_values_change_nothing() {
         let before = instance("running", "starter", "starter", None);
-        let change = InstanceChange {
+        let change = ChangeInstance {
             name: Some("web".to_owned()),
             tags: Some(vec!["a".to_owned()]),
             backup_enabled: Some(false),
             ..plan("starter", Some(true))
         };
-        assert_eq!(change.apply(&before).unwrap(), before.instance.spec);
+        assert_eq!(changed_spec(&change, &before).unwrap(), before.instance.spec);
     }
 }

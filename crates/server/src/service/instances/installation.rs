@@ -88,7 +88,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::service::{error::ErrorKind, id::PublicId as _};
+    use crate::service::{error::ErrorCode, id::PublicId as _};
 
     #[test]
     fn a_backup_brings_its_image_fits_on_a_disk_as_large_and_is_forgotten_with_the_next_image() {
@@ -104,8 +104,8 @@ mod tests {
         });
         let error = backup.request(&mut spec, 40).unwrap_err();
         assert_eq!(
-            (error.kind, error.details[0].field.as_ref()),
-            (ErrorKind::InvalidInput, "backup")
+            (error.code, error.details[0].field.as_ref()),
+            (ErrorCode::InvalidInput, "backup")
         );
         backup.request(&mut spec, 80).unwrap();
         assert_eq!(

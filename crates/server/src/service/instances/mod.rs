@@ -16,7 +16,7 @@ use std::sync::{
 };
 
 pub use self::{
-    change::{InstanceChange, check_state},
+    change::{changed_spec, check_state},
     create::duration_in_words,
     index::{Filter, IndexedInstance, InstanceIndex},
     installation::{Installation, RestorableBackup, disk_of, wrong_backup},
@@ -32,6 +32,7 @@ use super::{
     precondition::Precondition,
     store::{Created, KeyedCreate, Verdict},
 };
+use api::ChangeInstance;
 use domain::instance::Action;
 use resources::{
     InstanceSpec,
@@ -129,12 +130,12 @@ impl Service {
         &self,
         namespace: &str,
         id: Option<InstanceId>,
-        change: &InstanceChange,
+        change: &ChangeInstance,
         precondition: &Precondition,
     ) -> Result<Arc<IndexedInstance>, Error> {
         let decide = |item: &IndexedInstance| {
             precondition.check(&*item.instance)?;
-            Ok(self.write(item, change.apply(item)?, None))
+            Ok(self.write(item, changed_spec(change, item)?, None))
         };
         self.instances.modify(namespace, id, decide).await
     }

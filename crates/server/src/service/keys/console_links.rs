@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq as _;
 use crate::service::{
     Service,
     credentials::{Credential, KeyIdentity, Tenant},
-    error::{Error, ErrorKind},
+    error::{Error, ErrorCode},
     index::Object as _,
 };
 use resources::{
@@ -102,7 +102,7 @@ fn check(object: &ApiKey, tenant: &Tenant, token: &str, now: Timestamp) -> Resul
 /// The same error for every reason, so that nothing can be learnt from it.
 fn refused() -> Error {
     Error::new(
-        ErrorKind::Unauthorized,
+        ErrorCode::Unauthorized,
         "this link has been used already, or is too old: it works once, within 15 minutes",
     )
 }

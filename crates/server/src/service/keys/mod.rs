@@ -13,7 +13,7 @@ use kube::api::ObjectMeta;
 use super::{
     Service,
     credentials::Tenant,
-    error::{Detail, Error, ErrorKind, quota_used_up},
+    error::{Detail, Error, ErrorCode, quota_used_up},
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::Object as _,
     precondition::Precondition,
@@ -181,7 +181,7 @@ fn unknown() -> Error {
 fn replayed(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedKey, Error> {
     if object.is_terminating() {
         return Err(Error::new(
-            ErrorKind::Conflict,
+            ErrorCode::Conflict,
             "the API key that was created with this Idempotency-Key is being deleted",
         ));
     }
@@ -238,7 +238,7 @@ mod tests {
         let quota = service.quotas(tenant).api_keys;
         assert_eq!((quota.used, quota.limit), (1, Some(1)));
         let refusal = service.create_key(tenant, KeyScope::Read, None, None).await;
-        assert_eq!(refusal.err().unwrap().kind, ErrorKind::ResourceLimitExceeded);
+        assert_eq!(refusal.err().unwrap().code, ErrorCode::ResourceLimitExceeded);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use super::Store;
 use crate::service::{
-    error::{Error, ErrorKind},
+    error::{Error, ErrorCode},
     id::PublicId,
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::{Index, Indexed, Object as _, ObjectOf},
@@ -139,7 +139,7 @@ impl<X: Index> Store<X> {
             }
         }
         Err(Error::new(
-            ErrorKind::Conflict,
+            ErrorCode::Conflict,
             "the Idempotency-Key is in use by another request; try again",
         ))
     }
@@ -158,7 +158,7 @@ impl<X: Index> Store<X> {
         }
         match self.get(namespace, &keyed.id.name()).await? {
             Some(found) if found.is_terminating() => Err(Error::new(
-                ErrorKind::Conflict,
+                ErrorCode::Conflict,
                 format!(
                     "the {} that was created with this Idempotency-Key is being deleted",
                     X::Item::WORD
@@ -281,7 +281,7 @@ mod tests {
     async fn a_create_under_a_quota_that_is_not_computed_in_time_may_be_tried_again() {
         let (created, attempts) = create_under_new_quota(usize::MAX, Duration::ZERO).await;
         let error = created.err().unwrap();
-        assert_eq!(error.kind, ErrorKind::Unavailable);
+        assert_eq!(error.code, ErrorCode::ServiceUnavailable);
         assert!(
             error.retry_after.is_some() && error.message.contains("quota"),
             "{error}"

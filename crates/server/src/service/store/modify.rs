@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::Store;
 use crate::service::{
-    error::{Error, ErrorKind},
+    error::{Error, ErrorCode},
     id::PublicId as _,
     index::{Index, Indexed, Object as _},
 };
@@ -152,7 +152,7 @@ impl<X: Index> Store<X> {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_conflict() => match self.refresh(&found).await {
                     // Perhaps an earlier attempt of this call started the deletion, which made another version of the object.
-                    Err(gone) if gone.kind == ErrorKind::NotFound => {
+                    Err(gone) if gone.code == ErrorCode::NotFound => {
                         self.wait_until_gone(&found.item).await;
                         return Ok(());
                     }
@@ -174,7 +174,7 @@ pub async fn pause(attempt: u32) {
 /// `conflict`, after too many conflicts.
 pub fn contended(word: &str) -> Error {
     Error::new(
-        ErrorKind::Conflict,
+        ErrorCode::Conflict,
         format!("the {word} keeps being changed by other requests; read it and try again"),
     )
 }
@@ -302,7 +302,7 @@ mod tests {
             assert_eq!(*tries.lock(), 2);
             // After that, there is nothing to delete.
             let again = store.remove("demo", id, true, |_| Ok(())).await;
-            assert_eq!(again.unwrap_err().kind, ErrorKind::NotFound);
+            assert_eq!(again.unwrap_err().code, ErrorCode::NotFound);
         }
     }
 }

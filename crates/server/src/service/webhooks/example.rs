@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use kube::Resource as _;
 
 use crate::service::{
-    error::{Detail, Error, ErrorKind},
+    error::{Detail, Error, ErrorCode},
     idempotency::REQUEST_HASH_ANNOTATION,
     index::Object as _,
 };
@@ -45,7 +45,7 @@ pub fn not_active() -> Error {
             "is false; set it to true first",
         )],
         ..Error::new(
-            ErrorKind::InvalidState,
+            ErrorCode::InvalidState,
             "the webhook is not active; set active to true first",
         )
     }
@@ -119,11 +119,11 @@ mod tests {
         );
         assert!(example_type(&webhook(true, true), None).is_ok());
         let refusal = example_type(&webhook(false, false), None).unwrap_err();
-        assert_eq!(refusal.kind, ErrorKind::InvalidState);
+        assert_eq!(refusal.code, ErrorCode::InvalidState);
         let refusal = example_type(&webhook(false, true), Some(EventType::InvoiceCreated)).unwrap_err();
         assert_eq!(
-            (refusal.kind, refusal.details[0].field.as_ref()),
-            (ErrorKind::InvalidInput, "type")
+            (refusal.code, refusal.details[0].field.as_ref()),
+            (ErrorCode::InvalidInput, "type")
         );
     }
 

@@ -2,35 +2,13 @@
 
 use std::borrow::Cow;
 
+use api::WebhookHealth;
+
 use resources::{
     Webhook,
     conditions::{self, READY},
     webhook::HEALTHY,
 };
-
-/// The health of a webhook's deliveries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
-#[strum(serialize_all = "lowercase")]
-pub enum Health {
-    /// The last attempt succeeded, or nothing was sent yet.
-    Healthy,
-    /// The last attempt failed.
-    Failing,
-    /// Nothing can be sent because of a problem with the URL or the Secret.
-    Blocked,
-    /// All retries failed, or the receiver answered 410.
-    Disabled,
-}
-
-impl Health {
-    /// Every value.
-    pub const ALL: [Self; 4] = [Self::Healthy, Self::Failing, Self::Blocked, Self::Disabled];
-
-    /// The value as it appears in REST.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
-}
 
 /// The reason in the conditions of a webhook whose last attempt failed.
 const FAILING: &str = "Failing";
@@ -66,16 +44,16 @@ impl<'a> Complaint<'a> {
 }
 
 /// The health of a webhook according to its status, and the reason if it is not healthy. A status of an earlier spec is ignored.
-pub fn health(webhook: &Webhook) -> (Health, Option<Complaint<'_>>) {
+pub fn health(webhook: &Webhook) -> (WebhookHealth, Option<Complaint<'_>>) {
     if let Some(disabled) = webhook.disabled() {
         let complaint = Complaint {
             reason: disabled.reason.as_str(),
             message: &disabled.message,
         };
-        return (Health::Disabled, Some(complaint));
+        return (WebhookHealth::Disabled, Some(complaint));
     }
     let Some(status) = &webhook.status else {
-        return (Health::Healthy, None);
+        return (WebhookHealth::Healthy, None);
     };
     let obstacle = conditions::find(&status.conditions, READY)
         .filter(|ready| ready.status == "False" && ready.reason != "Disabled")
@@ -85,7 +63,7 @@ pub fn health(webhook: &Webhook) -> (Health, Option<Complaint<'_>>) {
             reason: &obstacle.reason,
             message: &obstacle.message,
         };
-        return (Health::Blocked, Some(complaint));
+        return (WebhookHealth::Blocked, Some(complaint));
     }
     let healthy = conditions::find(&status.conditions, HEALTHY).filter(|healthy| healthy.status == "False");
     let failure = match healthy {
@@ -101,9 +79,9 @@ pub fn health(webhook: &Webhook) -> (Health, Option<Complaint<'_>>) {
             reason: FAILING,
             message,
         };
-        return (Health::Failing, Some(complaint));
+        return (WebhookHealth::Failing, Some(complaint));
     }
-    (Health::Healthy, None)
+    (WebhookHealth::Healthy, None)
 }
 
 #[cfg(test)]
@@ -128,7 +106,7 @@ mod tests {
         .unwrap()
     }
 
-    fn health_of(status: &Value) -> (Health, Option<String>) {
+    fn health_of(status: &Value) -> (WebhookHealth, Option<String>) {
         let webhook = webhook(status);
         let (health, complaint) = health(&webhook);
         (
@@ -144,15 +122,18 @@ mod tests {
             condition("Ready", "True", "Active"),
             condition("Healthy", "True", "NotTried"),
         ];
-        assert_eq!(health_of(&json!({ "conditions": good })), (Health::Healthy, None));
-        assert_eq!(health_of(&json!({})), (Health::Healthy, None));
+        assert_eq!(
+            health_of(&json!({ "conditions": good })),
+            (WebhookHealth::Healthy, None)
+        );
+        assert_eq!(health_of(&json!({})), (WebhookHealth::Healthy, None));
         let blocked = [
             condition("Ready", "False", "InvalidURL"),
             condition("Healthy", "False", "Failing"),
         ];
         assert_eq!(
             health_of(&json!({ "conditions": blocked, "lastFailureAt": failed })),
-            (Health::Blocked, Some("InvalidURL".to_owned()))
+            (WebhookHealth::Blocked, Some("InvalidURL".to_owned()))
         );
         let failing = [
             condition("Ready", "True", "Active"),
@@ -160,7 +141,7 @@ mod tests {
         ];
         assert_eq!(
             health_of(&json!({ "conditions": failing, "lastFailureAt": failed })),
-            (Health::Failing, Some("Failing".to_owned()))
+            (WebhookHealth::Failing, Some("Failing".to_owned()))
         );
         for (conditions, reason) in [(blocked, "InvalidURL"), (failing, "AttemptFailed")] {
             let webhook = webhook(&json!({ "conditions": conditions }));
@@ -174,7 +155,7 @@ mod tests {
         blocked["observedGeneration"] = json!(2);
         assert_eq!(
             health_of(&json!({ "conditions": [blocked] })),
-            (Health::Healthy, None)
+            (WebhookHealth::Healthy, None)
         );
         let ended = [
             condition("Ready", "False", "Disabled"),
@@ -185,7 +166,10 @@ mod tests {
         });
         assert_eq!(
             health_of(&status),
-            (Health::Failing, Some("the receiver answered 500".to_owned())),
+            (
+                WebhookHealth::Failing,
+                Some("the receiver answered 500".to_owned())
+            ),
             "the disablement was ended, and nothing has succeeded since"
         );
     }
@@ -194,6 +178,6 @@ mod tests {
     fn a_secret_that_is_missing_can_be_rotated_through_the_api() {
         let missing = [condition("Ready", "False", "SecretMissing")];
         let (health, message) = health_of(&json!({ "conditions": missing }));
-        assert!(health == Health::Blocked && message.unwrap().contains("rotate"));
+        assert!(health == WebhookHealth::Blocked && message.unwrap().contains("rotate"));
     }
 }

@@ -15,21 +15,22 @@ mod spec;
 
 use std::sync::Arc;
 
+use api::{ChangeWebhook, CreateWebhook};
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 
 pub use self::{
     example::{example, example_type, not_active},
-    health::{Complaint, Health, health},
+    health::{Complaint, health},
     secret::{Rotated, SecretChange, random_secret},
-    spec::{NewWebhook, WebhookChange},
+    spec::changed_spec,
 };
 
 use self::secret::Written;
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, ErrorKind, check_quota},
+    error::{Error, ErrorCode, check_quota},
     id::WebhookId,
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::{Indexed, Object as _},
@@ -120,7 +121,7 @@ impl Service {
     pub async fn create_webhook(
         &self,
         tenant: &Tenant,
-        new: &NewWebhook,
+        new: &CreateWebhook,
         request: Option<&IdempotentRequest>,
     ) -> Result<CreatedWebhook, Error> {
         // The Webhook gets the digest of the body without the secret, because tenants can read it and could guess the secret
@@ -134,7 +135,7 @@ impl Service {
             let count = self.webhooks.index().count(&tenant.namespace);
             check_quota(count, tenant.webhook_quota, "webhooks")
         };
-        let build = |name: &str, hash: Option<String>| new.object(name, hash, self.clock.now());
+        let build = |name: &str, hash: Option<String>| spec::object(new, name, hash, self.clock.now());
         let created = self
             .webhooks
             .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
@@ -166,7 +167,7 @@ impl Service {
         &self,
         namespace: &str,
         id: Option<WebhookId>,
-        change: &WebhookChange,
+        change: &ChangeWebhook,
         precondition: &Precondition,
     ) -> Result<Arc<IndexedWebhook>, Error> {
         // The secret first: a change that enables the webhook releases held events, which must be signed with the new one. A
@@ -199,7 +200,7 @@ impl Service {
             }
             precondition.check(&*item.webhook)?;
             Ok(Verdict::Write {
-                spec: Box::new(change.apply(&item.webhook, self.clock.now())),
+                spec: Box::new(changed_spec(change, &item.webhook, self.clock.now())),
                 annotations: announced.clone().into_iter().collect(),
             })
         };
@@ -207,7 +208,10 @@ impl Service {
         match (changed, replaced) {
             // The webhook has changed since it was checked. After any other kind of error it may have been written.
             (Err(refusal), Some((item, written)))
-                if !matches!(refusal.kind, ErrorKind::Fault | ErrorKind::Unavailable) =>
+                if !matches!(
+                    refusal.code,
+                    ErrorCode::ServerError | ErrorCode::ServiceUnavailable
+                ) =>
             {
                 Err(self.without_the_secret(&item, &written, refusal).await)
             }
@@ -231,8 +235,8 @@ impl Service {
 
     /// Asks the API server whether admission accepts the changed spec, without writing it, so that a refused request leaves the
     /// secret as it was.
-    async fn rehearse(&self, item: &IndexedWebhook, change: &WebhookChange) -> Result<(), Error> {
-        let spec = change.apply(&item.webhook, self.clock.now());
+    async fn rehearse(&self, item: &IndexedWebhook, change: &ChangeWebhook) -> Result<(), Error> {
+        let spec = changed_spec(change, &item.webhook, self.clock.now());
         let Some(patch) = merge_patch(item, &spec, &[]) else {
             return Ok(());
         };
@@ -377,7 +381,7 @@ mod tests {
     /// Changes the webhook on the condition that it has the version of generation 1.
     async fn change_the_first(
         client: kube::Client,
-        change: &WebhookChange,
+        change: &ChangeWebhook,
     ) -> Result<Arc<IndexedWebhook>, Error> {
         let id = WebhookId::of_suffix("abcdefgh01234567");
         let precondition = Precondition::OneOf(vec!["u-1".to_owned()]);
@@ -445,12 +449,12 @@ mod tests {
                 };
                 async move { answer }
             });
-            let change = WebhookChange {
+            let change = ChangeWebhook {
                 secret: Some("new".to_owned()),
-                ..WebhookChange::default()
+                ..ChangeWebhook::default()
             };
             let refusal = change_the_first(client, &change).await.unwrap_err();
-            assert_eq!(refusal.kind, ErrorKind::PreconditionFailed);
+            assert_eq!(refusal.code, ErrorCode::PreconditionFailed);
             let is_told = refusal
                 .message
                 .ends_with("its secret has been replaced nevertheless");
@@ -538,10 +542,10 @@ mod tests {
             };
             async move { answer }
         });
-        let change = WebhookChange {
+        let change = ChangeWebhook {
             url: Some("https://example.com/new".to_owned()),
             secret: Some(secret.to_owned()),
-            ..WebhookChange::default()
+            ..ChangeWebhook::default()
         };
         let changed = change_the_first(client, &change).await;
         let (webhook, secret) = stored.lock().clone();

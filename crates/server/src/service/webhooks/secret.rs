@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::IndexedWebhook;
 use crate::service::{
     Service,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorCode},
     id::WebhookId,
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::Object as _,
@@ -181,7 +181,7 @@ impl Service {
         let (namespace, name) = (webhook.namespace(), webhook.name());
         if webhook.spec.secret_ref.name != name {
             return Err(Error::new(
-                ErrorKind::Conflict,
+                ErrorCode::Conflict,
                 "the webhook that was created with this Idempotency-Key now takes its secret from another Secret",
             ));
         }
@@ -428,7 +428,7 @@ fn is_left_over(secret: &Secret) -> bool {
 /// The error for a Secret that must not be used. It is the same whether the Secret exists or not.
 fn not_its_own() -> Error {
     Error::new(
-        ErrorKind::Conflict,
+        ErrorCode::Conflict,
         "the webhook's secretRef names a Secret that is neither the webhook's own nor labelled stellage.dev/webhook-secret=true; create or label it with kubectl, or name another",
     )
 }
@@ -436,28 +436,28 @@ fn not_its_own() -> Error {
 /// The error for a repetition after the webhook was given another secret.
 fn moved() -> Error {
     Error::new(
-        ErrorKind::Conflict,
+        ErrorCode::Conflict,
         "the webhook's secretRef has changed, or its Secret was replaced, since this Idempotency-Key was used; use a new key to rotate the secret",
     )
 }
 
 fn taken() -> Error {
     Error::new(
-        ErrorKind::Conflict,
+        ErrorCode::Conflict,
         "another Secret already has the name of the webhook's Secret; delete it first",
     )
 }
 
 fn unusable() -> Error {
     Error::new(
-        ErrorKind::Conflict,
+        ErrorCode::Conflict,
         "the webhook's Secret was changed and contains no signing secret; rotate it",
     )
 }
 
 fn immutable(name: &str) -> Error {
     Error::new(
-        ErrorKind::Conflict,
+        ErrorCode::Conflict,
         format!(
             "the webhook takes its secret from the Secret {name}, which is immutable; replace it with kubectl"
         ),

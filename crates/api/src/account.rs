@@ -1,0 +1,55 @@
+//! The account: `/v1/account`.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::time::Seconds;
+
+/// The account that the key belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+pub struct Account {
+    /// Identifier of the account holder; also part of every event.
+    #[schema(pattern = "^usr_[a-z0-9]{16}$", example = "usr_7hz0c9k2m8x1ta4q")]
+    pub id: String,
+    /// Name of the account.
+    #[schema(example = "demo")]
+    pub name: String,
+    /// E-mail address of the account holder, for notifications.
+    #[schema(format = Email, example = "ada@example.com")]
+    pub email: String,
+    /// When the account was created.
+    #[schema(value_type = String, format = DateTime, example = "2026-11-21T09:00:00Z")]
+    pub created_at: Seconds,
+    /// Quotas of the account, and how much of them is used.
+    pub quotas: AccountQuotas,
+    /// Requests that each API key may make per hour.
+    #[schema(minimum = 1, example = 3600)]
+    pub rate_limit_per_hour: u32,
+    /// Requests that all API keys of the account together may make per hour: ten times as many.
+    #[schema(minimum = 10, example = 36000)]
+    pub account_rate_limit_per_hour: u32,
+}
+
+/// Quotas of an account, and how much of them is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+pub struct AccountQuotas {
+    /// Instances.
+    pub instances: Quota,
+    /// Webhooks.
+    pub webhooks: Quota,
+    /// API keys.
+    pub api_keys: Quota,
+    /// Manual backups.
+    pub backups: Quota,
+}
+
+/// A quota: the number in use, and the maximum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+pub struct Quota {
+    /// Number in use.
+    #[schema(minimum = 0, example = 3)]
+    pub used: usize,
+    /// Maximum; `null` means unlimited.
+    #[schema(required, minimum = 0, example = 20)]
+    pub limit: Option<usize>,
+}

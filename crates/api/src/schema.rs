@@ -1,0 +1,125 @@
+//! What the OpenAPI document has besides the schemas of the types: schemas that several of them share, by name.
+
+use serde_json::{Value, json};
+use strum::VariantArray as _;
+use utoipa::{
+    PartialSchema as _,
+    openapi::{Ref, RefOr, schema::Schema},
+};
+
+use resources::{DeliveryPhase, InstanceState, validation};
+
+/// The codes that a detail of an error can have.
+const DETAIL_CODES: [&str; 8] = [
+    "missing",
+    "null",
+    "invalid_type",
+    "invalid_value",
+    "unknown_field",
+    "duplicate_field",
+    "immutable",
+    "invalid_state",
+];
+
+/// The shared schemas, by name.
+pub fn shared() -> Value {
+    // REST never shows `deleting`.
+    let states = InstanceState::VARIANTS
+        .iter()
+        .filter(|state| **state != InstanceState::Deleting);
+    let id = |prefix: &str, of: &str, example: &str| {
+        json!({
+            "type": "string", "pattern": format!("^{prefix}[a-z0-9]{{16}}$"), "description": format!("Identifier of {of}."),
+            "examples": [format!("{prefix}{example}")],
+        })
+    };
+    json!({
+        "InstanceId": id("i-", "an instance", "4q7hz0c9k2m8x1ta"),
+        "BackupId": id("bkp_", "a backup", "9c2m8x1ta4q7hz0k"),
+        "WebhookId": id("wh_", "a webhook", "4q7hz0c9k2m8x1ta"),
+        "DeliveryId": id("dlv_", "a delivery", "4q7hz0c9k2m8x1ta"),
+        "EventId": id("evt_", "an event", "5m2k8x1ta4q7hz0c"),
+        "InvoiceId": id("inv_", "an invoice", "1ta4q7hz0c9k2m8x"),
+        "KeyId": {
+            "type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253,
+            "description": "Identifier of an API key.", "examples": ["key-ta4q7hz0c9k2m8x1"],
+        },
+        "InstanceStatus": {
+            "type": "string", "enum": states.collect::<Vec<_>>(), "description": "Status of an instance in its lifecycle.",
+        },
+        "DeliveryStatus": {
+            "type": "string", "enum": DeliveryPhase::ALL.map(DeliveryPhase::as_str), "description": "Status of a delivery.",
+        },
+        "KeyScope": {
+            "type": "string", "enum": ["read", "write"], "description": "`read`: GET requests only. `write`: all requests.",
+        },
+        "DetailCode": { "type": "string", "enum": DETAIL_CODES, "description": "What is wrong with a field: a code for programs." },
+        "SeriesPoints": {
+            "type": "array", "description": "Pairs of a time and the value at that time, oldest first. A value is `null` where it is unknown.",
+            "items": {
+                "type": "array", "minItems": 2, "maxItems": 2, "items": {},
+                "prefixItems": [
+                    { "type": "string", "format": "date-time", "description": "The time." },
+                    { "type": ["number", "null"], "description": "The value." },
+                ],
+            },
+            "examples": [[["2026-11-21T10:00:00Z", 12.5], ["2026-11-21T10:01:00Z", null]]],
+        },
+    })
+}
+
+/// Defines functions that refer to shared schemas.
+macro_rules! references {
+    ($($function:ident: $name:literal),* $(,)?) => {
+        $(pub(crate) fn $function() -> RefOr<Schema> {
+            Ref::from_schema_name($name).into()
+        })*
+    };
+}
+
+references! {
+    instance_id: "InstanceId", backup_id: "BackupId", webhook_id: "WebhookId", delivery_id: "DeliveryId", key_id: "KeyId",
+    instance_status: "InstanceStatus", delivery_status: "DeliveryStatus", key_scope: "KeyScope", detail_code: "DetailCode",
+    series_points: "SeriesPoints",
+}
+
+/// Defines functions whose schemas are written as JSON. An invalid one becomes the empty schema; the tests of the document would
+/// notice.
+macro_rules! schemas {
+    ($($function:ident: $json:tt)*) => {
+        $(pub(crate) fn $function() -> RefOr<Schema> {
+            serde_json::from_value(json!($json)).unwrap_or_else(|_| Value::schema())
+        })*
+    };
+}
+
+schemas! {
+    tags: {
+        "type": "array", "maxItems": validation::MAX_TAGS, "description": "Labels of your choice, for finding instances.",
+        "items": { "type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,63}$" }, "examples": [["env:prod"]]
+    }
+    backup_status: {
+        "type": "string", "enum": ["running", "completed", "failed"],
+        "description": "`running`: it is being made, or waits until the instance is running or stopped. `completed`: it can be restored. `failed`: see `error`.",
+    }
+    webhook_health: {
+        "type": "string", "enum": ["healthy", "failing", "blocked", "disabled"],
+        "description": "`healthy`: the last attempt succeeded, or nothing was sent yet. `failing`: the last attempt failed. `blocked`: nothing can be sent because of a problem with the URL or the Secret. `disabled`: all retries failed, or the receiver answered 410.",
+    }
+    disable_reason: {
+        "type": "string", "enum": ["retries_exhausted", "gone"],
+        "description": "`retries_exhausted`: all retries of a delivery failed. `gone`: the receiver answered 410.",
+    }
+    alert_status: {
+        "type": "string", "enum": ["firing", "ended"],
+        "description": "`firing`: the metric has not come back below the value that ends the alert. `ended`: it has, or the instance was stopped or is no longer monitored, or samples were missing for an hour.",
+    }
+    nullable_invoice_id: {
+        "type": ["string", "null"], "pattern": "^inv_[a-z0-9]{16}$",
+        "description": "Identifier; `null` if there is nothing to bill in this month yet.",
+    }
+    invoice_status: {
+        "type": "string", "enum": ["open", "issued"],
+        "description": "`open`: its period goes on. `issued`: it has a number and never changes.",
+    }
+}
