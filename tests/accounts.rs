@@ -495,21 +495,28 @@ async fn an_account_with_a_protected_instance_loses_nothing_however_it_is_delete
     }
     kubectl(&format!("label namespace {namespace} theirs=1")).unwrap();
 
+    tenant.apply("unprotected", |_| {}).await;
     let test = Accounts::new().await;
     test.delete(namespace).await;
-    test.wait_for(namespace, READY, "False", "DeletionHeldBack").await;
+    let held = test.wait_for(namespace, READY, "False", "DeletionHeldBack").await;
+    let (_, _, message) = condition(&held, READY).unwrap();
+    assert_eq!(
+        message,
+        "cannot be deleted yet: 1 protected instance: web; set spec.deletionProtection of the instances to false first: until then, nothing else is deleted"
+    );
+    assert_eq!(held.owned_namespace(), Some(namespace), "still looked after");
     let refused = kubectl(&format!("delete namespace {namespace} --wait=false")).unwrap_err();
     assert!(refused.contains("delete the Account instead"), "{refused}");
+    tenant
+        .wait_for_state("unprotected", resources::InstanceState::Running)
+        .await;
     let shown = tenant.call(reqwest::Method::GET, "/v1/instances", None).await;
-    assert_eq!(shown.json()["data"][0]["status"], "running");
+    let all = shown.json()["data"].clone();
+    let statuses: Vec<&Value> = all.as_array().unwrap().iter().map(|one| &one["status"]).collect();
+    assert_eq!(statuses, ["running", "running"]);
     tenant
         .merge("web", &json!({ "spec": { "deletionProtection": false } }))
         .await;
-    tenant
-        .instances()
-        .delete("web", &DeleteParams::default())
-        .await
-        .unwrap();
     test.wait_until_gone(namespace).await;
     eventually(
         "the namespace to go",
@@ -560,7 +567,7 @@ async fn a_refused_account_is_deleted_without_touching_the_namespace_that_it_wan
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_waits_for_the_instances_and_then_takes_namespace_and_keys_along() {
+async fn a_deletion_takes_instances_namespace_and_keys_along() {
     let test = Accounts::new().await;
     test.apply("acc-full-house", |_| {}).await;
     test.wait_until_ready("acc-full-house").await;
@@ -568,25 +575,29 @@ async fn a_deletion_waits_for_the_instances_and_then_takes_namespace_and_keys_al
     support::new_key(plane, "acc-full-house", "read");
     let instances = test.inside::<Instance>("acc-full-house");
     for name in ["c", "a", "b"] {
-        instances
-            .create(&PostParams::default(), &instance(name))
-            .await
-            .unwrap();
+        let mut instance = instance(name);
+        // Holds it until the test has looked.
+        instance.metadata.finalizers = Some(vec!["example.com/test".to_owned()]);
+        instances.create(&PostParams::default(), &instance).await.unwrap();
     }
     test.delete("acc-full-house").await;
-    let held = test
-        .wait_for("acc-full-house", READY, "False", "DeletionHeldBack")
-        .await;
-    let (_, _, message) = condition(&held, READY).unwrap();
+    let deleting = test.wait_for("acc-full-house", READY, "False", "Deleting").await;
+    let (_, _, message) = condition(&deleting, READY).unwrap();
+    assert_eq!(message, "deleting 3 instances: a, b, c");
     assert_eq!(
-        message,
-        "cannot be deleted yet: 3 instances: a, b, c; delete them first"
-    );
-    assert_eq!(
-        held.owned_namespace(),
+        deleting.owned_namespace(),
         Some("acc-full-house"),
         "still looked after"
     );
+    eventually(
+        "the instances to be deleted",
+        async || instances.list(&ListParams::default()).await.unwrap().items,
+        |all| {
+            all.iter()
+                .all(|instance| instance.metadata.deletion_timestamp.is_some())
+        },
+    )
+    .await;
     let keys = test.inside::<ApiKey>("acc-full-house");
     assert_eq!(
         keys.list(&ListParams::default()).await.unwrap().items.len(),
@@ -595,7 +606,18 @@ async fn a_deletion_waits_for_the_instances_and_then_takes_namespace_and_keys_al
     );
 
     for name in ["a", "b", "c"] {
-        instances.delete(name, &DeleteParams::default()).await.unwrap();
+        let release = r#"[{"op":"test","path":"/metadata/finalizers/0","value":"example.com/test"},{"op":"remove","path":"/metadata/finalizers/0"}]"#;
+        let patch = [
+            "-n",
+            "acc-full-house",
+            "patch",
+            "instance",
+            name,
+            "--type=json",
+            "-p",
+            release,
+        ];
+        support::kubectl(plane, &patch, None).unwrap();
     }
     test.wait_until_gone("acc-full-house").await;
     eventually(

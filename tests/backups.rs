@@ -708,8 +708,6 @@ async fn an_account_is_held_back_by_its_backups_and_says_so() {
     let web = tenant.running("web").await;
     let kept = tenant.backup_of(&web).await;
     tenant.wait_for_backup(id_of(&kept), "completed").await;
-    let path = format!("/v1/instances/{web}");
-    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
     accounts
         .delete("bkp-account", &DeleteParams::default())
@@ -720,11 +718,14 @@ async fn an_account_is_held_back_by_its_backups_and_says_so() {
         let status = account.as_ref().and_then(|account| account.status.as_ref());
         status.is_some_and(|status| {
             conditions::find(&status.conditions, conditions::READY).is_some_and(|ready| {
-                ready.reason == "DeletionHeldBack" && ready.message.contains("1 backup: bkp-")
+                ready.reason == "DeletionHeldBack" && ready.message.contains("1 completed backup: bkp-")
             })
         })
     };
     eventually("the condition", look, says_so).await;
+    let path = format!("/v1/instances/{web}");
+    let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    assert_eq!(shown.json()["data"]["status"], "running", "nothing is touched");
     let name = id_of(&kept).replace('_', "-");
     tenant
         .backups()

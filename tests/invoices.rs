@@ -440,13 +440,19 @@ async fn kept_of(tenant: &Tenant) -> Vec<Invoice> {
 async fn an_account_whose_deletion_was_held_back_is_invoiced_for_what_came_after_it() {
     let tenant = Tenant::new("inv-held-back").await;
     // Nothing is metered yet when the account is deleted.
-    tenant.apply("web", |_| {}).await;
+    tenant
+        .apply("web", |web| web.spec.deletion_protection = true)
+        .await;
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
-    let all = DeleteParams::default();
-    accounts.delete("inv-held-back", &all).await.unwrap();
+    accounts
+        .delete("inv-held-back", &DeleteParams::default())
+        .await
+        .unwrap();
     tenant.wait_for_state("web", InstanceState::Running).await;
     tenant.wait_for_entries(1).await;
-    tenant.instances().delete("web", &all).await.unwrap();
+    tenant
+        .merge("web", &json!({ "spec": { "deletionProtection": false } }))
+        .await;
     let account = async || accounts.get_opt("inv-held-back").await.unwrap();
     eventually("the account to go", account, Option::is_none).await;
     let kept = kept_of(&tenant).await;

@@ -376,11 +376,6 @@ async fn business(cluster: &Cluster<'_>, api: &Operator) {
     call(tenant, Method::GET, "/v1/invoices/current", Value::Null).await;
     Person::with_key(&api.url, &tenant.key).await;
 
-    tenant
-        .instances()
-        .delete("by-kubectl", &DeleteParams::default())
-        .await
-        .unwrap();
     delete(cluster, "business").await;
 }
 

@@ -48,10 +48,10 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["accounts"]
   verbs: ["list", "watch", "patch"]
-# The controller reads instances and sets its finalizer (a patch of metadata).
+# The controller reads instances and sets its finalizer (a patch of metadata); it deletes those of a deleted account.
 - apiGroups: ["stellage.dev"]
   resources: ["instances"]
-  verbs: ["get", "list", "watch", "patch"]
+  verbs: ["get", "list", "watch", "patch", "delete"]
 # The controller makes scheduled backups, deletes those that newer ones have replaced, and sets its finalizer (a patch of metadata).
 - apiGroups: ["stellage.dev"]
   resources: ["backups"]

@@ -246,6 +246,7 @@ impl Operation {
     validation = Rule::new("size(self.metadata.name) <= 63 || has(self.spec.name)")
         .message("metadata.name is also the instance's name, so it must be at most 63 characters; or set spec.name"),
     selectable = ".spec.region",
+    selectable = ".spec.deletionProtection",
     selectable = ".status.state"
 )]
 #[serde(rename_all = "camelCase")]

@@ -3,9 +3,12 @@
 use std::{fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
 
 use futures::{TryStreamExt as _, stream};
-use k8s_openapi::api::{
-    core::v1::{Namespace, ResourceQuota, Secret},
-    rbac::v1::RoleBinding,
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, ResourceQuota, Secret},
+        rbac::v1::RoleBinding,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
     Api, Resource, ResourceExt as _,
@@ -26,7 +29,7 @@ use resources::{
     conditions, origin,
     webhook::WEBHOOK_SECRET_LABEL,
 };
-use runtime::client::{Pages, bounded, next_page};
+use runtime::client::{Pages, bounded};
 
 /// When to check again for something that no watch reports: the deletion of a foreign namespace.
 const CHECK_AGAIN: Duration = Duration::from_secs(30);
@@ -37,8 +40,10 @@ const CHECK_AGAIN_SOON: Duration = Duration::from_secs(3);
 const UNTIL_CLOSED: Duration = Duration::from_millis(500);
 /// When to check again whether Kubernetes has counted a new quota, which takes some tenths of a second.
 const QUOTA_POLL: Duration = Duration::from_millis(500);
-/// Objects on one page of a list.
-const PAGE: u32 = 500;
+const INSTANCES: (&str, &str) = ("instance", "instances");
+const PROTECTED: (&str, &str) = ("protected instance", "protected instances");
+const BACKUPS: (&str, &str) = ("backup", "backups");
+const COMPLETED: (&str, &str) = ("completed backup", "completed backups");
 /// Maximum number of concurrent deletions.
 const CONCURRENCY: usize = 8;
 
@@ -63,6 +68,16 @@ fn gone_is_fine<T>(outcome: Result<T, AccountError>) -> Result<(), AccountError>
     }
 }
 
+/// Whether an operator has worked on an object. Others belong to nobody yet.
+fn is_used(metadata: &ObjectMeta) -> bool {
+    !origin::is_missing(metadata)
+}
+
+/// Whether nobody has deleted an object yet.
+fn stays(metadata: &ObjectMeta) -> bool {
+    metadata.deletion_timestamp.is_none()
+}
+
 /// Reconciles one Account.
 pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Option<Duration>, AccountError> {
     let work = Work {
@@ -74,14 +89,15 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Opti
         .doing("read the namespace")
         .await?;
     let view = namespace.as_ref().map(NamespaceView::of);
-    if account.metadata.deletion_timestamp.is_some() {
-        return work.remove(account, namespace.as_ref(), view.as_ref()).await;
-    }
-    shared.draining.lock().remove(&work.namespace);
     let (claimants, older) = {
         let claims = shared.claims.lock();
         (claims.of(&work.namespace), claims.older_twin(account))
     };
+    if account.metadata.deletion_timestamp.is_some() {
+        let view = view.filter(|_| older.is_none());
+        return work.remove(account, namespace.as_ref(), view.as_ref()).await;
+    }
+    shared.draining.lock().remove(&work.namespace);
     if let Some(older) = older {
         return work.refuse(account, decide::copy_of(&older)).await;
     }
@@ -91,9 +107,10 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Opti
         Claim::Relabel => work.ensure(account, Start::Repair).await,
         Claim::Adopt => {
             let used = [
-                work.used::<Instance>(("instance", "instances")).await?,
-                work.used::<Webhook>(("webhook", "webhooks")).await?,
-                work.used::<Backup>(("backup", "backups")).await?,
+                work.contents::<Instance>(INSTANCES, "", is_used).await?,
+                work.contents::<Webhook>(("webhook", "webhooks"), "", is_used)
+                    .await?,
+                work.contents::<Backup>(BACKUPS, "", is_used).await?,
             ];
             match decide::in_use(account, &used) {
                 Some(refusal) => work.refuse(account, refusal).await,
@@ -167,40 +184,6 @@ impl Work<'_> {
             events.publish(account, true, reason, "ClaimNamespace", &message);
         }
         Ok(Some(again))
-    }
-
-    /// The objects of a kind that an operator has worked on: those on the first page that has any. Others belong to nobody yet.
-    async fn used<K>(&self, words: (&'static str, &'static str)) -> Result<Contents, AccountError>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
-        let mut pages = Pages::of(self.inside::<K>(), ListParams::default());
-        let failed = |source| AccountError::Call {
-            doing: "list the contents of the namespace",
-            source,
-        };
-        while let Some(page) = pages.next_metadata().await.map_err(failed)? {
-            let used = page
-                .items
-                .iter()
-                .filter(|object| !origin::is_missing(&object.metadata));
-            let names: Vec<String> = used.map(kube::ResourceExt::name_any).collect();
-            if !names.is_empty() {
-                return Ok(Contents {
-                    words,
-                    count: names.len() as u64,
-                    has_more: page.metadata.continue_.is_some_and(|token| !token.is_empty()),
-                    names,
-                });
-            }
-        }
-        Ok(Contents {
-            words,
-            ..Contents::default()
-        })
     }
 
     /// Creates or repairs the namespace of an Account and the objects in it.
@@ -471,7 +454,8 @@ impl Work<'_> {
             .await
     }
 
-    /// Cleans up after a deleted Account and removes its finalizer, as soon as its namespace is empty.
+    /// Deletes what a deleted Account owns, its instances first, and then removes its finalizer. Touches nothing while something
+    /// holds it back.
     async fn remove(
         &self,
         account: &Account,
@@ -486,24 +470,33 @@ impl Work<'_> {
         if let (Removal::Empty { created_by_operator }, Some(namespace)) = (removal, namespace) {
             // Register before listing, so that a deletion right after the list is not missed.
             self.shared.draining.lock().insert(self.namespace.clone());
-            let contents = [
-                self.contents::<Instance>(("instance", "instances"), "").await?,
-                // A failed backup holds no data to lose.
-                self.contents::<Backup>(("backup", "backups"), "status.phase!=Failed")
-                    .await?,
-            ];
+            let adopted = !created_by_operator;
             let ledger = &self.shared.deps.ledger;
-            if let Some(in_the_way) = decide::in_the_way(&contents) {
+            let protected = self.contents::<Instance>(PROTECTED, "spec.deletionProtection=true", stays);
+            let completed = self.contents::<Backup>(COMPLETED, "status.phase=Completed", stays);
+            if let Some(in_the_way) = decide::in_the_way(protected.await?, completed.await?) {
                 ledger.reopen(&super::uid(account));
                 let note = format!("cannot be deleted yet: {in_the_way}");
-                let outcome = Outcome::HeldBack {
-                    adopted: !created_by_operator,
-                    in_the_way,
-                };
+                let outcome = Outcome::HeldBack { adopted, in_the_way };
                 if self.write_status(account, &outcome).await? {
                     let events = &self.shared.events;
                     events.publish(account, true, "DeletionHeldBack", "Delete", &note);
                 }
+                return Ok(Some(CHECK_AGAIN));
+            }
+            let rest = [
+                self.contents::<Instance>(INSTANCES, "", |_| true).await?,
+                // A failed backup has no end to wait for.
+                self.contents::<Backup>(BACKUPS, "status.phase!=Failed", |_| true)
+                    .await?,
+            ];
+            if let Some(contents) = decide::enumerated(&rest) {
+                ledger.reopen(&super::uid(account));
+                self.write_status(account, &Outcome::Deleting { adopted, contents })
+                    .await?;
+                let all = ListParams::default();
+                self.delete_all::<Instance>(&all, "list the instances", "delete an instance")
+                    .await?;
                 return Ok(Some(CHECK_AGAIN));
             }
             if account.owned_namespace().is_some() && !ledger.is_closed(&super::uid(account), &self.namespace)
@@ -526,12 +519,13 @@ impl Work<'_> {
         Ok(None)
     }
 
-    /// Lists what is in the namespace, straight from the API server: a watch may lag behind, and deleting the namespace
-    /// deletes everything in it.
+    /// The objects of a kind in the namespace that count: those on the first page that has any. Listed straight from the API
+    /// server: a watch may lag behind, and deleting the namespace deletes everything in it.
     async fn contents<K>(
         &self,
         words: (&'static str, &'static str),
         selector: &str,
+        counts: impl Fn(&ObjectMeta) -> bool,
     ) -> Result<Contents, AccountError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -539,22 +533,26 @@ impl Work<'_> {
             + Debug
             + DeserializeOwned,
     {
-        let list = self
-            .inside::<K>()
-            .list_metadata(&ListParams::default().limit(PAGE).fields(selector))
-            .doing("list the contents of the namespace")
-            .await?;
-        let more = list.metadata.remaining_item_count.unwrap_or(0);
+        let mut pages = Pages::of(self.inside::<K>(), ListParams::default().fields(selector));
+        let failed = |source| AccountError::Call {
+            doing: "list the contents of the namespace",
+            source,
+        };
+        while let Some(page) = pages.next_metadata().await.map_err(failed)? {
+            let counted = page.items.iter().filter(|object| counts(&object.metadata));
+            let names: Vec<String> = counted.map(kube::ResourceExt::name_any).collect();
+            if !names.is_empty() {
+                return Ok(Contents {
+                    words,
+                    count: names.len() as u64,
+                    has_more: page.metadata.continue_.is_some_and(|token| !token.is_empty()),
+                    names,
+                });
+            }
+        }
         Ok(Contents {
             words,
-            count: list.items.len() as u64 + u64::try_from(more).unwrap_or(0),
-            // With a selector, the API server does not return the number of remaining items.
-            has_more: more == 0 && list.metadata.continue_.is_some_and(|token| !token.is_empty()),
-            names: list
-                .items
-                .into_iter()
-                .filter_map(|object| object.metadata.name)
-                .collect(),
+            ..Contents::default()
         })
     }
 
@@ -614,7 +612,7 @@ impl Work<'_> {
         gone_is_fine(unlabelled)
     }
 
-    /// Deletes all selected objects of a kind in the namespace.
+    /// Deletes all selected objects of a kind in the namespace that nobody has deleted yet.
     async fn delete_all<K>(
         &self,
         selected: &ListParams,
@@ -628,18 +626,27 @@ impl Work<'_> {
             + DeserializeOwned,
     {
         let api = self.inside::<K>();
-        let mut page = selected.clone().limit(PAGE);
-        loop {
-            let some = api.list_metadata(&page).doing(listing).await?;
-            stream::iter(some.items.iter().map(Ok))
+        let mut pages = Pages::of(api.clone(), selected.clone());
+        let failed = |source| AccountError::Call {
+            doing: listing,
+            source,
+        };
+        while let Some(page) = pages.next_metadata().await.map_err(failed)? {
+            let stay = page.items.iter().filter(|object| stays(&object.metadata));
+            stream::iter(stay.map(Ok))
                 .try_for_each_concurrent(CONCURRENCY, |object| async {
-                    self.delete(&api, &object.name_any(), deleting).await
+                    let parameters = DeleteParams {
+                        preconditions: Some(Preconditions {
+                            uid: object.metadata.uid.clone(),
+                            resource_version: None,
+                        }),
+                        ..DeleteParams::background()
+                    };
+                    gone_is_fine(api.delete(&object.name_any(), &parameters).doing(deleting).await)
                 })
                 .await?;
-            if !next_page(&mut page, &some.metadata) {
-                return Ok(());
-            }
         }
+        Ok(())
     }
 
     async fn delete<K>(&self, api: &Api<K>, name: &str, doing: &'static str) -> Result<(), AccountError>

@@ -70,7 +70,7 @@ pub(super) enum Claim {
 pub(super) enum Removal {
     /// It owns no namespace: remove the finalizer.
     OwnsNothing,
-    /// It owns its namespace: clean up once the namespace is empty.
+    /// It owns its namespace: empty it, then clean up.
     Empty { created_by_operator: bool },
 }
 
@@ -232,15 +232,20 @@ pub(super) struct Contents {
 /// Maximum number of names in a message.
 const MAX_NAMES: usize = 5;
 
-/// What blocks a deletion, for example `3 instances: a, b, c; delete them first`; `None` if nothing does.
-pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
-    let total: u64 = contents.iter().map(|contents| contents.count).sum();
-    let them = if total == 1 { "it" } else { "them" };
-    Some(format!("{}; delete {them} first", enumerated(contents)?))
+/// What holds back the deletion of an Account, and what to do about it; `None` if nothing does.
+pub(super) fn in_the_way(protected: Contents, backups: Contents) -> Option<String> {
+    let unprotect = (protected.count > 0).then_some("set spec.deletionProtection of the instances to false");
+    let delete = (backups.count > 0).then_some("delete the backups");
+    let remedies: Vec<&str> = unprotect.into_iter().chain(delete).collect();
+    let what = enumerated(&[protected, backups])?;
+    Some(format!(
+        "{what}; {} first: until then, nothing else is deleted",
+        remedies.join(" and ")
+    ))
 }
 
 /// For example `3 instances: a, b, c; 1 webhook: d`; `None` if all are empty.
-fn enumerated(contents: &[Contents]) -> Option<String> {
+pub(super) fn enumerated(contents: &[Contents]) -> Option<String> {
     let parts: Vec<String> = contents
         .iter()
         .filter(|contents| contents.count > 0)
@@ -273,8 +278,10 @@ pub(super) enum Outcome {
     Refused(NamespaceRefusal),
     /// The API server refused a call. `owned` says whether the namespace was adopted, if the Account owns it.
     Failed { owned: Option<bool>, message: String },
-    /// The Account is being deleted, but its namespace is not empty.
+    /// The Account is being deleted, but it has something that is not deleted along with it.
     HeldBack { adopted: bool, in_the_way: String },
+    /// The Account is being deleted, and this with it.
+    Deleting { adopted: bool, contents: String },
 }
 
 /// The content of the conditions for an outcome.
@@ -339,6 +346,13 @@ impl Outcome {
                 message: format!("cannot be deleted yet: {in_the_way}"),
                 next: Next::Stalled,
                 // The objects in the namespace are still reconciled.
+                owned: Some(*adopted),
+            },
+            Self::Deleting { adopted, contents } => Summary {
+                ready: false,
+                reason: "Deleting",
+                message: format!("deleting {contents}"),
+                next: Next::Works,
                 owned: Some(*adopted),
             },
         }
@@ -647,26 +661,58 @@ pub(super) mod tests {
         assert!(created_by_operator(view(None, Some("uid-ada"))));
     }
 
-    #[test]
-    fn what_is_in_the_way_is_counted_and_named() {
-        let contents = |count, names: &[&str]| Contents {
-            words: ("instance", "instances"),
-            count,
+    fn contents(words: (&'static str, &'static str), names: &[&str]) -> Contents {
+        Contents {
+            words,
+            count: names.len() as u64,
             has_more: false,
             names: names.iter().map(ToString::to_string).collect(),
-        };
-        assert_eq!(in_the_way(&[contents(0, &[])]), None);
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_counted_and_named() {
+        let some = |names| contents(("instance", "instances"), names);
+        assert_eq!(enumerated(&[some(&[])]), None);
+        let backup = contents(("backup", "backups"), &["x"]);
+        for (contents, text) in [
+            (vec![some(&["a"])], "1 instance: a"),
+            (
+                vec![some(&["c", "a", "b"]), backup],
+                "3 instances: a, b, c; 1 backup: x",
+            ),
+            (
+                vec![some(&["f", "e", "d", "c", "b", "a"])],
+                "6 instances: a, b, c, d, e, …",
+            ),
+            (
+                vec![Contents {
+                    has_more: true,
+                    ..some(&["a", "b"])
+                }],
+                "more than 2 instances: a, b",
+            ),
+        ] {
+            assert_eq!(enumerated(&contents).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn what_holds_a_deletion_back_is_said_with_what_to_do_about_it() {
+        let protected = |names| contents(("protected instance", "protected instances"), names);
+        let backups = |names| contents(("completed backup", "completed backups"), names);
+        assert_eq!(in_the_way(protected(&[]), backups(&[])), None);
         assert_eq!(
-            in_the_way(&[contents(1, &["a"])]).unwrap(),
-            "1 instance: a; delete it first"
+            in_the_way(protected(&["db"]), backups(&[])).unwrap(),
+            "1 protected instance: db; set spec.deletionProtection of the instances to false first: until then, nothing else is deleted"
         );
         assert_eq!(
-            in_the_way(&[contents(3, &["c", "a", "b"])]).unwrap(),
-            "3 instances: a, b, c; delete them first"
+            in_the_way(protected(&[]), backups(&["b", "a"])).unwrap(),
+            "2 completed backups: a, b; delete the backups first: until then, nothing else is deleted"
         );
         assert_eq!(
-            in_the_way(&[contents(1200, &["f", "e", "d", "c", "b", "a"])]).unwrap(),
-            "1200 instances: a, b, c, d, e, …; delete them first"
+            in_the_way(protected(&["db"]), backups(&["a"])).unwrap(),
+            "1 protected instance: db; 1 completed backup: a; set spec.deletionProtection of the instances to false and delete the backups first: until then, nothing else is deleted"
         );
     }
 
@@ -676,7 +722,11 @@ pub(super) mod tests {
             Outcome::Ready { adopted: true },
             Outcome::HeldBack {
                 adopted: false,
-                in_the_way: "1 instance: a".into(),
+                in_the_way: "1 protected instance: a".into(),
+            },
+            Outcome::Deleting {
+                adopted: false,
+                contents: "1 instance: a".into(),
             },
             Outcome::Failed {
                 owned: Some(false),
@@ -695,24 +745,31 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_account_that_is_held_back_keeps_its_namespace_until_it_goes() {
-        let mut ada = owning("ada", "shop", 1);
+    fn an_account_that_is_being_deleted_keeps_its_namespace_until_it_goes() {
         let held = Outcome::HeldBack {
             adopted: false,
-            in_the_way: "1 instance: a; delete it first".into(),
+            in_the_way: "1 protected instance: a".into(),
         };
-        ada.status = Some(status(&ada, &held, at(20)));
-        assert_eq!(ada.owned_namespace(), Some("shop"));
-        let conditions = &ada.status.as_ref().unwrap().conditions;
-        let ready = find(conditions, READY).unwrap();
-        assert_eq!(
-            (ready.status.as_str(), ready.observed_generation),
-            ("False", Some(1))
-        );
-        assert_eq!(
-            ready.message,
-            "cannot be deleted yet: 1 instance: a; delete it first"
-        );
+        let deleting = Outcome::Deleting {
+            adopted: false,
+            contents: "1 instance: a".into(),
+        };
+        for (outcome, message, is_stalled) in [
+            (held, "cannot be deleted yet: 1 protected instance: a", true),
+            (deleting, "deleting 1 instance: a", false),
+        ] {
+            let mut ada = owning("ada", "shop", 1);
+            ada.status = Some(status(&ada, &outcome, at(20)));
+            assert_eq!(ada.owned_namespace(), Some("shop"));
+            let conditions = &ada.status.as_ref().unwrap().conditions;
+            let ready = find(conditions, READY).unwrap();
+            assert_eq!(
+                (ready.status.as_str(), ready.observed_generation),
+                ("False", Some(1))
+            );
+            assert_eq!(ready.message, message);
+            assert_eq!(conditions::is_true(conditions, STALLED), is_stalled);
+        }
     }
 
     #[test]
