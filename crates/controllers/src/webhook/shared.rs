@@ -8,14 +8,14 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{
-    Deps,
-    log_tally::LogTally,
-    resend_queue::Requests,
-    secret_cache::{SecretCache, SecretProblem},
-    sources::{SourceRef, Sources},
-    unread_secrets::UnreadSecrets,
-    write_budget::WriteBudget,
+use super::{Deps, write_budget::WriteBudget};
+use crate::{
+    delivery::{
+        resend_queue::Requests,
+        sources::{SourceRef, Sources},
+    },
+    event_log::LogTally,
+    secrets::{SecretCache, SecretProblem, UnreadSecrets},
 };
 use domain::{
     delivery::{
@@ -37,70 +37,70 @@ use sender::ReceiverUrl;
 const CLAIM_GRACE: Duration = Duration::from_secs(2);
 
 /// Reason of a webhook that is a copy of an older one.
-pub(super) const ORIGIN_TAKEN: &str = "OriginTaken";
+pub(crate) const ORIGIN_TAKEN: &str = "OriginTaken";
 
 /// The state shared by the modules of the controller.
-pub(super) struct Shared {
-    pub(super) deps: Deps,
-    pub(super) state: TimedMutex<State>,
+pub(crate) struct Shared {
+    pub(crate) deps: Deps,
+    pub(crate) state: TimedMutex<State>,
     /// Wakes the worker.
-    pub(super) wake: Notify,
+    pub(crate) wake: Notify,
     /// Wakes the lookup: an event waits for a list of webhooks.
-    pub(super) unverified: Notify,
+    pub(crate) unverified: Notify,
     /// Wakes the status writer: a status must be written now.
-    pub(super) urgent: Notify,
+    pub(crate) urgent: Notify,
     /// Wakes the poll of secrets: there is one that has never been read.
-    pub(super) unread: Notify,
-    pub(super) secrets: SecretCache,
+    pub(crate) unread: Notify,
+    pub(crate) secrets: SecretCache,
 }
 
 /// The mutable state, under one lock that is never held across an await.
-pub(super) struct State {
+pub(crate) struct State {
     /// Set once this replica is the leader and has loaded the initial state. Until then, changes are ignored or kept in
     /// `inbox`.
-    pub(super) tenure: Option<Tenure>,
+    pub(crate) tenure: Option<Tenure>,
     /// What the watches have shown while the initial state is being loaded, to be handled afterwards.
-    pub(super) inbox: Option<VecDeque<Shown>>,
-    pub(super) dispatcher: Dispatcher,
-    pub(super) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
+    pub(crate) inbox: Option<VecDeque<Shown>>,
+    pub(crate) dispatcher: Dispatcher,
+    pub(crate) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
     /// resourceVersion up to which the watch has shown all changes of webhooks.
-    pub(super) webhooks_shown: u64,
+    pub(crate) webhooks_shown: u64,
     /// Webhooks that are copies of older ones.
-    pub(super) copies: HashSet<WebhookKey>,
+    pub(crate) copies: HashSet<WebhookKey>,
     /// Webhooks whose status may have to be written.
-    pub(super) dirty: HashSet<WebhookKey>,
+    pub(crate) dirty: HashSet<WebhookKey>,
     /// Whether the process is shutting down, so that no write may be deferred.
-    pub(super) is_ending: bool,
+    pub(crate) is_ending: bool,
     /// Webhooks whose status has to be written later, and when.
-    pub(super) later: BTreeSet<(Instant, WebhookKey)>,
+    pub(crate) later: BTreeSet<(Instant, WebhookKey)>,
     /// The budget for writes of counters.
     pub(super) counter_writes: WriteBudget,
     /// The budget for writes of changed health.
     pub(super) health_writes: WriteBudget,
-    pub(super) log_tally: LogTally,
+    pub(crate) log_tally: LogTally,
     /// Disabled webhooks.
-    pub(super) disabled: HashSet<WebhookKey>,
+    pub(crate) disabled: HashSet<WebhookKey>,
     /// Requests to resend a delivery that is in the event log.
-    pub(super) requests: Requests,
+    pub(crate) requests: Requests,
     /// Webhooks whose secrets have never been read.
-    pub(super) unread: UnreadSecrets,
+    pub(crate) unread: UnreadSecrets,
     /// Objects with unclaimed outbox entries, and since when.
-    pub(super) unclaimed: VecDeque<(Instant, SourceRef)>,
-    pub(super) sources: Sources,
+    pub(crate) unclaimed: VecDeque<(Instant, SourceRef)>,
+    pub(crate) sources: Sources,
     /// resourceVersion of the initial list of Deliveries; older versions from the watch are stale.
-    pub(super) floor: u64,
+    pub(crate) floor: u64,
     /// Deleted objects whose last event is still pending, by UID.
-    pub(super) ending: HashMap<String, SourceRef>,
+    pub(crate) ending: HashMap<String, SourceRef>,
 }
 
 /// Number of keys copied, or of small steps taken, each time the lock is held. Others wait for the lock, so the hold time must
 /// not grow with the number of webhooks, deliveries or instances.
-pub(super) const AT_ONCE: usize = 64;
+pub(crate) const AT_ONCE: usize = 64;
 /// Outboxes taken over each time the lock is held. Each may have dozens of events, and each event as many jobs.
 const CLAIMS_AT_ONCE: usize = 8;
 
 /// A change that a watch has shown.
-pub(super) enum Shown {
+pub(crate) enum Shown {
     Webhook(Change<Webhook>),
     Delivery(Change<Delivery>),
     /// A change of a kind with an outbox, as the function that handles it.
@@ -132,23 +132,23 @@ impl State {
 }
 
 /// The latest version of a webhook, and what still has to be written to its status.
-pub(super) struct CachedWebhook {
+pub(crate) struct CachedWebhook {
     /// The latest version.
-    pub(super) webhook: Arc<Webhook>,
+    pub(crate) webhook: Arc<Webhook>,
     /// Its status when this replica first saw it as leader; the counts since then are added to it.
-    pub(super) base: WebhookStatus,
+    pub(crate) base: WebhookStatus,
     /// Whether the watch has shown it. A webhook from a lookup may be newer than the watch's list.
-    pub(super) shown: bool,
+    pub(crate) shown: bool,
     /// A disablement to write to its status.
-    pub(super) disablement: Option<Disablement>,
+    pub(crate) disablement: Option<Disablement>,
     /// When its status was last written.
-    pub(super) written: Option<Instant>,
+    pub(crate) written: Option<Instant>,
     /// When a write of its status last failed.
-    pub(super) failed: Option<Instant>,
+    pub(crate) failed: Option<Instant>,
 }
 
 impl Shared {
-    pub(super) fn new(deps: Deps) -> Self {
+    pub(crate) fn new(deps: Deps) -> Self {
         let settings = &deps.settings;
         let dispatcher = Dispatcher::new(
             settings.limits(),
@@ -189,7 +189,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn now(&self) -> Now {
+    pub(crate) fn now(&self) -> Now {
         Now {
             wall: milliseconds(self.deps.clock.now()),
             mono: Instant::now(),
@@ -198,13 +198,13 @@ impl Shared {
 
     /// Whether this replica is the leader now. Check this before sending anything out of the cluster: another leader
     /// may already have sent it.
-    pub(super) fn leads(&self) -> bool {
+    pub(crate) fn leads(&self) -> bool {
         self.state.lock().tenure.as_ref().is_some_and(Tenure::holds)
     }
 
     /// Whether to handle a change now. If not, it is either kept until the initial state has been loaded, or dropped
     /// because the initial state will be loaded later anyway.
-    pub(super) fn admits(&self, shown: impl FnOnce() -> Shown) -> bool {
+    pub(crate) fn admits(&self, shown: impl FnOnce() -> Shown) -> bool {
         let mut state = self.state.lock();
         if let Some(inbox) = &mut state.inbox {
             inbox.push_back(shown());
@@ -214,7 +214,7 @@ impl Shared {
     }
 
     /// Records a webhook from a watch, a list or a write. Ignores versions older than the known one.
-    pub(super) fn webhook_seen(&self, state: &mut State, webhook: Arc<Webhook>, now: Now) {
+    pub(crate) fn webhook_seen(&self, state: &mut State, webhook: Arc<Webhook>, now: Now) {
         let key = key_of(&webhook);
         let cached = state.webhooks.get_mut(&key);
         match cached {
@@ -249,7 +249,7 @@ impl Shared {
     }
 
     /// Records a webhook from the watch.
-    pub(super) fn webhook_shown(&self, state: &mut State, webhook: &Arc<Webhook>, now: Now) {
+    pub(crate) fn webhook_shown(&self, state: &mut State, webhook: &Arc<Webhook>, now: Now) {
         self.webhook_seen(state, webhook.clone(), now);
         if let Some(cached) = state.webhooks.get_mut(&key_of(webhook)) {
             cached.shown = true;
@@ -257,7 +257,7 @@ impl Shared {
     }
 
     /// Updates the dispatcher's facts about a webhook, because something that they depend on has changed.
-    pub(super) fn update_facts(&self, state: &mut State, key: &WebhookKey, now: Now) {
+    pub(crate) fn update_facts(&self, state: &mut State, key: &WebhookKey, now: Now) {
         let Some(cached) = state.webhooks.get(key) else {
             return;
         };
@@ -311,7 +311,7 @@ impl Shared {
     }
 
     /// Why an active webhook cannot be sent to: reason and message of the condition.
-    pub(super) fn obstacle(
+    pub(crate) fn obstacle(
         &self,
         state: &State,
         webhook: &Webhook,
@@ -340,7 +340,7 @@ impl Shared {
     }
 
     /// Forgets a deleted webhook, unless another one has taken its name by now.
-    pub(super) fn webhook_gone(&self, state: &mut State, key: &WebhookKey, gone: &Webhook) {
+    pub(crate) fn webhook_gone(&self, state: &mut State, key: &WebhookKey, gone: &Webhook) {
         let is_it = |cached: &CachedWebhook| cached.webhook.metadata.uid == gone.metadata.uid;
         if !state.webhooks.get(key).is_some_and(is_it) {
             return;
@@ -364,7 +364,7 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    pub(super) fn owner_changed(&self, namespace: &str) {
+    pub(crate) fn owner_changed(&self, namespace: &str) {
         let keys = self.state.lock().dispatcher.webhooks_in(namespace);
         for key in keys {
             self.update_facts(&mut self.state.lock(), &key, self.now());
@@ -372,7 +372,7 @@ impl Shared {
     }
 
     /// Takes over some of the outbox entries that stayed unclaimed for [`CLAIM_GRACE`]. Returns when to check again.
-    pub(super) fn claim(&self, state: &mut State, now: Now) -> Option<Instant> {
+    pub(crate) fn claim(&self, state: &mut State, now: Now) -> Option<Instant> {
         for _ in 0..CLAIMS_AT_ONCE {
             let is_due = |(since, _): &mut (Instant, _)| *since + CLAIM_GRACE <= now.mono;
             let Some((_, source)) = state.unclaimed.pop_front_if(is_due) else {
@@ -388,13 +388,13 @@ impl Shared {
     }
 
     /// Calls `each` for every webhook, without holding the lock for all of them at once.
-    pub(super) fn for_each_webhook(&self, each: impl FnMut(&mut State, &WebhookKey)) {
+    pub(crate) fn for_each_webhook(&self, each: impl FnMut(&mut State, &WebhookKey)) {
         self.for_each_key(State::webhooks_after, each);
     }
 
     /// Calls `each` for every key, without holding the lock for all of them at once. `some_after` returns some of the keys
     /// that follow the given one.
-    pub(super) fn for_each_key(
+    pub(crate) fn for_each_key(
         &self,
         some_after: impl Fn(&State, Option<&Arc<str>>) -> Vec<Arc<str>>,
         mut each: impl FnMut(&mut State, &Arc<str>),
@@ -450,7 +450,7 @@ impl Outbox for Shared {
     }
 }
 
-pub(super) fn see_outbox(state: &mut State, outbox: &OutboxVersion<'_>, origin: Origin, now: Now) {
+pub(crate) fn see_outbox(state: &mut State, outbox: &OutboxVersion<'_>, origin: Origin, now: Now) {
     if outbox.is_deleting && !outbox.uid.is_empty() {
         state.ending.insert(outbox.uid.to_owned(), SourceRef::of(outbox));
     }
@@ -458,7 +458,7 @@ pub(super) fn see_outbox(state: &mut State, outbox: &OutboxVersion<'_>, origin: 
 }
 
 /// The key of a webhook.
-pub(super) fn key_of(webhook: &Webhook) -> WebhookKey {
+pub(crate) fn key_of(webhook: &Webhook) -> WebhookKey {
     let metadata = &webhook.metadata;
     key(
         metadata.namespace.as_deref().unwrap_or_default(),

@@ -15,11 +15,11 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    secret_cache::SecretProblem,
+    FIELD_MANAGER,
     shared::{AT_ONCE, CachedWebhook, Shared, State, key_of},
     status::{self, Facts, Urgency},
-    store::FIELD_MANAGER,
 };
+use crate::secrets::SecretProblem;
 use domain::delivery::{Disablement, WebhookKey};
 use resources::{Webhook, WebhookStatus, origin, tracking::forget_foreign};
 use runtime::{

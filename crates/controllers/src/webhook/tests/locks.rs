@@ -7,11 +7,16 @@ use serde_json::json;
 use super::{
     super::{
         Listeners, Source, Stores, WebhookController,
-        initial_state::{self, Listed},
-        lookup, secrets,
         shared::{AT_ONCE, Shared},
     },
     deps, webhook,
+};
+use crate::{
+    delivery::{
+        initial_state::{self, Listed},
+        lookup,
+    },
+    secrets,
 };
 use domain::delivery::key;
 use resources::{Delivery, Instance, Webhook};

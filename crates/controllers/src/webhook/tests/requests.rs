@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        Deps, WebhookController, event_log, lookup, resend, secrets,
+        Deps, WebhookController,
         shared::{Shared, key_of},
         status::Urgency,
         status_writer::{self, When},
@@ -26,6 +26,10 @@ use super::{
     deps,
     locks::{caches, controller, opening},
     webhook,
+};
+use crate::{
+    delivery::{lookup, resend},
+    event_log, secrets,
 };
 use domain::{
     delivery::{LogQuestion, Page, PageWritten, Unreadable},

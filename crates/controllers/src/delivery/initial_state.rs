@@ -2,25 +2,25 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::{
-    Stores, listeners, resend,
+use super::{listeners, resend, sources::Sources};
+use crate::webhook::{
+    Stores,
     shared::{AT_ONCE, Shared, Shown, State, see_outbox},
-    sources::Sources,
 };
 use domain::delivery::{Now, Origin, sort_for_adoption};
 use resources::{Delivery, Webhook};
 use runtime::{lease::Tenure, watch::Change};
 
 /// The initial lists of a new leader.
-pub(super) struct Listed {
-    pub(super) webhooks: Vec<Webhook>,
-    pub(super) deliveries: Vec<Arc<Delivery>>,
+pub(crate) struct Listed {
+    pub(crate) webhooks: Vec<Webhook>,
+    pub(crate) deliveries: Vec<Arc<Delivery>>,
     /// resourceVersion of the list of Deliveries.
-    pub(super) revision: u64,
+    pub(crate) revision: u64,
 }
 
 /// Buffers what the watches show from now on, until [`open`] has loaded the initial state.
-pub(super) fn prepare(shared: &Shared, stores: &Stores) {
+pub(crate) fn prepare(shared: &Shared, stores: &Stores) {
     let mut state = shared.state.lock();
     state.inbox = Some(VecDeque::new());
     state.sources = Sources::new(&stores.sources);
@@ -29,7 +29,7 @@ pub(super) fn prepare(shared: &Shared, stores: &Stores) {
 /// Loads the initial state: webhooks, then unfinished deliveries, then outboxes. The first two come from a fresh list,
 /// because the watches may lag behind the previous leader's writes. Then the changes that the watches have shown since
 /// [`prepare`] are handled in order, so that nothing is lost or overtaken.
-pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenure: Tenure) {
+pub(crate) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenure: Tenure) {
     shared.state.lock().floor = listed.revision;
     // Load the list first: counting continues from the first status seen, and the watch may lag behind.
     load(shared, listed.webhooks, |state, webhook, now| {

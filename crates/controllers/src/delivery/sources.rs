@@ -8,13 +8,13 @@ use runtime::{ReconcileQueue, Store};
 
 /// The kind, namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SourceRef {
+pub(crate) struct SourceRef {
     kind: &'static str,
     object: runtime::ObjectRef,
 }
 
 impl SourceRef {
-    pub(super) fn of(outbox: &OutboxVersion<'_>) -> Self {
+    pub(crate) fn of(outbox: &OutboxVersion<'_>) -> Self {
         Self {
             kind: outbox.kind,
             object: runtime::ObjectRef::new(outbox.namespace, outbox.name),
@@ -41,15 +41,15 @@ impl Source {
 
 /// The sources of all kinds. Cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct Sources(Arc<[Source]>);
+pub(crate) struct Sources(Arc<[Source]>);
 
 impl Sources {
-    pub(super) fn new(sources: &[Source]) -> Self {
+    pub(crate) fn new(sources: &[Source]) -> Self {
         Self(sources.into())
     }
 
     /// The objects that have events in their outboxes.
-    pub(super) fn with_events(&self) -> Vec<SourceRef> {
+    pub(crate) fn with_events(&self) -> Vec<SourceRef> {
         self.0
             .iter()
             .flat_map(|source| source.objects.with_events())
@@ -57,14 +57,14 @@ impl Sources {
     }
 
     /// Calls `see` with the outbox of the current version of an object, if the object exists.
-    pub(super) fn current(&self, object: &SourceRef, mut see: impl FnMut(&OutboxVersion<'_>)) {
+    pub(crate) fn current(&self, object: &SourceRef, mut see: impl FnMut(&OutboxVersion<'_>)) {
         if let Some(source) = self.of(object) {
             source.objects.current(object, &mut see);
         }
     }
 
     /// Queues an object for its controller.
-    pub(super) fn requeue(&self, object: &SourceRef) {
+    pub(crate) fn requeue(&self, object: &SourceRef) {
         if let Some(source) = self.of(object) {
             source.objects.requeue(object);
         }

@@ -16,10 +16,10 @@ use kube::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    secret_cache::{CachedSecret, FRESH, SecretProblem, parse, removal},
+use super::cache::{CachedSecret, FRESH, SecretProblem, parse, removal};
+use crate::webhook::{
+    FIELD_MANAGER,
     shared::{AT_ONCE, Shared, State},
-    store::FIELD_MANAGER,
 };
 use domain::delivery::WebhookKey;
 use resources::{Webhook, revision};
@@ -37,7 +37,7 @@ const POLL_PACE: Duration = Duration::from_millis(80);
 
 /// Why there are no signing keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NoKeys {
+pub(crate) enum NoKeys {
     /// The secret is missing or invalid.
     SecretProblem(SecretProblem),
     /// The secret has never been read, and the API server does not answer.
@@ -45,7 +45,7 @@ pub(super) enum NoKeys {
 }
 
 /// The keys to sign with now.
-pub(super) async fn keys(
+pub(crate) async fn keys(
     shared: &Arc<Shared>,
     key: &WebhookKey,
     webhook: &Webhook,
@@ -162,7 +162,7 @@ fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret
 }
 
 /// Reads secrets until shutdown, so that problems show up before an event needs them.
-pub(super) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
+pub(crate) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
     let polls = async { tokio::join!(read_new(&shared), read_again(&shared)) };
     tokio::select! {
         () = shutdown.cancelled() => {}
@@ -221,7 +221,7 @@ fn unread(shared: &Shared) -> Option<Vec<Webhooks>> {
 }
 
 /// Webhooks whose secrets have not been read recently.
-pub(super) fn old(shared: &Shared) -> Vec<Webhooks> {
+pub(crate) fn old(shared: &Shared) -> Vec<Webhooks> {
     let mut webhooks = Vec::new();
     shared.for_each_webhook(|state, key| {
         if let Some(cached) = state.webhooks.get(key)
@@ -249,7 +249,7 @@ fn by_secret(shared: &Shared, webhooks: Webhooks, is_due: impl Fn(&CachedSecret)
 }
 
 /// Forgets the secrets of deleted webhooks: a read in progress may have put one back.
-pub(super) fn forget_deleted(shared: &Shared) {
+pub(crate) fn forget_deleted(shared: &Shared) {
     let cached = |_: &State, last: Option<&WebhookKey>| shared.secrets.keys_after(last, AT_ONCE);
     shared.for_each_key(cached, |state, key| {
         if !state.webhooks.contains_key(key) {

@@ -2,11 +2,8 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{
-    resend,
-    shared::{AT_ONCE, CachedWebhook, Shared, Shown, key_of},
-    sources::SourceRef,
-};
+use super::{resend, sources::SourceRef};
+use crate::webhook::shared::{AT_ONCE, CachedWebhook, Shared, Shown, key_of};
 use domain::{
     delivery::{JobKey, WebhookKey, job_key_of, sort_for_adoption},
     event::OutboxVersion,
@@ -15,7 +12,7 @@ use resources::{Delivery, HasOutbox, Webhook, origin, revision};
 use runtime::watch::{Change, Listener};
 
 /// Listener for the watch of Webhooks.
-pub(super) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
+pub(crate) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Webhook>| {
         if shared.admits(|| Shown::Webhook(change.clone())) {
@@ -25,7 +22,7 @@ pub(super) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
 }
 
 /// Listener for the watch of unfinished Deliveries.
-pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
+pub(crate) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Delivery>| {
         if shared.admits(|| Shown::Delivery(change.clone())) {
@@ -35,7 +32,7 @@ pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
 }
 
 /// Listener for the watch of a kind with an outbox.
-pub(super) fn outboxes<K: HasOutbox>(shared: &Arc<Shared>) -> Box<dyn Listener<K>> {
+pub(crate) fn outboxes<K: HasOutbox>(shared: &Arc<Shared>) -> Box<dyn Listener<K>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<K>| {
         let for_later = || {
@@ -49,7 +46,7 @@ pub(super) fn outboxes<K: HasOutbox>(shared: &Arc<Shared>) -> Box<dyn Listener<K
 }
 
 /// Handles a change that a watch has shown.
-pub(super) fn handle(shared: &Shared, shown: Shown) {
+pub(crate) fn handle(shared: &Shared, shown: Shown) {
     match shown {
         Shown::Webhook(change) => webhook_changed(shared, &change),
         Shown::Delivery(change) => delivery_changed(shared, &change),

@@ -3,9 +3,10 @@
 
 use kube::{Api, ResourceExt as _, api::PostParams, core::DeserializeGuard};
 
-use super::{
+use super::store;
+use crate::webhook::{
+    FIELD_MANAGER,
     shared::{Shared, State},
-    store::{self, FIELD_MANAGER},
 };
 use domain::delivery::{job_key_of, key};
 use resources::{
@@ -15,7 +16,7 @@ use runtime::client::{CallError, bounded};
 
 /// Queues a Delivery that is only a request, to be completed. Returns `false` if it is a complete one, which
 /// is for the dispatcher.
-pub(super) fn take(state: &mut State, delivery: &Delivery) -> bool {
+pub(crate) fn take(state: &mut State, delivery: &Delivery) -> bool {
     let is_request = delivery.is_request();
     if is_request {
         state.requests.add(job_key_of(delivery));
@@ -25,7 +26,7 @@ pub(super) fn take(state: &mut State, delivery: &Delivery) -> bool {
 
 /// Completes a request, which makes it an ordinary Delivery. Deletes a request that does not match the page that it
 /// names.
-pub(super) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Result<(), CallError> {
+pub(crate) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Result<(), CallError> {
     let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     let request = bounded(api.get_opt(name)).await?;
     let Some(request) =

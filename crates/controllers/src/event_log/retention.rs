@@ -13,10 +13,10 @@ use kube::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    finished::{self, Finished},
-    log_tally::{LogTally, Size},
-    shared::Shared,
+use super::tally::{LogTally, Size};
+use crate::{
+    delivery::finished::{self, Finished},
+    webhook::shared::Shared,
 };
 use resources::{Delivery, EventLog, PageIndex, origin};
 use runtime::client::{CallError, Pages, bounded};
@@ -35,7 +35,7 @@ const CONCURRENCY: usize = 8;
 
 impl Shared {
     /// Notes that a page has been written.
-    pub(super) fn logged(&self, namespace: &str, events: u64, bytes: u64) {
+    pub(crate) fn logged(&self, namespace: &str, events: u64, bytes: u64) {
         let tally = &mut self.state.lock().log_tally;
         let size = tally.by_namespace.entry(namespace.into()).or_default();
         *size = size.plus(Size { events, bytes });
@@ -43,7 +43,7 @@ impl Shared {
     }
 
     /// Notes that a finished Delivery has been written.
-    pub(super) fn finished(&self, delivery: &Delivery) {
+    pub(crate) fn finished(&self, delivery: &Delivery) {
         let namespace = delivery.metadata.namespace.as_deref().unwrap_or_default();
         self.logged(namespace, 0, delivery.bytes());
     }
@@ -73,7 +73,7 @@ impl Bounds {
 }
 
 /// Runs until shutdown.
-pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
+pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     let work = async {
         let bounds = Bounds::of(&shared);
         let mut next_round = Instant::now();

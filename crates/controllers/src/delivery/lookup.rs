@@ -15,10 +15,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    initial_state::Listed,
-    shared::{AT_ONCE, Shared},
-};
+use super::initial_state::Listed;
+use crate::webhook::shared::{AT_ONCE, Shared};
 use domain::delivery::key;
 use resources::{Delivery, Webhook, delivery::FINISHED_LABEL, revision, tracking::forget_foreign};
 use runtime::{
@@ -38,14 +36,14 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// The events of a namespace to verify.
 #[derive(Debug, Default)]
-pub(super) struct Unlisted {
-    pub(super) events: Vec<Arc<str>>,
+pub(crate) struct Unlisted {
+    pub(crate) events: Vec<Arc<str>>,
     /// The resourceVersion at which the namespace's webhooks must be known.
     revision: u64,
 }
 
 /// Runs until shutdown.
-pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
+pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     loop {
         tokio::select! {
             () = shutdown.cancelled() => return,
@@ -82,7 +80,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
 }
 
 /// The events whose webhooks have not been listed since they were recorded, by namespace.
-pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Unlisted> {
+pub(crate) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Unlisted> {
     let mut all: BTreeMap<_, Unlisted> = BTreeMap::new();
     let mut last = None;
     loop {
@@ -105,7 +103,7 @@ pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Unlisted> {
 
 /// Makes sure that the webhooks of a namespace are known at a given version, or as of now, and marks the events as verified.
 /// Returns whether that succeeded. Often the watch has already shown that version.
-pub(super) async fn look_up(
+pub(crate) async fn look_up(
     shared: Arc<Shared>,
     namespace: Arc<str>,
     unlisted: Unlisted,
@@ -173,7 +171,7 @@ fn news(
 
 /// Lists all webhooks and all unfinished deliveries straight from etcd, retrying until that succeeds. Deliveries that the
 /// watch has in the same version are shared with its store, so that they are in memory only once.
-pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed {
+pub(crate) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed {
     let shared_with_store = |delivery: Delivery| {
         let same = shown
             .get(&ObjectRef::of(&delivery))

@@ -21,7 +21,7 @@ use sender::signature::SigningKeys;
 /// How long to use the cached secret after a failed read, before the next one.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// Age at which a secret is read again in the background.
-pub(super) const FRESH: Duration = Duration::from_secs(4);
+pub(crate) const FRESH: Duration = Duration::from_secs(4);
 /// Maximum time between two reads of a secret that is not being used.
 const LONGEST: Duration = Duration::from_mins(30);
 /// The same for an unusable secret: its webhook sends nothing until a read finds a usable one.
@@ -31,7 +31,7 @@ const BETWEEN_REMOVALS: Duration = Duration::from_hours(1);
 
 /// Why a webhook's secret cannot be used, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SecretProblem {
+pub(crate) enum SecretProblem {
     /// The Secret or its key does not exist.
     Missing(String),
     /// It exists, but is not a valid signing secret.
@@ -40,7 +40,7 @@ pub(super) enum SecretProblem {
 
 impl SecretProblem {
     /// Reason and message of the condition.
-    pub(super) fn reason_and_message(self) -> (&'static str, String) {
+    pub(crate) fn reason_and_message(self) -> (&'static str, String) {
         match self {
             Self::Missing(message) => ("SecretMissing", message),
             Self::Unusable(message) => ("SecretUnusable", message),
@@ -50,27 +50,27 @@ impl SecretProblem {
 
 /// The latest known secrets, by webhook.
 #[derive(Default)]
-pub(super) struct SecretCache {
+pub(crate) struct SecretCache {
     secrets: Mutex<BTreeMap<WebhookKey, CachedSecret>>,
 }
 
 /// The latest known secret of a webhook.
 #[derive(Clone, Default)]
-pub(super) struct CachedSecret {
+pub(crate) struct CachedSecret {
     /// What this entry is valid for.
     source: Option<Source>,
     /// When the secret was last read, and the result.
-    pub(super) read: Option<(Instant, Result<Usable, SecretProblem>)>,
+    pub(crate) read: Option<(Instant, Result<Usable, SecretProblem>)>,
     /// Since when every read has had the same result.
-    pub(super) unchanged_since: Option<Instant>,
+    pub(crate) unchanged_since: Option<Instant>,
     /// The resourceVersion of the last read Secret; the API server's cache may have older versions.
-    pub(super) version: Option<u64>,
+    pub(crate) version: Option<u64>,
     /// When a read last failed.
-    pub(super) failed_at: Option<Instant>,
+    pub(crate) failed_at: Option<Instant>,
     /// When the removal of an expired previous secret was last tried.
     removal_tried_at: Option<Instant>,
     /// Held while reading, so that only one task reads.
-    pub(super) reader: Arc<tokio::sync::Mutex<()>>,
+    pub(crate) reader: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// A Webhook, the Secret that it names, and the last change of that Secret that REST announced.
@@ -93,13 +93,13 @@ impl Source {
 }
 
 impl CachedSecret {
-    pub(super) fn age(&self) -> Duration {
+    pub(crate) fn age(&self) -> Duration {
         self.read.as_ref().map_or(Duration::MAX, |(at, _)| at.elapsed())
     }
 
     /// Whether it must be read again although it is not being used: after an eighth of the time since it last
     /// changed.
-    pub(super) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         let unchanged = self
             .unchanged_since
             .map_or(Duration::ZERO, |since| since.elapsed());
@@ -111,31 +111,31 @@ impl CachedSecret {
         self.age() >= (unchanged / 8).clamp(FRESH, longest)
     }
 
-    pub(super) fn has_just_failed(&self) -> bool {
+    pub(crate) fn has_just_failed(&self) -> bool {
         self.failed_at.is_some_and(|at| at.elapsed() < AFTER_FAILURE)
     }
 
-    pub(super) fn result(&self) -> Option<&Result<Usable, SecretProblem>> {
+    pub(crate) fn result(&self) -> Option<&Result<Usable, SecretProblem>> {
         self.read.as_ref().map(|(_, result)| result)
     }
 
     /// Whether it has ever been read.
-    pub(super) fn was_read(&self) -> bool {
+    pub(crate) fn was_read(&self) -> bool {
         self.read.is_some()
     }
 
     /// Whether no read has been tried yet.
-    pub(super) fn is_unread(&self) -> bool {
+    pub(crate) fn is_unread(&self) -> bool {
         self.read.is_none() && self.failed_at.is_none()
     }
 
     /// The problem found by the last read, if any.
-    pub(super) fn problem(&self) -> Option<SecretProblem> {
+    pub(crate) fn problem(&self) -> Option<SecretProblem> {
         self.result()?.as_ref().err().cloned()
     }
 
     /// Until when deliveries are signed with the previous secret too.
-    pub(super) fn overlap(&self) -> Option<Timestamp> {
+    pub(crate) fn overlap(&self) -> Option<Timestamp> {
         let usable = self.result()?.as_ref().ok()?;
         usable.alone.as_ref().map(|(until, _)| *until)
     }
@@ -143,7 +143,7 @@ impl CachedSecret {
 
 /// The signing keys of a valid secret.
 #[derive(Clone)]
-pub(super) struct Usable {
+pub(crate) struct Usable {
     both: Arc<SigningKeys>,
     /// The keys of the current secret alone, and the time from which to use them.
     alone: Option<(Timestamp, Arc<SigningKeys>)>,
@@ -151,7 +151,7 @@ pub(super) struct Usable {
 
 impl Usable {
     /// The keys to sign with at this time.
-    pub(super) fn at(&self, now: Timestamp) -> Arc<SigningKeys> {
+    pub(crate) fn at(&self, now: Timestamp) -> Arc<SigningKeys> {
         match &self.alone {
             Some((from, keys)) if *from <= now => keys.clone(),
             _ => self.both.clone(),
@@ -160,18 +160,18 @@ impl Usable {
 }
 
 impl SecretCache {
-    pub(super) fn forget(&self, key: &WebhookKey) {
+    pub(crate) fn forget(&self, key: &WebhookKey) {
         self.secrets.lock().remove(key);
     }
 
     /// At most `limit` webhooks with cached secrets after `last`, in key order.
-    pub(super) fn keys_after(&self, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
+    pub(crate) fn keys_after(&self, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
         keys_after(&self.secrets.lock(), last, limit)
     }
 
     /// The entry for this webhook and its secret reference. Starts a new one if the webhook, its reference or its Secret has
     /// changed.
-    pub(super) fn get(&self, key: &WebhookKey, webhook: &Webhook) -> CachedSecret {
+    pub(crate) fn get(&self, key: &WebhookKey, webhook: &Webhook) -> CachedSecret {
         let mut all = self.secrets.lock();
         let cached = all.entry(key.clone()).or_default();
         let source = Some(Source::of(webhook));
@@ -185,7 +185,7 @@ impl SecretCache {
     }
 
     /// Whether an expired previous secret may be removed now. If so, returns `false` for the next hour.
-    pub(super) fn may_remove(&self, key: &WebhookKey) -> bool {
+    pub(crate) fn may_remove(&self, key: &WebhookKey) -> bool {
         let mut all = self.secrets.lock();
         let Some(cached) = all.get_mut(key) else {
             return false;
@@ -200,7 +200,7 @@ impl SecretCache {
     }
 
     /// Stores the result of a read that began at `asked_at`. Returns `false` if it is outdated and was not stored.
-    pub(super) fn put(&self, key: &WebhookKey, after: CachedSecret, asked_at: Instant) -> bool {
+    pub(crate) fn put(&self, key: &WebhookKey, after: CachedSecret, asked_at: Instant) -> bool {
         let mut all = self.secrets.lock();
         // The webhook or its reference may have changed since, and responses may arrive out of order.
         let is_newer = |cached: &CachedSecret| cached.read.as_ref().is_some_and(|(at, _)| *at > asked_at);
@@ -219,7 +219,7 @@ impl SecretCache {
 
 /// The signing keys of a webhook in the Secret that it names, or what is wrong with it. A Secret that the webhook may not use is
 /// treated as missing, so that the condition does not reveal whether it exists.
-pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable, SecretProblem> {
+pub(crate) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable, SecretProblem> {
     let reference = &webhook.spec.secret_ref;
     let SecretReference { name, key } = reference;
     let Some(secret) = secret.filter(|secret| webhook.may_use(secret)) else {
@@ -258,7 +258,7 @@ pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable
 
 /// The patch that removes the previous secret of a webhook, valid for this version of the Secret only; `None` unless the
 /// previous secret has expired.
-pub(super) fn removal(secret: &Secret, webhook: &Webhook, now: Timestamp) -> Option<serde_json::Value> {
+pub(crate) fn removal(secret: &Secret, webhook: &Webhook, now: Timestamp) -> Option<serde_json::Value> {
     let reference = &webhook.spec.secret_ref;
     let (previous, expires) = (reference.previous_key(), reference.previous_expires_key());
     let until = secret.data.as_ref()?.get(&expires)?;

@@ -5,10 +5,9 @@ use std::{sync::Arc, time::Duration};
 use http::HeaderValue;
 use url::Url;
 
-use super::{
-    secret_cache::SecretProblem,
-    secrets::{self, NoKeys},
-    shared::Shared,
+use crate::{
+    secrets::{self, NoKeys, SecretProblem},
+    webhook::shared::Shared,
 };
 use domain::delivery::{Event, Report, WebhookKey};
 use resources::{Attempt, Webhook, times::milliseconds};
@@ -19,7 +18,7 @@ use runtime::{
 use sender::signature;
 
 /// Sends an event to a webhook once, as the attempt with this number.
-pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event, number: i32) -> Report {
+pub(crate) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event, number: i32) -> Report {
     let webhook = shared
         .state
         .lock()

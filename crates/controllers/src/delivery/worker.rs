@@ -8,11 +8,10 @@ use std::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    event_log, resend, send,
-    shared::Shared,
-    store,
+    resend, send, store,
     write_queue::{CallQueue, NextWrite, Permit, WriteQueue},
 };
+use crate::{event_log, webhook::shared::Shared};
 use domain::delivery::{Command, JobKey, PageWritten, Written};
 use runtime::metrics::OutcomeLabels;
 
@@ -51,7 +50,7 @@ impl Drop for Tasks {
 }
 
 /// Runs until shutdown, then starts nothing new and waits up to `grace` for attempts and writes in flight.
-pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace: Duration) {
+pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace: Duration) {
     let tasks = Tasks::default();
     let permits = usize::from(shared.deps.write_concurrency);
     let mut writes = WriteQueue::new(permits);

@@ -1,0 +1,23 @@
+//! Takes events from outboxes and delivers them to webhooks. The dispatcher ([`domain::delivery`]) decides what to do; this folder does
+//! the I/O.
+//!
+//! - `initial_state`: loads the state that a new leader starts with; `listeners`: passes changes from the watches to the dispatcher;
+//! - `sources`: the kinds of objects from whose outboxes it takes events;
+//! - `lookup`: makes sure that no event misses a webhook;
+//! - `worker`: carries out the dispatcher's commands; `send`: makes one attempt;
+//! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
+//! - `resend`: completes requests to send a delivery from the event log again; `resend_queue`: the queue of these requests;
+//! - `retention`: deletes old finished Deliveries; `finished`: lists and deletes them.
+
+pub(crate) mod finished;
+pub(crate) mod initial_state;
+pub(crate) mod listeners;
+pub(crate) mod lookup;
+pub(crate) mod resend;
+pub(crate) mod resend_queue;
+pub(crate) mod retention;
+mod send;
+pub(crate) mod sources;
+pub(crate) mod store;
+pub(crate) mod worker;
+mod write_queue;
