@@ -2,10 +2,10 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::{listeners, resend, sources::Sources};
+use super::{listeners, outboxes::Sources, resend};
 use crate::webhook::{
     Stores,
-    shared::{AT_ONCE, Shared, Shown, State, see_outbox},
+    shared::{AT_ONCE, Shared, State},
 };
 use domain::delivery::{Now, Origin, sort_for_adoption};
 use resources::{Delivery, Webhook};
@@ -19,11 +19,60 @@ pub(crate) struct Listed {
     pub(crate) revision: u64,
 }
 
+/// Whether this replica is the leader.
+#[derive(Default)]
+pub(crate) struct Opening {
+    /// Set once this replica is the leader and has loaded the initial state. Until then, changes are ignored or kept in
+    /// `inbox`.
+    pub(crate) tenure: Option<Tenure>,
+    /// What the watches have shown while the initial state is being loaded, to be handled afterwards.
+    inbox: Option<VecDeque<Shown>>,
+}
+
+/// A change that a watch has shown.
+pub(super) enum Shown {
+    Webhook(Change<Webhook>),
+    Delivery(Change<Delivery>),
+    /// A change of a kind with an outbox, as the function that handles it.
+    Outbox(Box<dyn FnOnce(&Shared) + Send>),
+}
+
+impl Opening {
+    /// Whether this replica is the leader now.
+    pub(crate) fn leads(&self) -> bool {
+        self.tenure.as_ref().is_some_and(Tenure::holds)
+    }
+
+    /// Whether this replica has become the leader and loaded the initial state.
+    pub(super) fn is_over(&self) -> bool {
+        self.tenure.is_some()
+    }
+
+    /// Whether to handle a change now. If not, it is either kept until the initial state has been loaded, or dropped
+    /// because the initial state will be loaded later anyway.
+    pub(super) fn admits(&mut self, shown: impl FnOnce() -> Shown) -> bool {
+        if let Some(inbox) = &mut self.inbox {
+            inbox.push_back(shown());
+            return false;
+        }
+        self.is_over()
+    }
+
+    /// The next change to handle. If there is none, the initial state has been loaded.
+    fn next(&mut self, tenure: &Tenure) -> Option<Shown> {
+        let next = self.inbox.as_mut().and_then(VecDeque::pop_front);
+        if next.is_none() {
+            self.inbox = None;
+            self.tenure = Some(tenure.clone());
+        }
+        next
+    }
+}
+
 /// Buffers what the watches show from now on, until [`open`] has loaded the initial state.
 pub(crate) fn prepare(shared: &Shared, stores: &Stores) {
-    let mut state = shared.state.lock();
-    state.inbox = Some(VecDeque::new());
-    state.sources = Sources::new(&stores.sources);
+    shared.opening.lock().inbox = Some(VecDeque::new());
+    shared.state.lock().outboxes.sources = Sources::new(&stores.sources);
 }
 
 /// Loads the initial state: webhooks, then unfinished deliveries, then outboxes. The first two come from a fresh list,
@@ -43,44 +92,35 @@ pub(crate) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenur
     let mut deliveries = listed.deliveries;
     sort_for_adoption(&mut deliveries);
     load(shared, deliveries, |state, delivery, now| {
-        if !resend::take(state, &delivery) {
+        if !resend::take(shared, &delivery) {
             state.dispatcher.delivery_seen(delivery, true, now);
         }
     })
     .await;
     let sources = Sources::new(&stores.sources);
     load(shared, sources.with_events(), |state, source, now| {
-        sources.current(&source, |outbox| see_outbox(state, outbox, Origin::Found, now));
+        sources.current(&source, |outbox| state.outbox_seen(outbox, Origin::Found, now));
     })
     .await;
     loop {
-        let next = {
-            let mut state = shared.state.lock();
-            let next = state.inbox.as_mut().and_then(VecDeque::pop_front);
-            if next.is_none() {
-                state.inbox = None;
-                state.tenure = Some(tenure);
-                break;
-            }
-            next
-        };
+        let next = shared.opening.lock().next(&tenure);
+        let Some(next) = next else { break };
         match next {
             // The store already includes what the watch has shown since, so use its current state.
-            Some(Shown::Webhook(Change::Replaced(_))) => {
+            Shown::Webhook(Change::Replaced(_)) => {
                 let all = Change::Replaced(stores.webhooks.state());
                 listeners::handle(shared, Shown::Webhook(all));
             }
-            Some(Shown::Delivery(Change::Replaced(_))) => {
+            Shown::Delivery(Change::Replaced(_)) => {
                 let all = Change::Replaced(stores.deliveries.state());
                 listeners::handle(shared, Shown::Delivery(all));
             }
-            Some(shown) => listeners::handle(shared, shown),
-            None => {}
+            shown => listeners::handle(shared, shown),
         }
         tokio::task::yield_now().await;
     }
-    shared.wake.notify_one();
-    shared.unverified.notify_one();
+    shared.wake.worker.notify_one();
+    shared.wake.lookup.notify_one();
 }
 
 /// Calls `each` for every item, without holding the lock or the thread for all of them.

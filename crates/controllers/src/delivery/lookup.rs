@@ -47,7 +47,7 @@ pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     loop {
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = shared.unverified.notified() => {}
+            () = shared.wake.lookup.notified() => {}
         }
         tokio::time::sleep(GATHER).await;
         let mut has_failed = false;
@@ -65,7 +65,7 @@ pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
             let lookups: Vec<_> = lookups.collect();
             let succeeded = futures::stream::iter(lookups).buffer_unordered(CONCURRENCY);
             has_failed = !succeeded.fold(true, async |all, one| all && one).await;
-            shared.wake.notify_one();
+            shared.wake.worker.notify_one();
             let pause = if has_failed {
                 AFTER_FAILURE
             } else {
@@ -109,7 +109,7 @@ pub(crate) async fn look_up(
     unlisted: Unlisted,
     since: Option<u64>,
 ) -> bool {
-    let is_shown = since.is_some_and(|since| shared.state.lock().webhooks_shown >= since);
+    let is_shown = since.is_some_and(|since| shared.state.lock().webhooks.shown >= since);
     if !is_shown && let Err(error) = list(&shared, &namespace, since).await {
         tracing::warn!(%namespace, %error, "cannot list webhooks; will retry, and events wait until it succeeds");
         return false;
@@ -158,7 +158,7 @@ fn news(
     let state = shared.state.lock();
     let is_news = |name: &&str, version: u64| {
         let known = state.webhooks.get(&*key(namespace, name));
-        known.is_none_or(|known| revision(&*known.webhook) < version)
+        known.is_none_or(|known| revision(&**known) < version)
     };
     let named = listed
         .iter()

@@ -2,7 +2,7 @@
 //! the I/O.
 //!
 //! - `initial_state`: loads the state that a new leader starts with; `listeners`: passes changes from the watches to the dispatcher;
-//! - `sources`: the kinds of objects from whose outboxes it takes events;
+//! - `outboxes`: takes over events from the objects that have them;
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `worker`: carries out the dispatcher's commands; `send`: makes one attempt;
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
@@ -13,11 +13,16 @@ pub(crate) mod finished;
 pub(crate) mod initial_state;
 pub(crate) mod listeners;
 pub(crate) mod lookup;
+mod outboxes;
 pub(crate) mod resend;
-pub(crate) mod resend_queue;
+mod resend_queue;
 pub(crate) mod retention;
 mod send;
-pub(crate) mod sources;
 pub(crate) mod store;
 pub(crate) mod worker;
 mod write_queue;
+
+pub(crate) use initial_state::Opening;
+pub(crate) use outboxes::Outboxes;
+pub use outboxes::Source;
+pub(crate) use resend_queue::Requests;

@@ -19,12 +19,7 @@ use sender::signature;
 
 /// Sends an event to a webhook once, as the attempt with this number.
 pub(crate) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event, number: i32) -> Report {
-    let webhook = shared
-        .state
-        .lock()
-        .webhooks
-        .get(key)
-        .map(|cached| cached.webhook.clone());
+    let webhook = shared.state.lock().webhooks.get(key).cloned();
     let Some(webhook) = webhook else {
         return Report::Unready;
     };

@@ -10,7 +10,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use parking_lot::Mutex;
 use serde_json::json;
+use tokio::sync::Notify;
 
+use super::unread::UnreadSecrets;
 use domain::delivery::{WebhookKey, keys_after};
 use resources::{
     SecretReference, Webhook,
@@ -21,7 +23,7 @@ use sender::signature::SigningKeys;
 /// How long to use the cached secret after a failed read, before the next one.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// Age at which a secret is read again in the background.
-pub(crate) const FRESH: Duration = Duration::from_secs(4);
+pub(super) const FRESH: Duration = Duration::from_secs(4);
 /// Maximum time between two reads of a secret that is not being used.
 const LONGEST: Duration = Duration::from_mins(30);
 /// The same for an unusable secret: its webhook sends nothing until a read finds a usable one.
@@ -50,8 +52,12 @@ impl SecretProblem {
 
 /// The latest known secrets, by webhook.
 #[derive(Default)]
-pub(crate) struct SecretCache {
+pub(crate) struct Secrets {
     secrets: Mutex<BTreeMap<WebhookKey, CachedSecret>>,
+    /// Webhooks whose secrets have never been read.
+    unread: Mutex<UnreadSecrets>,
+    /// Wakes the poll: there is an unread one.
+    pub(super) has_unread: Notify,
 }
 
 /// The latest known secret of a webhook.
@@ -60,17 +66,17 @@ pub(crate) struct CachedSecret {
     /// What this entry is valid for.
     source: Option<Source>,
     /// When the secret was last read, and the result.
-    pub(crate) read: Option<(Instant, Result<Usable, SecretProblem>)>,
+    pub(super) read: Option<(Instant, Result<Usable, SecretProblem>)>,
     /// Since when every read has had the same result.
-    pub(crate) unchanged_since: Option<Instant>,
+    pub(super) unchanged_since: Option<Instant>,
     /// The resourceVersion of the last read Secret; the API server's cache may have older versions.
-    pub(crate) version: Option<u64>,
+    pub(super) version: Option<u64>,
     /// When a read last failed.
-    pub(crate) failed_at: Option<Instant>,
+    pub(super) failed_at: Option<Instant>,
     /// When the removal of an expired previous secret was last tried.
     removal_tried_at: Option<Instant>,
     /// Held while reading, so that only one task reads.
-    pub(crate) reader: Arc<tokio::sync::Mutex<()>>,
+    pub(super) reader: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// A Webhook, the Secret that it names, and the last change of that Secret that REST announced.
@@ -93,13 +99,13 @@ impl Source {
 }
 
 impl CachedSecret {
-    pub(crate) fn age(&self) -> Duration {
+    pub(super) fn age(&self) -> Duration {
         self.read.as_ref().map_or(Duration::MAX, |(at, _)| at.elapsed())
     }
 
     /// Whether it must be read again although it is not being used: after an eighth of the time since it last
     /// changed.
-    pub(crate) fn is_due(&self) -> bool {
+    pub(super) fn is_due(&self) -> bool {
         let unchanged = self
             .unchanged_since
             .map_or(Duration::ZERO, |since| since.elapsed());
@@ -111,11 +117,11 @@ impl CachedSecret {
         self.age() >= (unchanged / 8).clamp(FRESH, longest)
     }
 
-    pub(crate) fn has_just_failed(&self) -> bool {
+    pub(super) fn has_just_failed(&self) -> bool {
         self.failed_at.is_some_and(|at| at.elapsed() < AFTER_FAILURE)
     }
 
-    pub(crate) fn result(&self) -> Option<&Result<Usable, SecretProblem>> {
+    pub(super) fn result(&self) -> Option<&Result<Usable, SecretProblem>> {
         self.read.as_ref().map(|(_, result)| result)
     }
 
@@ -143,7 +149,7 @@ impl CachedSecret {
 
 /// The signing keys of a valid secret.
 #[derive(Clone)]
-pub(crate) struct Usable {
+pub(super) struct Usable {
     both: Arc<SigningKeys>,
     /// The keys of the current secret alone, and the time from which to use them.
     alone: Option<(Timestamp, Arc<SigningKeys>)>,
@@ -151,7 +157,7 @@ pub(crate) struct Usable {
 
 impl Usable {
     /// The keys to sign with at this time.
-    pub(crate) fn at(&self, now: Timestamp) -> Arc<SigningKeys> {
+    pub(super) fn at(&self, now: Timestamp) -> Arc<SigningKeys> {
         match &self.alone {
             Some((from, keys)) if *from <= now => keys.clone(),
             _ => self.both.clone(),
@@ -159,13 +165,33 @@ impl Usable {
     }
 }
 
-impl SecretCache {
+impl Secrets {
     pub(crate) fn forget(&self, key: &WebhookKey) {
+        self.unread.lock().remove(key);
         self.secrets.lock().remove(key);
     }
 
+    /// Has the secret of a webhook read soon if no read has been tried yet.
+    pub(crate) fn read_first(&self, key: &WebhookKey, webhook: &Webhook) {
+        if self.get(key, webhook).is_unread() {
+            self.unread.lock().insert(key.clone());
+            self.has_unread.notify_one();
+        }
+    }
+
+    /// Removes and returns some of the webhooks whose secrets have never been read.
+    pub(super) fn take_unread(&self, limit: usize) -> Vec<WebhookKey> {
+        let mut unread = self.unread.lock();
+        std::iter::from_fn(|| unread.pop()).take(limit).collect()
+    }
+
+    /// Whether the secret of a webhook is about to be read for the first time.
+    pub(super) fn awaits_first_read(&self, key: &WebhookKey) -> bool {
+        self.unread.lock().contains(key)
+    }
+
     /// At most `limit` webhooks with cached secrets after `last`, in key order.
-    pub(crate) fn keys_after(&self, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
+    pub(super) fn keys_after(&self, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
         keys_after(&self.secrets.lock(), last, limit)
     }
 
@@ -185,7 +211,7 @@ impl SecretCache {
     }
 
     /// Whether an expired previous secret may be removed now. If so, returns `false` for the next hour.
-    pub(crate) fn may_remove(&self, key: &WebhookKey) -> bool {
+    pub(super) fn may_remove(&self, key: &WebhookKey) -> bool {
         let mut all = self.secrets.lock();
         let Some(cached) = all.get_mut(key) else {
             return false;
@@ -200,7 +226,7 @@ impl SecretCache {
     }
 
     /// Stores the result of a read that began at `asked_at`. Returns `false` if it is outdated and was not stored.
-    pub(crate) fn put(&self, key: &WebhookKey, after: CachedSecret, asked_at: Instant) -> bool {
+    pub(super) fn put(&self, key: &WebhookKey, after: CachedSecret, asked_at: Instant) -> bool {
         let mut all = self.secrets.lock();
         // The webhook or its reference may have changed since, and responses may arrive out of order.
         let is_newer = |cached: &CachedSecret| cached.read.as_ref().is_some_and(|(at, _)| *at > asked_at);
@@ -219,7 +245,7 @@ impl SecretCache {
 
 /// The signing keys of a webhook in the Secret that it names, or what is wrong with it. A Secret that the webhook may not use is
 /// treated as missing, so that the condition does not reveal whether it exists.
-pub(crate) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable, SecretProblem> {
+pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable, SecretProblem> {
     let reference = &webhook.spec.secret_ref;
     let SecretReference { name, key } = reference;
     let Some(secret) = secret.filter(|secret| webhook.may_use(secret)) else {
@@ -258,7 +284,7 @@ pub(crate) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable
 
 /// The patch that removes the previous secret of a webhook, valid for this version of the Secret only; `None` unless the
 /// previous secret has expired.
-pub(crate) fn removal(secret: &Secret, webhook: &Webhook, now: Timestamp) -> Option<serde_json::Value> {
+pub(super) fn removal(secret: &Secret, webhook: &Webhook, now: Timestamp) -> Option<serde_json::Value> {
     let reference = &webhook.spec.secret_ref;
     let (previous, expires) = (reference.previous_key(), reference.previous_expires_key());
     let until = secret.data.as_ref()?.get(&expires)?;

@@ -8,8 +8,7 @@ mod cache;
 mod reads;
 mod unread;
 
-pub(crate) use cache::{SecretCache, SecretProblem};
+pub(crate) use cache::{SecretProblem, Secrets};
 pub(crate) use reads::{NoKeys, keys, poll};
 #[cfg(test)]
 pub(crate) use reads::{forget_deleted, old};
-pub(crate) use unread::UnreadSecrets;

@@ -176,7 +176,7 @@ async fn read_new(shared: &Arc<Shared>) {
     loop {
         match unread(shared) {
             Some(new) => read_all(shared, new).await,
-            None => shared.unread.notified().await,
+            None => shared.secrets.has_unread.notified().await,
         }
     }
 }
@@ -205,14 +205,13 @@ type Webhooks = Vec<(WebhookKey, Arc<Webhook>)>;
 
 /// Removes and returns some of the webhooks whose secrets have never been read; `None` if there are no more.
 fn unread(shared: &Shared) -> Option<Vec<Webhooks>> {
-    let mut state = shared.state.lock();
-    let keys = std::iter::from_fn(|| state.unread.pop());
-    let keys: Vec<_> = keys.take(AT_ONCE).collect();
+    let keys = shared.secrets.take_unread(AT_ONCE);
     if keys.is_empty() {
         return None;
     }
+    let state = shared.state.lock();
     let webhook = |key: WebhookKey| {
-        let webhook = state.webhooks.get(&key)?.webhook.clone();
+        let webhook = state.webhooks.get(&key)?.clone();
         Some((key, webhook))
     };
     let webhooks: Vec<_> = keys.into_iter().filter_map(webhook).collect();
@@ -224,10 +223,10 @@ fn unread(shared: &Shared) -> Option<Vec<Webhooks>> {
 pub(crate) fn old(shared: &Shared) -> Vec<Webhooks> {
     let mut webhooks = Vec::new();
     shared.for_each_webhook(|state, key| {
-        if let Some(cached) = state.webhooks.get(key)
-            && !state.unread.contains(key)
+        if let Some(webhook) = state.webhooks.get(key)
+            && !shared.secrets.awaits_first_read(key)
         {
-            webhooks.push((key.clone(), cached.webhook.clone()));
+            webhooks.push((key.clone(), webhook.clone()));
         }
     });
     by_secret(shared, webhooks, CachedSecret::is_due)
@@ -252,7 +251,7 @@ fn by_secret(shared: &Shared, webhooks: Webhooks, is_due: impl Fn(&CachedSecret)
 pub(crate) fn forget_deleted(shared: &Shared) {
     let cached = |_: &State, last: Option<&WebhookKey>| shared.secrets.keys_after(last, AT_ONCE);
     shared.for_each_key(cached, |state, key| {
-        if !state.webhooks.contains_key(key) {
+        if state.webhooks.get(key).is_none() {
             shared.secrets.forget(key);
         }
     });

@@ -6,27 +6,27 @@ use domain::delivery::WebhookKey;
 
 /// Keys of webhooks, popped so that accounts take turns.
 #[derive(Default)]
-pub(crate) struct UnreadSecrets {
+pub(super) struct UnreadSecrets {
     keys: BTreeSet<WebhookKey>,
     /// Sorts after all keys of the namespace that had the last turn.
     after: String,
 }
 
 impl UnreadSecrets {
-    pub(crate) fn insert(&mut self, key: WebhookKey) {
+    pub(super) fn insert(&mut self, key: WebhookKey) {
         self.keys.insert(key);
     }
 
-    pub(crate) fn contains(&self, key: &WebhookKey) -> bool {
+    pub(super) fn contains(&self, key: &WebhookKey) -> bool {
         self.keys.contains(key)
     }
 
-    pub(crate) fn remove(&mut self, key: &WebhookKey) {
+    pub(super) fn remove(&mut self, key: &WebhookKey) {
         self.keys.remove(key);
     }
 
     /// Removes and returns the next key: the first one of the next namespace.
-    pub(crate) fn pop(&mut self) -> Option<WebhookKey> {
+    pub(super) fn pop(&mut self) -> Option<WebhookKey> {
         let rest = (Bound::Included(self.after.as_str()), Bound::Unbounded);
         let next = self
             .keys

@@ -3,12 +3,17 @@
 //! - [`delivery`]: the loop that delivers events, and the records of it;
 //! - [`event_log`]: the log of events;
 //! - [`secrets`]: the signing secrets;
-//! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
-//! - `shared`: the state shared by all of these.
+//! - `known`: the webhooks that it knows;
+//! - `reconcile`: keeps their status: `observe` gathers what the decision ([`domain::webhook`]) depends on, `apply` writes it;
+//!   `status_queue` and `write_budget` say when;
+//! - `shared`: what all of these share.
 
+mod apply;
+mod known;
+mod observe;
+mod reconcile;
 pub(crate) mod shared;
-mod status;
-mod status_writer;
+mod status_queue;
 #[cfg(test)]
 pub(crate) mod tests;
 mod write_budget;
@@ -20,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use shared::Shared;
 
-pub use crate::delivery::sources::Source;
+pub use crate::delivery::Source;
 use crate::{
     account::AccountDirectory,
     delivery::{self, initial_state, listeners, lookup, worker},
@@ -127,10 +132,10 @@ impl WebhookController {
             worker::run(shared.clone(), shutdown.clone(), grace),
             lookup::run(shared.clone(), shutdown.clone()),
             secrets::poll(shared.clone(), shutdown.clone()),
-            status_writer::run(shared.clone(), events.clone(), shutdown.clone()),
+            reconcile::run(shared.clone(), events.clone(), shutdown.clone()),
             delivery::retention::run(shared.clone(), shutdown.clone()),
             event_log::retention::run(shared.clone(), shutdown),
         );
-        status_writer::finish(&shared, &events).await;
+        reconcile::finish(&shared, &events).await;
     }
 }
