@@ -6,17 +6,21 @@
 //! - [`backup`]: makes, keeps and deletes backups;
 //! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
 //! - [`monitoring`]: samples the usage of servers;
-//! - [`webhook`]: delivers these events, and keeps the records; [`notifier`]: tells account holders by e-mail what is wrong with
-//!   their webhooks, in the words of [`mail`], which sends them.
+//! - [`webhook`]: keeps the status of webhooks; `delivery` sends them the events and keeps the records, `event_log` logs the events, and
+//!   `secrets` has what signs them;
+//! - [`notifier`]: tells account holders by e-mail what is wrong with their webhooks, in the words of [`mail`], which sends them.
 
 pub mod account;
 pub mod backup;
+mod delivery;
+mod event_log;
 pub mod instance;
 pub mod invoice;
 pub mod ledger;
 pub mod mail;
 pub mod monitoring;
 pub mod notifier;
+mod secrets;
 #[cfg(test)]
 mod tests;
 pub mod webhook;

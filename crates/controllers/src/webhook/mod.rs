@@ -1,46 +1,22 @@
 //! The Webhook controller: takes events from outboxes, delivers them, and keeps the records.
 //!
-//! The dispatcher ([`domain::delivery`]) decides what to do; this module does the I/O.
-//!
-//! - `shared`: the state shared by the other modules: the dispatcher, the latest version of each webhook, and wake-ups;
-//! - `initial_state`: loads the state that a new leader starts with;
-//! - `listeners`: passes changes from the watches to the dispatcher;
-//! - `sources`: the kinds of objects from whose outboxes it takes events;
-//! - `worker`: carries out the dispatcher's commands;
-//! - `send`: makes one attempt;
-//! - `resend`: completes requests to send a delivery from the event log again; `resend_queue`: the queue of these requests;
-//! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them; `unread`: those to read first;
-//! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
-//! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
-//!   and `log_tally` knows when;
-//! - `lookup`: makes sure that no event misses a webhook;
-//! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
-//! - `retention`: deletes old finished Deliveries; `finished`: lists and deletes them.
+//! - [`delivery`]: the loop that delivers events, and the records of it;
+//! - [`event_log`]: the log of events;
+//! - [`secrets`]: the signing secrets;
+//! - `known`: the webhooks that it knows;
+//! - `reconcile`: keeps their status: `observe` gathers what the decision ([`domain::webhook`]) depends on, `apply` writes it;
+//!   `status_queue` and `write_budget` say when;
+//! - `shared`: what all of these share.
 
-mod event_log;
-mod finished;
-mod initial_state;
-mod listeners;
-mod log_retention;
-mod log_tally;
-mod lookup;
-mod resend;
-mod resend_queue;
-mod retention;
-mod secret_cache;
-mod secrets;
-mod send;
-mod shared;
-mod sources;
-mod status;
-mod status_writer;
-mod store;
+mod apply;
+mod known;
+mod observe;
+mod reconcile;
+pub(crate) mod shared;
+mod status_queue;
 #[cfg(test)]
-mod tests;
-mod unread_secrets;
-mod worker;
+pub(crate) mod tests;
 mod write_budget;
-mod write_queue;
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,13 +24,20 @@ use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use shared::Shared;
-pub use sources::Source;
 
-use super::account::AccountDirectory;
+pub use crate::delivery::Source;
+use crate::{
+    account::AccountDirectory,
+    delivery::{self, initial_state, listeners, lookup, worker},
+    event_log, secrets,
+};
 use domain::{delivery::DeliverySettings, event::Outbox};
 use resources::{Delivery, HasOutbox, Webhook};
 use runtime::{Clock, Metrics, ServerTime, Store, events::Events, lease::Tenure, watch::Listener};
 use sender::{ReceiverClient, TargetRules};
+
+/// The controller's name in managedFields.
+pub(crate) const FIELD_MANAGER: &str = "stellage-webhooks";
 
 /// What the controller depends on.
 pub struct Deps {
@@ -80,7 +63,7 @@ pub struct Deps {
 
 /// The controller. Its listeners must receive every change of the watches from the start.
 pub struct WebhookController {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// The controller's listeners.
@@ -149,10 +132,10 @@ impl WebhookController {
             worker::run(shared.clone(), shutdown.clone(), grace),
             lookup::run(shared.clone(), shutdown.clone()),
             secrets::poll(shared.clone(), shutdown.clone()),
-            status_writer::run(shared.clone(), events.clone(), shutdown.clone()),
-            retention::run(shared.clone(), shutdown.clone()),
-            log_retention::run(shared.clone(), shutdown),
+            reconcile::run(shared.clone(), events.clone(), shutdown.clone()),
+            delivery::retention::run(shared.clone(), shutdown.clone()),
+            event_log::retention::run(shared.clone(), shutdown),
         );
-        status_writer::finish(&shared, &events).await;
+        reconcile::finish(&shared, &events).await;
     }
 }

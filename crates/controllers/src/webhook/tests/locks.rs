@@ -7,11 +7,16 @@ use serde_json::json;
 use super::{
     super::{
         Listeners, Source, Stores, WebhookController,
-        initial_state::{self, Listed},
-        lookup, secrets,
         shared::{AT_ONCE, Shared},
     },
     deps, webhook,
+};
+use crate::{
+    delivery::{
+        initial_state::{self, Listed},
+        lookup,
+    },
+    secrets,
 };
 use domain::delivery::key;
 use resources::{Delivery, Instance, Webhook};
@@ -138,7 +143,7 @@ async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances(
     let before = locked(&metrics);
     opening(&shared, &caches.stores, 0..MANY).await;
     assert!(locked(&metrics) - before >= 3 * (MANY / AT_ONCE) as u64);
-    assert_eq!(shared.state.lock().webhooks.len(), MANY);
+    assert_eq!(shared.state.lock().webhooks.by_key.len(), MANY);
 
     let unverified = || lookup::unverified(&shared);
     in_steps(&metrics, MANY, "events to verify", || {
@@ -171,10 +176,10 @@ async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances(
     let mut now = shared.now();
     now.mono += Duration::from_secs(10);
     let mut state = shared.state.lock();
-    let before = state.unclaimed.len();
+    let before = state.outboxes.unclaimed.len();
     assert!(before >= MANY);
     let next = shared.claim(&mut state, now);
-    assert!(before - state.unclaimed.len() <= AT_ONCE);
+    assert!(before - state.outboxes.unclaimed.len() <= AT_ONCE);
     assert!(next.is_some_and(|at| at <= now.mono), "there are more");
 }
 
@@ -187,7 +192,7 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     }
     let mut open = Box::pin(opening(&shared, &caches.stores, 0..MANY));
     assert!(futures::poll!(&mut open).is_pending());
-    let loaded = shared.state.lock().webhooks.len();
+    let loaded = shared.state.lock().webhooks.by_key.len();
     assert!((1..=AT_ONCE).contains(&loaded), "{loaded}");
     // Others get the lock in between: the last webhook, which has not been loaded yet, is deleted, another one changes, and
     // a new webhook and an event appear.
@@ -223,18 +228,21 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     let state = shared.state.lock();
     let generation = |number: usize| {
         let known = state.webhooks.get(&key("ns", &format!("hook-{number:04}")))?;
-        known.webhook.metadata.generation
+        known.metadata.generation
     };
     assert_eq!([generation(0), generation(MANY - 2)], [Some(1), Some(2)]);
     assert_eq!([generation(MANY - 1), generation(MANY)], [None, Some(1)]);
     assert_eq!(generation(MANY + 1), Some(1));
-    assert_eq!(state.dispatcher.webhooks_in("ns").len(), state.webhooks.len());
-    assert_eq!(state.unclaimed.len(), 1);
+    assert_eq!(
+        state.dispatcher.webhooks_in("ns").len(),
+        state.webhooks.by_key.len()
+    );
+    assert_eq!(state.outboxes.unclaimed.len(), 1);
     let orphans = state.dispatcher.orphans_after(None, MANY);
     assert_eq!(orphans.len(), MANY - 1);
     assert!(!orphans.contains(&key("ns", "orphan-7")));
     drop(state);
     // From now on, changes are handled immediately.
     listeners.webhooks.changed(&Change::Deleted(Arc::new(webhook(0))));
-    assert_eq!(shared.state.lock().webhooks.len(), MANY);
+    assert_eq!(shared.state.lock().webhooks.by_key.len(), MANY);
 }

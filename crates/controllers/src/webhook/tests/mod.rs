@@ -26,7 +26,7 @@ struct Flags {
 }
 
 /// What a controller with these flags depends on. There is no API server, and no Account.
-pub(super) fn deps(flags: &[&str]) -> Deps {
+pub(crate) fn deps(flags: &[&str]) -> Deps {
     let Flags { delivery } = Flags::parse_from([&["test"], flags].concat());
     let nowhere = Config::new("http://127.0.0.1:9".parse().unwrap());
     Deps {

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use http::Method;
@@ -17,15 +17,14 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{
-    super::{
-        Deps, WebhookController, event_log, lookup, resend, secrets,
-        shared::{Shared, key_of},
-        status::Urgency,
-        status_writer::{self, When},
-    },
+    super::{Deps, WebhookController, known::key_of, reconcile, shared::Shared},
     deps,
     locks::{caches, controller, opening},
     webhook,
+};
+use crate::{
+    delivery::{lookup, resend},
+    event_log, secrets,
 };
 use domain::{
     delivery::{LogQuestion, Page, PageWritten, Unreadable},
@@ -155,7 +154,7 @@ async fn a_webhook_that_the_watch_has_not_shown_is_asked_for_before_a_request_to
         });
         let shared = shared_with(client);
         let in_a_minute = tokio::time::Instant::now() + Duration::from_mins(1);
-        shared.state.lock().tenure = Some(Tenure::until(in_a_minute));
+        shared.opening.lock().tenure = Some(Tenure::until(in_a_minute));
         resend::complete(&shared, "ns", &name).await.unwrap();
         let calls = calls.lock();
         let has = |call: &str| calls.iter().any(|it| it.starts_with(call));
@@ -226,7 +225,7 @@ async fn the_leader_logs_events_of_the_account_that_had_them_whatever_the_clocks
         events: vec![logged_event(at, Vec::new())],
     };
     let in_a_minute = tokio::time::Instant::now() + Duration::from_mins(1);
-    shared.state.lock().tenure = Some(Tenure::until(in_a_minute));
+    shared.opening.lock().tenure = Some(Tenure::until(in_a_minute));
     let before = shared.now().wall;
     // By the API server's clock, the account is created a minute from now.
     own("first", before.checked_add(1.minutes()).unwrap());
@@ -238,7 +237,7 @@ async fn the_leader_logs_events_of_the_account_that_had_them_whatever_the_clocks
     assert_eq!(created.lock().len(), 2);
     assert_eq!(created.lock()[1].2["spec"]["account"], "first");
     // A replica that no longer leads leaves it to the next leader.
-    shared.state.lock().tenure = Some(Tenure::until(tokio::time::Instant::now()));
+    shared.opening.lock().tenure = Some(Tenure::until(tokio::time::Instant::now()));
     let written = event_log::write(&shared, "ns", page(before)).await;
     assert_eq!(written, PageWritten::Failed);
     assert_eq!(created.lock().len(), 2);
@@ -253,27 +252,6 @@ fn the_api_server_is_never_made_to_wait_for_a_version_of_a_secret_that_does_not_
         webhook.metadata.annotations = Some([annotation].into());
         assert_eq!(webhook.announced_secret(), version, "{announced}");
     }
-}
-
-#[tokio::test]
-async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
-    let (shared, _, _) = controller();
-    let caches = caches();
-    opening(&shared, &caches.stores, 0..3).await;
-    let mut state = shared.state.lock();
-    let keys: Vec<_> = state.webhooks.keys().cloned().collect();
-    let now = Instant::now();
-    let mut when = |number: usize, urgency| status_writer::when(&mut state, &keys[number], urgency, now);
-    assert_eq!(when(0, Urgency::Counters), When::Now);
-    assert_eq!(when(1, Urgency::Counters), When::Queued);
-    assert_eq!(when(1, Urgency::Failure), When::Now);
-    assert_eq!(when(2, Urgency::Recovery), When::Queued);
-    assert_eq!(when(2, Urgency::Now), When::Now);
-    // It may be written for its health, but its health is what it was: its counters wait like those of others.
-    let admitted = state.health_writes.admit_next(now + Duration::from_secs(1));
-    assert_eq!(admitted.as_ref(), Some(&keys[2]));
-    let counters = status_writer::when(&mut state, &keys[2], Urgency::Counters, now);
-    assert_eq!(counters, When::Queued);
 }
 
 #[tokio::test]
@@ -310,7 +288,7 @@ async fn counters_wait_for_the_budget_and_at_shutdown_all_are_written() {
     let caches = caches();
     opening(&shared, &caches.stores, 0..4).await;
     // Each first status says that the namespace belongs to no Account.
-    status_writer::flush(&shared, &events).await;
+    reconcile::flush(&shared, &events).await;
     let written = || {
         let mut written = std::mem::take(&mut *writes.lock());
         written.sort();
@@ -321,20 +299,19 @@ async fn counters_wait_for_the_budget_and_at_shutdown_all_are_written() {
 
     let count = || {
         let mut state = shared.state.lock();
-        for cached in state.webhooks.values_mut() {
+        for (key, cached) in &mut state.webhooks.by_key {
             cached.base.delivered += 1;
-            cached.written = None;
+            cached.last_writes.succeeded = None;
+            shared.statuses.lock().touch(key.clone());
         }
-        let keys: Vec<_> = state.webhooks.keys().cloned().collect();
-        state.dirty.extend(keys);
     };
     count();
-    status_writer::flush(&shared, &events).await;
+    reconcile::flush(&shared, &events).await;
     assert_eq!(written().len(), 1);
     let others = async {
         while writes.lock().len() < 3 {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            status_writer::flush(&shared, &events).await;
+            reconcile::flush(&shared, &events).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(30), others)
@@ -343,28 +320,9 @@ async fn counters_wait_for_the_budget_and_at_shutdown_all_are_written() {
     assert_eq!(written().len(), 3);
 
     count();
-    status_writer::flush(&shared, &events).await;
+    reconcile::flush(&shared, &events).await;
     is_conflict.store(true, Ordering::Relaxed);
-    status_writer::finish(&shared, &events).await;
+    reconcile::finish(&shared, &events).await;
     assert_eq!(written(), all);
-    let state = shared.state.lock();
-    assert!(state.dirty.is_empty() && state.later.is_empty());
-    assert!(state.counter_writes.is_idle() && state.health_writes.is_idle());
-}
-
-#[tokio::test]
-async fn a_webhook_that_recovers_is_written_at_once_however_short_ago_its_failure_was() {
-    let (shared, _, _) = controller();
-    let caches = caches();
-    opening(&shared, &caches.stores, 0..1).await;
-    let mut state = shared.state.lock();
-    let key = state.webhooks.keys().next().unwrap().clone();
-    let now = Instant::now();
-    state.webhooks.get_mut(&key).unwrap().written = Some(now);
-    let mut when = |urgency| status_writer::when(&mut state, &key, urgency, now);
-    let later = When::NotBefore(now + Duration::from_secs(10));
-    assert_eq!(when(Urgency::Failure), later);
-    assert_eq!(when(Urgency::Counters), later);
-    assert_eq!(when(Urgency::Recovery), When::Now);
-    assert_eq!(when(Urgency::Now), When::Now);
+    assert!(shared.statuses.lock().is_idle());
 }

@@ -8,11 +8,10 @@ use std::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    event_log, resend, send,
-    shared::Shared,
-    store,
+    resend, send, store,
     write_queue::{CallQueue, NextWrite, Permit, WriteQueue},
 };
+use crate::{event_log, webhook::shared::Shared};
 use domain::delivery::{Command, JobKey, PageWritten, Written};
 use runtime::metrics::OutcomeLabels;
 
@@ -51,7 +50,7 @@ impl Drop for Tasks {
 }
 
 /// Runs until shutdown, then starts nothing new and waits up to `grace` for attempts and writes in flight.
-pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace: Duration) {
+pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace: Duration) {
     let tasks = Tasks::default();
     let permits = usize::from(shared.deps.write_concurrency);
     let mut writes = WriteQueue::new(permits);
@@ -60,7 +59,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
     let mut resends = CallQueue::default();
     loop {
         let (commands, timer) = collect(&shared);
-        let requests = shared.state.lock().requests.take_new();
+        let requests = shared.requests.lock().take_new();
         for request in requests {
             resends.push(request);
         }
@@ -81,11 +80,9 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
                     tasks.spawn(async move {
                         let report = send::attempt(&shared, &webhook, &event, number).await;
                         let now = shared.now();
-                        let mut state = shared.state.lock();
-                        state.dispatcher.attempted(&job, report, now);
-                        state.dirty.insert(webhook);
-                        drop(state);
-                        shared.wake.notify_one();
+                        shared.state.lock().dispatcher.attempted(&job, report, now);
+                        shared.statuses.lock().touch(webhook);
+                        shared.wake.worker.notify_one();
                     });
                 }
                 Command::Write { job, class } => writes.push(job, class),
@@ -114,7 +111,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
                 drop(permit);
                 let now = shared.now();
                 shared.state.lock().dispatcher.checked(&job, found, now);
-                shared.wake.notify_one();
+                shared.wake.worker.notify_one();
             });
         }
         let sleep = timer
@@ -122,7 +119,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
             .min(POLL_EVERY);
         tokio::select! {
             () = shutdown.cancelled() => break,
-            () = shared.wake.notified() => {}
+            () = shared.wake.worker.notified() => {}
             () = tokio::time::sleep(sleep) => {}
         }
     }
@@ -183,7 +180,7 @@ fn spawn_page(shared: &Arc<Shared>, tasks: &Tasks, namespace: Arc<str>, permit: 
         let now = shared.now();
         let dispatcher = &mut shared.state.lock().dispatcher;
         dispatcher.page_written(&namespace, written, now);
-        shared.wake.notify_one();
+        shared.wake.worker.notify_one();
     });
 }
 
@@ -205,7 +202,7 @@ fn spawn_log_check(shared: &Arc<Shared>, tasks: &Tasks, namespace: Arc<str>, per
         let now = shared.now();
         let dispatcher = &mut shared.state.lock().dispatcher;
         dispatcher.log_checked(&namespace, &question.events, found, now);
-        shared.wake.notify_one();
+        shared.wake.worker.notify_one();
     });
 }
 
@@ -219,8 +216,8 @@ fn spawn_resend(shared: &Arc<Shared>, tasks: &Tasks, request: JobKey, permit: Pe
             tracing::warn!(namespace, name, %error, "cannot complete a request to send a delivery again; will retry");
             tokio::time::sleep(AFTER_FAILED_RESEND).await;
         }
-        shared.state.lock().requests.ended(request, completed.is_err());
-        shared.wake.notify_one();
+        shared.requests.lock().ended(request, completed.is_err());
+        shared.wake.worker.notify_one();
     });
 }
 
@@ -247,10 +244,12 @@ fn spawn_record(shared: &Arc<Shared>, tasks: &Tasks, job: JobKey, permit: Permit
         let mut state = shared.state.lock();
         // The write may change the numbers of pending, held and dropped deliveries.
         let webhook = state.dispatcher.webhook_of(&job).cloned();
-        state.dirty.extend(webhook);
         state.dispatcher.written(&job, written, now);
         drop(state);
-        shared.wake.notify_one();
+        if let Some(webhook) = webhook {
+            shared.statuses.lock().touch(webhook);
+        }
+        shared.wake.worker.notify_one();
     });
 }
 
@@ -284,21 +283,8 @@ async fn drain(shared: &Arc<Shared>, tasks: &Tasks, mut writes: WriteQueue) {
             continue;
         }
         tokio::select! {
-            () = shared.wake.notified() => {}
+            () = shared.wake.worker.notified() => {}
             () = tasks.running.wait() => {}
-        }
-    }
-}
-
-impl Shared {
-    /// Requeues the deleted object whose last event has been settled.
-    fn requeue(&self, uid: &str) {
-        let (source, sources) = {
-            let mut state = self.state.lock();
-            (state.ending.remove(uid), state.sources.clone())
-        };
-        if let Some(source) = source {
-            sources.requeue(&source);
         }
     }
 }

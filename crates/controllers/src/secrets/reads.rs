@@ -16,10 +16,10 @@ use kube::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    secret_cache::{CachedSecret, FRESH, SecretProblem, parse, removal},
+use super::cache::{CachedSecret, FRESH, SecretProblem, parse, removal};
+use crate::webhook::{
+    FIELD_MANAGER,
     shared::{AT_ONCE, Shared, State},
-    store::FIELD_MANAGER,
 };
 use domain::delivery::WebhookKey;
 use resources::{Webhook, revision};
@@ -37,7 +37,7 @@ const POLL_PACE: Duration = Duration::from_millis(80);
 
 /// Why there are no signing keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NoKeys {
+pub(crate) enum NoKeys {
     /// The secret is missing or invalid.
     SecretProblem(SecretProblem),
     /// The secret has never been read, and the API server does not answer.
@@ -45,7 +45,7 @@ pub(super) enum NoKeys {
 }
 
 /// The keys to sign with now.
-pub(super) async fn keys(
+pub(crate) async fn keys(
     shared: &Arc<Shared>,
     key: &WebhookKey,
     webhook: &Webhook,
@@ -162,7 +162,7 @@ fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret
 }
 
 /// Reads secrets until shutdown, so that problems show up before an event needs them.
-pub(super) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
+pub(crate) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
     let polls = async { tokio::join!(read_new(&shared), read_again(&shared)) };
     tokio::select! {
         () = shutdown.cancelled() => {}
@@ -176,7 +176,7 @@ async fn read_new(shared: &Arc<Shared>) {
     loop {
         match unread(shared) {
             Some(new) => read_all(shared, new).await,
-            None => shared.unread.notified().await,
+            None => shared.secrets.has_unread.notified().await,
         }
     }
 }
@@ -205,14 +205,13 @@ type Webhooks = Vec<(WebhookKey, Arc<Webhook>)>;
 
 /// Removes and returns some of the webhooks whose secrets have never been read; `None` if there are no more.
 fn unread(shared: &Shared) -> Option<Vec<Webhooks>> {
-    let mut state = shared.state.lock();
-    let keys = std::iter::from_fn(|| state.unread.pop());
-    let keys: Vec<_> = keys.take(AT_ONCE).collect();
+    let keys = shared.secrets.take_unread(AT_ONCE);
     if keys.is_empty() {
         return None;
     }
+    let state = shared.state.lock();
     let webhook = |key: WebhookKey| {
-        let webhook = state.webhooks.get(&key)?.webhook.clone();
+        let webhook = state.webhooks.get(&key)?.clone();
         Some((key, webhook))
     };
     let webhooks: Vec<_> = keys.into_iter().filter_map(webhook).collect();
@@ -221,13 +220,13 @@ fn unread(shared: &Shared) -> Option<Vec<Webhooks>> {
 }
 
 /// Webhooks whose secrets have not been read recently.
-pub(super) fn old(shared: &Shared) -> Vec<Webhooks> {
+pub(crate) fn old(shared: &Shared) -> Vec<Webhooks> {
     let mut webhooks = Vec::new();
     shared.for_each_webhook(|state, key| {
-        if let Some(cached) = state.webhooks.get(key)
-            && !state.unread.contains(key)
+        if let Some(webhook) = state.webhooks.get(key)
+            && !shared.secrets.awaits_first_read(key)
         {
-            webhooks.push((key.clone(), cached.webhook.clone()));
+            webhooks.push((key.clone(), webhook.clone()));
         }
     });
     by_secret(shared, webhooks, CachedSecret::is_due)
@@ -249,10 +248,10 @@ fn by_secret(shared: &Shared, webhooks: Webhooks, is_due: impl Fn(&CachedSecret)
 }
 
 /// Forgets the secrets of deleted webhooks: a read in progress may have put one back.
-pub(super) fn forget_deleted(shared: &Shared) {
+pub(crate) fn forget_deleted(shared: &Shared) {
     let cached = |_: &State, last: Option<&WebhookKey>| shared.secrets.keys_after(last, AT_ONCE);
     shared.for_each_key(cached, |state, key| {
-        if !state.webhooks.contains_key(key) {
+        if state.webhooks.get(key).is_none() {
             shared.secrets.forget(key);
         }
     });

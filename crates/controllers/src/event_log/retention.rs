@@ -13,10 +13,10 @@ use kube::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    finished::{self, Finished},
-    log_tally::{LogTally, Size},
-    shared::Shared,
+use super::tally::{LogTally, Size};
+use crate::{
+    delivery::finished::{self, Finished},
+    webhook::shared::Shared,
 };
 use resources::{Delivery, EventLog, PageIndex, origin};
 use runtime::client::{CallError, Pages, bounded};
@@ -35,15 +35,15 @@ const CONCURRENCY: usize = 8;
 
 impl Shared {
     /// Notes that a page has been written.
-    pub(super) fn logged(&self, namespace: &str, events: u64, bytes: u64) {
-        let tally = &mut self.state.lock().log_tally;
+    pub(crate) fn logged(&self, namespace: &str, events: u64, bytes: u64) {
+        let tally = &mut self.log_tally.lock();
         let size = tally.by_namespace.entry(namespace.into()).or_default();
         *size = size.plus(Size { events, bytes });
         tally.bytes += bytes;
     }
 
     /// Notes that a finished Delivery has been written.
-    pub(super) fn finished(&self, delivery: &Delivery) {
+    pub(crate) fn finished(&self, delivery: &Delivery) {
         let namespace = delivery.metadata.namespace.as_deref().unwrap_or_default();
         self.logged(namespace, 0, delivery.bytes());
     }
@@ -73,7 +73,7 @@ impl Bounds {
 }
 
 /// Runs until shutdown.
-pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
+pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     let work = async {
         let bounds = Bounds::of(&shared);
         let mut next_round = Instant::now();
@@ -115,9 +115,9 @@ fn due(shared: &Shared, bounds: &Bounds) -> (Vec<Arc<str>>, bool) {
         events: bounds.account.events / SLACK,
         bytes: bounds.account.bytes / SLACK,
     };
-    let tally = &mut shared.state.lock().log_tally;
+    let tally = &mut shared.log_tally.lock();
     if tally.bytes > bounds.total_bytes / SLACK {
-        *tally = LogTally::default();
+        **tally = LogTally::default();
         return (Vec::new(), true);
     }
     let due = tally.by_namespace.extract_if(|_, size| size.exceeds(limit));
@@ -131,7 +131,7 @@ fn again(shared: &Shared, namespace: &str, bounds: &Bounds) {
 
 /// Prunes all accounts. If together they are still over their bound, prunes the largest ones again.
 async fn round(shared: &Shared, bounds: &Bounds) -> Result<(), CallError> {
-    shared.state.lock().log_tally = LogTally::default();
+    *shared.log_tally.lock() = LogTally::default();
     let kept = prune_pages(shared, None, bounds, bounds.account, Vec::new()).await?;
     let finished::All { mut sizes, unowned } = finished::all(&shared.deps.client).await?;
     for (namespace, unowned) in unowned {

@@ -8,7 +8,7 @@ use kube::{
     core::Status,
 };
 
-use super::shared::Shared;
+use crate::webhook::{FIELD_MANAGER, shared::Shared};
 use domain::delivery::{WriteRequest, Written};
 use resources::{Delivery, quota};
 use runtime::{
@@ -16,15 +16,12 @@ use runtime::{
     log_throttle::LogThrottle,
 };
 
-/// The controller's name in managedFields.
-pub(super) const FIELD_MANAGER: &str = "stellage-webhooks";
-
 /// Complaints about Deliveries, of which there may be hundreds a second while the API server does not answer.
 static LOOK_UPS: LogThrottle = LogThrottle::new();
 static WRITES: LogThrottle = LogThrottle::new();
 
 /// Carries out a write.
-pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
+pub(crate) async fn write(shared: &Shared, request: WriteRequest) -> Written {
     let params = PostParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
@@ -71,7 +68,7 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
 }
 
 /// Reads a Delivery; `None` if it does not exist or is only a request.
-pub(super) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<Option<Arc<Delivery>>, ()> {
+pub(crate) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<Option<Arc<Delivery>>, ()> {
     let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     match bounded(api.get_opt(name)).await {
         Ok(found) => Ok(found.filter(|found| !found.is_request()).map(pruned)),
@@ -102,7 +99,7 @@ async fn read_back(api: &Api<Delivery>, delivery: &Delivery) -> Written {
 
 /// Deletes a Delivery, but not another one that has taken its name by now; or deletes only this version of
 /// it.
-pub(super) async fn delete(
+pub(crate) async fn delete(
     api: &Api<Delivery>,
     delivery: &Delivery,
     version: Option<String>,
@@ -128,7 +125,7 @@ fn failed(delivery: &Delivery, error: &CallError) -> Written {
 }
 
 /// Whether nothing can be created any more, because the namespace is gone or being deleted.
-pub(super) fn is_hopeless(error: &CallError) -> bool {
+pub(crate) fn is_hopeless(error: &CallError) -> bool {
     let causes = |status: &Status| {
         let details = status.details.as_ref();
         details.is_some_and(|details| {
@@ -167,8 +164,8 @@ mod tests {
     use parking_lot::Mutex;
     use serde_json::{Value, json};
 
-    use super::{super::WebhookController, *};
-    use crate::webhook::tests::deps;
+    use super::*;
+    use crate::webhook::{Deps, WebhookController, tests::deps};
     use runtime::testing::answered_by;
 
     fn delivery(event: &str) -> Value {
@@ -205,7 +202,7 @@ mod tests {
             };
             async move { answer }
         });
-        let shared = WebhookController::new(super::super::Deps { client, ..deps(&[]) }).shared;
+        let shared = WebhookController::new(Deps { client, ..deps(&[]) }).shared;
         let wanted = serde_json::from_value(delivery("evt_1")).unwrap();
         let written = write(&shared, WriteRequest::Create(wanted)).await;
         (written, *deleted.lock())

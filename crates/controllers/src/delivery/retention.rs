@@ -12,9 +12,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     finished::{self, Finished},
-    shared::{AT_ONCE, Shared},
     store,
 };
+use crate::webhook::shared::{AT_ONCE, Shared};
 use domain::delivery::{JobKey, WebhookKey};
 use resources::{Delivery, delivery::WEBHOOK_LABEL};
 use runtime::client::CallError;
@@ -36,7 +36,7 @@ const LOOKS: usize = 8;
 const LOST_AFTER: SignedDuration = SignedDuration::from_mins(5);
 
 /// Runs until shutdown.
-pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
+pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     let work = async {
         // Start with a round, to prune what the previous leader left behind.
         let mut next_round = Instant::now();
@@ -166,11 +166,8 @@ mod tests {
     use parking_lot::Mutex;
     use serde_json::{Value, json};
 
-    use super::{
-        super::{Deps, WebhookController},
-        *,
-    };
-    use crate::webhook::tests::deps;
+    use super::*;
+    use crate::webhook::{Deps, WebhookController, tests::deps};
     use runtime::testing::answered_by;
 
     #[test]

@@ -10,7 +10,7 @@ use kube::{
     core::ObjectMeta,
 };
 
-use super::shared::Shared;
+use crate::webhook::shared::Shared;
 use domain::delivery::key;
 use resources::{
     Delivery,
@@ -26,18 +26,18 @@ const MAX_UNOWNED: usize = 10_000;
 
 /// A finished Delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Finished {
+pub(crate) struct Finished {
     /// When it finished, but not before the creation time set by the API server.
-    pub(super) at: Timestamp,
+    pub(crate) at: Timestamp,
     /// Its approximate size as stored.
-    pub(super) bytes: u64,
-    pub(super) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) name: String,
     uid: Option<String>,
     version: Option<String>,
 }
 
 impl Finished {
-    pub(super) fn of(metadata: ObjectMeta) -> Option<Self> {
+    pub(crate) fn of(metadata: ObjectMeta) -> Option<Self> {
         let created = origin::created_at(&metadata);
         let at = delivery::finished_at(&metadata).max(created);
         Some(Self {
@@ -51,7 +51,7 @@ impl Finished {
 }
 
 /// The finished Deliveries of a namespace, or only those with the additional labels; newest first.
-pub(super) async fn list(
+pub(crate) async fn list(
     client: &Client,
     namespace: &str,
     more_labels: &str,
@@ -69,15 +69,15 @@ pub(super) async fn list(
 
 /// All finished Deliveries, by namespace.
 #[derive(Default)]
-pub(super) struct All {
+pub(crate) struct All {
     /// The total size.
-    pub(super) sizes: HashMap<String, u64>,
+    pub(crate) sizes: HashMap<String, u64>,
     /// Deliveries without an owner, which are not pruned with any webhook; or some of them.
-    pub(super) unowned: HashMap<String, Vec<Finished>>,
+    pub(crate) unowned: HashMap<String, Vec<Finished>>,
 }
 
 /// Lists all finished Deliveries.
-pub(super) async fn all(client: &Client) -> Result<All, CallError> {
+pub(crate) async fn all(client: &Client) -> Result<All, CallError> {
     let mut all = All::default();
     let mut unowned = 0;
     let api = Api::all(client.clone());
@@ -105,7 +105,7 @@ async fn each(api: Api<Delivery>, selector: &str, mut see: impl FnMut(ObjectMeta
 
 /// Deletes Deliveries, except those of events that are still in an outbox: without these records, a new leader would send the
 /// events again. Returns how many were deleted.
-pub(super) async fn delete(shared: &Shared, namespace: &str, mut surplus: Vec<Finished>) -> usize {
+pub(crate) async fn delete(shared: &Shared, namespace: &str, mut surplus: Vec<Finished>) -> usize {
     surplus.retain(|delivery| {
         let key = key(namespace, &delivery.name);
         !shared.state.lock().dispatcher.is_in_outbox(&key)

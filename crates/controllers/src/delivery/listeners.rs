@@ -2,47 +2,44 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{
-    resend,
-    shared::{AT_ONCE, CachedWebhook, Shared, Shown, key_of},
-    sources::SourceRef,
-};
+use super::{initial_state::Shown, resend};
+use crate::webhook::shared::{AT_ONCE, Shared};
 use domain::{
-    delivery::{JobKey, WebhookKey, job_key_of, sort_for_adoption},
+    delivery::{JobKey, job_key_of, sort_for_adoption},
     event::OutboxVersion,
 };
 use resources::{Delivery, HasOutbox, Webhook, origin, revision};
 use runtime::watch::{Change, Listener};
 
 /// Listener for the watch of Webhooks.
-pub(super) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
+pub(crate) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Webhook>| {
-        if shared.admits(|| Shown::Webhook(change.clone())) {
-            webhook_changed(&shared, change);
+        if shared.opening.lock().admits(|| Shown::Webhook(change.clone())) {
+            shared.webhook_changed(change);
         }
     })
 }
 
 /// Listener for the watch of unfinished Deliveries.
-pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
+pub(crate) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Delivery>| {
-        if shared.admits(|| Shown::Delivery(change.clone())) {
+        if shared.opening.lock().admits(|| Shown::Delivery(change.clone())) {
             delivery_changed(&shared, change);
         }
     })
 }
 
 /// Listener for the watch of a kind with an outbox.
-pub(super) fn outboxes<K: HasOutbox>(shared: &Arc<Shared>) -> Box<dyn Listener<K>> {
+pub(crate) fn outboxes<K: HasOutbox>(shared: &Arc<Shared>) -> Box<dyn Listener<K>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<K>| {
         let for_later = || {
             let change = change.clone();
             Shown::Outbox(Box::new(move |shared| object_changed(shared, &change)))
         };
-        if shared.admits(for_later) {
+        if shared.opening.lock().admits(for_later) {
             object_changed(&shared, change);
         }
     })
@@ -51,42 +48,9 @@ pub(super) fn outboxes<K: HasOutbox>(shared: &Arc<Shared>) -> Box<dyn Listener<K
 /// Handles a change that a watch has shown.
 pub(super) fn handle(shared: &Shared, shown: Shown) {
     match shown {
-        Shown::Webhook(change) => webhook_changed(shared, &change),
+        Shown::Webhook(change) => shared.webhook_changed(&change),
         Shown::Delivery(change) => delivery_changed(shared, &change),
         Shown::Outbox(handle) => handle(shared),
-    }
-}
-
-fn webhook_changed(shared: &Shared, change: &Change<Webhook>) {
-    match change {
-        Change::Replaced(all) => webhooks_listed(shared, all),
-        Change::Applied(webhook) => shared.webhook_shown(&mut shared.state.lock(), webhook, shared.now()),
-        Change::Deleted(webhook) => {
-            shared.webhook_gone(&mut shared.state.lock(), &key_of(webhook), webhook);
-        }
-        Change::Unreadable(_) => {}
-    }
-    let shown = &mut shared.state.lock().webhooks_shown;
-    match change {
-        // Not the highest version ever seen: versions start over when etcd is restored.
-        Change::Replaced(all) => *shown = all.iter().map(|webhook| revision(&**webhook)).max().unwrap_or(0),
-        Change::Applied(webhook) | Change::Deleted(webhook) => *shown = revision(&**webhook).max(*shown),
-        Change::Unreadable(_) => {}
-    }
-}
-
-/// Handles a new list of all webhooks.
-fn webhooks_listed(shared: &Shared, all: &[Arc<Webhook>]) {
-    let listed: HashSet<WebhookKey> = all.iter().map(|webhook| key_of(webhook)).collect();
-    shared.for_each_webhook(|state, key| {
-        let is_gone = |cached: &&CachedWebhook| cached.shown && !listed.contains(key);
-        let gone = state.webhooks.get(key).filter(is_gone);
-        if let Some(webhook) = gone.map(|cached| cached.webhook.clone()) {
-            shared.webhook_gone(state, key, &webhook);
-        }
-    });
-    for webhook in all {
-        shared.webhook_shown(&mut shared.state.lock(), webhook, shared.now());
     }
 }
 
@@ -98,7 +62,7 @@ fn delivery_changed(shared: &Shared, change: &Change<Delivery>) {
             if revision(&**delivery) <= state.floor {
                 return;
             }
-            if !resend::take(&mut state, delivery) {
+            if !resend::take(shared, delivery) {
                 state
                     .dispatcher
                     .delivery_seen(delivery.clone(), false, shared.now());
@@ -117,7 +81,7 @@ fn delivery_changed(shared: &Shared, change: &Change<Delivery>) {
         }
         Change::Unreadable(_) => return,
     }
-    shared.wake.notify_one();
+    shared.wake.worker.notify_one();
 }
 
 /// Handles a new list of all unfinished Deliveries.
@@ -151,7 +115,7 @@ fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
     sort_for_adoption(&mut sorted);
     for delivery in &sorted {
         let mut state = shared.state.lock();
-        if !resend::take(&mut state, delivery) {
+        if !resend::take(shared, delivery) {
             state.dispatcher.delivery_listed(delivery, floor, shared.now());
         }
     }
@@ -160,36 +124,23 @@ fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
 fn object_changed<K: HasOutbox>(shared: &Shared, change: &Change<K>) {
     match change {
         Change::Replaced(all) => objects_listed(shared, all),
-        Change::Applied(object) => outbox_shown(shared, &OutboxVersion::of(&**object)),
+        Change::Applied(object) => shared.outbox_shown(&OutboxVersion::of(&**object)),
         Change::Deleted(object) => {
             let uid = origin::uid(object.meta());
             let mut state = shared.state.lock();
             state.dispatcher.object_gone(uid);
-            state.ending.remove(uid);
+            state.outboxes.ending.remove(uid);
         }
         Change::Unreadable(_) => return,
     }
     // The worker takes over entries that remain unclaimed.
-    shared.wake.notify_one();
-}
-
-fn outbox_shown(shared: &Shared, outbox: &OutboxVersion<'_>) {
-    let now = shared.now().mono;
-    let mut state = shared.state.lock();
-    state.dispatcher.outbox_shown(outbox);
-    if outbox
-        .entries
-        .iter()
-        .any(|entry| !state.dispatcher.knows(&entry.id))
-    {
-        state.unclaimed.push_back((now, SourceRef::of(outbox)));
-    }
+    shared.wake.worker.notify_one();
 }
 
 /// Handles a new list of all objects of a kind.
 fn objects_listed<K: HasOutbox>(shared: &Shared, all: &[Arc<K>]) {
     for object in all {
-        outbox_shown(shared, &OutboxVersion::of(&**object));
+        shared.outbox_shown(&OutboxVersion::of(&**object));
     }
     let uids = all.iter().map(|object| origin::uid(object.meta()));
     let listed: HashSet<&str> = uids.collect();
@@ -198,7 +149,7 @@ fn objects_listed<K: HasOutbox>(shared: &Shared, all: &[Arc<K>]) {
         |state, last| state.dispatcher.objects_after(last, AT_ONCE),
         |state, uid| {
             if !listed.contains(&**uid) && state.dispatcher.forget_unlisted_object(K::KIND, uid, newest) {
-                state.ending.remove(&**uid);
+                state.outboxes.ending.remove(&**uid);
             }
         },
     );

@@ -15,10 +15,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    initial_state::Listed,
-    shared::{AT_ONCE, Shared},
-};
+use super::initial_state::Listed;
+use crate::webhook::shared::{AT_ONCE, Shared};
 use domain::delivery::key;
 use resources::{Delivery, Webhook, delivery::FINISHED_LABEL, revision, tracking::forget_foreign};
 use runtime::{
@@ -38,18 +36,18 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// The events of a namespace to verify.
 #[derive(Debug, Default)]
-pub(super) struct Unlisted {
-    pub(super) events: Vec<Arc<str>>,
+pub(crate) struct Unlisted {
+    pub(crate) events: Vec<Arc<str>>,
     /// The resourceVersion at which the namespace's webhooks must be known.
     revision: u64,
 }
 
 /// Runs until shutdown.
-pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
+pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     loop {
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = shared.unverified.notified() => {}
+            () = shared.wake.lookup.notified() => {}
         }
         tokio::time::sleep(GATHER).await;
         let mut has_failed = false;
@@ -67,7 +65,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
             let lookups: Vec<_> = lookups.collect();
             let succeeded = futures::stream::iter(lookups).buffer_unordered(CONCURRENCY);
             has_failed = !succeeded.fold(true, async |all, one| all && one).await;
-            shared.wake.notify_one();
+            shared.wake.worker.notify_one();
             let pause = if has_failed {
                 AFTER_FAILURE
             } else {
@@ -82,7 +80,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
 }
 
 /// The events whose webhooks have not been listed since they were recorded, by namespace.
-pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Unlisted> {
+pub(crate) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Unlisted> {
     let mut all: BTreeMap<_, Unlisted> = BTreeMap::new();
     let mut last = None;
     loop {
@@ -105,13 +103,13 @@ pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Unlisted> {
 
 /// Makes sure that the webhooks of a namespace are known at a given version, or as of now, and marks the events as verified.
 /// Returns whether that succeeded. Often the watch has already shown that version.
-pub(super) async fn look_up(
+pub(crate) async fn look_up(
     shared: Arc<Shared>,
     namespace: Arc<str>,
     unlisted: Unlisted,
     since: Option<u64>,
 ) -> bool {
-    let is_shown = since.is_some_and(|since| shared.state.lock().webhooks_shown >= since);
+    let is_shown = since.is_some_and(|since| shared.state.lock().webhooks.shown >= since);
     if !is_shown && let Err(error) = list(&shared, &namespace, since).await {
         tracing::warn!(%namespace, %error, "cannot list webhooks; will retry, and events wait until it succeeds");
         return false;
@@ -160,7 +158,7 @@ fn news(
     let state = shared.state.lock();
     let is_news = |name: &&str, version: u64| {
         let known = state.webhooks.get(&*key(namespace, name));
-        known.is_none_or(|known| revision(&*known.webhook) < version)
+        known.is_none_or(|known| revision(&**known) < version)
     };
     let named = listed
         .iter()
@@ -173,7 +171,7 @@ fn news(
 
 /// Lists all webhooks and all unfinished deliveries straight from etcd, retrying until that succeeds. Deliveries that the
 /// watch has in the same version are shared with its store, so that they are in memory only once.
-pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed {
+pub(crate) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed {
     let shared_with_store = |delivery: Delivery| {
         let same = shown
             .get(&ObjectRef::of(&delivery))

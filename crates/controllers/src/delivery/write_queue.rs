@@ -12,7 +12,7 @@ use domain::{
 
 /// The queue of writes. Accounts take turns, and no class of writes can use all permits: records of failing receivers come in
 /// bursts, which would delay the API server's handling of instances.
-pub(super) struct WriteQueue {
+pub(crate) struct WriteQueue {
     /// Maximum number of concurrent writes.
     permits: usize,
     owed: CallQueue,
@@ -22,7 +22,7 @@ pub(super) struct WriteQueue {
 
 /// A write that has a permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NextWrite {
+pub(crate) enum NextWrite {
     /// The record of a job.
     Record(JobKey),
     /// The event log page of a namespace.
@@ -31,13 +31,13 @@ pub(super) enum NextWrite {
 
 /// A queue of API calls, fair among accounts, that also counts the running ones.
 #[derive(Default)]
-pub(super) struct CallQueue {
+pub(crate) struct CallQueue {
     waiting: FairQueue,
     running: Arc<AtomicUsize>,
 }
 
 /// The permit of a running call; released on drop.
-pub(super) struct Permit(Arc<AtomicUsize>);
+pub(crate) struct Permit(Arc<AtomicUsize>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
@@ -47,17 +47,17 @@ impl Drop for Permit {
 
 impl CallQueue {
     /// Adds a call for a job, or for a whole namespace.
-    pub(super) fn push(&mut self, key: Arc<str>) {
+    pub(crate) fn push(&mut self, key: Arc<str>) {
         self.waiting.push(&namespace_of(&key).into(), key);
     }
 
     /// The number of running calls.
-    pub(super) fn running(&self) -> usize {
+    pub(crate) fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
     /// Removes and returns the next call, which counts as running until its permit is dropped.
-    pub(super) fn pop(&mut self) -> Option<(Arc<str>, Permit)> {
+    pub(crate) fn pop(&mut self) -> Option<(Arc<str>, Permit)> {
         let key = self.waiting.pop()?;
         self.running.fetch_add(1, Ordering::Relaxed);
         Some((key, Permit(self.running.clone())))
@@ -65,7 +65,7 @@ impl CallQueue {
 }
 
 impl WriteQueue {
-    pub(super) fn new(permits: usize) -> Self {
+    pub(crate) fn new(permits: usize) -> Self {
         Self {
             permits,
             owed: CallQueue::default(),
@@ -74,20 +74,20 @@ impl WriteQueue {
         }
     }
 
-    pub(super) fn push(&mut self, job: JobKey, class: WriteClass) {
+    pub(crate) fn push(&mut self, job: JobKey, class: WriteClass) {
         match class {
             WriteClass::Owed => self.owed.push(job),
             WriteClass::Suspect => self.suspect.push(job),
         }
     }
 
-    pub(super) fn push_page(&mut self, namespace: Arc<str>) {
+    pub(crate) fn push_page(&mut self, namespace: Arc<str>) {
         self.pages.push(namespace);
     }
 
     /// Removes and returns the next write that has a permit. An eighth of the permits is reserved for failing receivers,
     /// and another eighth for the event log.
-    pub(super) fn pop(&mut self) -> Option<(NextWrite, Permit)> {
+    pub(crate) fn pop(&mut self) -> Option<(NextWrite, Permit)> {
         let share = (self.permits / 8).max(1);
         let others = self.owed.running() + self.pages.running();
         let mut next = None;
@@ -108,7 +108,7 @@ impl WriteQueue {
     }
 
     /// Whether no write waits.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         [&self.owed, &self.suspect, &self.pages]
             .iter()
             .all(|queue| queue.waiting.is_empty())

@@ -5,10 +5,9 @@ use std::{sync::Arc, time::Duration};
 use http::HeaderValue;
 use url::Url;
 
-use super::{
-    secret_cache::SecretProblem,
-    secrets::{self, NoKeys},
-    shared::Shared,
+use crate::{
+    secrets::{self, NoKeys, SecretProblem},
+    webhook::shared::Shared,
 };
 use domain::delivery::{Event, Report, WebhookKey};
 use resources::{Attempt, Webhook, times::milliseconds};
@@ -19,13 +18,8 @@ use runtime::{
 use sender::signature;
 
 /// Sends an event to a webhook once, as the attempt with this number.
-pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event, number: i32) -> Report {
-    let webhook = shared
-        .state
-        .lock()
-        .webhooks
-        .get(key)
-        .map(|cached| cached.webhook.clone());
+pub(crate) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event, number: i32) -> Report {
+    let webhook = shared.state.lock().webhooks.get(key).cloned();
     let Some(webhook) = webhook else {
         return Report::Unready;
     };

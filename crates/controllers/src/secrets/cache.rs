@@ -10,7 +10,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use parking_lot::Mutex;
 use serde_json::json;
+use tokio::sync::Notify;
 
+use super::unread::UnreadSecrets;
 use domain::delivery::{WebhookKey, keys_after};
 use resources::{
     SecretReference, Webhook,
@@ -31,7 +33,7 @@ const BETWEEN_REMOVALS: Duration = Duration::from_hours(1);
 
 /// Why a webhook's secret cannot be used, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SecretProblem {
+pub(crate) enum SecretProblem {
     /// The Secret or its key does not exist.
     Missing(String),
     /// It exists, but is not a valid signing secret.
@@ -40,7 +42,7 @@ pub(super) enum SecretProblem {
 
 impl SecretProblem {
     /// Reason and message of the condition.
-    pub(super) fn reason_and_message(self) -> (&'static str, String) {
+    pub(crate) fn reason_and_message(self) -> (&'static str, String) {
         match self {
             Self::Missing(message) => ("SecretMissing", message),
             Self::Unusable(message) => ("SecretUnusable", message),
@@ -50,13 +52,17 @@ impl SecretProblem {
 
 /// The latest known secrets, by webhook.
 #[derive(Default)]
-pub(super) struct SecretCache {
+pub(crate) struct Secrets {
     secrets: Mutex<BTreeMap<WebhookKey, CachedSecret>>,
+    /// Webhooks whose secrets have never been read.
+    unread: Mutex<UnreadSecrets>,
+    /// Wakes the poll: there is an unread one.
+    pub(super) has_unread: Notify,
 }
 
 /// The latest known secret of a webhook.
 #[derive(Clone, Default)]
-pub(super) struct CachedSecret {
+pub(crate) struct CachedSecret {
     /// What this entry is valid for.
     source: Option<Source>,
     /// When the secret was last read, and the result.
@@ -120,22 +126,22 @@ impl CachedSecret {
     }
 
     /// Whether it has ever been read.
-    pub(super) fn was_read(&self) -> bool {
+    pub(crate) fn was_read(&self) -> bool {
         self.read.is_some()
     }
 
     /// Whether no read has been tried yet.
-    pub(super) fn is_unread(&self) -> bool {
+    pub(crate) fn is_unread(&self) -> bool {
         self.read.is_none() && self.failed_at.is_none()
     }
 
     /// The problem found by the last read, if any.
-    pub(super) fn problem(&self) -> Option<SecretProblem> {
+    pub(crate) fn problem(&self) -> Option<SecretProblem> {
         self.result()?.as_ref().err().cloned()
     }
 
     /// Until when deliveries are signed with the previous secret too.
-    pub(super) fn overlap(&self) -> Option<Timestamp> {
+    pub(crate) fn overlap(&self) -> Option<Timestamp> {
         let usable = self.result()?.as_ref().ok()?;
         usable.alone.as_ref().map(|(until, _)| *until)
     }
@@ -159,9 +165,29 @@ impl Usable {
     }
 }
 
-impl SecretCache {
-    pub(super) fn forget(&self, key: &WebhookKey) {
+impl Secrets {
+    pub(crate) fn forget(&self, key: &WebhookKey) {
+        self.unread.lock().remove(key);
         self.secrets.lock().remove(key);
+    }
+
+    /// Has the secret of a webhook read soon if no read has been tried yet.
+    pub(crate) fn read_first(&self, key: &WebhookKey, webhook: &Webhook) {
+        if self.get(key, webhook).is_unread() {
+            self.unread.lock().insert(key.clone());
+            self.has_unread.notify_one();
+        }
+    }
+
+    /// Removes and returns some of the webhooks whose secrets have never been read.
+    pub(super) fn take_unread(&self, limit: usize) -> Vec<WebhookKey> {
+        let mut unread = self.unread.lock();
+        std::iter::from_fn(|| unread.pop()).take(limit).collect()
+    }
+
+    /// Whether the secret of a webhook is about to be read for the first time.
+    pub(super) fn awaits_first_read(&self, key: &WebhookKey) -> bool {
+        self.unread.lock().contains(key)
     }
 
     /// At most `limit` webhooks with cached secrets after `last`, in key order.
@@ -171,7 +197,7 @@ impl SecretCache {
 
     /// The entry for this webhook and its secret reference. Starts a new one if the webhook, its reference or its Secret has
     /// changed.
-    pub(super) fn get(&self, key: &WebhookKey, webhook: &Webhook) -> CachedSecret {
+    pub(crate) fn get(&self, key: &WebhookKey, webhook: &Webhook) -> CachedSecret {
         let mut all = self.secrets.lock();
         let cached = all.entry(key.clone()).or_default();
         let source = Some(Source::of(webhook));

@@ -1,10 +1,9 @@
-//! Decides the status of a Webhook. No I/O.
+//! Decides the status of a Webhook, and how urgently a change of it must be written.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::shared::ORIGIN_TAKEN;
-use domain::delivery::{Backlog, Disablement, Tally};
+use crate::delivery::{Backlog, Disablement, Tally};
 use resources::{
     BacklogPeriod, DisableReason, Disabled, Webhook, WebhookStatus,
     conditions::{self, Desired, READY},
@@ -16,46 +15,52 @@ const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 /// Reason of the condition Backlog: held deliveries have been dropped.
 const DROPPED: &str = "Dropped";
 
-/// What is known about a webhook besides the Webhook itself.
-pub(super) struct Facts<'a> {
+/// Reason of the condition Ready of a webhook that is a copy of an older one.
+pub const ORIGIN_TAKEN: &str = "OriginTaken";
+
+/// Why nothing can be sent to a webhook: reason and message of the condition.
+pub type Obstacle = (&'static str, String);
+
+/// What a decision depends on, besides the Webhook.
+pub struct Situation<'a> {
     /// Its status when this process began to count.
-    pub(super) base: &'a WebhookStatus,
+    pub base: &'a WebhookStatus,
     /// Counts since then.
-    pub(super) tally: &'a Tally,
+    pub tally: &'a Tally,
     /// Number of deliveries that are waiting for an attempt.
-    pub(super) pending: i64,
+    pub pending: i64,
     /// Number of held deliveries.
-    pub(super) held: i64,
-    /// Why nothing can be sent: reason and message.
-    pub(super) obstacle: Option<(&'static str, String)>,
+    pub held: i64,
+    /// Why nothing can be sent.
+    pub obstacle: Option<Obstacle>,
     /// Whether its secret has been read for the current spec.
-    pub(super) is_secret_known: bool,
-    /// Why its secret cannot be used: reason and message.
-    pub(super) secret_problem: Option<(&'static str, String)>,
+    pub is_secret_known: bool,
+    /// Why its secret cannot be used.
+    pub secret_problem: Option<Obstacle>,
     /// Until when deliveries are signed with the previous secret too.
-    pub(super) overlap: Option<Timestamp>,
+    pub overlap: Option<Timestamp>,
     /// A disablement to write.
-    pub(super) disablement: Option<&'a Disablement>,
+    pub disablement: Option<&'a Disablement>,
 }
 
 /// The status to write.
-pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> WebhookStatus {
-    let Facts { base, tally, .. } = facts;
+pub fn decide(webhook: &Webhook, situation: &Situation<'_>, now: Timestamp) -> WebhookStatus {
+    let Situation { base, tally, .. } = situation;
     let generation = webhook.metadata.generation;
-    let disabled = disabled(webhook, facts);
+    let disabled = disabled(webhook, situation);
     let before = webhook.status.as_ref();
     let mut status = WebhookStatus {
         id: Some(webhook.id()),
         observed_generation: generation,
-        pending: facts.pending,
-        held: facts.held,
+        pending: situation.pending,
+        held: situation.held,
         delivered: base.delivered + tally.delivered,
         failed_attempts: base.failed_attempts + tally.failed_attempts,
         dropped: base.dropped + tally.dropped,
         last_success_at: tally.last_success_at.or(base.last_success_at),
         last_failure_at: tally.last_failure_at.or(base.last_failure_at),
         last_failure: tally.last_failure.clone().or_else(|| base.last_failure.clone()),
-        previous_secret_expires_at: facts.overlap.filter(|until| *until > now),
+        previous_secret_expires_at: situation.overlap.filter(|until| *until > now),
         unnotified: unnotified(webhook, disabled.as_ref()),
         backlog: None,
         // The notifier writes it, and whatever else concerns e-mails.
@@ -79,10 +84,10 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         conditions::set(&mut conditions, desired, generation, now);
     };
     let unread = || "the Secret has not been read yet; will retry".to_owned();
-    match &facts.secret_problem {
+    match &situation.secret_problem {
         // Keep the condition until the secret is read.
-        None if !facts.is_secret_known && !is_new => {}
-        None if !facts.is_secret_known => set(SECRET_READY, None, "NotRead", unread()),
+        None if !situation.is_secret_known && !is_new => {}
+        None if !situation.is_secret_known => set(SECRET_READY, None, "NotRead", unread()),
         Some((reason, message)) => set(SECRET_READY, Some(false), reason, message.clone()),
         None => set(
             SECRET_READY,
@@ -93,7 +98,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     }
     let (is_healthy, reason, message) = health(&status);
     set(HEALTHY, Some(is_healthy), reason, message);
-    match (&facts.obstacle, &status.disabled) {
+    match (&situation.obstacle, &status.disabled) {
         (Some((reason, message)), _) => {
             let fate = if *reason == ORIGIN_TAKEN {
                 ""
@@ -115,12 +120,12 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
             "Inactive",
             "spec.active is false, so events are neither recorded nor sent".to_owned(),
         ),
-        (None, None) if !facts.is_secret_known && !is_new => {}
-        (None, None) if !facts.is_secret_known => set(READY, None, "SecretNotRead", unread()),
+        (None, None) if !situation.is_secret_known && !is_new => {}
+        (None, None) if !situation.is_secret_known => set(READY, None, "SecretNotRead", unread()),
         (None, None) => set(READY, Some(true), "Active", "events are sent".to_owned()),
     }
     if let Some((state, reason, message)) =
-        backlog(&conditions, facts, status.disabled.is_some(), status.dropped)
+        backlog(&conditions, situation, status.disabled.is_some(), status.dropped)
     {
         let desired = Desired {
             type_: BACKLOG,
@@ -153,12 +158,12 @@ fn health(status: &WebhookStatus) -> (bool, &'static str, String) {
 /// Status, reason and message of the condition about too many deliveries; `None` to leave it as it is.
 fn backlog(
     conditions: &[Condition],
-    facts: &Facts<'_>,
+    situation: &Situation<'_>,
     is_disabled: bool,
     dropped: i64,
 ) -> Option<(bool, &'static str, &'static str)> {
     let is_known = conditions::find(conditions, BACKLOG).is_some();
-    match facts.tally.backlog {
+    match situation.tally.backlog {
         Some(Backlog::Held) => Some((
             true,
             "Held",
@@ -175,11 +180,11 @@ fn backlog(
             "the namespace's quota allows no more deliveries, so some are dropped; status.dropped is their number",
         )),
         // An earlier process was refused, and this one has not tried yet.
-        None if is_backlogged(conditions, QUOTA_EXCEEDED) && !facts.tally.has_stored => None,
+        None if is_backlogged(conditions, QUOTA_EXCEEDED) && !situation.tally.has_stored => None,
         // An earlier process set it, and what that process held is still held. A disabled webhook holds everything anyway, so
         // only dropped deliveries are worth reporting.
         None if conditions::is_true(conditions, BACKLOG)
-            && facts.held > 0
+            && situation.held > 0
             && (!is_disabled || is_backlogged(conditions, DROPPED)) =>
         {
             None
@@ -228,9 +233,9 @@ fn unnotified(webhook: &Webhook, disabled: Option<&Disabled>) -> Option<Disabled
     ended.or(status.unnotified.as_ref()).cloned()
 }
 
-fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
+fn disabled(webhook: &Webhook, situation: &Situation<'_>) -> Option<Disabled> {
     let generation = webhook.metadata.generation?;
-    let new = facts
+    let new = situation
         .disablement
         .filter(|disablement| disablement.is_of(webhook))
         .map(|disablement| Disabled {
@@ -261,7 +266,7 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
 
 /// How urgent a write of a status is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Urgency {
+pub enum Urgency {
     /// It must be written now.
     Now,
     /// A failing webhook has recovered: written as soon as the budget allows. Each recovery follows a written
@@ -274,7 +279,7 @@ pub(super) enum Urgency {
 }
 
 /// How urgently a change must be written.
-pub(super) fn urgency(before: &WebhookStatus, after: &WebhookStatus) -> Urgency {
+pub fn urgency(before: &WebhookStatus, after: &WebhookStatus) -> Urgency {
     let is_healthy = |status: &WebhookStatus| conditions::is_true(&status.conditions, HEALTHY);
     if is_urgent(before, after) {
         return Urgency::Now;
@@ -335,7 +340,7 @@ mod tests {
 
     fn decide_with(webhook: &Webhook, tally: &Tally) -> WebhookStatus {
         let base = webhook.status.clone().unwrap_or_default();
-        let facts = Facts {
+        let situation = Situation {
             base: &base,
             tally,
             pending: 0,
@@ -346,7 +351,7 @@ mod tests {
             overlap: None,
             disablement: None,
         };
-        decide(webhook, &facts, "2026-11-21T11:00:00Z".parse().unwrap())
+        decide(webhook, &situation, "2026-11-21T11:00:00Z".parse().unwrap())
     }
 
     #[test]
@@ -406,7 +411,7 @@ mod tests {
                 before["disabled"] = disabled(1)["disabled"].clone();
             }
             let webhook = webhook(1, &before);
-            let facts = Facts {
+            let situation = Situation {
                 base: &status,
                 tally: &Tally::default(),
                 pending: 0,
@@ -417,7 +422,7 @@ mod tests {
                 overlap: None,
                 disablement: None,
             };
-            let after = decide(&webhook, &facts, AT.parse().unwrap());
+            let after = decide(&webhook, &situation, AT.parse().unwrap());
             let backlog = conditions::find(&after.conditions, BACKLOG).unwrap();
             assert_eq!(backlog.status, expected, "{is_disabled} {reason}");
         }

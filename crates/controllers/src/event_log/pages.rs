@@ -12,9 +12,9 @@ use kube::{
     core::Status,
 };
 
-use super::{
-    shared::Shared,
-    store::{FIELD_MANAGER, is_hopeless},
+use crate::{
+    delivery::store::is_hopeless,
+    webhook::{FIELD_MANAGER, shared::Shared},
 };
 use domain::delivery::{LogQuestion, Mentions, Page, PageWritten, Unreadable};
 use resources::{
@@ -30,7 +30,7 @@ const AT_ONCE: u32 = 100;
 const MAX_REFUSALS: u32 = 5;
 
 /// Writes a page.
-pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageWritten {
+pub(crate) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageWritten {
     if !shared.leads() {
         // The next leader logs what has not been logged yet. Writing here as well could put an event on two
         // pages.
@@ -89,7 +89,7 @@ fn is_refused(error: &CallError, failures: u32) -> bool {
 }
 
 /// Why the pages could not be read.
-pub(super) fn unreadable(error: &CallError) -> Unreadable {
+pub(crate) fn unreadable(error: &CallError) -> Unreadable {
     if error.status().is_some_and(is_forbidden) {
         Unreadable::Refused
     } else {
@@ -104,7 +104,7 @@ const fn is_forbidden(status: &Status) -> bool {
 }
 
 /// Returns which events are on pages of a namespace.
-pub(super) async fn mentions(
+pub(crate) async fn mentions(
     shared: &Shared,
     namespace: &str,
     question: &LogQuestion,

@@ -6,7 +6,7 @@ use domain::delivery::JobKey;
 
 /// The requests that have not been completed yet.
 #[derive(Debug, Default)]
-pub(super) struct Requests {
+pub(crate) struct Requests {
     /// Each request, with whether it has changed since work on it began.
     known: HashMap<JobKey, bool>,
     /// Requests that nobody is working on yet.
@@ -14,7 +14,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    pub(super) fn add(&mut self, request: JobKey) {
+    pub(crate) fn add(&mut self, request: JobKey) {
         if let Some(has_changed) = self.known.get_mut(&request) {
             *has_changed = true;
         } else {
@@ -24,12 +24,12 @@ impl Requests {
     }
 
     /// Removes and returns the requests to start work on.
-    pub(super) fn take_new(&mut self) -> Vec<JobKey> {
+    pub(crate) fn take_new(&mut self) -> Vec<JobKey> {
         std::mem::take(&mut self.new)
     }
 
     /// Records that work on a request has ended. It starts over if the request has changed meanwhile, or must be tried `again`.
-    pub(super) fn ended(&mut self, request: JobKey, again: bool) {
+    pub(crate) fn ended(&mut self, request: JobKey, again: bool) {
         if self.known.remove(&request) == Some(true) || again {
             self.add(request);
         }

@@ -3,10 +3,8 @@
 
 use kube::{Api, ResourceExt as _, api::PostParams, core::DeserializeGuard};
 
-use super::{
-    shared::{Shared, State},
-    store::{self, FIELD_MANAGER},
-};
+use super::store;
+use crate::webhook::{FIELD_MANAGER, shared::Shared};
 use domain::delivery::{job_key_of, key};
 use resources::{
     Delivery, EventLog, Webhook, event_log::page_of, ids, instance::IDEMPOTENCY_ANNOTATION, origin,
@@ -15,17 +13,17 @@ use runtime::client::{CallError, bounded};
 
 /// Queues a Delivery that is only a request, to be completed. Returns `false` if it is a complete one, which
 /// is for the dispatcher.
-pub(super) fn take(state: &mut State, delivery: &Delivery) -> bool {
+pub(super) fn take(shared: &Shared, delivery: &Delivery) -> bool {
     let is_request = delivery.is_request();
     if is_request {
-        state.requests.add(job_key_of(delivery));
+        shared.requests.lock().add(job_key_of(delivery));
     }
     is_request
 }
 
 /// Completes a request, which makes it an ordinary Delivery. Deletes a request that does not match the page that it
 /// names.
-pub(super) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Result<(), CallError> {
+pub(crate) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Result<(), CallError> {
     let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     let request = bounded(api.get_opt(name)).await?;
     let Some(request) =
@@ -88,11 +86,7 @@ async fn in_log(
 
 /// A webhook as known here, or else as stored: the watch of webhooks may be behind that of Deliveries.
 async fn webhook(shared: &Shared, namespace: &str, name: &str) -> Result<Option<Webhook>, CallError> {
-    let known = {
-        let state = shared.state.lock();
-        let cached = state.webhooks.get(&key(namespace, name));
-        cached.map(|cached| cached.webhook.clone())
-    };
+    let known = shared.state.lock().webhooks.get(&key(namespace, name)).cloned();
     if let Some(known) = known {
         return Ok(Some((*known).clone()));
     }
