@@ -181,7 +181,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
 
 async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     let api = Api::all(cluster.client.clone());
-    let accounts: Vec<Account> = read_all(cluster, "list accounts", &api, note_unreadable).await?;
+    let accounts: Vec<Account> = read_all(cluster, "list accounts", api, note_unreadable).await?;
     if args.output == Output::Json {
         return output::json(&accounts.iter().map(view).collect::<Vec<_>>());
     }
