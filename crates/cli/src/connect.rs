@@ -13,11 +13,8 @@ use serde::de::DeserializeOwned;
 use super::{CliError, output};
 use runtime::{
     Health, Metrics, ServerTime,
-    client::{self, CallError, Observers, bounded, next_page},
+    client::{self, CallError, Observers, Pages, bounded},
 };
-
-/// Objects per page of a list, unless its caller limits them.
-const PAGE: u32 = 500;
 
 /// A cluster, and the client for it.
 pub(super) struct Cluster {
@@ -82,22 +79,21 @@ impl Cluster {
         bounded(call).await.map_err(|error| self.failure(doing, &error))
     }
 
-    /// Everything that a list has, page by page. `list` makes one call.
-    pub(super) async fn list<T: Clone>(
+    /// Everything that a list has. `next` reads a page.
+    pub(super) async fn list<K, T: Clone>(
         &self,
         doing: &str,
-        mut page: ListParams,
-        list: impl AsyncFn(&ListParams) -> kube::Result<ObjectList<T>>,
+        mut pages: Pages<K>,
+        mut next: impl AsyncFnMut(&mut Pages<K>) -> Result<Option<ObjectList<T>>, CallError>,
     ) -> Result<Vec<T>, Failure> {
-        page.limit.get_or_insert(PAGE);
         let mut items = Vec::new();
-        loop {
-            let listed = self.call(doing, list(&page)).await?;
-            items.extend(listed.items);
-            if !next_page(&mut page, &listed.metadata) {
-                return Ok(items);
-            }
+        while let Some(page) = next(&mut pages)
+            .await
+            .map_err(|error| self.failure(doing, &error))?
+        {
+            items.extend(page.items);
         }
+        Ok(items)
     }
 
     /// Fails if the objects cannot be listed. A watch would retry after such an error, too, without an end.
@@ -109,7 +105,7 @@ impl Cluster {
         self.call(doing, api.list_metadata(&one)).await.map(drop)
     }
 
-    fn failure(&self, doing: &str, error: &CallError) -> Failure {
+    pub(super) fn failure(&self, doing: &str, error: &CallError) -> Failure {
         let Some(status) = error.status() else {
             let reason = match error {
                 CallError::Timeout | CallError::Busy => error.to_string(),

@@ -26,7 +26,7 @@ use super::{
 };
 use domain::event::EventType;
 use resources::{EventLog, LoggedEvent, origin};
-use runtime::watch;
+use runtime::{client::Pages, watch};
 use server::service::events::{EventFilter, instance_of};
 
 /// Pages of the log per list call. Each has at most 1.5 MiB.
@@ -92,9 +92,8 @@ pub(super) async fn run(args: EventsArgs) -> Result<(), CliError> {
         }
         return Ok(());
     }
-    let list = async |page: &ListParams| api.list(page).await;
-    let parameters = ListParams::default().limit(PAGES_PER_CALL);
-    for page in cluster.list(&doing, parameters, list).await? {
+    let pages = Pages::of(api, ListParams::default().limit(PAGES_PER_CALL));
+    for page in cluster.list(&doing, pages, Pages::next).await? {
         log.take(page);
     }
     if log.waiting.is_empty() {

@@ -27,11 +27,10 @@ use resources::{
     money::{Cents, UnitPrice},
     origin,
 };
+use runtime::client::Pages;
 
 /// How often to look whether the invoice is issued.
 const POLL: Duration = Duration::from_millis(500);
-/// Pages of lines per list call. Each has some 100 KiB.
-const PAGES: u32 = 50;
 
 /// List and show invoices, and issue them before the end of the month.
 #[derive(Debug, Subcommand)]
@@ -188,7 +187,7 @@ impl<'a> Books<'a> {
         let api = Api::<DeserializeGuard<Invoice>>::namespaced(self.cluster.client.clone(), &self.namespace);
         let doing = format!("list invoices in namespace {}", self.namespace);
         let uid = origin::uid(&self.account.metadata);
-        let mut all = read_all(self.cluster, &doing, &api, note_unreadable).await?;
+        let mut all = read_all(self.cluster, &doing, api, note_unreadable).await?;
         all.retain(|invoice| invoice.spec.account == uid);
         all.sort_by_key(|invoice| std::cmp::Reverse(invoice.spec.period.from));
         Ok(all)
@@ -281,9 +280,8 @@ impl<'a> Books<'a> {
         let api = Api::<InvoicePage>::namespaced(self.cluster.client.clone(), &self.namespace);
         let doing = format!("list invoicepages in namespace {}", self.namespace);
         let of_invoice = format!("{INVOICE_LABEL}={}", invoice.name());
-        let params = ListParams::default().limit(PAGES).labels(&of_invoice);
-        let list = async |page: &ListParams| api.list(page).await;
-        let mut pages = self.cluster.list(&doing, params, list).await?;
+        let pages = Pages::of(api, ListParams::default().limit(50).labels(&of_invoice));
+        let mut pages = self.cluster.list(&doing, pages, Pages::next).await?;
         pages.sort_by_key(|page| page.spec.number);
         let of_pages = pages
             .into_iter()

@@ -17,6 +17,7 @@ use super::{
     output::{self, Output},
 };
 use resources::{Delivery, Instance, Webhook, ids};
+use runtime::client::Pages;
 
 /// The namespace of one object.
 #[derive(Args, Debug)]
@@ -142,11 +143,11 @@ pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &st
 pub(super) async fn read_all<K: Resource + Clone + Debug + DeserializeOwned>(
     cluster: &Cluster,
     doing: &str,
-    api: &Api<DeserializeGuard<K>>,
+    api: Api<DeserializeGuard<K>>,
     mut unreadable: impl FnMut(InvalidObject),
 ) -> Result<Vec<K>, Failure> {
-    let list = async |page: &ListParams| api.list(page).await;
-    let all = cluster.list(doing, ListParams::default(), list).await?;
+    let pages = Pages::of(api, ListParams::default());
+    let all = cluster.list(doing, pages, Pages::next).await?;
     Ok(all
         .into_iter()
         .filter_map(|object| object.0.map_err(&mut unreadable).ok())
@@ -157,7 +158,7 @@ pub(super) async fn read_all<K: Resource + Clone + Debug + DeserializeOwned>(
 pub(super) async fn list<K: Named>(cluster: &Cluster, namespace: &str) -> Result<Vec<K>, CliError> {
     let api = Api::<DeserializeGuard<K>>::namespaced(cluster.client.clone(), namespace);
     let doing = format!("list {} in namespace {namespace}", K::plural(&()));
-    Ok(read_all(cluster, &doing, &api, note_unreadable).await?)
+    Ok(read_all(cluster, &doing, api, note_unreadable).await?)
 }
 
 /// Reports an object that does not match its schema.

@@ -122,9 +122,6 @@ pub fn is_namespace_terminating(status: &Status) -> bool {
             .any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// Objects on one page of a list.
-const PAGE: u32 = 500;
-
 /// A list that is read page by page, each within [`CALL_TIMEOUT`].
 pub struct Pages<K> {
     api: Api<K>,
@@ -134,12 +131,17 @@ pub struct Pages<K> {
 
 impl<K: Clone + Debug + DeserializeOwned> Pages<K> {
     /// The objects that `params` select. A page has 500 of them unless `params` say otherwise.
-    pub fn of(api: Api<K>, params: ListParams) -> Self {
-        let limit = params.limit.unwrap_or(PAGE);
+    pub fn of(api: Api<K>, mut params: ListParams) -> Self {
+        params.limit.get_or_insert(500);
         Self {
             api,
-            params: Some(params.limit(limit)),
+            params: Some(params),
         }
+    }
+
+    /// Whether there is a next page.
+    pub const fn has_next(&self) -> bool {
+        self.params.is_some()
     }
 
     /// The next page; `None` after the last one.

@@ -19,8 +19,6 @@ const READ_EVERY: Duration = Duration::from_mins(10);
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 /// Timeout for looking up the API server's name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Objects read at a time. A Node can have 30 KiB, most of it the names of images.
-const PAGE: u32 = 100;
 
 /// The sources of the addresses.
 #[derive(Clone)]
@@ -154,7 +152,8 @@ where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {
     let mut ranges = Vec::new();
-    let mut pages = Pages::of(api, ListParams::default().limit(PAGE));
+    // A Node can have 30 KiB, most of it the names of images.
+    let mut pages = Pages::of(api, ListParams::default().limit(100));
     while let Some(page) = pages.next().await? {
         ranges.extend(page.items.iter().flat_map(ranges_of));
     }

@@ -11,6 +11,7 @@ use crate::{
     objects,
 };
 use resources::{Delivery, EventLog, PageIndex, Webhook, origin};
+use runtime::client::Pages;
 use server::service::deliveries::logged::{event_of, request};
 
 /// Requests that a delivery in the log be sent again, by creating a Delivery that names its page. The operator reads what to send
@@ -56,8 +57,8 @@ pub(super) async fn find(
 async fn list_pages(cluster: &Cluster, namespace: &str) -> Result<Vec<(String, PageIndex)>, CliError> {
     let api = Api::<EventLog>::namespaced(cluster.client.clone(), namespace);
     let doing = format!("list eventlogs in namespace {namespace}");
-    let list = async |page: &ListParams| api.list_metadata(page).await;
-    let pages = cluster.list(&doing, ListParams::default(), list).await?;
+    let pages = Pages::of(api, ListParams::default());
+    let pages = cluster.list(&doing, pages, Pages::next_metadata).await?;
     let read = pages
         .iter()
         .map(|page| (page.name_any(), PageIndex::read(&page.metadata)));

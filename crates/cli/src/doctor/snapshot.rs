@@ -158,7 +158,7 @@ where
     let api: Api<DeserializeGuard<K>> = Api::all(cluster.client.clone());
     let mut unreadable = Vec::new();
     let keep = |error| unreadable.push(error);
-    let all = objects::read_all(cluster, doing, &api, keep)
+    let all = objects::read_all(cluster, doing, api, keep)
         .await
         .map_err(words)?;
     Ok(Objects { all, unreadable })

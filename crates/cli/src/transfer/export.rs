@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{CliError, account, connect::Cluster, output::note};
 use resources::{ACCOUNT_LABEL, Account, ids, webhook::WEBHOOK_SECRET_LABEL};
-use runtime::client::next_page;
+use runtime::client::Pages;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -186,9 +186,11 @@ impl Export<'_> {
             .map(|account| account.wanted_namespace().to_owned());
         match kind.which {
             Which::Namespaces => {
-                let mut found = Vec::new();
-                self.each(kind, None, |object| found.push(object)).await?;
-                self.namespaces = found.into_iter().map(|it| (it.name_any(), it)).collect();
+                let mut pages = self.pages(kind, None);
+                while let Some(found) = self.next(kind, &mut pages).await? {
+                    let named = found.into_iter().map(|it| (it.name_any(), it));
+                    self.namespaces.extend(named);
+                }
                 let is_labelled = |namespace: &&DynamicObject| namespace.labels().contains_key(ACCOUNT_LABEL);
                 let labelled = self.namespaces.values().filter(is_labelled);
                 let names: Vec<String> = match of_account {
@@ -225,59 +227,45 @@ impl Export<'_> {
         namespace: Option<&str>,
         is_wanted: impl Fn(&DynamicObject) -> bool,
     ) -> Result<(), CliError> {
-        let mut continues = Some(self.page(kind.page));
-        while let Some(page) = continues.take() {
-            let (objects, next) = self.list(kind, namespace, page).await?;
+        let mut pages = self.pages(kind, namespace);
+        while let Some(objects) = self.next(kind, &mut pages).await? {
             for object in objects.into_iter().filter(&is_wanted) {
                 if let Some(namespace) = object.namespace() {
                     self.add_namespace(&namespace)?;
                 }
                 self.add(object)?;
             }
-            continues = next;
-            if let (Some(_), Some(count)) = (&continues, self.out.counts.get(&kind.resource.kind)) {
+            if let Some(count) = self.out.counts.get(&kind.resource.kind)
+                && pages.has_next()
+            {
                 note(&format!("{}: {count} so far", kind.resource.kind));
             }
         }
         Ok(())
     }
 
-    /// Passes the objects of a kind to `see`.
-    async fn each(
-        &self,
-        kind: &Kind,
-        namespace: Option<&str>,
-        mut see: impl FnMut(DynamicObject),
-    ) -> Result<(), CliError> {
-        let mut continues = Some(self.page(kind.page));
-        while let Some(page) = continues.take() {
-            let (objects, next) = self.list(kind, namespace, page).await?;
-            objects.into_iter().for_each(&mut see);
-            continues = next;
-        }
-        Ok(())
-    }
-
-    /// One page of a list, and the parameters of the next.
-    async fn list(
-        &self,
-        kind: &Kind,
-        namespace: Option<&str>,
-        mut page: ListParams,
-    ) -> Result<(Vec<DynamicObject>, Option<ListParams>), CliError> {
+    fn pages(&self, kind: &Kind, namespace: Option<&str>) -> Pages<DynamicObject> {
         let api = kinds::api(&self.cluster.client, &kind.resource, namespace);
-        let doing = format!("list {}", kind.resource.plural);
-        let mut list = self.cluster.call(&doing, api.list(&page)).await?;
-        for object in &mut list.items {
-            object.types = Some(types(&kind.resource));
-        }
-        let has_more = next_page(&mut page, &list.metadata);
-        Ok((list.items, has_more.then_some(page)))
+        let params = ListParams::default().limit(kind.page).at(&self.version);
+        Pages::of(api, params.matching(VersionMatch::Exact))
     }
 
-    fn page(&self, limit: u32) -> ListParams {
-        let page = ListParams::default().limit(limit);
-        page.at(&self.version).matching(VersionMatch::Exact)
+    async fn next(
+        &self,
+        kind: &Kind,
+        pages: &mut Pages<DynamicObject>,
+    ) -> Result<Option<Vec<DynamicObject>>, CliError> {
+        let failed = |error| {
+            self.cluster
+                .failure(&format!("list {}", kind.resource.plural), &error)
+        };
+        let page = pages.next().await.map_err(failed)?;
+        Ok(page.map(|mut page| {
+            for object in &mut page.items {
+                object.types = Some(types(&kind.resource));
+            }
+            page.items
+        }))
     }
 
     /// Adds a namespace before its first object.

@@ -18,9 +18,6 @@ use resources::{
 };
 use runtime::client::{CallError, Pages, bounded};
 
-/// Number of objects moved at a time. A page has about 100 KiB.
-const PAGE: u32 = 50;
-
 /// Moves all invoices of an account. If an earlier process died midway, what it had already moved is not duplicated: names are
 /// unique.
 pub(super) async fn keep(client: &Client, to: &str, from: &str, account: &Account) -> Result<(), CallError> {
@@ -75,7 +72,7 @@ where
         field_manager: Some(CONTROLLER_MANAGER.to_owned()),
         ..PostParams::default()
     };
-    let mut pages = Pages::of(old.clone(), ListParams::default().limit(PAGE));
+    let mut pages = Pages::of(old.clone(), ListParams::default().limit(50));
     while let Some(page) = pages.next().await? {
         // Objects that do not match their schema have been reported where the books are read.
         let objects = page.items.into_iter().filter_map(|object| object.0.ok());

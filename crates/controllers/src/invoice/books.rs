@@ -12,9 +12,6 @@ use resources::{
 };
 use runtime::client::{CallError, Pages};
 
-/// Invoices or pages per list request. Each has at most about 256 KiB.
-const PAGE: u32 = 50;
-
 /// Reads the books of an account, and its issued invoices whose events are not settled.
 pub(super) async fn read(
     client: &Client,
@@ -98,7 +95,8 @@ where
         + DeserializeOwned,
 {
     let api: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), namespace);
-    let mut pages = Pages::of(api, ListParams::default().limit(PAGE).labels(label));
+    // Each object has at most about 256 KiB.
+    let mut pages = Pages::of(api, ListParams::default().limit(50).labels(label));
     while let Some(page) = pages.next().await? {
         for object in page.items {
             match object.0 {

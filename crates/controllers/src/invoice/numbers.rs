@@ -23,8 +23,6 @@ const NAME: &str = "stellage-invoice-numbers";
 const ENTRY: &str = "numbers";
 /// Maximum number of invoice numbers assigned in one write.
 const AT_ONCE: usize = 200;
-/// Invoices on one page of a list.
-const PAGE: u32 = 200;
 
 /// An invoice that needs a number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
@@ -255,7 +253,7 @@ impl InvoiceNumbers {
     /// deleted.
     async fn highest(&self) -> Result<BTreeMap<i16, u64>, CallError> {
         let api: Api<DeserializeGuard<Invoice>> = Api::all(self.client.clone());
-        let mut pages = Pages::of(api, ListParams::default().limit(PAGE));
+        let mut pages = Pages::of(api, ListParams::default().limit(200));
         let mut last: BTreeMap<i16, u64> = BTreeMap::new();
         while let Some(page) = pages.next().await? {
             let invoices = page.items.into_iter().filter_map(|invoice| invoice.0.ok());

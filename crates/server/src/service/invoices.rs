@@ -19,10 +19,8 @@ use domain::{
     invoice::{Period, PriceHistory, Total, ledger::lines_of, stored_prices, total},
 };
 use resources::{Invoice, InvoiceLine, InvoicePage, LedgerEntry, invoice::SETTLED_LABEL, money::Cents};
-use runtime::client::{bounded, next_page};
+use runtime::client::{Pages, bounded};
 
-/// Invoices per list call.
-const PAGE: u32 = 100;
 /// Maximum number of an account's invoices that a list reads: those of 80 years.
 const MOST: usize = 1000;
 /// How long a request may read in total.
@@ -157,16 +155,13 @@ impl Service {
         leave_out: fn(&mut Invoice),
     ) -> Result<Vec<Invoice>, Error> {
         let reading = self.calls.long_read(&tenant.namespace).await?;
-        let api: Api<Invoice> = self.calls.api(&tenant.namespace);
-        let mut parameters = ListParams::default().limit(PAGE).labels(labels);
+        let params = ListParams::default().limit(100).labels(labels);
+        let mut pages = reading.pages::<Invoice>(params);
         let mut all = Vec::new();
-        loop {
-            let _turn = reading.turn().await?;
-            let list = {
-                let _permit = self.calls.permit(&tenant.namespace).await?;
-                bounded(api.list(&parameters)).await?
-            };
-            let of_account = list
+        while all.len() < MOST
+            && let Some((page, _turn)) = reading.page(&mut pages, Pages::next).await?
+        {
+            let of_account = page
                 .items
                 .into_iter()
                 .filter(|invoice| invoice.spec.account == *tenant.uid);
@@ -174,10 +169,8 @@ impl Service {
                 leave_out(&mut invoice);
                 invoice
             }));
-            if !next_page(&mut parameters, &list.metadata) || all.len() >= MOST {
-                return Ok(all);
-            }
         }
+        Ok(all)
     }
 
     async fn in_time<T>(&self, reading: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {

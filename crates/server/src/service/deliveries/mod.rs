@@ -21,7 +21,6 @@ use api::WebhookHealth;
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use kube::{
-    Api,
     api::ListParams,
     core::{DeserializeGuard, ObjectMeta},
 };
@@ -55,12 +54,8 @@ use resources::{
     ids,
     instance::IDEMPOTENCY_ANNOTATION,
 };
-use runtime::client::{bounded, next_page};
+use runtime::client::Pages;
 
-/// Deliveries per page of a list call that reads only metadata.
-const PAGE: u32 = 500;
-/// Deliveries per page of a list call with their bodies.
-const PAGE_WITH_BODIES: u32 = 100;
 /// Deliveries of a page that are read concurrently.
 const READS_AT_ONCE: usize = 8;
 /// How long a request may read deliveries in total.
@@ -507,23 +502,17 @@ impl Service {
         cost: &Cost,
         mut see: impl FnMut(ObjectMeta),
     ) -> Result<(), Error> {
-        let api: Api<Delivery> = self.calls.api(webhook.namespace());
-        let mut parameters = first_page(webhook, selection);
-        loop {
-            let _turn = reading.turn().await?;
-            let page = {
-                let _permit = self.calls.permit(webhook.namespace()).await?;
-                bounded(api.list_metadata(&parameters)).await?
-            };
+        let mut pages = reading.pages::<Delivery>(selected(webhook, selection));
+        while let Some((page, _turn)) = reading.page(&mut pages, Pages::next_metadata).await? {
             let metadata = page.items.into_iter().map(|object| object.metadata);
             metadata
                 .filter(|metadata| selection.has_key(metadata, webhook))
                 .for_each(&mut see);
-            if !next_page(&mut parameters, &page.metadata) {
-                return Ok(());
+            if pages.has_next() {
+                cost.add_page();
             }
-            cost.add_page();
         }
+        Ok(())
     }
 
     /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in any order.
@@ -536,31 +525,23 @@ impl Service {
         mut see: impl FnMut(Vec<Delivery>),
     ) -> Result<(), Error> {
         // `DeserializeGuard`, so that one delivery that does not match the schema does not hide the others.
-        let api: Api<DeserializeGuard<Delivery>> = self.calls.api(webhook.namespace());
-        let mut parameters = first_page(webhook, selection).limit(PAGE_WITH_BODIES);
-        loop {
-            let _turn = reading.turn().await?;
-            let page = {
-                let _permit = self.calls.permit(webhook.namespace()).await?;
-                bounded(api.list(&parameters)).await?
-            };
+        let mut pages = reading.pages::<DeserializeGuard<Delivery>>(selected(webhook, selection).limit(100));
+        while let Some((page, _turn)) = reading.page(&mut pages, Pages::next).await? {
             let readable = page.items.into_iter().filter_map(|object| object.0.ok());
             let selected =
                 readable.filter(|delivery| !delivery.is_terminating() && selection.has(delivery, webhook));
             see(selected.map(without_body).collect());
-            if !next_page(&mut parameters, &page.metadata) {
-                return Ok(());
+            if pages.has_next() {
+                cost.add_page();
             }
-            cost.add_page();
         }
+        Ok(())
     }
 }
 
-/// The parameters for the first page of the selected deliveries of a webhook.
-fn first_page(webhook: &Webhook, selection: Selection) -> ListParams {
-    ListParams::default()
-        .labels(&selection.labels(webhook))
-        .limit(PAGE)
+/// The parameters to list the selected deliveries of a webhook.
+fn selected(webhook: &Webhook, selection: Selection) -> ListParams {
+    ListParams::default().labels(&selection.labels(webhook))
 }
 
 /// A delivery, and where it was found.

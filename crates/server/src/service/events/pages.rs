@@ -4,7 +4,7 @@ use std::{cmp::Reverse, ops::ControlFlow};
 
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
-use kube::{Api, api::ListParams};
+use kube::api::ListParams;
 
 use super::window::{Merge, Position, Segment};
 use crate::service::{
@@ -18,10 +18,8 @@ use resources::{
     event_log::{CLOCKS_DIFFER, written_at},
     origin,
 };
-use runtime::client::{bounded, next_page};
+use runtime::client;
 
-/// Pages per list call.
-const PAGE: u32 = 500;
 /// Pages whose contents are in memory at the same time. Each has at most 1.5 MiB.
 const READS_AT_ONCE: usize = 4;
 
@@ -102,14 +100,12 @@ impl<'a> Pages<'a> {
 
     /// Passes the pages to `see`, newest first by the time they were written, until it breaks.
     pub async fn each(&self, mut see: impl FnMut(ListedPage) -> ControlFlow<()>) -> Result<(), Error> {
-        let api: Api<EventLog> = self.calls.api(self.namespace);
-        let mut parameters = ListParams::default().limit(PAGE);
-        loop {
-            let _turn = self.reading.turn().await?;
-            let list = {
-                let _permit = self.calls.permit(self.namespace).await?;
-                bounded(api.list_metadata(&parameters)).await?
-            };
+        let mut pages = self.reading.pages::<EventLog>(ListParams::default());
+        while let Some((list, _turn)) = self
+            .reading
+            .page(&mut pages, client::Pages::next_metadata)
+            .await?
+        {
             for object in list.items {
                 // By the API server's clock, like the operator when it deletes them.
                 let created = origin::created_at(&object.metadata);
@@ -125,11 +121,11 @@ impl<'a> Pages<'a> {
                     return Ok(());
                 }
             }
-            if !next_page(&mut parameters, &list.metadata) {
-                return Ok(());
+            if pages.has_next() {
+                self.cost.add_page();
             }
-            self.cost.add_page();
         }
+        Ok(())
     }
 
     /// The name of the newest page for whose index `wanted` returns something, and what it returns.

@@ -1,12 +1,13 @@
 //! Calls to the API server, bounded in time and in number.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use k8s_openapi::NamespaceResourceScope;
 use kube::{
     Api, Client, Resource,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
 };
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::modify::{MAX_ATTEMPTS, pause};
@@ -14,7 +15,7 @@ use crate::service::index::Object;
 use resources::{quota, tracking::API_MANAGER};
 use runtime::{
     FairPermits,
-    client::{CallError, bounded},
+    client::{CallError, Pages, bounded},
     fair_permits::Permit,
 };
 
@@ -162,6 +163,31 @@ impl LongRead<'_> {
     /// Waits for the account's turn to read a page. Release it before the next page: others may be waiting.
     pub async fn turn(&self) -> Result<Permit, CallError> {
         self.calls.in_time(&self.calls.pages, self.namespace).await
+    }
+
+    /// The objects of a kind in the account's namespace that `params` select; [`page`](Self::page) reads them.
+    pub fn pages<K>(&self, params: ListParams) -> Pages<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        Pages::of(self.calls.api(self.namespace), params)
+    }
+
+    /// What `next` reads of the next page, with the turn to be held as long; `None` after the last page.
+    pub async fn page<K, T>(
+        &self,
+        pages: &mut Pages<K>,
+        next: impl AsyncFnOnce(&mut Pages<K>) -> Result<Option<T>, CallError>,
+    ) -> Result<Option<(T, Permit)>, CallError>
+    where
+        K: Clone + Debug + DeserializeOwned,
+    {
+        if !pages.has_next() {
+            return Ok(None);
+        }
+        let turn = self.turn().await?;
+        let _permit = self.calls.permit(self.namespace).await?;
+        Ok(next(pages).await?.map(|page| (page, turn)))
     }
 }
 
