@@ -1,7 +1,7 @@
 //! Backups: `/v1/backups` and `/v1/instances/{id}/backups` (decisions, section 7).
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{PartialSchema as _, ToSchema};
 
 use crate::{schema, time::Seconds};
 
@@ -23,7 +23,7 @@ pub struct Backup {
     #[schema(example = "before-upgrade")]
     pub name: String,
     /// Status of the backup.
-    #[schema(schema_with = schema::backup_status)]
+    #[schema(schema_with = BackupStatus::schema)]
     pub status: BackupStatus,
     /// Whether the daily schedule made it. The last seven of these are kept; others stay until they are deleted.
     pub scheduled: bool,
@@ -76,7 +76,10 @@ pub struct CreateBackup {
 
 /// The status of a backup.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, strum::AsRefStr, strum::Display,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, ToSchema, strum::AsRefStr, strum::Display,
+)]
+#[schema(
+    description = "`running`: it is being made, or waits until the instance is running or stopped. `completed`: it can be restored. `failed`: see `error`."
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]

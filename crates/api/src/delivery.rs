@@ -117,8 +117,9 @@ pub struct Retry {
 
 /// The status of a delivery.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, strum::AsRefStr, strum::Display,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, ToSchema, strum::AsRefStr, strum::Display,
 )]
+#[schema(description = "Status of a delivery.")]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum DeliveryStatus {

@@ -1,7 +1,7 @@
 //! Invoices: `/v1/invoices` (decisions, section 7).
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{PartialSchema as _, ToSchema};
 
 use crate::{
     envelope::Pagination,
@@ -21,7 +21,7 @@ pub struct Invoice {
     #[schema(required, pattern = "^[0-9]{4}-[0-9]{6,}$", example = "2026-000042")]
     pub number: Option<String>,
     /// `open` or `issued`.
-    #[schema(schema_with = schema::invoice_status)]
+    #[schema(schema_with = InvoiceStatus::schema)]
     pub status: InvoiceStatus,
     /// The time that it covers.
     pub period: InvoicePeriod,
@@ -104,8 +104,9 @@ pub struct InvoiceAnswer {
 
 /// The status of an invoice.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, strum::AsRefStr, strum::Display,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, ToSchema, strum::AsRefStr, strum::Display,
 )]
+#[schema(description = "`open`: its period goes on. `issued`: it has a number and never changes.")]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum InvoiceStatus {

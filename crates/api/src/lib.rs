@@ -1,5 +1,49 @@
 //! The REST model of Stellage: every request, answer and error of `/v1`, each once. The server answers with these types, its OpenAPI
-//! document is generated from them, and clients read and write them. No I/O.
+//! document is generated from them, and clients read and write them. No I/O: bring the HTTP client that you like.
+//!
+//! # Example
+//!
+//! Creates an instance, and waits until it is running:
+//!
+//! ```no_run
+//! use std::{env, error::Error, time::Duration};
+//!
+//! use stellage_api::{CreateInstance, ErrorAnswer, Instance, InstanceState, NewInstance, Plan, Single};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn Error>> {
+//! let (url, key) = (env::var("STELLAGE_URL")?, env::var("STELLAGE_API_KEY")?);
+//! let client = reqwest::Client::new();
+//!
+//! let answer = client
+//!     .post(format!("{url}/v1/instances"))
+//!     .bearer_auth(&key)
+//!     // However often it is sent, there is one instance.
+//!     .header("Idempotency-Key", "my-first-instance")
+//!     .json(&CreateInstance::new("web-1", Plan::Starter, "fr-par-1", "debian-13"))
+//!     .send()
+//!     .await?;
+//! if !answer.status().is_success() {
+//!     let refused: ErrorAnswer = answer.json().await?;
+//!     return Err(refused.error.message.into());
+//! }
+//! let created: Single<NewInstance> = answer.json().await?;
+//!
+//! let path = format!("{url}/v1/instances/{}", created.data.id);
+//! loop {
+//!     let answer = client.get(&path).bearer_auth(&key).send().await?.error_for_status()?;
+//!     let shown: Single<Instance> = answer.json().await?;
+//!     match shown.data.status {
+//!         InstanceState::Provisioning => tokio::time::sleep(Duration::from_secs(5)).await,
+//!         InstanceState::Running => break println!("running at {:?}", shown.data.ip_address),
+//!         other => return Err(format!("it is {other}: {:?}", shown.data.status_message).into()),
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
 //!
 //! - [`envelope`]: what is around every answer; [`error`]: errors; [`time`]: times;
 //! - [`instance`]: servers; [`backup`]: their backups; [`monitoring`]: their usage, and alerts; [`catalogue`]: what can be ordered;

@@ -1,7 +1,7 @@
 //! Alerts and usage over time: `/v1/alerts` and `/v1/instances/{id}/metrics` (decisions, section 7).
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{PartialSchema as _, ToSchema};
 
 use crate::{schema, time::Seconds};
 use resources::{AlertMetric, AlertPhase};
@@ -16,7 +16,7 @@ pub struct Alert {
     #[schema(example = "cpu_usage_high")]
     pub rule: String,
     /// Whether it is firing.
-    #[schema(schema_with = schema::alert_status)]
+    #[schema(schema_with = AlertStatus::schema)]
     pub status: AlertStatus,
     /// Identifier of the instance.
     #[schema(schema_with = schema::instance_id)]
@@ -78,7 +78,10 @@ pub struct InstanceSeriesPoints {
 
 /// Whether an alert is firing.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, strum::AsRefStr, strum::Display,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, ToSchema, strum::AsRefStr, strum::Display,
+)]
+#[schema(
+    description = "`firing`: the metric has not come back below the value that ends the alert. `ended`: it has, or the instance was stopped or is no longer monitored, or samples were missing for an hour."
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]

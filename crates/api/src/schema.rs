@@ -7,7 +7,8 @@ use utoipa::{
     openapi::{Ref, RefOr, schema::Schema},
 };
 
-use resources::{DeliveryPhase, InstanceState, validation};
+use crate::delivery::DeliveryStatus;
+use resources::{InstanceState, validation};
 
 /// The codes that a detail of an error can have.
 const DETAIL_CODES: [&str; 8] = [
@@ -47,9 +48,7 @@ pub fn shared() -> Value {
         "InstanceStatus": {
             "type": "string", "enum": states.collect::<Vec<_>>(), "description": "Status of an instance in its lifecycle.",
         },
-        "DeliveryStatus": {
-            "type": "string", "enum": DeliveryPhase::ALL.map(DeliveryPhase::as_str), "description": "Status of a delivery.",
-        },
+        "DeliveryStatus": DeliveryStatus::schema(),
         "KeyScope": {
             "type": "string", "enum": ["read", "write"], "description": "`read`: GET requests only. `write`: all requests.",
         },
@@ -83,43 +82,21 @@ references! {
     series_points: "SeriesPoints",
 }
 
-/// Defines functions whose schemas are written as JSON. An invalid one becomes the empty schema; the tests of the document would
-/// notice.
-macro_rules! schemas {
-    ($($function:ident: $json:tt)*) => {
-        $(pub(crate) fn $function() -> RefOr<Schema> {
-            serde_json::from_value(json!($json)).unwrap_or_else(|_| Value::schema())
-        })*
-    };
-}
-
-schemas! {
-    tags: {
+pub(crate) fn tags() -> RefOr<Schema> {
+    of(json!({
         "type": "array", "maxItems": validation::MAX_TAGS, "description": "Labels of your choice, for finding instances.",
         "items": { "type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,63}$" }, "examples": [["env:prod"]]
-    }
-    backup_status: {
-        "type": "string", "enum": ["running", "completed", "failed"],
-        "description": "`running`: it is being made, or waits until the instance is running or stopped. `completed`: it can be restored. `failed`: see `error`.",
-    }
-    webhook_health: {
-        "type": "string", "enum": ["healthy", "failing", "blocked", "disabled"],
-        "description": "`healthy`: the last attempt succeeded, or nothing was sent yet. `failing`: the last attempt failed. `blocked`: nothing can be sent because of a problem with the URL or the Secret. `disabled`: all retries failed, or the receiver answered 410.",
-    }
-    disable_reason: {
-        "type": "string", "enum": ["retries_exhausted", "gone"],
-        "description": "`retries_exhausted`: all retries of a delivery failed. `gone`: the receiver answered 410.",
-    }
-    alert_status: {
-        "type": "string", "enum": ["firing", "ended"],
-        "description": "`firing`: the metric has not come back below the value that ends the alert. `ended`: it has, or the instance was stopped or is no longer monitored, or samples were missing for an hour.",
-    }
-    nullable_invoice_id: {
+    }))
+}
+
+pub(crate) fn nullable_invoice_id() -> RefOr<Schema> {
+    of(json!({
         "type": ["string", "null"], "pattern": "^inv_[a-z0-9]{16}$",
         "description": "Identifier; `null` if there is nothing to bill in this month yet.",
-    }
-    invoice_status: {
-        "type": "string", "enum": ["open", "issued"],
-        "description": "`open`: its period goes on. `issued`: it has a number and never changes.",
-    }
+    }))
+}
+
+/// A schema written as JSON. An invalid one becomes the empty schema; the tests of the document would notice.
+fn of(json: Value) -> RefOr<Schema> {
+    serde_json::from_value(json).unwrap_or_else(|_| Value::schema())
 }

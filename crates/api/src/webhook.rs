@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{PartialSchema as _, ToSchema};
 
 use crate::{schema, time::Seconds};
 use resources::EventType;
@@ -25,7 +25,7 @@ pub struct Webhook {
     /// Whether events are sent. `false` if the webhook is switched off or disabled.
     pub active: bool,
     /// Health of the deliveries.
-    #[schema(schema_with = schema::webhook_health)]
+    #[schema(schema_with = WebhookHealth::schema)]
     pub health: WebhookHealth,
     /// Why the webhook is not healthy, for programs: `attempt_failed`, `retries_exhausted`, `gone`, `secret_missing`,
     /// `secret_unusable`, `invalid_url` and others; more may be added. Present only while it is not healthy.
@@ -71,7 +71,7 @@ pub struct WebhookDisabled {
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T18:36:00Z")]
     pub at: Seconds,
     /// The reason, for programs.
-    #[schema(schema_with = schema::disable_reason)]
+    #[schema(schema_with = DisableReason::schema)]
     pub reason: DisableReason,
     /// The reason, for people.
     #[schema(value_type = String)]
@@ -206,7 +206,10 @@ const fn overlap_by_default() -> u64 {
 
 /// The health of a webhook's deliveries.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, strum::AsRefStr, strum::Display,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, ToSchema, strum::AsRefStr, strum::Display,
+)]
+#[schema(
+    description = "`healthy`: the last attempt succeeded, or nothing was sent yet. `failing`: the last attempt failed. `blocked`: nothing can be sent because of a problem with the URL or the Secret. `disabled`: all retries failed, or the receiver answered 410."
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -223,7 +226,10 @@ pub enum WebhookHealth {
 
 /// Why a webhook is disabled.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, strum::AsRefStr, strum::Display,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, ToSchema, strum::AsRefStr, strum::Display,
+)]
+#[schema(
+    description = "`retries_exhausted`: all retries of a delivery failed. `gone`: the receiver answered 410."
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]

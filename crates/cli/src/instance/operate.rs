@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::ChangeInstance;
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde_json::Value;
@@ -15,6 +14,7 @@ use crate::{
     program::program,
     wait::{self, Progress, Waiting},
 };
+use api::ChangeInstance;
 use domain::instance::{Action, current};
 use resources::{
     Instance, InstanceSpec, InstanceState, Plan,

@@ -4,7 +4,6 @@ mod rotate;
 
 use std::sync::Arc;
 
-use api::ChangeWebhook;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _, api::PostParams};
@@ -21,6 +20,7 @@ use super::{
     program::program,
     wait::{self, Progress, Waiting},
 };
+use api::ChangeWebhook;
 use domain::event::EventType;
 use resources::{
     Webhook,

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::{Account, Quota, Single};
 use askama::Template;
 use axum::{Router, response::Response, routing::get};
 use http::StatusCode;
@@ -15,6 +14,7 @@ use super::{
     session_request::SessionRequest,
     text::Moment as _,
 };
+use api::{Account, Quota, Single};
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new().route("/console/account", get(show))

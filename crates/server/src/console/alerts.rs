@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::{AlertMetric, AlertStatus, List};
 use askama::Template;
 use axum::{Router, response::Response, routing::get};
 use http::StatusCode;
@@ -16,6 +15,7 @@ use super::{
     session_request::SessionRequest,
     text::{Moment as _, percent},
 };
+use api::{AlertMetric, AlertStatus, List};
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new().route("/console/alerts", get(list))

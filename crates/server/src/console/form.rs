@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use api::{Detail, ErrorCode};
 use axum::{body::Body, extract::FromRequest};
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use url::form_urlencoded;
 
 use super::refusal::Refusal;
+use api::{Detail, ErrorCode};
 
 /// Largest form, as large as the largest body of `/v1`.
 const MAX_FORM: usize = 64 * 1024;

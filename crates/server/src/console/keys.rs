@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::{KeyScope, List, NewKey, Seconds, Single};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::{Method, StatusCode};
@@ -18,6 +17,7 @@ use super::{
     session_request::SessionRequest,
     text::Moment as _,
 };
+use api::{KeyScope, List, NewKey, Seconds, Single};
 
 const SECTION: &str = "keys";
 /// Maximum life of a key that can be entered, in days.

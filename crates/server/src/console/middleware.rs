@@ -2,7 +2,6 @@
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
-use api::ErrorCode;
 use axum::{
     body::Body,
     extract::{Request, State},
@@ -24,6 +23,7 @@ use super::{
     refusal::Refusal,
     same_origin, session_request,
 };
+use api::ErrorCode;
 use runtime::metrics::RequestLabels;
 
 /// What pages may load and do: only the console's own files. `style-src` has no exception for inline styles.

@@ -40,7 +40,6 @@ pub use self::oidc::{OidcError, OidcSettings, Provider};
 
 use std::{net::IpAddr, sync::Arc};
 
-use api::ErrorCode;
 use axum::{
     Router,
     extract::Request,
@@ -56,6 +55,7 @@ use self::{
     session_request::SessionRequest, sign_in_limiter::SignInLimiter,
 };
 use crate::{facade::Facade, service::Service};
+use api::ErrorCode;
 use runtime::{Metrics, http::Peer, metrics::RequestLabels};
 
 /// The path of the console; all pages are at or below it.

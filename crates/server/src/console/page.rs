@@ -2,7 +2,6 @@
 
 use std::ops::Deref;
 
-use api::Pagination;
 use askama::Template;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
@@ -14,6 +13,7 @@ use super::{
     refusal::Refusal,
     session::Note,
 };
+use api::Pagination;
 
 /// The Content-Type of every page.
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");

@@ -1,9 +1,9 @@
 //! Errors of `/v1` and of the console, and their causes.
 
-use api::{ErrorAnswer, ErrorBody, ErrorCode};
 use http::StatusCode;
 
 use super::text::sentence;
+use api::{ErrorAnswer, ErrorBody, ErrorCode};
 
 /// An error of `/v1`, or of the console itself.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use api::ErrorCode;
 use axum::{body::Body, extract::FromRequestParts, response::Response};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, header, request::Parts};
@@ -20,6 +19,7 @@ use super::{
     session::Note,
 };
 use crate::service::credentials::Credential;
+use api::ErrorCode;
 
 /// Largest answer of `/v1` that is read; a page of 100 deliveries is smaller.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;

@@ -1,7 +1,8 @@
 //! Values as pages show them.
 
-use api::{Milliseconds, Seconds};
 use jiff::{Timestamp, tz::TimeZone};
+
+use api::{Milliseconds, Seconds};
 
 /// A time, as pages show it.
 pub trait Moment {

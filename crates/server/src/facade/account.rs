@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::{Account, AccountQuotas, Quota, Seconds, Single};
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 
@@ -14,6 +13,7 @@ use super::{
     response::{self, error::ApiError},
 };
 use crate::service::credentials::Tenant;
+use api::{Account, AccountQuotas, Quota, Seconds, Single};
 
 fn view(tenant: &Tenant, quotas: AccountQuotas) -> Account {
     Account {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::{ImageOffer, List, Money, Pagination, PlanOffer, RegionOffer, UnitMoney};
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use serde::Serialize;
@@ -16,6 +15,7 @@ use super::{
     openapi::examples,
     response::{self, error::ApiError},
 };
+use api::{ImageOffer, List, Money, Pagination, PlanOffer, RegionOffer, UnitMoney};
 use domain::catalogue::Prices;
 use resources::Plan;
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::{Event, List, Pagination, Single};
 use axum::{extract::State, response::Response};
 use http::{StatusCode, header};
 use jiff::Timestamp;
@@ -23,6 +22,7 @@ use crate::service::{
     events::{EventFilter, not_logged},
     id::{EventId, InstanceId, PublicId},
 };
+use api::{Event, List, Pagination, Single};
 use domain::event::EventType;
 
 /// The filter in the query; `None` if a value does not exist, so that nothing is selected. 422 if `since` is not a time.

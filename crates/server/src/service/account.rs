@@ -1,8 +1,7 @@
 //! The quotas of an account, and how much of them is used.
 
-use api::{AccountQuotas, Quota};
-
 use super::{Service, credentials::Tenant};
+use api::{AccountQuotas, Quota};
 
 impl Service {
     /// The quotas of an account.

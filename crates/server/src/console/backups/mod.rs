@@ -6,7 +6,6 @@ pub mod view;
 
 use std::sync::Arc;
 
-use api::{List, Single};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
@@ -22,6 +21,7 @@ use super::{
     session_request::SessionRequest,
     text::Moment as _,
 };
+use api::{List, Single};
 
 const SECTION: &str = "backups";
 

@@ -1,8 +1,7 @@
 //! Backups as pages show them.
 
-use api::BackupStatus;
-
 use crate::console::page::Shown;
+use api::BackupStatus;
 
 /// A backup.
 pub type Backup = Shown<api::Backup>;

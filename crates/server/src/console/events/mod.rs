@@ -7,7 +7,6 @@ pub mod view;
 
 use std::sync::Arc;
 
-use api::{List, Single};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
@@ -26,6 +25,7 @@ use super::{
     session_request::SessionRequest,
     text::{Moment as _, indented},
 };
+use api::{List, Single};
 use domain::event::EventType;
 
 const SECTION: &str = "events";

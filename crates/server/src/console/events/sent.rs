@@ -1,6 +1,5 @@
 //! The webhooks that events were sent to.
 
-use api::List;
 use futures::{StreamExt as _, TryStreamExt as _};
 use http::StatusCode;
 
@@ -11,6 +10,7 @@ use crate::console::{
     session_request::SessionRequest,
     webhooks::view::{Delivery, Webhook},
 };
+use api::List;
 
 /// Webhooks to ask about concurrently: as many as the long reads that an account may have.
 const READS_AT_ONCE: usize = 2;

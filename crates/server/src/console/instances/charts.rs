@@ -2,12 +2,11 @@
 
 use std::fmt::Write as _;
 
-use api::{InstanceSeries, Seconds};
-
 use crate::console::{
     page::Shown,
     text::{bytes, percent},
 };
+use api::{InstanceSeries, Seconds};
 
 /// Width of a chart in its own units.
 const WIDTH: f64 = 300.0;

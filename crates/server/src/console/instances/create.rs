@@ -1,6 +1,5 @@
 //! The form for a new instance.
 
-use api::{ImageOffer, List, NewInstance, PlanOffer, RegionOffer, Single};
 use askama::Template;
 use axum::response::Response;
 use http::{Method, StatusCode};
@@ -16,6 +15,7 @@ use crate::console::{
     session_request::SessionRequest,
     text::Moment as _,
 };
+use api::{ImageOffer, List, NewInstance, PlanOffer, RegionOffer, Single};
 
 #[derive(Template)]
 #[template(path = "console/instances/create.html")]

@@ -10,7 +10,6 @@ mod view;
 
 use std::sync::Arc;
 
-use api::{List, RegionOffer, Seconds, Single};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
@@ -37,6 +36,7 @@ use super::{
     text::Moment as _,
     webhooks::view::Webhook,
 };
+use api::{List, RegionOffer, Seconds, Single};
 use domain::instance::Action;
 
 /// The section in the navigation.

@@ -1,6 +1,5 @@
 //! The actions on an instance.
 
-use api::{ImageOffer, List, PlanOffer, Single};
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
@@ -16,6 +15,7 @@ use crate::console::{
     session_request::SessionRequest,
     text::Moment as _,
 };
+use api::{ImageOffer, List, PlanOffer, Single};
 
 async fn instance(request: &SessionRequest, id: &str) -> Result<Instance, Refusal> {
     let found: Single<Instance> = request.get(&Call::get(format!("/v1/instances/{id}"))).await?;

@@ -1,11 +1,10 @@
 //! Instances and images as pages show them.
 
-use api::{ImageOffer, InstanceSummary};
-
 use crate::console::{
     page::Shown,
     text::{bytes, percent},
 };
+use api::{ImageOffer, InstanceSummary};
 use domain::instance::Action;
 use resources::InstanceState;
 

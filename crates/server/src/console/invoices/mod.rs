@@ -6,7 +6,6 @@ mod view;
 
 use std::sync::Arc;
 
-use api::{InvoiceAnswer, List};
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::{StatusCode, header};
@@ -20,6 +19,7 @@ use super::{
     session_request::SessionRequest,
     text::Moment as _,
 };
+use api::{InvoiceAnswer, List};
 
 const SECTION: &str = "invoices";
 

@@ -1,8 +1,7 @@
 //! Invoices as pages show them.
 
-use api::{InvoiceLine, InvoiceStatus};
-
 use crate::console::page::Shown;
+use api::{InvoiceLine, InvoiceStatus};
 
 /// An invoice.
 pub type Invoice = Shown<api::Invoice>;

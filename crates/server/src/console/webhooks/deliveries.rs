@@ -1,6 +1,5 @@
 //! The log of a webhook's deliveries.
 
-use api::{List, Single};
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use http::StatusCode;
@@ -19,6 +18,7 @@ use crate::console::{
     session_request::SessionRequest,
     text::{Moment as _, indented},
 };
+use api::{List, Single};
 use domain::event::EventType;
 use resources::DeliveryPhase;
 

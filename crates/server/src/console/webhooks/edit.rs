@@ -1,6 +1,5 @@
 //! The form for creating a webhook, and for changing one.
 
-use api::{Single, WebhookWithSecret};
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
@@ -15,6 +14,7 @@ use crate::console::{
     session_request::SessionRequest,
     text::Moment as _,
 };
+use api::{Single, WebhookWithSecret};
 use domain::event::EventType;
 
 #[derive(Template)]

@@ -12,7 +12,6 @@ pub mod view;
 
 use std::sync::Arc;
 
-use api::{List, Single};
 use askama::Template;
 use axum::{
     Router,
@@ -33,6 +32,7 @@ use super::{
     session_request::SessionRequest,
     text::Moment as _,
 };
+use api::{List, Single};
 use domain::event::{EventType, catalogue};
 
 /// The section of the navigation.

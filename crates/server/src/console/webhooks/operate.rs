@@ -1,6 +1,5 @@
 //! The actions on a webhook.
 
-use api::{Single, WebhookWithSecret};
 use askama::Template;
 use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
@@ -20,6 +19,7 @@ use crate::console::{
     refusal::Refusal,
     session_request::SessionRequest,
 };
+use api::{Single, WebhookWithSecret};
 
 /// Sends a test event, and shows its delivery.
 pub async fn test(request: SessionRequest, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {

@@ -1,6 +1,5 @@
 //! How receivers check signatures, with the code of the example receivers.
 
-use api::List;
 use askama::Template;
 use axum::response::Response;
 use http::StatusCode;
@@ -12,6 +11,7 @@ use crate::console::{
     refusal::Refusal,
     session_request::SessionRequest,
 };
+use api::List;
 
 /// The example receivers, which the project's tests run.
 const RECEIVERS: [(&str, &str); 4] = [

@@ -1,9 +1,9 @@
 //! Webhooks and deliveries as pages show them.
 
-use api::{DeliveryAttempt, DeliveryStatus, EventType, Seconds};
 use serde_json::Value;
 
 use crate::console::page::Shown;
+use api::{DeliveryAttempt, DeliveryStatus, EventType, Seconds};
 
 /// A webhook.
 pub type Webhook = Shown<api::Webhook>;

@@ -6,7 +6,6 @@ pub mod view;
 
 use std::sync::Arc;
 
-use api::{Backup, CreateBackup, List, Pagination, Single};
 use axum::{
     extract::{Request, State},
     response::Response,
@@ -32,6 +31,7 @@ use crate::service::{
     backups::{BackupFilter, ShownBackup, still_running, too_many},
     id::{BackupId, InstanceId},
 };
+use api::{Backup, CreateBackup, List, Pagination, Single};
 use resources::validation;
 
 /// Reads a request to create one; 422 names every invalid field.

@@ -1,8 +1,7 @@
 //! Backups as responses show them (decisions, section 7).
 
-use api::{Backup, BackupError, Seconds};
-
 use crate::service::backups::ShownBackup;
+use api::{Backup, BackupError, Seconds};
 
 /// A backup as lists and its detail show it.
 pub fn backup(shown: &ShownBackup) -> Backup {

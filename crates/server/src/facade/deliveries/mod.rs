@@ -6,7 +6,6 @@ pub mod view;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use api::{Delivery, List, Pagination, Retry, Single};
 use axum::{
     extract::{Request, State},
     response::Response,
@@ -33,6 +32,7 @@ use crate::service::{
     id::{DeliveryId, WebhookId},
     webhooks::not_active,
 };
+use api::{Delivery, List, Pagination, Retry, Single};
 use domain::event::EventType;
 use resources::DeliveryPhase;
 

@@ -1,8 +1,7 @@
 //! Deliveries as responses show them (decisions, section 6).
 
-use api::{DeliveryAttempt, DeliveryHeaders, DeliveryRequest, Milliseconds, Seconds};
-
 use crate::service::deliveries::{created_at, next_attempt, shown_phase};
+use api::{DeliveryAttempt, DeliveryHeaders, DeliveryRequest, Milliseconds, Seconds};
 use domain::event::catalogue;
 use resources::{Attempt, Delivery, Webhook, delivery::MAX_ATTEMPTS_KEPT};
 use sender::signature;

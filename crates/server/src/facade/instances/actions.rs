@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::{Instance, RebuildInstance, Single};
 use axum::{
     extract::{Request, State},
     response::Response,
@@ -26,6 +25,7 @@ use crate::{
         instances::{ActionOutcome, Installation},
     },
 };
+use api::{Instance, RebuildInstance, Single};
 use domain::instance::Action;
 
 /// Starts an instance

@@ -1,11 +1,10 @@
 //! Request bodies for instances.
 
-use api::{ChangeInstance, CreateInstance, RebuildInstance};
-
 use crate::facade::{
     extract::fields::Fields,
     response::error::{ApiError, Detail},
 };
+use api::{ChangeInstance, CreateInstance, RebuildInstance};
 use domain::catalogue::Catalogue;
 use resources::{InstanceSpec, Plan, PowerState, validation};
 

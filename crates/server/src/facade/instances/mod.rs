@@ -11,7 +11,6 @@ pub mod view;
 
 use std::sync::Arc;
 
-use api::{ChangeInstance, CreateInstance, Instance, InstanceSummary, List, NewInstance, Pagination, Single};
 use axum::{
     extract::{Request, State},
     response::Response,
@@ -40,6 +39,7 @@ use crate::service::{
     instances::{Filter, IndexedInstance},
     store::Created,
 };
+use api::{ChangeInstance, CreateInstance, Instance, InstanceSummary, List, NewInstance, Pagination, Single};
 
 /// Lists instances
 ///

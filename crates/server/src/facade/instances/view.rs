@@ -1,9 +1,9 @@
 //! Instances as responses show them (specification, section 2.2).
 
-use api::{InstanceMetrics, InstanceSummary, NewInstance, Seconds};
 use jiff::Timestamp;
 
 use crate::{facade::response::snake_case, service::instances::IndexedInstance};
+use api::{InstanceMetrics, InstanceSummary, NewInstance, Seconds};
 use domain::instance::explain;
 use resources::{Instance, tracking};
 

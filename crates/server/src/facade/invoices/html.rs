@@ -3,12 +3,12 @@
 
 use std::{fmt::Write as _, sync::LazyLock};
 
-use api::Seconds;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::HeaderValue;
 use sha2::{Digest as _, Sha256};
 
 use crate::service::invoices::OpenedInvoice;
+use api::Seconds;
 use resources::{
     InvoiceLine,
     money::{Cents, UnitPrice},

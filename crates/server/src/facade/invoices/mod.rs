@@ -9,7 +9,6 @@ pub mod view;
 
 use std::sync::Arc;
 
-use api::{Invoice, InvoiceAnswer, List, Pagination};
 use axum::{body::Body, extract::State, response::Response};
 use bytes::Bytes;
 use futures::{Stream, stream};
@@ -28,6 +27,7 @@ use super::{
     },
 };
 use crate::service::{error::Error, id::InvoiceId, invoices::OpenedInvoice};
+use api::{Invoice, InvoiceAnswer, List, Pagination};
 use resources::{InvoiceLine, money::Cents};
 
 /// How to show an invoice.

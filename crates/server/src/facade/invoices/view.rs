@@ -1,9 +1,9 @@
 //! Invoices as responses show them (decisions, section 7).
 
-use api::{InvoiceHours, Money, Seconds, UnitMoney};
 use jiff::Timestamp;
 
 use crate::service::invoices::{Lines, OpenedInvoice};
+use api::{InvoiceHours, Money, Seconds, UnitMoney};
 use domain::invoice::Total;
 use resources::{
     Invoice, InvoiceLine, InvoicePeriod, InvoiceStatus,

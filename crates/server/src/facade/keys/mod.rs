@@ -6,7 +6,6 @@ pub mod view;
 
 use std::{convert::Infallible, sync::Arc};
 
-use api::{CreateKey, Key, List, NewKey, Pagination, Single};
 use axum::{
     extract::{FromRequestParts, Request, State},
     response::Response,
@@ -34,6 +33,7 @@ use super::{
     },
 };
 use crate::service::error::quota_used_up;
+use api::{CreateKey, Key, List, NewKey, Pagination, Single};
 use resources::{KeyScope, ids};
 
 /// Reads a request to create one; 422 names every invalid field. `now` is `None` for a request that may be a repetition: its expiry may be

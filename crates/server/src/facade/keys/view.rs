@@ -1,9 +1,9 @@
 //! API keys as responses show them (decisions, section 6).
 
-use api::{Key, NewKey, Seconds};
 use jiff::Timestamp;
 
 use crate::service::index::Object as _;
+use api::{Key, NewKey, Seconds};
 use resources::{ApiKey, origin};
 
 /// A key as lists and its detail show it.

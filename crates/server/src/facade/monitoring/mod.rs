@@ -6,7 +6,6 @@ pub mod view;
 
 use std::sync::Arc;
 
-use api::{Alert, InstanceSeries, List, Pagination, Single};
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 
@@ -23,6 +22,7 @@ use super::{
     },
 };
 use crate::service::{alerts::AlertFilter, error::not_monitored, id::InstanceId};
+use api::{Alert, InstanceSeries, List, Pagination, Single};
 use domain::provider::Window;
 
 /// Lists alerts

@@ -1,8 +1,7 @@
 //! Alerts and series as responses show them (decisions, section 7).
 
-use api::{Alert, InstanceMetrics, InstanceSeries, InstanceSeriesPoints, Seconds};
-
 use crate::service::alerts::ShownAlert;
+use api::{Alert, InstanceMetrics, InstanceSeries, InstanceSeriesPoints, Seconds};
 use domain::provider::{Series, Window};
 
 /// An alert as lists show it.

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::{InstanceMetrics, InstanceSeries, List, Pagination, Single};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -25,6 +24,7 @@ use crate::service::{
     precondition,
     webhooks::IndexedWebhook,
 };
+use api::{InstanceMetrics, InstanceSeries, List, Pagination, Single};
 use domain::{
     event::{EventType, catalogue},
     instance::Action,

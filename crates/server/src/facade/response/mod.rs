@@ -9,7 +9,6 @@ pub mod unreadable;
 
 use std::{fmt::Display, ops::Deref};
 
-use api::{Pagination, Single};
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Serialize;
@@ -18,6 +17,7 @@ pub use self::entity_tag::{etag, tag};
 
 use self::error::ApiError;
 use crate::service::index::Object;
+use api::{Pagination, Single};
 
 /// The Content-Type of every body.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::{Delivery, RecoverWebhook, Recovery, RotateSecret, Single, TestWebhook, WebhookWithSecret};
 use axum::{
     extract::{Request, State},
     response::Response,
@@ -31,6 +30,7 @@ use crate::{
         webhooks::not_active,
     },
 };
+use api::{Delivery, RecoverWebhook, Recovery, RotateSecret, Single, TestWebhook, WebhookWithSecret};
 
 /// Sends a test event to a webhook
 ///

@@ -1,13 +1,13 @@
 //! Request bodies for webhooks.
 
-use api::{
-    ChangeWebhook, CreateWebhook, RecoverWebhook, RotateSecret, TestWebhook, webhook::DEFAULT_OVERLAP_SECONDS,
-};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::facade::{
     extract::fields::Fields,
     response::error::{ApiError, Detail},
+};
+use api::{
+    ChangeWebhook, CreateWebhook, RecoverWebhook, RotateSecret, TestWebhook, webhook::DEFAULT_OVERLAP_SECONDS,
 };
 use domain::event::EventType;
 use resources::webhook::MAX_SECRET_CHARACTERS;

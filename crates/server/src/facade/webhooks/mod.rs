@@ -10,7 +10,6 @@ pub mod view;
 
 use std::sync::Arc;
 
-use api::{ChangeWebhook, CreateWebhook, List, Pagination, Single, Webhook, WebhookWithSecret};
 use axum::{
     extract::{Request, State},
     response::Response,
@@ -32,6 +31,7 @@ use super::{
     },
 };
 use crate::service::{error::quota_used_up, id::WebhookId, webhooks::IndexedWebhook};
+use api::{ChangeWebhook, CreateWebhook, List, Pagination, Single, Webhook, WebhookWithSecret};
 
 /// Lists webhooks
 ///

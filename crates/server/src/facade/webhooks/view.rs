@@ -1,12 +1,12 @@
 //! Webhooks as responses show them (specification, section 2.4; decisions, section 6).
 
-use api::{DisableReason, Seconds, Webhook, WebhookDisabled, WebhookWithSecret};
 use jiff::Timestamp;
 
 use crate::{
     facade::response::snake_case,
     service::webhooks::{IndexedWebhook, health},
 };
+use api::{DisableReason, Seconds, Webhook, WebhookDisabled, WebhookWithSecret};
 use resources::{Disabled, ids};
 
 /// A webhook as lists and its detail show it.

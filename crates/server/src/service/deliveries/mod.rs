@@ -17,7 +17,6 @@ use std::{
     time::Duration,
 };
 
-use api::WebhookHealth;
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use kube::{
@@ -47,6 +46,7 @@ use super::{
     store::{LongRead, MAX_ATTEMPTS, contended, pause},
     webhooks::{IndexedWebhook, health},
 };
+use api::WebhookHealth;
 use resources::{
     Delivery, DeliveryPhase, EventLog, PageIndex, Webhook,
     delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},

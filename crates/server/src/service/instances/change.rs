@@ -1,8 +1,7 @@
 //! Applies a change to an instance's spec. No I/O.
 
-use api::ChangeInstance;
-
 use crate::service::error::{Detail, Error, ErrorCode};
+use api::ChangeInstance;
 use domain::instance::Action;
 use resources::{InstanceSpec, Plan};
 

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 
 use api::WebhookHealth;
-
 use resources::{
     Webhook,
     conditions::{self, READY},

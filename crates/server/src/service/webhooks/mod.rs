@@ -15,7 +15,6 @@ mod spec;
 
 use std::sync::Arc;
 
-use api::{ChangeWebhook, CreateWebhook};
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 
@@ -37,6 +36,7 @@ use super::{
     precondition::Precondition,
     store::{KeyedCreate, Verdict, merge_patch},
 };
+use api::{ChangeWebhook, CreateWebhook};
 use domain::event::EventType;
 use resources::{Delivery, Webhook, WebhookSpec, ids};
 use runtime::client::bounded;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use api::{ChangeWebhook, CreateWebhook};
 use jiff::Timestamp;
 
 use crate::service::{idempotency::REQUEST_HASH_ANNOTATION, nonce::nonce};
+use api::{ChangeWebhook, CreateWebhook};
 use resources::{
     SecretReference, Webhook, WebhookSpec,
     origin::{self, ORIGIN_ANNOTATION},
