@@ -1,5 +1,6 @@
 //! The controllers: one folder per kind, with pure decisions separate from I/O. The only code that they share is the directory
-//! of namespaces and Accounts, and what the ledger reports; everything else that connects them is passed to their constructors.
+//! of namespaces and Accounts, what the ledger reports, calls of the provider and writes of finalizers; everything else that connects them
+//! is passed to their constructors.
 //!
 //! - [`account`]: gives each Account its namespace, quota and RoleBinding;
 //! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
@@ -14,12 +15,14 @@ pub mod account;
 pub mod backup;
 mod delivery;
 mod event_log;
+mod finalizers;
 pub mod instance;
 pub mod invoice;
 pub mod ledger;
 pub mod mail;
 pub mod monitoring;
 pub mod notifier;
+mod provider_call;
 mod secrets;
 #[cfg(test)]
 mod tests;

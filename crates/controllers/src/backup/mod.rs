@@ -1,12 +1,14 @@
 //! The Backup controller: asks the provider, decides ([`domain::backup`]), and writes the status.
 //!
-//! - `reconcile`: one reconcile of one Backup;
+//! - `reconcile`: one reconcile of one Backup: `observe` gathers what the decision depends on, `apply` writes it;
 //! - `index`: the backups by instance, also for the Instance controller;
 //! - `restores`: the instances, by the backup that they are restored from;
 //! - `create`: creates scheduled backups.
 
+mod apply;
 mod create;
 mod index;
+mod observe;
 mod reconcile;
 mod restores;
 

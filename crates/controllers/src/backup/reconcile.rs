@@ -1,35 +1,22 @@
-//! One reconcile of one Backup: asks the provider, decides, and writes the status.
+//! One reconcile of one Backup: `observe`, decide ([`domain::backup`]), `apply`.
 
-use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use kube::{
-    Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
-};
+use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use serde_json::json;
 use tokio::{sync::Semaphore, time::Instant};
 
-use super::{BackupController, create_scheduled, is_final_refusal};
+use super::BackupController;
 use domain::{
-    backup::{
-        Decision, Effect, Note, Question, Seen, Situation, Source, decide, question,
-        restore::fits,
-        retention::{gives_way, has_room, is_left_over},
-    },
-    event::{OutboxVersion, outbox},
-    instance::wants_restore,
-    provider::{BackupObservation, BackupProgress, ProviderError},
+    backup::{Effect, decide},
+    event::outbox,
 };
 use providers::Provider;
-use resources::{
-    Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, origin, traceparent::annotated,
-    tracking::CONTROLLER_MANAGER,
-};
+use resources::{Backup, BackupPhase, origin, traceparent::annotated};
 use runtime::{
     ObjectRef, ReconcileQueue,
     backoff::Backoffs,
-    client::{self, CallError, bounded},
+    client::CallError,
     traces::{self, Span, SpanKind},
     watch::key,
     work_queue::{Class, Reconcile},
@@ -66,26 +53,7 @@ impl Drop for BeginPermit<'_> {
     }
 }
 
-/// The provider's answer.
-enum Asked {
-    Nothing,
-    Observed(BackupObservation),
-    Deleted,
-    Failed(ProviderError),
-}
-
-impl Asked {
-    const fn seen(&self) -> Seen<'_> {
-        match self {
-            Self::Nothing => Seen::NotAsked,
-            Self::Observed(observation) => Seen::Observed(observation),
-            Self::Deleted => Seen::Deleted,
-            Self::Failed(error) => Seen::Failed(error),
-        }
-    }
-}
-
-fn namespace(backup: &Backup) -> &str {
+pub(super) fn namespace(backup: &Backup) -> &str {
     backup.metadata.namespace.as_deref().unwrap_or_default()
 }
 
@@ -224,268 +192,5 @@ impl<P: Provider> Reconciler<P> {
             all: &self.beginning,
             key,
         })
-    }
-
-    /// The Instance with the name in the Backup's spec.
-    fn instance_of(&self, backup: &Backup) -> Option<Arc<Instance>> {
-        let instances = &self.controller.instances;
-        let shown = instances.named(namespace(backup), &backup.spec.instance)?;
-        Some(self.controller.instance_queue.freshest(shown))
-    }
-
-    fn with_situation<T>(
-        &self,
-        backup: &Backup,
-        has_account: bool,
-        with: impl FnOnce(&Situation<'_>) -> T,
-    ) -> T {
-        let instance = self.instance_of(backup);
-        let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
-        let source = Source::of(backup, instance.as_deref());
-        // Backups of the same instance, or of one that does not exist yet: all except those of other
-        // instances.
-        let others: Vec<&Backup> = others
-            .iter()
-            .map(|other| &**other)
-            .filter(|other| {
-                let uids = (other.source_uid(), backup.source_uid());
-                !other.is_abandoned() && !matches!(uids, (Some(one), Some(other)) if one != other)
-            })
-            .collect();
-        let older_twin = if backup.phase() == BackupPhase::Waiting && origin::is_restored(&backup.metadata) {
-            let all = self.controller.index.within(namespace(backup));
-            origin::older_twin(&backup.metadata, all.iter().map(|other| &other.metadata))
-        } else {
-            None
-        };
-        let limits = self.controller.limits;
-        let restored_to = if backup.is_deleting() {
-            self.restored_to(backup)
-        } else {
-            None
-        };
-        with(&Situation {
-            source,
-            others: &others,
-            older_twin,
-            has_account,
-            is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
-            limits,
-            has_room_in_account: &|| {
-                let index = &self.controller.index;
-                index.sharing(namespace(backup), |all| has_room(backup, all, limits.per_account))
-            },
-            gives_way: &|| {
-                let index = &self.controller.index;
-                index.sharing(namespace(backup), |all| {
-                    gives_way(backup, all, limits.per_account)
-                })
-            },
-            restored_to: restored_to.as_deref(),
-        })
-    }
-
-    /// Name of an Instance that is being restored from this backup, or will be.
-    fn restored_to(&self, backup: &Backup) -> Option<String> {
-        let name = backup.name_any();
-        let shown = self.controller.restores.targets(backup).into_iter();
-        let mut instances = shown.map(|shown| self.controller.instance_queue.freshest(shown));
-        let is_target = |instance: &Arc<Instance>| {
-            let operation = instance
-                .status
-                .as_ref()
-                .and_then(|status| status.operation.as_ref());
-            let under_way = operation.and_then(|operation| operation.restore_from.as_deref());
-            let is_wanted = instance.spec.restore_from.as_deref() == Some(&name) && wants_restore(instance);
-            under_way == Some(&name) || is_wanted && fits(backup, instance)
-        };
-        instances.find(is_target).map(|instance| instance.name_any())
-    }
-
-    /// Queues the oldest scheduled backup of a deleted instance, which may have to be deleted to make room.
-    fn look_at_oldest(&self, backup: &Backup) {
-        let index = &self.controller.index;
-        if index.count(namespace(backup)) > self.controller.limits.per_account {
-            self.queue.again(index.oldest_left_over(namespace(backup)));
-        }
-    }
-
-    fn publish(&self, backup: &Backup, note: &Note) {
-        let events = &self.controller.events;
-        events.publish(backup, note.warning, note.reason, "Backup", &note.message);
-    }
-
-    /// Asks the provider for whatever the backup needs next.
-    async fn ask(&self, backup: &Backup, has_account: bool, has_begun_now: bool) -> Asked {
-        let what = self.with_situation(backup, has_account, |situation| question(backup, situation));
-        let provider = &self.controller.provider;
-        let now = self.controller.clock.now();
-        match (what, self.instance_of(backup)) {
-            (Question::Delete, _) => self
-                .timed(backup, provider.delete_backup(backup))
-                .await
-                .map_or_else(Asked::Failed, |()| Asked::Deleted),
-            (Question::Progress, Some(instance)) => {
-                let state = async {
-                    if !has_begun_now {
-                        let seen = provider.backup_state(backup, &instance, now).await?;
-                        if seen.progress != BackupProgress::Unknown {
-                            return Ok(seen);
-                        }
-                    }
-                    provider.create_backup(backup, &instance, now).await
-                };
-                self.timed(backup, state)
-                    .await
-                    .map_or_else(Asked::Failed, Asked::Observed)
-            }
-            _ => Asked::Nothing,
-        }
-    }
-
-    /// Calls the provider with the timeout, and counts the call.
-    async fn timed<T>(
-        &self,
-        backup: &Backup,
-        call: impl Future<Output = Result<T, ProviderError>> + Send,
-    ) -> Result<T, ProviderError> {
-        let limit = self.controller.provider_timeout;
-        let begun = Instant::now();
-        let span = traces::child("provider backup", SpanKind::Client);
-        let answer = traces::within(span.as_ref(), tokio::time::timeout(limit, call))
-            .await
-            .unwrap_or(Err(ProviderError::Timeout(limit)));
-        let outcome = answer.as_ref().map_or_else(ProviderError::reason, |_| "ok");
-        let provider = self.controller.provider.name();
-        if let Some(span) = span {
-            span.set("stellage.provider", provider);
-            if answer.is_err() {
-                span.fail(outcome);
-            }
-        }
-        let metrics = &self.controller.metrics;
-        metrics.provider_called(provider, begun.elapsed(), outcome);
-        if let Err(error) = &answer {
-            tracing::warn!(backup = key(backup), %error, "provider call failed");
-        }
-        answer
-    }
-
-    /// Stores the status if it differs, notifies the outbox and publishes Events. If the backup has ended, queues the instance's
-    /// other backups.
-    async fn store(&self, backup: &Backup, decision: &Decision) -> Result<Option<Arc<Backup>>, CallError> {
-        if backup.status.as_ref() == Some(&decision.status) {
-            return Ok(None);
-        }
-        let written = self.write_status(backup, &decision.status).await?;
-        let before = backup.status.as_ref().map_or(0, |status| status.event_sequence);
-        let outbox = OutboxVersion::of(&*written);
-        self.controller.outbox.recorded(&outbox, before);
-        if let Some(note) = &decision.note {
-            self.publish(&written, note);
-        }
-        if backup.is_unfinished() && !written.is_unfinished() {
-            let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
-            let mine = &written.metadata.uid;
-            // Those that wait for this backup, and those that a newer scheduled one may replace.
-            let is_concerned = |other: &Arc<Backup>| {
-                other.metadata.uid != *mine
-                    && (other.is_unfinished() || written.is_scheduled() && other.is_scheduled())
-            };
-            self.queue.again(others.into_iter().filter(is_concerned));
-            // This backup again, for its own retention and its second attempt.
-            self.queue.again([written.clone()]);
-            self.look_at_oldest(&written);
-        } else if is_left_over(&written) && !is_left_over(backup) {
-            self.look_at_oldest(&written);
-        }
-        Ok(Some(written))
-    }
-
-    /// Creates the second attempt of a failed scheduled backup.
-    async fn try_again(&self, backup: &Backup) -> Result<(), CallError> {
-        let (Some(instance), Some(scheduled_for)) = (self.instance_of(backup), backup.spec.scheduled_for)
-        else {
-            return Ok(());
-        };
-        let (client, now) = (&self.controller.client, self.controller.clock.now());
-        let _permit = self.writes.acquire().await;
-        match create_scheduled(client, &instance, scheduled_for, true, now).await {
-            Err(error) if error.status().is_some_and(is_final_refusal) => {
-                let note = format!("the backup is not tried once more: {error}");
-                let events = &self.controller.events;
-                events.publish(backup, true, "BackupMissed", "Backup", &note);
-                Ok(())
-            }
-            outcome => outcome,
-        }
-    }
-
-    /// Deletes a scheduled backup that newer ones have replaced.
-    async fn delete(&self, backup: &Backup) -> Result<(), CallError> {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: backup.metadata.uid.clone(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        let _permit = self.writes.acquire().await;
-        match bounded(self.api(backup).delete(&backup.name_any(), &params)).await {
-            Err(error) if error.is_not_found() => Ok(()),
-            outcome => outcome.map(drop),
-        }
-    }
-
-    /// Adds the finalizer and the origin.
-    async fn mark(&self, backup: &Backup) -> Result<Arc<Backup>, CallError> {
-        let mut list = backup.finalizers().to_vec();
-        if !backup.has_finalizer() {
-            list.push(FINALIZER.to_owned());
-        }
-        let written = self.patch_finalizers(backup, list).await?;
-        Ok(self.queue.wrote(written))
-    }
-
-    /// Removes our finalizer. Other controllers' finalizers are left alone.
-    async fn remove_finalizer(&self, backup: &Backup) -> Result<(), CallError> {
-        let mut list = backup.finalizers().to_vec();
-        list.retain(|finalizer| finalizer != FINALIZER);
-        match self.patch_finalizers(backup, list).await {
-            Err(error) if !error.is_not_found() => Err(error),
-            // Do not remember the written object: the watch may already have reported its deletion.
-            _ => Ok(()),
-        }
-    }
-
-    async fn patch_finalizers(&self, backup: &Backup, list: Vec<String>) -> Result<Backup, CallError> {
-        let metadata = &backup.metadata;
-        let mut patch = json!({
-            "metadata": { "finalizers": list, "resourceVersion": metadata.resource_version, "uid": metadata.uid },
-        });
-        origin::add_to(&mut patch, metadata);
-        let params = PatchParams {
-            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
-        let _permit = self.writes.acquire().await;
-        let name = backup.name_any();
-        bounded(self.api(backup).patch(&name, &params, &Patch::Merge(&patch))).await
-    }
-
-    async fn write_status(&self, backup: &Backup, status: &BackupStatus) -> Result<Arc<Backup>, CallError> {
-        let client = &self.controller.client;
-        let _permit = self.writes.acquire().await;
-        let write = client::replace_status(client, backup, status, CONTROLLER_MANAGER);
-        let metadata = bounded(write).await?;
-        Ok(self.queue.wrote(Backup {
-            metadata,
-            spec: backup.spec.clone(),
-            status: Some(status.clone()),
-        }))
-    }
-
-    fn api(&self, backup: &Backup) -> Api<Backup> {
-        Api::namespaced(self.controller.client.clone(), namespace(backup))
     }
 }

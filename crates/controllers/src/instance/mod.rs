@@ -1,9 +1,11 @@
 //! The Instance controller: asks the provider for one step, decides ([`domain::instance`]), and writes the status.
 //!
-//! - `reconcile`: one reconcile of one instance;
+//! - `reconcile`: one reconcile of one instance: `observe` gathers what the decision depends on, `apply` writes it;
 //! - `trace`: the trace that it belongs to;
 //! - `unreadable`: the condition of objects that do not match their schema.
 
+mod apply;
+mod observe;
 mod reconcile;
 mod trace;
 mod unreadable;

@@ -1,14 +1,16 @@
 //! The Invoice controller: keeps the ledger of each account ([`domain::invoice::ledger`]) and issues its invoices.
 //!
-//! - `reconcile`: one reconcile of one account;
+//! - `reconcile`: one reconcile of one account: `observe` gathers what the decision depends on, `apply` writes it;
 //! - `books`: reads what is stored;
 //! - `numbers`: the invoice numbers;
 //! - `prices`: the past prices;
 //! - `archive`: keeps the invoices of deleted Accounts.
 
+mod apply;
 mod archive;
 mod books;
 mod numbers;
+mod observe;
 mod prices;
 mod reconcile;
 #[cfg(test)]

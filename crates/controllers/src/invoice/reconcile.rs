@@ -1,4 +1,5 @@
-//! One reconcile of one account: what is metered is copied to its open invoice, and invoices that are due are issued.
+//! One reconcile of one account: `observe`, decide ([`domain::invoice::ledger`]), `apply`. What is metered is copied to its open invoice,
+//! and invoices that are due are issued.
 
 use std::{
     borrow::Borrow,
@@ -10,33 +11,28 @@ use std::{
 
 use jiff::{Timestamp, tz::TimeZone};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::{
-    Api, Resource,
-    api::{DeleteParams, PostParams, Preconditions},
-};
 use parking_lot::Mutex;
-use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Gone, Shared, archive, books, numbers};
+use super::{
+    Gone, Shared,
+    apply::name,
+    archive, books, numbers,
+    observe::{billed, facts},
+};
 use domain::{
-    event::{OutboxVersion, outbox},
+    event::OutboxVersion,
     invoice::{
         PriceHistory,
-        ledger::{Books, Facts, Holder, Metered, Step, Subject, next},
+        ledger::{Books, Metered, Step, Subject, next},
     },
 };
-use resources::{
-    Account, AccountSpec, Backup, BackupPhase, Instance, Invoice,
-    invoice::{FORMER_ACCOUNT_LABEL, SETTLED_LABEL},
-    origin,
-    tracking::CONTROLLER_MANAGER,
-};
+use resources::{Account, AccountSpec, Invoice, invoice::FORMER_ACCOUNT_LABEL, origin};
 use runtime::{
     ObjectRef, Store,
     backoff::Backoffs,
-    client::{CallError, bounded, is_namespace_terminating},
+    client::{CallError, is_namespace_terminating},
     watch::key,
     work_queue::{Class, Reconcile},
 };
@@ -64,7 +60,7 @@ const IDLE: Duration = Duration::from_secs(60);
 const FAREWELL: Duration = Duration::from_secs(30);
 
 pub(super) struct Reconciler {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     accounts: Store<Account>,
     /// Invoices that still need work.
     invoices: Store<Invoice>,
@@ -82,11 +78,11 @@ enum Known {
 }
 
 /// An account whose books are in memory.
-struct State {
+pub(super) struct State {
     account: String,
     books: Books,
     /// Issued invoices whose events are not settled.
-    issued: Vec<Invoice>,
+    pub(super) issued: Vec<Invoice>,
     /// When the books were read.
     read: Timestamp,
     /// When the entries were last written.
@@ -140,31 +136,6 @@ impl Reconcile for Reconciler {
             }
         }
     }
-}
-
-fn name<K: Resource>(object: &K) -> &str {
-    object.meta().name.as_deref().unwrap_or_default()
-}
-
-fn ended(instance: &Instance) -> Option<Timestamp> {
-    instance.metadata.deletion_timestamp.as_ref().map(|time| time.0)
-}
-
-/// When a backup started to be billed and its size, or `None` if it is not billed. Assumes that backups have
-/// a price.
-fn metered_backup(backup: &Backup) -> Option<(Timestamp, u64)> {
-    let status = backup.status.as_ref()?;
-    let is_completed = status.phase == Some(BackupPhase::Completed);
-    let size = status
-        .size_gb
-        .filter(|size| is_completed && size.is_finite() && *size >= 0.0)?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a size is not negative, and far below what fits"
-    )]
-    let megabytes = (size * 1000.0).round() as u64;
-    Some((status.completed_at?, megabytes))
 }
 
 impl Reconciler {
@@ -512,53 +483,6 @@ impl Reconciler {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Hands the event of an issued invoice to the outbox.
-    fn issued(&self, invoice: &Invoice) {
-        let deps = &self.shared.deps;
-        deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
-        let status = invoice.status.clone().unwrap_or_default();
-        let note = format!(
-            "invoice {} over {} was issued",
-            status.number.unwrap_or_default(),
-            status.amount.unwrap_or_default()
-        );
-        deps.events.publish(invoice, false, "Issued", "Issue", &note);
-        self.shared.numbers.issued(numbers::InvoiceRef {
-            namespace: invoice.metadata.namespace.clone().unwrap_or_default(),
-            name: name(invoice).to_owned(),
-        });
-    }
-
-    /// Removes settled events from the outboxes of issued invoices, and then those invoices from the watch. Returns when to
-    /// check again.
-    async fn settle(&self, state: &mut State) -> Result<Option<Duration>, CallError> {
-        let outbox = &self.shared.deps.outbox;
-        let now = self.shared.deps.clock.now();
-        let (mut left, mut again) = (Vec::new(), None::<Duration>);
-        let issued = std::mem::take(&mut state.issued);
-        for mut invoice in issued {
-            let status = invoice.status.get_or_insert_default();
-            let wait = outbox::clear(
-                &mut status.outbox,
-                false,
-                false,
-                i64::MAX,
-                &|id| outbox.is_settled(id),
-                now,
-            );
-            if let Some(wait) = wait {
-                again = Some(again.map_or(wait, |again| again.min(wait)));
-                left.push(invoice);
-            } else {
-                let labels = invoice.metadata.labels.get_or_insert_default();
-                labels.insert(SETTLED_LABEL.to_owned(), "true".to_owned());
-                self.put(invoice).await?;
-            }
-        }
-        state.issued = left;
-        Ok(again)
-    }
-
     /// Tells the ledger that the end of everything that ended has been recorded.
     fn recorded(&self, namespace: &str, subjects: &HashMap<&str, Subject<'_>>, gone: &HashMap<String, Gone>) {
         let ledger = &self.shared.deps.ledger;
@@ -575,115 +499,4 @@ impl Reconciler {
             }
         }
     }
-
-    fn api<K>(&self, object: &K) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-    {
-        let namespace = object.meta().namespace.as_deref().unwrap_or_default();
-        Api::namespaced(self.shared.deps.client.clone(), namespace)
-    }
-
-    /// Creates or replaces an object, guarded by the resourceVersion that the decision was based on.
-    async fn put<K>(&self, object: K) -> Result<K, CallError>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
-            + Clone
-            + std::fmt::Debug
-            + Serialize
-            + DeserializeOwned,
-    {
-        let params = PostParams {
-            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        let api = self.api(&object);
-        let mut written = if object.meta().resource_version.is_some() {
-            bounded(api.replace(name(&object), &params, &object)).await?
-        } else {
-            bounded(api.create(&params, &object)).await?
-        };
-        written.meta_mut().managed_fields = None;
-        Ok(written)
-    }
-
-    async fn delete<K>(&self, object: &K) -> Result<(), CallError>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
-            + Clone
-            + std::fmt::Debug
-            + DeserializeOwned,
-    {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: object.meta().uid.clone(),
-                resource_version: object.meta().resource_version.clone(),
-            }),
-            ..DeleteParams::default()
-        };
-        match bounded(self.api(object).delete(name(object), &params)).await {
-            Err(error) if error.is_not_found() => Ok(()),
-            outcome => outcome.map(drop),
-        }
-    }
-}
-
-fn facts<'a>(
-    account: &'a Account,
-    subjects: &'a HashMap<&'a str, Subject<'a>>,
-    prices: &'a PriceHistory,
-    terms: &'a domain::catalogue::InvoiceTerms,
-    now: Timestamp,
-    is_closing: bool,
-) -> Facts<'a> {
-    Facts {
-        holder: Holder {
-            uid: origin::uid(&account.metadata),
-            name: account.metadata.name.as_deref().unwrap_or_default(),
-            email: &account.spec.email,
-            address: &account.spec.billing_address,
-            closed_until: account.invoices_closed_until(),
-            is_closing: is_closing && subjects.is_empty(),
-        },
-        subjects,
-        prices,
-        terms,
-        now,
-    }
-}
-
-/// Everything that is billed, with its UID: existing instances, instances deleted by force, and backups.
-fn billed<'a>(
-    instances: &'a [Arc<Instance>],
-    gone: &'a HashMap<String, Gone>,
-    backups: &'a [Arc<Backup>],
-    backup_ids: &'a [String],
-) -> impl Iterator<Item = (&'a str, Subject<'a>)> {
-    let of_instance = |instance: &'a Instance, ended: Option<Timestamp>| {
-        let subject = Subject {
-            instance_id: instance.id(),
-            name: instance.display_name(),
-            metered: Metered::Instance(instance.status.as_ref()?.metering.as_ref()?),
-            ended,
-        };
-        Some((origin::uid(&instance.metadata), subject))
-    };
-    let existing = instances
-        .iter()
-        .filter_map(move |instance| of_instance(instance, ended(instance)));
-    let forced = gone
-        .values()
-        .filter_map(move |gone| of_instance(&gone.instance, Some(ended(&gone.instance).unwrap_or(gone.at))));
-    let of_backup = backups.iter().zip(backup_ids).filter_map(move |(backup, id)| {
-        let (since, megabytes) = metered_backup(backup)?;
-        let source = backup.status.as_ref()?.source.as_ref()?;
-        let subject = Subject {
-            instance_id: source.id.clone(),
-            name: backup.display_name(),
-            metered: Metered::Backup { id, since, megabytes },
-            ended: backup.metadata.deletion_timestamp.as_ref().map(|time| time.0),
-        };
-        Some((origin::uid(&backup.metadata), subject))
-    });
-    existing.chain(forced).chain(of_backup)
 }

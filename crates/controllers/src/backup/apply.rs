@@ -1,0 +1,142 @@
+//! Writes what has been decided about a Backup.
+
+use std::sync::Arc;
+
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Preconditions},
+};
+
+use super::{
+    create_scheduled, is_final_refusal,
+    reconcile::{Reconciler, namespace},
+};
+use crate::finalizers;
+use domain::{
+    backup::{Decision, Note, retention::is_left_over},
+    event::OutboxVersion,
+};
+use providers::Provider;
+use resources::{Backup, BackupStatus, backup::FINALIZER, tracking::CONTROLLER_MANAGER};
+use runtime::client::{self, CallError, bounded};
+
+impl<P: Provider> Reconciler<P> {
+    /// Queues the oldest scheduled backup of a deleted instance, which may have to be deleted to make room.
+    pub(super) fn look_at_oldest(&self, backup: &Backup) {
+        let index = &self.controller.index;
+        if index.count(namespace(backup)) > self.controller.limits.per_account {
+            self.queue.again(index.oldest_left_over(namespace(backup)));
+        }
+    }
+
+    pub(super) fn publish(&self, backup: &Backup, note: &Note) {
+        let events = &self.controller.events;
+        events.publish(backup, note.warning, note.reason, "Backup", &note.message);
+    }
+
+    /// Stores the status if it differs, notifies the outbox and publishes Events. If the backup has ended, queues the instance's
+    /// other backups.
+    pub(super) async fn store(
+        &self,
+        backup: &Backup,
+        decision: &Decision,
+    ) -> Result<Option<Arc<Backup>>, CallError> {
+        if backup.status.as_ref() == Some(&decision.status) {
+            return Ok(None);
+        }
+        let written = self.write_status(backup, &decision.status).await?;
+        let before = backup.status.as_ref().map_or(0, |status| status.event_sequence);
+        let outbox = OutboxVersion::of(&*written);
+        self.controller.outbox.recorded(&outbox, before);
+        if let Some(note) = &decision.note {
+            self.publish(&written, note);
+        }
+        if backup.is_unfinished() && !written.is_unfinished() {
+            let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
+            let mine = &written.metadata.uid;
+            // Those that wait for this backup, and those that a newer scheduled one may replace.
+            let is_concerned = |other: &Arc<Backup>| {
+                other.metadata.uid != *mine
+                    && (other.is_unfinished() || written.is_scheduled() && other.is_scheduled())
+            };
+            self.queue.again(others.into_iter().filter(is_concerned));
+            // This backup again, for its own retention and its second attempt.
+            self.queue.again([written.clone()]);
+            self.look_at_oldest(&written);
+        } else if is_left_over(&written) && !is_left_over(backup) {
+            self.look_at_oldest(&written);
+        }
+        Ok(Some(written))
+    }
+
+    /// Creates the second attempt of a failed scheduled backup.
+    pub(super) async fn try_again(&self, backup: &Backup) -> Result<(), CallError> {
+        let (Some(instance), Some(scheduled_for)) = (self.instance_of(backup), backup.spec.scheduled_for)
+        else {
+            return Ok(());
+        };
+        let (client, now) = (&self.controller.client, self.controller.clock.now());
+        let _permit = self.writes.acquire().await;
+        match create_scheduled(client, &instance, scheduled_for, true, now).await {
+            Err(error) if error.status().is_some_and(is_final_refusal) => {
+                let note = format!("the backup is not tried once more: {error}");
+                let events = &self.controller.events;
+                events.publish(backup, true, "BackupMissed", "Backup", &note);
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Deletes a scheduled backup that newer ones have replaced.
+    pub(super) async fn delete(&self, backup: &Backup) -> Result<(), CallError> {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: backup.metadata.uid.clone(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        let _permit = self.writes.acquire().await;
+        let api: Api<Backup> = Api::namespaced(self.controller.client.clone(), namespace(backup));
+        match bounded(api.delete(&backup.name_any(), &params)).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            outcome => outcome.map(drop),
+        }
+    }
+
+    /// Adds the finalizer and the origin.
+    pub(super) async fn mark(&self, backup: &Backup) -> Result<Arc<Backup>, CallError> {
+        let mut list: Vec<&str> = backup.finalizers().iter().map(String::as_str).collect();
+        if !backup.has_finalizer() {
+            list.push(FINALIZER);
+        }
+        let _permit = self.writes.acquire().await;
+        let written = finalizers::replace(&self.controller.client, backup, list).await?;
+        Ok(self.queue.wrote(written))
+    }
+
+    /// Removes our finalizer. Other controllers' finalizers are left alone.
+    pub(super) async fn remove_finalizer(&self, backup: &Backup) -> Result<(), CallError> {
+        let all = backup.finalizers().iter().map(String::as_str);
+        let foreign = all.filter(|finalizer| *finalizer != FINALIZER).collect();
+        let _permit = self.writes.acquire().await;
+        match finalizers::replace(&self.controller.client, backup, foreign).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            // Do not remember the written object: the watch may already have reported its deletion.
+            _ => Ok(()),
+        }
+    }
+
+    async fn write_status(&self, backup: &Backup, status: &BackupStatus) -> Result<Arc<Backup>, CallError> {
+        let client = &self.controller.client;
+        let _permit = self.writes.acquire().await;
+        let write = client::replace_status(client, backup, status, CONTROLLER_MANAGER);
+        let metadata = bounded(write).await?;
+        Ok(self.queue.wrote(Backup {
+            metadata,
+            spec: backup.spec.clone(),
+            status: Some(status.clone()),
+        }))
+    }
+}

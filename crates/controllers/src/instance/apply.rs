@@ -1,0 +1,197 @@
+//! Writes what has been decided about an instance.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::reconcile::Reconciler;
+use crate::{backup, finalizers};
+use domain::{
+    event::OutboxVersion,
+    instance::{Decision, Notes},
+};
+use providers::Provider;
+use resources::{
+    Instance, InstanceStatus,
+    conditions::{self, whole_seconds},
+    instance::FINALIZER,
+    origin,
+    tracking::CONTROLLER_MANAGER,
+};
+use runtime::{
+    ObjectRef,
+    client::{self, CallError, bounded},
+    watch::key,
+};
+
+/// An instance with the decided status, which may not have been stored yet.
+pub(super) struct Draft {
+    pub(super) instance: Arc<Instance>,
+    pub(super) stored: Arc<Instance>,
+    /// Events and messages to publish once it is stored.
+    notes: Notes,
+}
+
+impl Draft {
+    pub(super) fn new(stored: Arc<Instance>) -> Self {
+        Self {
+            instance: stored.clone(),
+            stored,
+            notes: Notes::default(),
+        }
+    }
+
+    /// The status, if it differs from the stored one.
+    pub(super) fn unstored(&self) -> Option<&InstanceStatus> {
+        let status = self.instance.status.as_ref();
+        status.filter(|_| status != self.stored.status.as_ref())
+    }
+
+    /// Applies the status of a decision.
+    pub(super) fn take(&mut self, mut decision: Decision) {
+        let operation = self.instance.status.as_ref().and_then(|s| s.operation.as_ref());
+        self.notes.add(operation, &decision);
+        let stored = self.stored.status.as_ref();
+        let stored = stored.map_or(&[][..], |status| &status.conditions);
+        conditions::forget_drafts(&mut decision.status.conditions, stored);
+        if self.instance.status.as_ref() != Some(&decision.status) {
+            Arc::make_mut(&mut self.instance).status = Some(decision.status);
+        }
+    }
+
+    /// Switches to a fresher version if only its spec is new.
+    pub(super) fn refresh(&mut self, fresh: Arc<Instance>) {
+        if fresh.status != self.stored.status {
+            return;
+        }
+        let unstored = self.unstored().cloned();
+        self.instance = fresh.clone();
+        self.stored = fresh;
+        if let Some(status) = unstored {
+            Arc::make_mut(&mut self.instance).status = Some(status);
+        }
+    }
+}
+
+impl<P: Provider> Reconciler<P> {
+    /// Stores the status if it differs from the stored one, notifies the outbox and publishes Events.
+    pub(super) async fn store(&self, draft: &mut Draft) -> Result<(), CallError> {
+        let Some(status) = draft.unstored() else {
+            return Ok(());
+        };
+        let before = draft
+            .stored
+            .status
+            .as_ref()
+            .map_or(0, |status| status.event_sequence);
+        let written = self.write_status(&draft.instance, status).await?;
+        let outbox = OutboxVersion::of(&*written);
+        self.controller.outbox.recorded(&outbox, before);
+        if status.event_sequence > before {
+            self.controller.write_pressure.wrote();
+        }
+        let action = status
+            .operation
+            .as_ref()
+            .map_or("Reconcile", |op| op.kind.as_str());
+        for note in std::mem::take(&mut draft.notes) {
+            let events = &self.controller.events;
+            events.publish(&*written, note.warning, note.reason, action, &note.message);
+        }
+        *draft = Draft::new(written);
+        Ok(())
+    }
+
+    /// Creates the scheduled backup of an instance for a time of its schedule, unless the previous one is still in progress.
+    /// The backup is created before the status records it: creating it twice is harmless, but if the status moved on first, a
+    /// crash would lose it.
+    pub(super) async fn make_backup(&self, instance: &Instance, due: Timestamp) -> Result<(), CallError> {
+        let missed = |why: &str| {
+            let note = format!("the backup for {} was not made: {why}", whole_seconds(due));
+            let events = &self.controller.events;
+            events.publish(instance, true, "BackupMissed", "Backup", &note);
+        };
+        if self
+            .controller
+            .backups
+            .has_other_unfinished_scheduled(instance, due)
+        {
+            missed("the scheduled one before it is still under way");
+            return Ok(());
+        }
+        let (client, now) = (&self.controller.client, self.controller.clock.now());
+        let _permit = self.writes.acquire().await;
+        match backup::create_scheduled(client, instance, due, false, now).await {
+            Ok(()) => Ok(()),
+            Err(error) if error.status().is_some_and(backup::is_final_refusal) => {
+                missed(&error.to_string());
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Adds the finalizer and the origin.
+    pub(super) async fn mark(&self, instance: &Instance) -> Result<Arc<Instance>, CallError> {
+        let finalizers = instance.metadata.finalizers.iter().flatten().map(String::as_str);
+        let others = finalizers.filter(|name| *name != FINALIZER);
+        let list = others.chain([FINALIZER]).collect();
+        let _permit = self.writes.acquire().await;
+        let written = finalizers::replace(&self.controller.client, instance, list).await?;
+        Ok(self.queue.wrote(written))
+    }
+
+    /// Removes our finalizer once the server is gone. Other controllers' finalizers are left alone.
+    pub(super) async fn finish(&self, instance: &Instance) -> Result<(), CallError> {
+        let foreign: Vec<&str> = instance
+            .metadata
+            .finalizers
+            .iter()
+            .flatten()
+            .map(String::as_str)
+            .filter(|finalizer| *finalizer != FINALIZER)
+            .collect();
+        if !foreign.is_empty() {
+            let note = format!(
+                "the server was removed; the object waits for other controllers' finalizers: {}",
+                foreign.join(", ")
+            );
+            tracing::info!(
+                instance = key(instance),
+                ?foreign,
+                "waiting for other controllers' finalizers"
+            );
+            self.controller
+                .events
+                .publish(instance, false, "WaitingForFinalizers", "Delete", &note);
+        }
+        let permit = self.writes.acquire().await;
+        let written = finalizers::replace(&self.controller.client, instance, foreign).await;
+        drop(permit);
+        match written {
+            // Do not remember the written object: the watch may already have reported its deletion.
+            Ok(_) => {}
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+        self.controller.provider.release(origin::uid(&instance.metadata));
+        self.backoffs.reset(&ObjectRef::of(instance));
+        Ok(())
+    }
+
+    async fn write_status(
+        &self,
+        instance: &Instance,
+        status: &InstanceStatus,
+    ) -> Result<Arc<Instance>, CallError> {
+        let client = &self.controller.client;
+        let _permit = self.writes.acquire().await;
+        let write = client::replace_status(client, instance, status, CONTROLLER_MANAGER);
+        let metadata = bounded(write).await?;
+        Ok(self.queue.wrote(Instance {
+            metadata,
+            spec: instance.spec.clone(),
+            status: Some(status.clone()),
+        }))
+    }
+}

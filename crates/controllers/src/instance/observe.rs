@@ -1,0 +1,233 @@
+//! Gathers what the decision about an instance depends on: whether it may be reconciled, and what the provider says.
+
+use std::{pin::pin, time::Duration};
+
+use futures::FutureExt as _;
+
+use super::{apply::Draft, reconcile::Reconciler};
+use crate::provider_call;
+use domain::{
+    backup::restore,
+    event::payload::User,
+    instance::{Gate, Question, Seen, project_behind, question},
+    provider::{Addresses, Observation, ProviderError},
+};
+use providers::Provider;
+use resources::{
+    Instance, InstanceStatus, Refusal, conditions,
+    origin::{self, ORIGIN_ANNOTATION},
+    refusal::Cause,
+    validation,
+};
+use runtime::{
+    ObjectRef,
+    client::CallError,
+    traces::{self, SpanKind},
+    watch::key,
+    work_queue::Class,
+};
+
+/// How long to wait for the provider before storing what it has been asked to do, if that write may be deferred.
+const AT_ONCE: Duration = Duration::from_millis(100);
+/// Number of unsettled events at which an instance must wait. Each takes about 500 bytes, and an object in etcd may
+/// have at most 1.5 MiB.
+const MAX_OUTBOX: usize = 32;
+
+/// What the provider says.
+pub(super) enum Asked {
+    Nothing(Addresses),
+    Answer(Observation),
+    Failure(ProviderError),
+}
+
+impl Asked {
+    pub(super) fn seen(&self) -> Seen<'_> {
+        match self {
+            Self::Nothing(addresses) => Seen::NotAsked(addresses),
+            Self::Answer(observation) => Seen::Observed(observation),
+            Self::Failure(error) => Seen::Failed(error),
+        }
+    }
+}
+
+pub(super) fn is_accepted(instance: &Instance) -> bool {
+    instance
+        .status
+        .as_ref()
+        .is_some_and(|status| status.state.is_some())
+}
+
+impl<P: Provider> Reconciler<P> {
+    pub(super) fn holder_of(&self, instance: &Instance) -> Option<User> {
+        (self.controller.holder_of)(instance.metadata.namespace.as_deref().unwrap_or_default())
+    }
+
+    /// Whether the outbox is so full that the instance must wait for deliveries to be recorded.
+    pub(super) fn is_congested(&self, instance: &Instance) -> bool {
+        let outbox = instance.status.iter().flat_map(|status| &status.outbox);
+        let unsettled = outbox.filter(|entry| !self.controller.outbox.is_settled(&entry.id));
+        !instance.is_deleting() && unsettled.count() >= MAX_OUTBOX
+    }
+
+    /// Decides whether the instance may be reconciled.
+    pub(super) fn gate(&self, instance: &Instance, holder: Option<&User>) -> Gate {
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        if holder.is_none() {
+            return Gate::NoAccount(format!(
+                "namespace {namespace} belongs to no Account, so the instance is ignored; create an Account with spec.namespace {namespace}"
+            ));
+        }
+        let accepted = is_accepted(instance);
+        if !accepted && let Some(refusal) = self.copy(instance) {
+            return Gate::InvalidSpec(refusal);
+        }
+        match self.complaint(instance, accepted) {
+            // Once it is accepted, the only possible complaint is about the image to install.
+            Some(refusal) if accepted => Gate::CannotInstall(refusal),
+            Some(refusal) => Gate::InvalidSpec(refusal),
+            None => Gate::Open,
+        }
+    }
+
+    /// Why nothing is done about an instance that is a copy of an older one; `None` if it is not.
+    fn copy(&self, instance: &Instance) -> Option<Refusal> {
+        if !origin::is_restored(&instance.metadata) {
+            return None;
+        }
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let all = self.controller.instances.of(namespace);
+        let older = origin::older_twin(&instance.metadata, all.iter().map(|other| &other.metadata))?;
+        Some(Refusal {
+            cause: Cause::OriginTaken,
+            message: format!(
+                "this is a copy of instance {older}, which is older: both have the same annotation {ORIGIN_ANNOTATION}; delete this one, or create it without the annotation"
+            ),
+        })
+    }
+
+    /// Checks what admission cannot. Keys and region are immutable, so they are checked only until the instance is accepted.
+    fn complaint(&self, instance: &Instance, accepted: bool) -> Option<Refusal> {
+        let spec = &instance.spec;
+        let catalogue = self.controller.catalogue.current();
+        if !accepted {
+            for (index, ssh_key) in spec.ssh_keys.iter().enumerate() {
+                if let Err(complaint) = validation::ssh_key(ssh_key) {
+                    return Some(Refusal::invalid(format!(
+                        "spec.sshKeys[{index}] {complaint}; keys are immutable, so delete this instance and create another"
+                    )));
+                }
+            }
+            if !catalogue.serves_region(&spec.region) {
+                let offer = catalogue.regions.join(", ");
+                return Some(Refusal::invalid(format!(
+                    "spec.region {} is not available; choose one of {offer}",
+                    spec.region
+                )));
+            }
+        }
+        if let Some(name) = &spec.restore_from
+            && self.will_install(instance)
+            && let Some(refusal) = self.cannot_restore(instance, name)
+        {
+            return Some(refusal);
+        }
+        // An image that is already installed, or that comes with a backup, need not be on offer any more.
+        let installed = instance.status.as_ref().and_then(|status| status.image.as_ref());
+        let is_installed = accepted && installed == Some(&spec.image);
+        if !is_installed && spec.restore_from.is_none() && !catalogue.serves_image(&spec.image) {
+            return Some(Refusal::invalid(format!(
+                "spec.image {} is not available; choose one of {}",
+                spec.image,
+                catalogue.images.join(", ")
+            )));
+        }
+        None
+    }
+
+    /// Whether the spec asks for an installation that has not begun.
+    fn will_install(&self, instance: &Instance) -> bool {
+        let operation = |status: Option<&InstanceStatus>| status.and_then(|status| status.operation.clone());
+        // Regardless of what was refused before.
+        let now = self.controller.clock.now();
+        let next = operation(Some(&project_behind(&Gate::Open, instance, now)));
+        let installs = next.as_ref().is_some_and(|next| next.restore_from.is_some());
+        installs && next != operation(instance.status.as_ref())
+    }
+
+    /// Why the backup in `spec.restoreFrom` cannot be restored to an instance; `None` if it can.
+    fn cannot_restore(&self, instance: &Instance, name: &str) -> Option<Refusal> {
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let backup = self.controller.backups.get(namespace, name);
+        restore::complaint(name, backup.as_deref(), instance)
+    }
+
+    /// Asks the provider for whatever the instance needs next. Returns `None` if that takes a slot for suspects, which this
+    /// reconcile does not have. If the provider does not answer right away, a status that has not been stored yet is stored in
+    /// the meantime.
+    pub(super) async fn ask(
+        &self,
+        draft: &mut Draft,
+        gate: &Gate,
+        class: Class,
+    ) -> Result<Option<Asked>, CallError> {
+        let instance = draft.instance.clone();
+        match question(&instance, gate, self.controller.clock.now()) {
+            Question::Nothing => return Ok(Some(Asked::Nothing(Addresses::default()))),
+            Question::Addresses => {
+                return Ok(Some(Asked::Nothing(self.controller.provider.reserve(&instance))));
+            }
+            Question::Step if self.is_suspect(&instance) && class == Class::Normal => return Ok(None),
+            Question::Step => {}
+        }
+        let mut step = pin!(self.step(&instance));
+        if draft.unstored().is_none() {
+            return Ok(Some(step.await));
+        }
+        if let Ok(asked) = tokio::time::timeout(AT_ONCE, &mut step).await {
+            return Ok(Some(asked));
+        }
+        // If it cannot be stored, the step is cancelled and its slot freed.
+        let (asked, ()) = tokio::try_join!(step.map(Ok), self.store(draft))?;
+        Ok(Some(asked))
+    }
+
+    /// Has the provider perform one step.
+    async fn step(&self, instance: &Instance) -> Asked {
+        let controller = &self.controller;
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let operation = instance
+            .status
+            .as_ref()
+            .and_then(|status| status.operation.as_ref());
+        let backup = operation
+            .and_then(|operation| operation.restore_from.as_deref())
+            .and_then(|name| self.controller.backups.get(namespace, name));
+        let step = controller
+            .provider
+            .step(instance, backup.as_deref(), controller.clock.now());
+        let span = traces::child("provider step", SpanKind::Client);
+        if let (Some(span), Some(operation)) = (&span, operation) {
+            span.set("stellage.operation", operation.kind.as_str());
+        }
+        let (provider, limit) = (&*controller.provider, controller.provider_timeout);
+        match provider_call::within(provider, &controller.metrics, limit, span, step).await {
+            Ok(observation) => Asked::Answer(observation),
+            Err(error) => {
+                tracing::warn!(instance = key(instance), %error, "provider call failed");
+                Asked::Failure(error)
+            }
+        }
+    }
+
+    /// Whether the last provider call for this instance failed, according to this process or to the status.
+    pub(super) fn is_suspect(&self, instance: &Instance) -> bool {
+        let conditions = instance
+            .status
+            .as_ref()
+            .map(|status| status.conditions.as_slice())
+            .unwrap_or_default();
+        let ready = conditions::find(conditions, conditions::READY);
+        self.backoffs.has_failed(&ObjectRef::of(instance))
+            || ready.is_some_and(|ready| ready.reason.starts_with("Provider"))
+    }
+}
