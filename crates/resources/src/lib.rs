@@ -69,6 +69,11 @@ pub use webhook::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 
+/// Whether a status need not mention a number.
+fn is_zero<N: Default + PartialEq>(number: &N) -> bool {
+    *number == N::default()
+}
+
 /// The API group of every kind (decisions, preamble).
 pub const GROUP: &str = "stellage.dev";
 

@@ -8,9 +8,12 @@
 pub mod key_use;
 pub mod last_use;
 
-use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
-use foldhash::HashMap;
 use jiff::{Timestamp, civil::Date};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::RwLock;
