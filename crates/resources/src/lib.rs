@@ -41,6 +41,8 @@ pub mod quota;
 pub mod refusal;
 mod revision;
 pub mod size;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod times;
 pub mod traceparent;
 pub mod tracking;
