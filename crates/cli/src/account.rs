@@ -182,7 +182,6 @@ pub(super) fn namespace<'a>(account: &'a Account, what: &str) -> Result<&'a str,
     })
 }
 
-/// One Account.
 pub(super) async fn get(cluster: &Cluster, name: &str) -> Result<Account, CliError> {
     let api = Api::<Account>::all(cluster.client.clone());
     cluster

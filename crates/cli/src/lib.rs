@@ -184,7 +184,6 @@ pub enum CliError {
         "account {account} has no key {name}; perhaps it was already revoked\n`kubectl get apikeys -n {namespace}` lists its keys."
     )]
     NoKey {
-        /// The account.
         account: String,
         /// The key's name.
         name: String,
@@ -197,7 +196,6 @@ pub enum CliError {
         stellage = program()
     )]
     KeyExists {
-        /// The account.
         account: String,
         /// The key's name.
         name: String,
@@ -211,7 +209,6 @@ pub enum CliError {
         word: String,
         /// The name or id that was given.
         name: String,
-        /// The namespace.
         namespace: String,
         /// The command that lists the objects.
         list: String,
@@ -277,7 +274,6 @@ pub enum CliError {
     /// A file that a flag names cannot be read.
     #[error("{flag}: cannot read {path}: {source}", path = path.display())]
     Unreadable {
-        /// The flag.
         flag: &'static str,
         /// The file.
         path: PathBuf,
@@ -287,7 +283,6 @@ pub enum CliError {
     /// The value of a flag is not valid.
     #[error("{flag}: {why}")]
     Value {
-        /// The flag.
         flag: &'static str,
         /// What is wrong with it.
         why: String,

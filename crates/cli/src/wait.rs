@@ -35,7 +35,6 @@ pub struct Waiting {
 pub(super) enum Progress {
     /// In progress, with a description.
     Pending(String),
-    /// Done.
     Done,
     /// Failed, with the reason.
     Failed(String),

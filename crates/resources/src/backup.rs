@@ -224,7 +224,7 @@ pub struct BackupStatus {
     pub retried: bool,
 
     /// Sequence number of the last event.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub event_sequence: i64,
 
@@ -241,11 +241,6 @@ pub struct BackupStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-const fn is_zero(number: &i64) -> bool {
-    *number == 0
 }
 
 impl Backup {

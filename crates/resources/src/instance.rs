@@ -453,7 +453,7 @@ pub struct InstanceStatus {
     pub announced_power: Option<PowerState>,
 
     /// Sequence number of the last event.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub event_sequence: i64,
 
@@ -482,11 +482,6 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-const fn is_zero(number: &i64) -> bool {
-    *number == 0
 }
 
 impl Instance {

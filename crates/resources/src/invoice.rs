@@ -128,11 +128,11 @@ pub struct InvoiceStatus {
     #[schemars(length(max = 32))]
     pub amount: Option<String>,
     /// The sum of the lines, in cents.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub net_cents: u64,
     /// The tax on it, in cents.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub tax_cents: u64,
     /// The tax rate in percent, such as 19.00.
@@ -140,7 +140,7 @@ pub struct InvoiceStatus {
     #[schemars(length(max = 8))]
     pub tax_rate: Option<String>,
     /// Number of lines.
-    #[serde(default, skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int32"))]
     pub lines_count: u32,
     /// Number of lines on each InvoicePage.
@@ -164,28 +164,13 @@ pub struct InvoiceStatus {
     #[schemars(schema_with = "times::optional_time")]
     pub nothing_until: Option<Timestamp>,
     /// Sequence number of the last event.
-    #[serde(default, skip_serializing_if = "is_zero_i64")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub event_sequence: i64,
     /// The event of its issue, until every webhook of the account has received it or has a Delivery for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub outbox: Vec<OutboxEntry>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-const fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-const fn is_none(number: &u32) -> bool {
-    *number == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-const fn is_zero_i64(number: &i64) -> bool {
-    *number == 0
 }
 
 impl Invoice {

@@ -67,18 +67,13 @@ pub struct LedgerEntry {
     #[schemars(schema_with = "times::optional_time")]
     pub billed_until: Option<Timestamp>,
     /// What earlier invoices have billed for it in the same calendar month, in cents.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub billed_cents: u64,
     /// The month's price of the dearest plan on them, in cents.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub cap_cents: u64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-const fn is_zero(number: &u64) -> bool {
-    *number == 0
 }
 
 /// Hours at one price.

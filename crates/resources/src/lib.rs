@@ -41,6 +41,8 @@ pub mod quota;
 pub mod refusal;
 mod revision;
 pub mod size;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod times;
 pub mod traceparent;
 pub mod tracking;
@@ -68,6 +70,11 @@ pub use webhook::{
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
+
+/// Whether a status need not mention a number.
+fn is_zero<N: Default + PartialEq>(number: &N) -> bool {
+    *number == N::default()
+}
 
 /// The API group of every kind (decisions, preamble).
 pub const GROUP: &str = "stellage.dev";

@@ -14,7 +14,6 @@ use prometheus_client::{
 /// What is shown for one instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShownInstance {
-    /// Its namespace.
     pub namespace: String,
     /// Its id.
     pub instance: String,
@@ -33,7 +32,6 @@ pub struct ShownInstance {
 /// The instances that are shown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShownInstances {
-    /// The instances.
     pub instances: Vec<ShownInstance>,
     /// How many more there are.
     pub left_out: usize,

@@ -109,7 +109,6 @@ pub struct Metrics {
     pub reconcile_seconds: Family<KindLabels, Histogram>,
     /// Reconciles that run or wait for their turn.
     pub queue_depth: Family<KindLabels, Gauge>,
-    /// Errors of watches.
     pub watch_errors: Family<KindLabels, Counter>,
     /// Unix time of the API server's last answer to a watch.
     pub watch_last_response: Family<ResourceLabels, Gauge<f64, AtomicU64>>,
@@ -121,7 +120,6 @@ pub struct Metrics {
     pub invalid_objects: Family<KindLabels, Counter>,
     /// Objects held in memory.
     pub objects: Family<KindLabels, Gauge>,
-    /// Calls to the provider.
     pub provider_calls: Family<ProviderLabels, Counter>,
     /// Seconds that a provider call took.
     pub provider_seconds: Histogram,
@@ -135,11 +133,9 @@ pub struct Metrics {
     pub event_log_writes: Family<OutcomeLabels, Counter>,
     /// Deliveries that wait for an attempt.
     pub deliveries_pending: Gauge,
-    /// Held deliveries.
     pub deliveries_held: Gauge,
     /// Deliveries dropped because there were too many.
     pub deliveries_dropped: Counter,
-    /// Disabled webhooks.
     pub webhooks_disabled: Gauge,
     /// Seconds for which the lock of the webhook controller's state was held.
     pub webhook_lock_seconds: Histogram,

@@ -35,7 +35,6 @@ impl ObjectRef {
         self.parts().0
     }
 
-    /// The name.
     pub fn name(&self) -> &str {
         self.parts().1
     }

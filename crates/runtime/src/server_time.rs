@@ -153,30 +153,23 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::testing::TestClock;
 
     fn head(date: &'static str) -> HeaderMap {
         HeaderMap::from_iter([(DATE, HeaderValue::from_static(date))])
     }
 
-    struct SetTo(Mutex<Timestamp>);
-
-    impl Clock for SetTo {
-        fn now(&self) -> Timestamp {
-            *self.0.lock()
-        }
-    }
-
     #[test]
     fn a_clock_that_is_more_than_a_minute_off_gives_way_to_the_api_servers_time() {
         let right: Timestamp = "1994-11-06T08:49:37.5Z".parse().unwrap();
-        let (machine, server) = (Arc::new(SetTo(Mutex::new(right))), ServerTime::default());
+        let (machine, server) = (Arc::new(TestClock::at(right)), ServerTime::default());
         let clock = CheckedClock::new(machine.clone(), server.clone());
         let month = SignedDuration::from_hours(24 * 30);
-        *machine.0.lock() = right + month;
+        machine.set(right + month);
         assert_eq!(clock.now(), right + month, "nothing else is known");
         server.answered(&head("Sun, 06 Nov 1994 08:49:37 GMT"));
         for off in [month, -month, SignedDuration::from_mins(2)] {
-            *machine.0.lock() = right + off;
+            machine.set(right + off);
             assert!(clock.now().duration_since(right).abs() < TOLERANCE, "{off:?}");
             let earlier = server.or_earlier(right + off).duration_since(right);
             assert!(
@@ -185,7 +178,7 @@ mod tests {
             );
         }
         for off in [SignedDuration::from_secs(5), SignedDuration::from_secs(59)] {
-            *machine.0.lock() = right + off;
+            machine.set(right + off);
             assert_eq!(clock.now(), right + off, "to the fraction of a second");
         }
     }
@@ -227,25 +220,25 @@ mod tests {
     fn the_time_stands_still_rather_than_to_go_back_by_a_little() {
         let right: Timestamp = "1994-11-06T08:49:37Z".parse().unwrap();
         let seconds = SignedDuration::from_secs;
-        let (machine, server) = (Arc::new(SetTo(Mutex::new(right))), ServerTime::default());
+        let (machine, server) = (Arc::new(TestClock::at(right)), ServerTime::default());
         let clock = CheckedClock::new(machine.clone(), server.clone());
-        *machine.0.lock() = right + seconds(61);
+        machine.set(right + seconds(61));
         assert_eq!(clock.now(), right + seconds(61), "nothing else is known");
         server.answered(&head("Sun, 06 Nov 1994 08:49:37 GMT"));
-        *machine.0.lock() = right + seconds(63);
+        machine.set(right + seconds(63));
         assert_eq!(
             clock.now(),
             right + seconds(61),
             "the API server's time would be a minute before"
         );
         server.answered(&head("Sun, 06 Nov 1994 08:50:40 GMT"));
-        *machine.0.lock() = right + seconds(64);
+        machine.set(right + seconds(64));
         assert_eq!(clock.now(), right + seconds(64), "an API server that agrees");
         // The machine's clock was far ahead, and is set.
-        *machine.0.lock() = right;
+        machine.set(right);
         server.answered(&head("Sun, 06 Nov 1994 08:49:37 GMT"));
         assert_eq!(clock.now(), right + seconds(64));
-        *machine.0.lock() = right - seconds(57);
+        machine.set(right - seconds(57));
         server.answered(&head("Sun, 06 Nov 1994 08:48:40 GMT"));
         assert_eq!(clock.now(), right - seconds(57), "by more than a little");
     }

@@ -1,13 +1,41 @@
-//! For the tests of this crate and, with the feature `testing`, of others: an in-memory API server.
+//! For the tests of this crate and, with the feature `testing`, of others: an in-memory API server, and a clock.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "tests fail by panicking")]
 
+use std::sync::Arc;
+
 use http::{Request, Response};
+use jiff::Timestamp;
 use kube::{
     Client,
     client::{Body, retry::RetryPolicy},
 };
+use parking_lot::Mutex;
 use tower::{BoxError, Layer as _, retry::RetryLayer};
+
+use super::Clock;
+
+/// A clock that stands still until a test sets it. Clones show the same time.
+#[derive(Clone, Debug)]
+pub struct TestClock(Arc<Mutex<Timestamp>>);
+
+impl TestClock {
+    /// A clock that shows this time.
+    pub fn at(time: Timestamp) -> Self {
+        Self(Arc::new(Mutex::new(time)))
+    }
+
+    /// Sets the clock.
+    pub fn set(&self, time: Timestamp) {
+        *self.0.lock() = time;
+    }
+}
+
+impl Clock for TestClock {
+    fn now(&self) -> Timestamp {
+        *self.0.lock()
+    }
+}
 
 /// A client of an in-memory API server that does not stream lists: `answer` gets the method, the path with its query,
 /// and the body of each request, and returns the status code and body of the response. Like the client of [`connect`](crate::client::connect),
@@ -48,11 +76,11 @@ where
 pub fn first_create_answered_with_504(
     objects: Vec<serde_json::Value>,
     refusal: serde_json::Value,
-) -> (Client, std::sync::Arc<parking_lot::Mutex<Vec<serde_json::Value>>>) {
+) -> (Client, Arc<Mutex<Vec<serde_json::Value>>>) {
     use serde_json::json;
 
     let existing = objects.len();
-    let stored = std::sync::Arc::new(parking_lot::Mutex::new(objects));
+    let stored = Arc::new(Mutex::new(objects));
     let objects = stored.clone();
     let client = answered_by(move |method, path, mut object| {
         let mut objects = objects.lock();

@@ -66,7 +66,6 @@ impl AttemptOutcome {
 pub enum RetryAfter {
     /// This long after the response, at most a year.
     Delay(Duration),
-    /// At this time.
     At(Timestamp),
 }
 

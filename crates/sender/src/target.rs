@@ -32,13 +32,11 @@ pub enum UrlError {
     /// A user name or password.
     #[error("must have no user name or password; receivers authenticate deliveries by their signature")]
     UserInfo,
-    /// A fragment.
     #[error("must have no fragment, the part from # on; it would never be sent")]
     Fragment,
     /// An IPv6 address with a zone.
     #[error("must have no zone identifier, the part from % on, in its address")]
     Zone,
-    /// Port 0.
     #[error("must have a port from 1 to 65535, or none for 443")]
     Port,
     /// A port of another protocol than HTTP.

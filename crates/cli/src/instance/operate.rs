@@ -35,7 +35,6 @@ pub(super) enum Operation {
     Power(Action),
     /// A change of plan, now or with the next reboot.
     Resize {
-        /// The plan.
         plan: Plan,
         /// Whether to leave a running server running until its next reboot.
         on_reboot: bool,
@@ -259,25 +258,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use resources::PowerState;
+    use resources::{PowerState, testing};
 
     fn now() -> Timestamp {
         "2026-11-21T10:05:00Z".parse().unwrap()
     }
 
     fn instance(state: &str, power: &str) -> Instance {
-        serde_json::from_value(json!({
-            "metadata": { "name": "web", "namespace": "ada", "uid": "u", "resourceVersion": "7", "generation": 3 },
-            "spec": {
-                "plan": "starter", "region": "fr-par-1", "image": "debian-13", "powerState": power,
-                "rebootRequestedAt": "2026-11-21T10:05:00.000000Z",
-            },
+        testing::instance(json!({
+            "metadata": { "namespace": "ada", "resourceVersion": "7", "generation": 3 },
+            "spec": { "powerState": power, "rebootRequestedAt": "2026-11-21T10:05:00.000000Z" },
             "status": {
                 "state": state, "power": power, "powerState": power, "plan": "starter", "image": "debian-13",
                 "rebootRequestedAt": "2026-11-21T10:05:00.000000Z", "observedGeneration": 3,
             },
         }))
-        .unwrap()
     }
 
     fn patch_of(operation: &Operation, instance: &Instance) -> Option<Value> {

@@ -140,7 +140,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use resources::Instance;
+    use resources::{Instance, testing};
 
     fn instance(uid: &str, ids: &[&str]) -> DeserializeGuard<Instance> {
         let outbox: Vec<_> = ids
@@ -152,12 +152,8 @@ mod tests {
                 })
             })
             .collect();
-        let instance = json!({
-            "metadata": { "name": uid, "uid": uid },
-            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
-            "status": { "outbox": outbox },
-        });
-        DeserializeGuard(Ok(serde_json::from_value(instance).unwrap()))
+        let patch = json!({ "metadata": { "name": uid, "uid": uid }, "status": { "outbox": outbox } });
+        DeserializeGuard(Ok(testing::instance(patch)))
     }
 
     fn new_in(outboxes: &mut Outboxes, change: Event<DeserializeGuard<Instance>>) -> Vec<String> {

@@ -73,7 +73,6 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Adds an object.
     pub(super) fn add(&mut self, object: &DynamicObject) -> io::Result<()> {
         let kind = object.types.as_ref().map(|types| types.kind.clone());
         *self.counts.entry(kind.unwrap_or_default()).or_default() += 1;

@@ -42,7 +42,6 @@ pub(super) enum Which {
     Shared(&'static [&'static str]),
 }
 
-/// All kinds.
 pub(super) fn all() -> [Kind; 13] {
     [
         foreign::<Namespace>(Which::Namespaces),

@@ -188,17 +188,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use resources::testing;
 
     fn webhook(observed: i64, ready: &str) -> Webhook {
-        serde_json::from_value(json!({
-            "metadata": { "name": "orders", "namespace": "ada", "uid": "u", "generation": 3 },
-            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+        testing::webhook(json!({
+            "metadata": { "namespace": "ada", "generation": 3 },
             "status": { "observedGeneration": observed, "conditions": [{
                 "type": "Ready", "status": ready, "reason": "Reason", "message": "m",
                 "lastTransitionTime": "2026-11-21T10:00:00Z",
             }]},
         }))
-        .unwrap()
     }
 
     #[test]

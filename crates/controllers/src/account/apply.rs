@@ -78,7 +78,6 @@ fn stays(metadata: &ObjectMeta) -> bool {
     metadata.deletion_timestamp.is_none()
 }
 
-/// Reconciles one Account.
 pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Option<Duration>, AccountError> {
     let work = Work {
         shared,

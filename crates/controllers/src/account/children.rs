@@ -48,7 +48,6 @@ pub(super) const API: Grant = Grant {
 /// The limits of every account, unless its spec overrides them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DefaultQuotas {
-    /// Instances.
     pub instances: u32,
     /// API keys. The spec cannot override this.
     pub api_keys: u32,

@@ -133,7 +133,6 @@ impl BackupIndex {
             .map_or(0, |namespace| namespace.by_name.len())
     }
 
-    /// All backups.
     pub fn all(&self) -> Vec<Arc<Backup>> {
         let namespaces = self.namespaces.lock();
         let all = namespaces

@@ -47,7 +47,6 @@ pub struct BackupController<P> {
     pub directory: AccountDirectory,
     /// Accepts recorded events for delivery.
     pub outbox: Arc<dyn Outbox>,
-    /// All backups.
     pub index: BackupIndex,
     /// The instances, as shown by their watch.
     pub instances: Store<Instance>,

@@ -29,7 +29,6 @@ const AT_ONCE: u32 = 100;
 /// How often to retry a page whose write is forbidden: for some seconds, in which the rights may be granted.
 const MAX_REFUSALS: u32 = 5;
 
-/// Writes a page.
 pub(crate) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageWritten {
     if !shared.leads() {
         // The next leader logs what has not been logged yet. Writing here as well could put an event on two

@@ -42,7 +42,6 @@ pub struct InstanceController<P> {
     pub provider: Arc<P>,
     /// Looks up the account holder that a namespace belongs to.
     pub holder_of: HolderOf,
-    /// The instances by namespace.
     pub instances: ByNamespace<Instance>,
     /// The backups of the instances.
     pub backups: BackupIndex,

@@ -67,19 +67,15 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use resources::testing;
 
     const REQUEST: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     fn instance(generation: i64, status: Value) -> Instance {
-        let object = json!({
-            "metadata": {
-                "name": "web", "namespace": "demo", "uid": "u", "generation": generation,
-                "annotations": { "stellage.dev/traceparent": REQUEST },
-            },
-            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+        testing::instance(json!({
+            "metadata": { "generation": generation, "annotations": { "stellage.dev/traceparent": REQUEST } },
             "status": status,
-        });
-        serde_json::from_value(object).unwrap()
+        }))
     }
 
     fn operation(kind: &str) -> Value {

@@ -58,11 +58,9 @@ pub struct Deps {
     pub directory: AccountDirectory,
     /// Tells the Instance and Account controllers what has been recorded.
     pub ledger: Ledger,
-    /// The instances by namespace.
     pub instances: ByNamespace<Instance>,
     /// The Invoices that still need work, by namespace.
     pub invoices: ByNamespace<Invoice>,
-    /// The backups.
     pub backups: BackupIndex,
     /// Accepts recorded events for delivery.
     pub outbox: Arc<dyn Outbox>,

@@ -16,8 +16,11 @@ use domain::{
 };
 use resources::{Account, Backup, Instance, money::Cents};
 use runtime::{
-    ByNamespace, Clock, Metrics, ReconcileQueue, ServerTime, events::Events,
-    shared_catalogue::SharedCatalogue, testing::answered_by, watch::Change,
+    ByNamespace, Metrics, ReconcileQueue, ServerTime,
+    events::Events,
+    shared_catalogue::SharedCatalogue,
+    testing::{TestClock, answered_by},
+    watch::Change,
 };
 
 const NOW: &str = "2026-11-21T10:00:00Z";
@@ -42,14 +45,6 @@ impl Outbox for NoOutbox {
     }
 
     fn recorded(&self, _: &OutboxVersion<'_>, _: i64) {}
-}
-
-struct SetTo(Timestamp);
-
-impl Clock for SetTo {
-    fn now(&self) -> Timestamp {
-        self.0
-    }
 }
 
 /// An API server that stores nothing.
@@ -90,7 +85,7 @@ fn controller(ahead: SignedDuration) -> (InvoiceController, UnboundedReceiver<St
         backups: BackupIndex::new(ReconcileQueue::default()),
         outbox: Arc::new(NoOutbox),
         catalogue: SharedCatalogue::new(catalogue),
-        clock: Arc::new(SetTo(now() + ahead)),
+        clock: Arc::new(TestClock::at(now() + ahead)),
         server_time,
         metrics: Metrics::new(),
         events: Events::new(client, "invoice-controller", "test"),

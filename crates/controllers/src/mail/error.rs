@@ -11,7 +11,6 @@ pub enum MailError {
     /// A setting is invalid.
     #[error("{flag} {problem}")]
     Setting {
-        /// The flag.
         flag: &'static str,
         /// What is wrong with its value, and what to write.
         problem: String,
@@ -75,7 +74,6 @@ pub enum Step {
     Connect,
     /// STARTTLS.
     Encrypt,
-    /// AUTH.
     Authenticate,
     /// Sender, recipient and content.
     Send,

@@ -74,9 +74,7 @@ impl Due {
 /// The newest sample of an instance.
 #[derive(Clone, Debug)]
 pub struct Current {
-    /// The instance.
     pub instance: Arc<Instance>,
-    /// Its usage.
     pub usage: Usage,
 }
 

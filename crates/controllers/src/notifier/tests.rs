@@ -23,20 +23,10 @@ use runtime::{
     events::Events,
     lease::Tenure,
     objects,
-    testing::answered_by,
+    testing::{TestClock, answered_by},
     watch::{Change, Listener},
     work_queue::{Class, Reconcile as _},
 };
-
-/// A clock that tests can set.
-#[derive(Clone)]
-struct TestClock(Arc<Mutex<Timestamp>>);
-
-impl Clock for TestClock {
-    fn now(&self) -> Timestamp {
-        *self.0.lock()
-    }
-}
 
 /// What the API server has.
 struct Stored {
@@ -77,7 +67,7 @@ impl World {
             refuses: false,
         };
         let mut world = Self {
-            clock: TestClock(Arc::new(Mutex::new("2026-11-22T10:00:00Z".parse().unwrap()))),
+            clock: TestClock::at("2026-11-22T10:00:00Z".parse().unwrap()),
             stored: Arc::new(Mutex::new(stored)),
             folder: tempfile::tempdir().unwrap(),
             has_mail: true,
@@ -130,10 +120,10 @@ impl World {
         while let Some(at) = next.map(|wait| self.clock.now() + wait)
             && at <= end
         {
-            *self.clock.0.lock() = at;
+            self.clock.set(at);
             next = worker.reconcile(&ObjectRef::new("", "ns"), Class::Normal).await;
         }
-        *self.clock.0.lock() = end;
+        self.clock.set(end);
     }
 
     fn webhooks(&self) -> Vec<Arc<Webhook>> {
@@ -273,7 +263,6 @@ impl Stored {
     }
 }
 
-/// The one Account.
 fn account() -> Value {
     json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account",

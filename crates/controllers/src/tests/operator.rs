@@ -4,10 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -46,6 +43,7 @@ use runtime::{
     objects::{Writer, store},
     reconcile_queue::Queued,
     shared_catalogue::SharedCatalogue,
+    testing::TestClock,
     watch::{Change, Listener},
     work_queue::Reconcile,
     write_pressure::WritePressure,
@@ -69,22 +67,6 @@ const LATE: u32 = 30;
 const IN_CASE: Duration = Duration::from_secs(60);
 /// How often this test reconciles it instead.
 const SELDOM: SignedDuration = SignedDuration::from_hours(6);
-
-/// The time, in milliseconds since the Unix epoch.
-#[derive(Default)]
-pub struct TestClock(AtomicI64);
-
-impl TestClock {
-    pub fn set(&self, time: Timestamp) {
-        self.0.store(time.as_millisecond(), Ordering::Relaxed);
-    }
-}
-
-impl Clock for TestClock {
-    fn now(&self) -> Timestamp {
-        Timestamp::from_millisecond(self.0.load(Ordering::Relaxed)).unwrap()
-    }
-}
 
 /// What receivers have got, by event id.
 #[derive(Default)]
@@ -425,8 +407,7 @@ pub struct Surroundings {
 impl Surroundings {
     /// A world in which it is `now`.
     pub fn new(server: ApiServer, now: Timestamp, timings: Timings) -> Self {
-        let clock = Arc::new(TestClock::default());
-        clock.set(now);
+        let clock = Arc::new(TestClock::at(now));
         Self {
             server,
             clock,

@@ -21,7 +21,6 @@ pub(crate) struct Webhooks {
     pub(crate) shown: u64,
     /// Webhooks that are copies of older ones.
     copies: HashSet<WebhookKey>,
-    /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
 }
 

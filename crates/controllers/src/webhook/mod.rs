@@ -77,7 +77,6 @@ pub struct Listeners {
 /// The stores of these watches, and the objects whose events are delivered.
 #[derive(Clone)]
 pub struct Stores {
-    /// Webhooks.
     pub webhooks: Store<Webhook>,
     /// Unfinished Deliveries.
     pub deliveries: Store<Delivery>,

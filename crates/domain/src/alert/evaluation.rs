@@ -63,7 +63,6 @@ pub struct Evaluation {
 /// What follows for one rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// The rule.
     pub rule: AlertRule,
     /// What the samples mean for its alert, if anything.
     pub verdict: Option<Verdict>,

@@ -72,9 +72,7 @@ impl<'a> Source<'a> {
 /// Maximum numbers of manual backups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackupLimits {
-    /// Per instance.
     pub per_instance: usize,
-    /// Per account.
     pub per_account: usize,
 }
 
@@ -103,7 +101,6 @@ pub struct Situation<'a> {
 /// What to ask the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Nothing.
     Nothing,
     /// How far the backup is; this also begins it, if it has not begun.
     Progress,

@@ -36,7 +36,6 @@ impl fmt::Display for Percent {
 pub struct AlertRule {
     /// Its name, unique among the rules.
     pub name: Arc<str>,
-    /// The metric.
     pub metric: AlertMetric,
     /// It fires when every sample has been above this for the time of `lasting`.
     pub threshold: Percent,

@@ -15,7 +15,6 @@ pub struct Bound {
     pub webhook: usize,
     /// Per account.
     pub account: usize,
-    /// In total.
     pub total: usize,
 }
 

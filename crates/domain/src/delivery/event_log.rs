@@ -58,7 +58,6 @@ pub(super) enum Logged {
 pub struct Page {
     /// When the page was begun. This and its name stay the same for each attempt to write it.
     pub at: Timestamp,
-    /// Its events.
     pub events: Vec<LoggedEvent>,
     /// Number of consecutive failed writes of it.
     pub failures: u32,
@@ -67,7 +66,6 @@ pub struct Page {
 /// The outcome of writing a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageWritten {
-    /// It is stored.
     Stored,
     /// It can never be written; its events are not logged.
     Impossible,

@@ -14,7 +14,6 @@ use resources::{Delivery, DeliveryPhase, DeliveryStatus, revision};
 pub struct Event {
     /// Id of the event, `evt_…`.
     pub id: Arc<str>,
-    /// Type of the event.
     pub event_type: EventType,
     /// When it happened.
     pub created_at: Timestamp,
@@ -118,7 +117,6 @@ pub(super) enum State {
     Checking,
     /// In the queue of its webhook, with this ticket.
     Ready(u64),
-    /// Waits for this timer.
     Waiting(TimerId),
     /// An attempt is in flight.
     InFlight,

@@ -154,9 +154,7 @@ pub struct Now {
 pub enum Command {
     /// Make an attempt, then call [`Dispatcher::attempted`].
     Attempt {
-        /// The job.
         job: JobKey,
-        /// Its webhook.
         webhook: WebhookKey,
         /// The event to send.
         event: Arc<Event>,
@@ -173,7 +171,6 @@ pub enum Command {
     Log(Arc<str>),
     /// Call [`Dispatcher::begin_write`] when there is a permit for a write.
     Write {
-        /// The job.
         job: JobKey,
         /// The priority of the write.
         class: WriteClass,
@@ -196,7 +193,6 @@ pub enum WriteClass {
 /// A webhook to disable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Disablement {
-    /// The webhook.
     pub webhook: WebhookKey,
     /// Its UID, to tell it from another webhook of the same name.
     pub uid: Arc<str>,
@@ -208,9 +204,7 @@ pub struct Disablement {
     pub reason: DisableReason,
     /// Name of the Delivery that failed.
     pub delivery: String,
-    /// Id of its event.
     pub event_id: Arc<str>,
-    /// Type of its event.
     pub event_type: EventType,
     /// Status code of the last response, if there was one.
     pub last_status_code: Option<i32>,

@@ -36,9 +36,7 @@ pub enum WebhookGate {
 /// What the dispatcher knows about a webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookFacts {
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
     /// The UID that it was first created with, which identifies it in records.
     pub uid: Arc<str>,
@@ -63,7 +61,6 @@ pub struct WebhookFacts {
 pub struct Tally {
     /// Deliveries that succeeded.
     pub delivered: i64,
-    /// Attempts that failed.
     pub failed_attempts: i64,
     /// Deliveries that were dropped because there were too many.
     pub dropped: i64,

@@ -18,7 +18,6 @@ const MAX_REFUSALS: u32 = 5;
 /// A write to the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WriteRequest {
-    /// Create this Delivery.
     Create(Box<Delivery>),
     /// Replace the Delivery, guarded by its resourceVersion.
     Replace(Box<Delivery>),

@@ -238,7 +238,6 @@ pub struct InvoiceIssued<'a> {
     pub uid: &'a str,
     /// Identifier, `inv_…`.
     pub id: &'a str,
-    /// Its number.
     pub number: &'a str,
     /// The time that it covers, half-open.
     pub period: (Timestamp, Timestamp),
@@ -257,7 +256,6 @@ pub struct InvoiceIssued<'a> {
 pub struct InvoiceObject<'a> {
     /// Identifier, `inv_…`.
     pub id: &'a str,
-    /// Its number.
     pub number: &'a str,
     /// `issued`.
     pub status: &'static str,

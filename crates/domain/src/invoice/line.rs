@@ -12,7 +12,6 @@ use resources::{
 /// Hours at one price.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanHours {
-    /// The plan.
     pub plan: Plan,
     /// Number of hours.
     pub hours: u64,
@@ -23,7 +22,6 @@ pub struct PlanHours {
 /// What has been billed for an instance in a calendar month.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Billed {
-    /// The amount.
     pub amount: Cents,
     /// The monthly price of the dearest plan that it had.
     pub cap: Cents,

@@ -47,7 +47,6 @@ impl PriceHistory {
         }
     }
 
-    /// The currency.
     pub const fn currency(&self) -> &Currency {
         &self.first.currency
     }

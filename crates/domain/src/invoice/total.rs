@@ -7,7 +7,6 @@ use resources::money::{Cents, TaxRate};
 pub struct Total {
     /// The sum of all lines.
     pub net: Cents,
-    /// The tax on it.
     pub tax: Cents,
     /// Both together: the amount to be paid.
     pub amount: Cents,

@@ -56,7 +56,6 @@ pub enum OffCause {
     Requested,
     /// Its guest shut itself down.
     GuestShutdown,
-    /// It crashed.
     Crashed,
 }
 
@@ -109,7 +108,6 @@ pub enum BackupProgress {
     Busy,
     /// Finished, with this size in GB.
     Done {
-        /// Size in GB.
         size_gb: f64,
     },
     /// It cannot be made.
@@ -124,7 +122,6 @@ pub enum BackupProgress {
 /// The observed state of one backup.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackupObservation {
-    /// Its progress.
     pub progress: BackupProgress,
     /// The provider's own data, to be stored in `status.providerState`.
     pub state: BTreeMap<String, String>,

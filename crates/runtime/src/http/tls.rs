@@ -55,7 +55,6 @@ pub enum CertificateError {
     NotAPair {
         /// Path of the certificates.
         chain: PathBuf,
-        /// Path of the key.
         key: PathBuf,
     },
     /// TLS cannot be set up.

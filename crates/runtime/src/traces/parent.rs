@@ -7,7 +7,6 @@ use opentelemetry::{
     trace::{SpanContext, TraceState},
 };
 
-/// The header.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The span of the caller of a request.

@@ -21,7 +21,6 @@ pub(super) fn routes() -> Router<Arc<App>> {
     Router::new().route("/console/alerts", get(list))
 }
 
-/// An alert.
 pub type Alert = Shown<api::Alert>;
 
 impl Alert {

@@ -35,7 +35,6 @@ impl Asset {
 
 /// All files. Each is compressed once.
 pub struct Assets {
-    /// The styles.
     pub styles: Asset,
     /// htmx 4.0.1, which refreshes what changes (0BSD, see `assets/htmx-LICENSE`).
     pub htmx: Asset,

@@ -7,7 +7,6 @@ use url::form_urlencoded;
 /// A request to `/v1`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// The method.
     pub method: Method,
     /// Path and query.
     pub path: String,
@@ -20,7 +19,6 @@ pub struct Call {
 }
 
 impl Call {
-    /// A GET.
     pub fn get(path: impl Into<String>) -> Self {
         Self::new(Method::GET, path, None)
     }
@@ -35,7 +33,6 @@ impl Call {
         Self::new(method, path, Some(body))
     }
 
-    /// A DELETE.
     pub fn delete(path: impl Into<String>) -> Self {
         Self::new(Method::DELETE, path, None)
     }

@@ -29,9 +29,7 @@ const WAS: &str = "was";
 /// A field that changes an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Its name.
     pub name: &'static str,
-    /// Its label.
     pub label: &'static str,
     /// Whether it consists of check boxes rather than a text.
     pub is_choice: bool,
@@ -61,7 +59,6 @@ pub struct FieldProblem<'a> {
     pub message: &'a str,
 }
 
-/// A form.
 #[derive(Clone, Debug, Default)]
 pub struct Form {
     values: Vec<(String, String)>,

@@ -31,9 +31,7 @@ impl Default for Files {
 /// The frame around a page.
 #[derive(Clone, Default)]
 pub struct Shell {
-    /// Its files.
     pub files: Files,
-    /// Its title.
     pub title: String,
     /// The section in the navigation that it belongs to.
     pub section: &'static str,
@@ -78,7 +76,6 @@ impl Shell {
     }
 }
 
-/// A page.
 pub fn page(status: StatusCode, template: &impl Template) -> Response {
     // Goes into the title, which browsers and screen readers say first.
     let is_refused: &dyn std::any::Any = &status.is_client_error();

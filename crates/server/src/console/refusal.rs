@@ -8,7 +8,6 @@ use api::{ErrorAnswer, ErrorBody, ErrorCode};
 /// An error of `/v1`, or of the console itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Its status.
     pub status: StatusCode,
     /// What it says.
     pub error: ErrorBody,

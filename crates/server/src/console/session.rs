@@ -41,7 +41,6 @@ impl Session {
         }
     }
 
-    /// Its key.
     pub fn identity(&self) -> KeyIdentity<'_> {
         KeyIdentity {
             account_uid: &self.account_uid,
@@ -60,7 +59,6 @@ impl Session {
 /// A message for the next page to show.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Note {
-    /// The text.
     pub text: String,
     /// Whether it describes an operation in progress, so that it is out of date when that has ended.
     pub passes: bool,

@@ -6,7 +6,6 @@ use api::{Milliseconds, Seconds};
 
 /// A time, as pages show it.
 pub trait Moment {
-    /// The time.
     fn at(&self) -> Timestamp;
 
     /// RFC 3339, for programs.

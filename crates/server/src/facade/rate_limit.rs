@@ -3,12 +3,12 @@
 //! load; quotas limit what an account may have.
 
 use std::{
+    collections::HashMap,
     num::NonZeroU32,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
-use foldhash::HashMap;
 use governor::{
     NotUntil, Quota, RateLimiter,
     clock::{Clock, DefaultClock},

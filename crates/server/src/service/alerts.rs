@@ -10,7 +10,6 @@ use resources::Alert;
 /// An alert, and the instance that it is about.
 #[derive(Clone, Debug)]
 pub struct ShownAlert {
-    /// The instance.
     pub item: Arc<IndexedInstance>,
     index: usize,
 }
@@ -21,7 +20,6 @@ impl ShownAlert {
         Self { item, index: 0 }
     }
 
-    /// The alert.
     pub fn alert(&self) -> Option<&Alert> {
         self.item.instance.status.as_ref()?.alerts.get(self.index)
     }

@@ -56,7 +56,6 @@ impl Indexed for IndexedBackup {
 /// A backup, and what is known about its instance.
 #[derive(Debug)]
 pub struct ShownBackup {
-    /// The backup.
     pub item: Arc<IndexedBackup>,
     /// The instance as it was when the backup began, or as it is if the backup has not begun.
     pub source: Option<BackupSource>,

@@ -126,14 +126,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use resources::Instance;
+    use resources::{Instance, testing};
 
     fn instance(annotation: &str) -> Instance {
-        serde_json::from_value(json!({
-            "metadata": { "name": "a", "annotations": { IDEMPOTENCY_ANNOTATION: annotation } },
-            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
-        }))
-        .unwrap()
+        testing::instance(json!({ "metadata": { "annotations": { IDEMPOTENCY_ANNOTATION: annotation } } }))
     }
 
     fn request(scope: &str, key: &str, body: &[u8]) -> IdempotentRequest {

@@ -55,7 +55,6 @@ struct Open {
 /// Some lines of an invoice, and its sums.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lines {
-    /// The lines.
     pub lines: Vec<InvoiceLine>,
     /// Number of all lines.
     pub count: usize,

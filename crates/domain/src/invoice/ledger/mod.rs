@@ -45,7 +45,6 @@ pub const GRACE: SignedDuration = SignedDuration::from_secs(5);
 pub enum Metered<'a> {
     /// An instance with these hours.
     Instance(&'a Metering),
-    /// A backup.
     Backup {
         /// Its public id.
         id: &'a str,
@@ -103,11 +102,9 @@ pub struct Facts<'a> {
     pub holder: Holder<'a>,
     /// Everything that is billed, by UID: what exists, and what was deleted and has not been copied since.
     pub subjects: &'a HashMap<&'a str, Subject<'a>>,
-    /// The prices.
     pub prices: &'a PriceHistory,
     /// What invoices say besides their lines.
     pub terms: &'a InvoiceTerms,
-    /// The time.
     pub now: Timestamp,
 }
 
@@ -141,13 +138,10 @@ pub enum Step {
         /// Whether it must not wait.
         is_urgent: bool,
     },
-    /// Delete a page.
     DeletePage(Box<InvoicePage>),
-    /// Create an invoice.
     Create(Box<Invoice>),
     /// Replace an invoice. An urgent write must not wait for more changes.
     Replace {
-        /// The invoice.
         invoice: Box<Invoice>,
         /// Whether it must not wait.
         is_urgent: bool,

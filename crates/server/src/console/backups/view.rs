@@ -3,7 +3,6 @@
 use crate::console::page::Shown;
 use api::BackupStatus;
 
-/// A backup.
 pub type Backup = Shown<api::Backup>;
 
 impl Backup {
@@ -26,7 +25,6 @@ impl Backup {
         }
     }
 
-    /// Its size.
     pub fn size(&self) -> String {
         self.size_gb
             .map_or_else(|| "–".to_owned(), |size| format!("{size:.1} GB"))

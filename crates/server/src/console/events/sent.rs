@@ -17,7 +17,6 @@ const READS_AT_ONCE: usize = 2;
 
 /// A webhook, and the deliveries of some events to it.
 pub struct Sent {
-    /// The webhook.
     pub webhook: Webhook,
     /// `None` if reading them took too long.
     deliveries: Option<Vec<Delivery>>,

@@ -10,7 +10,6 @@ use api::{InstanceSeries, Seconds};
 
 /// Width of a chart in its own units.
 const WIDTH: f64 = 300.0;
-/// Its height.
 const HEIGHT: f64 = 60.0;
 
 /// Usage over a window.
@@ -19,7 +18,6 @@ pub type Measured = Shown<InstanceSeries>;
 /// A time, and the value at that time if it is known.
 type Point<T> = (Seconds, Option<T>);
 
-/// A chart.
 #[derive(Debug, PartialEq)]
 pub struct Chart {
     /// What the chart shows.
@@ -35,7 +33,6 @@ pub struct Chart {
 }
 
 impl Measured {
-    /// The charts.
     pub fn charts(&self) -> Vec<Chart> {
         let series = &self.series;
         let usage = |label, points: &[Point<f64>]| {

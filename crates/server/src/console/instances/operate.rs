@@ -143,7 +143,6 @@ pub async fn show_plan(request: SessionRequest, Path(id): Path<String>) -> Resul
     plan_page(&request, StatusCode::OK, &id, form).await
 }
 
-/// Changes the plan.
 pub async fn change_plan(
     request: SessionRequest,
     Path(id): Path<String>,

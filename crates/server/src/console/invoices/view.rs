@@ -3,7 +3,6 @@
 use crate::console::page::Shown;
 use api::{InvoiceLine, InvoiceStatus};
 
-/// An invoice.
 pub type Invoice = Shown<api::Invoice>;
 
 impl Invoice {
@@ -17,7 +16,6 @@ impl Invoice {
         self.status == InvoiceStatus::Issued
     }
 
-    /// Its title.
     pub fn title(&self) -> String {
         match &self.number {
             Some(number) => format!("Invoice {number}"),

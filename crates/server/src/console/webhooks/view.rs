@@ -5,7 +5,6 @@ use serde_json::Value;
 use crate::console::page::Shown;
 use api::{DeliveryAttempt, DeliveryStatus, EventType, Seconds};
 
-/// A webhook.
 pub type Webhook = Shown<api::Webhook>;
 
 impl Webhook {

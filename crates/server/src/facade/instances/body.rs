@@ -148,7 +148,6 @@ fn check_region(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
     }
 }
 
-/// Reads the plan.
 fn read_plan(fields: &mut Fields) -> Option<Plan> {
     let known = |text: &str| match text.parse::<Plan>() {
         Ok(_) => Ok(()),

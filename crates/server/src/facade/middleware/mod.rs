@@ -4,6 +4,7 @@ mod authentication;
 mod writes;
 
 use std::{
+    collections::HashMap,
     convert::Infallible,
     panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
@@ -17,7 +18,6 @@ use axum::{
     extract::{MatchedPath, Request},
     response::{IntoResponse as _, Response},
 };
-use foldhash::HashMap;
 use futures::{
     FutureExt as _,
     future::{BoxFuture, Either, Ready, ready},

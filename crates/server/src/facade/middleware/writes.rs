@@ -1,9 +1,11 @@
 //! The writes of an account that are in progress. They outlive their clients, so the number of connections does not limit
 //! them.
 
-use std::{collections::hash_map::Entry, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 
-use foldhash::HashMap;
 use parking_lot::Mutex;
 
 /// Maximum number of concurrent writes of an account. With its head and its body, each takes up to 100 KiB of memory; clients

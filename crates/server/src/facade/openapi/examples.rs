@@ -46,9 +46,7 @@ const KEY_ID: &str = "key-ta4q7hz0c9k2m8x1";
 const EVENT_ID: &str = "evt_5m2k8x1ta4q7hz0c";
 /// The id of an invoice.
 const INVOICE_ID: &str = "inv_1ta4q7hz0c9k2m8x";
-/// An ETag.
 pub(super) const ETAG: &str = "\"7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b-1\"";
-/// A request id.
 pub(super) const REQUEST_ID: &str = "9b2f4c0a8d7e4f1ca6b5d4e3f2a1b0c9";
 
 fn instance_object(state: &str, power: &str, operation: Option<&str>) -> Option<IndexedInstance> {
@@ -254,7 +252,6 @@ pub fn not_running() -> ApiError {
     refused.unwrap_or_else(ApiError::fault)
 }
 
-/// A backup.
 pub fn backup() -> Value {
     shown(backup_object("Completed").as_ref().map(backups::view::backup))
 }
@@ -275,7 +272,6 @@ pub fn not_backed_up_now() -> ApiError {
     refused.unwrap_or_else(ApiError::fault)
 }
 
-/// An alert.
 pub fn alert() -> Value {
     let alert = alert_object();
     shown(alert.as_ref().and_then(monitoring::view::alert))
@@ -340,7 +336,6 @@ pub fn redelivery() -> Value {
     begun(with_request(DeliveryPhase::Pending), &message)
 }
 
-/// An event.
 pub fn event() -> Value {
     catalogue::example(EventType::InstanceCreated)
 }

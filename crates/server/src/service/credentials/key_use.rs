@@ -109,7 +109,6 @@ mod tests {
     };
 
     use http::Method;
-    use jiff::Timestamp;
     use parking_lot::Mutex;
     use serde_json::Value;
     use tokio::sync::mpsc::UnboundedReceiver;
@@ -118,20 +117,10 @@ mod tests {
     use crate::service::{Dependencies, demo_account, keys::new_key};
     use providers::simulator::SimulatedUsage;
     use runtime::{
-        Clock,
         shared_catalogue::SharedCatalogue,
-        testing::answered_by,
+        testing::{TestClock, answered_by},
         watch::{Change, Listener},
     };
-
-    #[derive(Clone)]
-    struct TestClock(Arc<Mutex<Timestamp>>);
-
-    impl Clock for TestClock {
-        fn now(&self) -> Timestamp {
-            *self.0.lock()
-        }
-    }
 
     type Write = (Instant, String, Value);
 
@@ -149,7 +138,7 @@ mod tests {
 
     impl Recorded {
         fn with_keys(count: usize) -> Self {
-            let clock = TestClock(Arc::new(Mutex::new("2026-11-22T10:00:00Z".parse().unwrap())));
+            let clock = TestClock::at("2026-11-22T10:00:00Z".parse().unwrap());
             let (code, writes) = (Arc::new(AtomicU16::new(200)), Arc::<Mutex<Vec<Write>>>::default());
             let answer = {
                 let (code, writes) = (code.clone(), writes.clone());
@@ -228,7 +217,7 @@ mod tests {
         }
 
         fn set_clock(&self, now: &str) {
-            *self.clock.0.lock() = now.parse().unwrap();
+            self.clock.set(now.parse().unwrap());
         }
 
         /// The watch shows a key whose last use was recorded.

@@ -8,9 +8,12 @@
 pub mod key_use;
 pub mod last_use;
 
-use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
-use foldhash::HashMap;
 use jiff::{Timestamp, civil::Date};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::RwLock;
@@ -78,12 +81,10 @@ impl Credential {
         self.key.scope == KeyScope::Write
     }
 
-    /// UID of the key.
     pub fn key_uid(&self) -> &str {
         &self.key.age.1
     }
 
-    /// Name of the key.
     pub fn key_name(&self) -> &str {
         self.key.object.name()
     }
@@ -194,13 +195,11 @@ impl Credentials {
         }
     }
 
-    /// The listener for keys.
     pub fn key_listener(self: &Arc<Self>) -> Box<dyn Listener<ApiKey>> {
         let keys = self.clone();
         Box::new(move |change: &Change<ApiKey>| keys.keys_changed(change))
     }
 
-    /// The listener for accounts.
     pub fn account_listener(self: &Arc<Self>) -> Box<dyn Listener<Account>> {
         let keys = self.clone();
         Box::new(move |change: &Change<Account>| keys.accounts_changed(change))

@@ -68,9 +68,7 @@ const WORD: &str = "delivery";
 
 /// The result of a request to send a delivery.
 pub struct Redelivered {
-    /// The webhook.
     pub webhook: Arc<IndexedWebhook>,
-    /// The delivery.
     pub delivery: Delivery,
     /// Whether an earlier request with the same key was carried out instead.
     pub replayed: bool,
@@ -82,7 +80,6 @@ pub struct Redelivered {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// Now.
     Now,
     /// Now, but only once, because the webhook is disabled.
     NowOnce,
@@ -546,7 +543,6 @@ fn selected(webhook: &Webhook, selection: Selection) -> ListParams {
 
 /// A delivery, and where it was found.
 enum Found {
-    /// A Delivery.
     Stored(Box<Delivery>),
     /// In the event log.
     Logged(Box<Delivery>),

@@ -131,15 +131,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use resources::delivery::set_event_order;
-
-    fn webhook() -> Webhook {
-        serde_json::from_value(json!({
-            "metadata": { "name": "orders", "namespace": "demo", "uid": "u" },
-            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
-        }))
-        .unwrap()
-    }
+    use resources::{delivery::set_event_order, testing};
 
     #[test]
     fn a_selection_becomes_a_label_selector() {
@@ -163,7 +155,7 @@ mod tests {
             ),
         ] {
             let selection = Selection { status, event_type };
-            assert_eq!(selection.labels(&webhook()), expected);
+            assert_eq!(selection.labels(&testing::webhook(json!({}))), expected);
         }
     }
 
@@ -185,10 +177,19 @@ mod tests {
             }))
             .unwrap()
         };
-        assert!(is_of(&delivery("orders", Some("u")), &webhook()));
-        assert!(!is_of(&delivery("orders", Some("other")), &webhook()));
-        assert!(!is_of(&delivery("orders", None), &webhook()));
-        assert!(!is_of(&delivery("others", Some("u")), &webhook()));
+        assert!(is_of(
+            &delivery("orders", Some("u")),
+            &testing::webhook(json!({}))
+        ));
+        assert!(!is_of(
+            &delivery("orders", Some("other")),
+            &testing::webhook(json!({}))
+        ));
+        assert!(!is_of(&delivery("orders", None), &testing::webhook(json!({}))));
+        assert!(!is_of(
+            &delivery("others", Some("u")),
+            &testing::webhook(json!({}))
+        ));
     }
 
     fn delivery(phase: &str, finished: bool) -> Delivery {
@@ -262,7 +263,7 @@ mod tests {
                     event_type: None,
                 };
                 assert_eq!(
-                    selection.has_key(&metadata, &webhook()),
+                    selection.has_key(&metadata, &testing::webhook(json!({}))),
                     status == expected,
                     "{phase:?}"
                 );

@@ -56,10 +56,8 @@ fn is_about(body: &str, instance: &str) -> bool {
 /// The instance in the data of an event.
 #[derive(Debug, Deserialize)]
 pub struct EventInstance<'a> {
-    /// Its id.
     #[serde(borrow)]
     pub id: Cow<'a, str>,
-    /// Its name.
     #[serde(borrow, default)]
     pub name: Cow<'a, str>,
 }

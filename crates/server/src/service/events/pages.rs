@@ -37,7 +37,6 @@ pub struct Pages<'a> {
 
 /// A page as lists show it.
 pub struct ListedPage {
-    /// Its name.
     pub name: String,
     /// When it was written, by the API server's clock.
     created: Option<Timestamp>,
@@ -58,7 +57,6 @@ impl ListedPage {
 /// A page with selected events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selected {
-    /// Its name.
     pub name: String,
     /// The selected events.
     pub segment: Segment,

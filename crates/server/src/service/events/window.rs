@@ -139,7 +139,6 @@ impl<T> Merge<T> {
         }
     }
 
-    /// Adds an item.
     pub fn add(&mut self, position: Position, item: T) {
         self.total += 1;
         if self.wanted > 0 {

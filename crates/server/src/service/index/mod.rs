@@ -97,7 +97,6 @@ pub trait Indexed: Send + Sync + 'static {
     /// The public id.
     fn id(&self) -> Self::Id;
 
-    /// The object.
     fn object(&self) -> &Self::Object;
 
     /// The object's spec.
@@ -121,7 +120,6 @@ pub trait Index: Send + Sync + 'static {
     /// Adds or updates an object that is not being deleted.
     fn apply(&self, object: &Arc<ObjectOf<Self>>);
 
-    /// Removes an object.
     fn remove(&self, object: &ObjectOf<Self>);
 
     /// Whether the index no longer has the object with this UID.

@@ -170,21 +170,15 @@ mod tests {
 
     use super::{super::changed, *};
     use crate::service::webhooks::IndexedWebhook;
-    use resources::Webhook;
+    use resources::{Webhook, testing};
     use runtime::watch::Change;
 
     fn webhook(name: &str, second: u8, deleting: bool) -> Arc<Webhook> {
-        let mut object = json!({
-            "metadata": {
-                "name": name, "namespace": "demo", "uid": name, "resourceVersion": "7",
-                "creationTimestamp": format!("2026-11-21T10:00:0{second}Z"),
-            },
-            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
-        });
-        if deleting {
-            object["metadata"]["deletionTimestamp"] = json!("2026-11-21T11:00:00Z");
-        }
-        Arc::new(serde_json::from_value(object).unwrap())
+        Arc::new(testing::webhook(json!({ "metadata": {
+            "name": name, "uid": name, "resourceVersion": "7",
+            "creationTimestamp": format!("2026-11-21T10:00:0{second}Z"),
+            "deletionTimestamp": deleting.then_some("2026-11-21T11:00:00Z"),
+        } })))
     }
 
     #[tokio::test]

@@ -105,7 +105,6 @@ impl IndexedInstance {
 /// The filters of a list. Values that match nothing give an empty list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Filter<'a> {
-    /// A status.
     pub status: Option<&'a str>,
     /// A region code.
     pub region: Option<&'a str>,

@@ -11,7 +11,6 @@ use resources::{Backup, BackupPhase, Instance, InstanceSpec};
 /// What to install on a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Installation {
-    /// An image.
     Image(String),
     /// A completed backup.
     Backup(RestorableBackup),
@@ -24,7 +23,6 @@ pub struct RestorableBackup {
     pub id: BackupId,
     /// Name of the Backup object.
     pub name: String,
-    /// Its image.
     pub image: String,
     /// Size of its disk in GB.
     pub disk_size_gb: i32,

@@ -125,7 +125,6 @@ impl Service {
         Ok(request.was_done(&*current.instance)?.then_some(current))
     }
 
-    /// Changes an instance.
     pub async fn change_instance(
         &self,
         namespace: &str,

@@ -27,7 +27,6 @@ const WORD: &str = "API key";
 
 /// A key that was created.
 pub struct CreatedKey {
-    /// The object.
     pub object: Arc<ApiKey>,
     /// The key itself; `None` if an earlier request with the same idempotency key created it and showed it.
     pub key: Option<String>,

@@ -43,7 +43,6 @@ impl<X: Index> Store<X> {
         }
     }
 
-    /// The index.
     pub fn index(&self) -> &X {
         &self.index
     }

@@ -27,7 +27,6 @@ pub enum Verdict<S> {
     Leave,
     /// Write this spec and these annotations.
     Write {
-        /// The new spec.
         spec: Box<S>,
         /// The annotations to set.
         annotations: Vec<(&'static str, String)>,

@@ -94,21 +94,20 @@ mod tests {
 
     use super::*;
     use domain::event::catalogue;
+    use resources::testing;
 
     fn webhook(disabled: bool, active: bool) -> Webhook {
-        let mut object = json!({
-            "metadata": { "name": "orders", "namespace": "demo", "uid": "u", "generation": 3 },
-            "spec": {
-                "url": "https://example.com", "events": ["instance.stopped"], "secretRef": { "name": "s" }, "active": active,
-            },
-        });
-        if disabled {
-            object["status"] = json!({ "disabled": {
+        let status = disabled.then(|| {
+            json!({ "disabled": {
                 "at": "2026-11-21T09:00:00Z", "reason": "Gone", "message": "m", "delivery": "d", "eventId": "e",
                 "eventType": "instance.created", "attempts": 1, "error": "no", "generation": 3,
-            }});
-        }
-        serde_json::from_value(object).unwrap()
+            }})
+        });
+        testing::webhook(json!({
+            "metadata": { "generation": 3 },
+            "spec": { "events": ["instance.stopped"], "active": active },
+            "status": status,
+        }))
     }
 
     #[test]

@@ -88,6 +88,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use resources::testing;
 
     fn condition(type_: &str, status: &str, reason: &str) -> Value {
         json!({
@@ -97,12 +98,7 @@ mod tests {
     }
 
     fn webhook(status: &Value) -> Webhook {
-        serde_json::from_value(json!({
-            "metadata": { "name": "orders", "generation": 3 },
-            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
-            "status": status,
-        }))
-        .unwrap()
+        testing::webhook(json!({ "metadata": { "generation": 3 }, "status": status }))
     }
 
     fn health_of(status: &Value) -> (WebhookHealth, Option<String>) {

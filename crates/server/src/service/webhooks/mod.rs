@@ -79,7 +79,6 @@ impl Indexed for IndexedWebhook {
 
 /// A created webhook with its secret, which is shown only once.
 pub struct CreatedWebhook {
-    /// The webhook.
     pub item: Arc<IndexedWebhook>,
     /// Its signing secret; `None` if an earlier request created it more than a day ago.
     pub secret: Option<String>,
@@ -89,7 +88,6 @@ pub struct CreatedWebhook {
 
 /// A test delivery that is being sent.
 pub struct SentTest {
-    /// The webhook.
     pub item: Arc<IndexedWebhook>,
     /// The test delivery.
     pub delivery: Delivery,

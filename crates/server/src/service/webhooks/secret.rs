@@ -128,7 +128,6 @@ fn text(secret: &Secret, key: &str) -> Option<String> {
 
 /// The result of a write of a Secret.
 pub(super) struct Written {
-    /// The Secret.
     pub(super) secret: Secret,
     /// The previous version of the Secret, if there was one.
     before: Option<Secret>,
@@ -467,14 +466,10 @@ fn immutable(name: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use resources::testing;
 
     fn webhook(key: &str) -> Webhook {
-        serde_json::from_value(json!({
-            "apiVersion": "stellage.dev/v1", "kind": "Webhook",
-            "metadata": { "name": "wh-1", "namespace": "demo", "uid": "u" },
-            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s", "key": key } },
-        }))
-        .unwrap()
+        testing::webhook(json!({ "spec": { "secretRef": { "key": key } } }))
     }
 
     fn secret(data: &[(&str, &str)]) -> Secret {

@@ -63,7 +63,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+<<<<<<< HEAD
     use resources::EventType;
+=======
+    use resources::testing;
+>>>>>>> w-runt
 
     #[test]
     fn the_object_refers_to_a_secret_of_its_own_name() {
@@ -80,20 +84,17 @@ mod tests {
     }
 
     fn webhook(disabled: bool) -> Webhook {
-        let mut object = json!({
-            "metadata": { "name": "orders", "namespace": "demo", "uid": "u", "generation": 3 },
-            "spec": {
-                "url": "https://example.com", "events": ["instance.stopped"], "secretRef": { "name": "s" },
-                "enableRequestedAt": "2026-11-21T10:00:00.000000Z",
-            },
-        });
-        if disabled {
-            object["status"] = json!({ "disabled": {
+        let status = disabled.then(|| {
+            json!({ "disabled": {
                 "at": "2026-11-21T09:00:00Z", "reason": "Gone", "message": "m", "delivery": "d", "eventId": "e",
                 "eventType": "instance.created", "attempts": 1, "error": "no", "generation": 3,
-            }});
-        }
-        serde_json::from_value(object).unwrap()
+            }})
+        });
+        testing::webhook(json!({
+            "metadata": { "generation": 3 },
+            "spec": { "events": ["instance.stopped"], "enableRequestedAt": "2026-11-21T10:00:00.000000Z" },
+            "status": status,
+        }))
     }
 
     #[test]
