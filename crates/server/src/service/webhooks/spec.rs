@@ -63,11 +63,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-<<<<<<< HEAD
-    use resources::EventType;
-=======
-    use resources::testing;
->>>>>>> w-runt
+    use resources::{EventType, testing};
 
     #[test]
     fn the_object_refers_to_a_secret_of_its_own_name() {
