@@ -311,10 +311,9 @@ impl App {
 
     fn authenticate(&self, headers: &HeaderMap) -> Result<Credential, ApiError> {
         let key = bearer(headers)?;
-        Ok(self
-            .service
+        self.service
             .credentials()
-            .authenticate(key, || self.service.now())?)
+            .authenticate(key, || self.service.now())
     }
 
     /// Starts a request. If it may write, the account must not have too many writes in progress.

@@ -392,12 +392,12 @@ pub(super) fn general_error(code: ErrorCode, kind: &str, takes_body: bool) -> Ap
             code,
             "this needs a key with the scope write; this key has the scope read",
         ),
-        ErrorCode::NotFound => Error::no_such(kind).into(),
+        ErrorCode::NotFound => Error::no_such(kind),
         ErrorCode::Conflict => ApiError::new(
             code,
             "the object changed during the request; read it and try again",
         ),
-        ErrorCode::PreconditionFailed => precondition::failed().into(),
+        ErrorCode::PreconditionFailed => precondition::failed(),
         ErrorCode::PayloadTooLarge => ApiError::new(code, "the body is larger than 64 KiB"),
         ErrorCode::UnsupportedMediaType => ApiError::new(code, "the Content-Type must be application/json"),
         ErrorCode::InvalidInput if takes_body => ApiError::invalid(vec![Detail::new(
@@ -410,7 +410,7 @@ pub(super) fn general_error(code: ErrorCode, kind: &str, takes_body: bool) -> Ap
             "invalid_value",
             "must be an integer from 1 to 100",
         )]),
-        ErrorCode::IdempotencyKeyReused => idempotency::reused().into(),
+        ErrorCode::IdempotencyKeyReused => idempotency::reused(),
         ErrorCode::RateLimitExceeded => ApiError::new(
             code,
             "the key has used up its 3600 requests per hour; try again in 1 s",
