@@ -19,7 +19,7 @@ const CLAIM_GRACE: Duration = Duration::from_secs(2);
 /// Outboxes taken over each time the lock is held. Each may have dozens of events, and each event as many jobs.
 const CLAIMS_AT_ONCE: usize = 8;
 
-/// The objects with outboxes, as far as the dispatcher does not know them.
+/// What is known of the objects with outboxes, besides what the dispatcher knows.
 #[derive(Default)]
 pub(crate) struct Outboxes {
     pub(super) sources: Sources,
