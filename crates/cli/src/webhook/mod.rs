@@ -2,8 +2,6 @@
 
 mod rotate;
 
-use std::sync::Arc;
-
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _, api::PostParams};
@@ -24,13 +22,9 @@ use domain::event::EventType;
 use resources::{
     Webhook,
     conditions::{READY, find},
-    ids,
+    ids, merge_patch,
 };
-use server::service::{
-    index::Indexed as _,
-    store::merge_patch,
-    webhooks::{IndexedWebhook, WebhookChange, example, example_type},
-};
+use server::service::webhooks::{WebhookChange, example, example_type};
 
 /// Test and enable webhooks, and rotate their secrets.
 ///
@@ -165,7 +159,7 @@ fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
         ..WebhookChange::default()
     };
     let spec = on.apply(webhook, now);
-    merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, &[])
+    merge_patch(&webhook.metadata, &webhook.spec, &spec, &[])
 }
 
 /// A webhook that nothing can be sent to stays so until somebody changes it, or its Secret.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::{
     Service,
     credentials::Tenant,
-    error::{Detail, Error, ErrorKind},
+    error::{Detail, Error, ErrorKind, wrong_backup},
     id::{BackupId, InstanceId, PublicId as _},
     idempotency::IdempotentRequest,
     index::{Index as _, Indexed, Object as _},
-    instances::{IndexedInstance, RestorableBackup, wrong_backup},
+    instances::{IndexedInstance, RestorableBackup},
     precondition::Precondition,
     store::{Created, KeyedCreate, annotations},
 };

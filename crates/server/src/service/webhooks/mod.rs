@@ -34,10 +34,10 @@ use super::{
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::{Indexed, Object as _},
     precondition::Precondition,
-    store::{KeyedCreate, Verdict, merge_patch},
+    store::{KeyedCreate, Verdict},
 };
 use domain::event::EventType;
-use resources::{Delivery, Webhook, WebhookSpec, ids};
+use resources::{Delivery, Webhook, WebhookSpec, ids, merge_patch};
 use runtime::client::bounded;
 
 /// A webhook with values derived from it.
@@ -233,7 +233,7 @@ impl Service {
     /// secret as it was.
     async fn rehearse(&self, item: &IndexedWebhook, change: &WebhookChange) -> Result<(), Error> {
         let spec = change.apply(&item.webhook, self.clock.now());
-        let Some(patch) = merge_patch(item, &spec, &[]) else {
+        let Some(patch) = merge_patch(&item.webhook.metadata, &item.webhook.spec, &spec, &[]) else {
             return Ok(());
         };
         let parameters = PatchParams {
