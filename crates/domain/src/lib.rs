@@ -1,6 +1,6 @@
 //! What to do next, as pure functions: with every kind, a decision is made from its spec, its status, what was observed and the time.
 //!
-//! - [`instance`], [`backup`], [`delivery`], [`alert`], [`invoice`]: one module for each kind that something is decided about;
+//! - [`instance`], [`backup`], [`webhook`], [`delivery`], [`alert`], [`invoice`]: one module for each kind that something is decided about;
 //! - [`event`]: the bodies of events, and the outbox;
 //! - [`provider`]: what a provider reports;
 //! - [`catalogue`]: what can be ordered, and what it costs;
@@ -17,5 +17,6 @@ pub mod instance;
 pub mod invoice;
 pub mod nonce;
 pub mod provider;
+pub mod webhook;
 
 pub use fair_queue::FairQueue;

@@ -18,13 +18,15 @@ use super::{
     program::program,
     wait::{self, Progress, Waiting},
 };
-use domain::event::EventType;
+use domain::{
+    event::EventType,
+    webhook::{WebhookChange, example, example_type},
+};
 use resources::{
     Webhook,
     conditions::{READY, find},
     ids, merge_patch,
 };
-use server::service::webhooks::{WebhookChange, example, example_type};
 
 /// Test and enable webhooks, and rotate their secrets.
 ///
@@ -106,7 +108,7 @@ async fn test(cluster: &Cluster, args: &TestArgs) -> Result<(), CliError> {
     let event_type =
         example_type(&webhook, args.event_type).map_err(|_| unsuitable_test(&webhook, namespace))?;
     let event_id = format!("evt_test_{}", ids::random_suffix());
-    let example = example(&webhook, &event_id, event_type, None, Timestamp::now());
+    let example = example(&webhook, &event_id, event_type, Timestamp::now());
     let api = Api::namespaced(cluster.client.clone(), namespace);
     let doing = format!("create a delivery for webhook {name} in namespace {namespace}");
     let sent = cluster
