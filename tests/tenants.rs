@@ -9,11 +9,11 @@ use kube::{
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
 use reqwest::Method;
+use resources::api_key::new_key;
 use resources::{
     ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook,
 };
 use serde_json::{Value, json};
-use server::service::keys::new_key;
 
 use crate::{
     support::{self, Tenant, eventually, stellage},

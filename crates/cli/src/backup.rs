@@ -10,12 +10,12 @@ use super::{
     output::Output,
     wait::{self, Progress, Waiting},
 };
+use domain::instance::RestorableBackup;
 use resources::{
     Backup, BackupPhase, BackupSpec, Instance,
     conditions::{self, READY},
     ids, origin, validation,
 };
-use server::service::instances::RestorableBackup;
 
 /// Make backups of instances.
 ///

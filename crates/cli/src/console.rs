@@ -14,10 +14,10 @@ use super::{
     output::{self, Output},
     program::program,
 };
-use resources::{ApiKey, KeyScope, api_key::LINK_ANNOTATION, ids, origin};
-use server::service::keys::{
-    console_links::{KEY_LASTS, new_link},
-    new_key,
+use resources::{
+    ApiKey, KeyScope,
+    api_key::{KEY_LASTS, LINK_ANNOTATION, new_key, new_link},
+    ids, origin,
 };
 
 /// Make sign-in links for the customer console.

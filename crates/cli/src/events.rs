@@ -24,10 +24,9 @@ use super::{
     duration,
     output::{self, Output, printable},
 };
-use domain::event::EventType;
+use domain::event::{EventFilter, EventType, instance_of};
 use resources::{EventLog, LoggedEvent, origin};
 use runtime::{client::Pages, watch};
-use server::service::events::{EventFilter, instance_of};
 
 /// Pages of the log per list call. Each has at most 1.5 MiB.
 const PAGES_PER_CALL: u32 = 25;

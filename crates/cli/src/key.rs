@@ -19,8 +19,7 @@ use super::{
     output::{self, Output},
     program::program,
 };
-use resources::{Account, ApiKey, KeyScope, ids, origin, quota};
-use server::service::keys::new_key;
+use resources::{Account, ApiKey, KeyScope, api_key::new_key, ids, origin, quota};
 
 /// How long to wait for the account's namespace, and for Kubernetes to count its keys.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

@@ -4,6 +4,7 @@
 //! - [`event`]: the bodies of events, and the outbox;
 //! - [`provider`]: what a provider reports;
 //! - [`catalogue`]: what can be ordered, and what it costs;
+//! - [`nonce`]: times that request an action once;
 //! - [`fair_queue`]: a queue in which accounts take turns.
 
 pub mod alert;
@@ -14,6 +15,7 @@ pub mod event;
 pub mod fair_queue;
 pub mod instance;
 pub mod invoice;
+pub mod nonce;
 pub mod provider;
 pub mod webhook;
 

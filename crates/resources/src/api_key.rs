@@ -1,6 +1,6 @@
 //! `ApiKey`: one REST key, stored only as the digest of a random secret.
 
-use jiff::{Timestamp, civil::Date};
+use jiff::{SignedDuration, Timestamp, civil::Date};
 use kube::{CustomResource, KubeSchema};
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
@@ -13,8 +13,12 @@ pub const DEFAULT_KEY_QUOTA: u32 = 50;
 
 /// What keys begin with.
 const PREFIX: &str = "stl_";
-/// Random characters of a key, of 62 kinds: 256 bits.
+/// Random characters of a key or of a link's token, of 62 kinds: 256 bits.
 const RANDOM: usize = 43;
+/// How long a sign-in link of the console works.
+pub const LINK_LASTS: SignedDuration = SignedDuration::from_mins(15);
+/// How long the ApiKey of a link works, and with it the session that the link starts.
+pub const KEY_LASTS: SignedDuration = SignedDuration::from_hours(12);
 
 /// What a key may do.
 #[derive(
@@ -154,15 +158,36 @@ pub fn account_of(key: &str) -> Option<&str> {
     has_form.then(|| &rest[..ids::SUFFIX])
 }
 
-/// A random key of the Account with this UID. Without punctuation after the prefix, so that a double click selects it.
-pub fn random_key(account_uid: &str) -> String {
+/// A new key for the Account with this UID, and the spec of its object. Without punctuation after the prefix, so that a double click
+/// selects it.
+pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
+    let account = ids::account_id(account_uid);
+    let key = format!("{PREFIX}{}{}", ids::suffix_of_account(&account), random());
+    let spec = ApiKeySpec {
+        sha256: hex::encode(digest(account_uid, &key)),
+        scope,
+        expires_at,
+        last_characters: Some(key[key.len() - 4..].to_owned()),
+    };
+    (key, spec)
+}
+
+/// A new link for the Account with this UID: its token, and what the annotation of its ApiKey holds.
+pub fn new_link(account_uid: &str, now: Timestamp) -> (String, ConsoleLink) {
+    let token = random();
+    let link = ConsoleLink {
+        digest: digest(account_uid, &token),
+        deadline: now.saturating_add(LINK_LASTS).unwrap_or(now),
+    };
+    (token, link)
+}
+
+fn random() -> String {
     const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let mut rng = rand::rng();
-    let secret: String = (0..RANDOM)
+    (0..RANDOM)
         .map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())]))
-        .collect();
-    let account = ids::account_id(account_uid);
-    format!("{PREFIX}{}{secret}", ids::suffix_of_account(&account))
+        .collect()
 }
 
 /// A key of the Account with this UID that is not random.
@@ -187,5 +212,32 @@ impl ApiKey {
     pub fn is_sign_in(&self) -> bool {
         let labels = self.metadata.labels.as_ref();
         labels.is_some_and(|labels| labels.contains_key(SIGN_IN_LABEL))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_link_is_read_from_its_annotation_and_belongs_to_one_account() {
+        let now: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
+        let (token, link) = new_link("uid-a", now);
+        assert_eq!(token.len(), RANDOM);
+        assert_eq!(link.deadline, "2026-11-22T10:15:00Z".parse().unwrap());
+        let mut key: ApiKey = serde_json::from_value(json!({
+            "metadata": { "name": "a", "annotations": { LINK_ANNOTATION: link.annotation() } },
+            "spec": { "sha256": "" },
+        }))
+        .unwrap();
+        assert_eq!(ConsoleLink::of(&key), Some(link));
+        assert_ne!(digest("uid-a", &token), digest("uid-b", &token));
+        for wrong in ["", "00", "00 now", "zz 2026-11-22T10:15:00Z"] {
+            let annotations = key.metadata.annotations.as_mut().unwrap();
+            annotations.insert(LINK_ANNOTATION.to_owned(), wrong.to_owned());
+            assert_eq!(ConsoleLink::of(&key), None, "{wrong}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! `Webhook`: one receiver of an account's events.
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::core::v1::Secret,
@@ -16,6 +17,11 @@ pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;
 
 /// Maximum length of a signing secret, in characters (decisions, section 5).
 pub const MAX_SECRET_CHARACTERS: usize = 255;
+
+/// A random secret in the form of Standard Webhooks.
+pub fn random_secret() -> String {
+    format!("whsec_{}", BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))
+}
 
 /// Key in the Secret that holds the signing secret, unless `spec.secretRef.key` names another.
 pub const SECRET_KEY: &str = "secret";
@@ -431,5 +437,18 @@ impl Webhook {
     /// Whether `spec.events` lists this type.
     pub fn wants(&self, event_type: EventType) -> bool {
         self.spec.events.contains(&event_type)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_random_secret_has_the_form_of_standard_webhooks() {
+        let secret = random_secret();
+        let encoded = secret.strip_prefix("whsec_").unwrap();
+        assert_eq!(BASE64_STANDARD.decode(encoded).unwrap().len(), 32);
+        assert_ne!(secret, random_secret());
     }
 }

@@ -10,9 +10,9 @@ use crate::{
     connect::{Cluster, Failure},
     objects,
 };
+use domain::delivery::{logged_again, logged_event};
 use resources::{Delivery, EventLog, PageIndex, Webhook, origin};
 use runtime::client::Pages;
-use server::service::deliveries::logged::{event_of, request};
 
 /// Requests that a delivery in the log be sent again, by creating a Delivery that names its page. The operator reads what to send
 /// from that page, because nobody else may write it.
@@ -22,7 +22,7 @@ pub(super) async fn send_again(
     webhook: &Webhook,
 ) -> Result<Delivery, Failure> {
     let (name, namespace) = (logged.name_any(), logged.namespace().unwrap_or_default());
-    let request = request(logged, webhook);
+    let request = logged_again(logged, webhook);
     let api = Api::<Delivery>::namespaced(cluster.client.clone(), &namespace);
     let doing = format!("send delivery {name} in namespace {namespace}");
     cluster
@@ -43,7 +43,7 @@ pub(super) async fn find(
     for (page, index) in list_pages(cluster, namespace).await? {
         for webhook in &webhooks {
             let uid = origin::uid(&webhook.metadata);
-            if let Some(event) = event_of(&index, uid, name)
+            if let Some(event) = logged_event(&index, uid, name)
                 && let Some(page) = read(cluster, namespace, &page).await?
                 && let Some(delivery) = page.delivery_of(&event, uid)
             {

@@ -17,8 +17,8 @@ use super::{
     output::{Output, printable},
     wait::{self, Progress, Waiting},
 };
+use domain::delivery::{When, next_attempt, send_now, shown_phase};
 use resources::{Delivery, DeliveryPhase, Webhook};
-use server::service::deliveries::{When, next_attempt, send_now, shown_phase};
 
 /// Send deliveries to webhooks again.
 ///

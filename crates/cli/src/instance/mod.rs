@@ -12,9 +12,8 @@ use super::{
     output::Output,
     wait::Waiting,
 };
-use domain::instance::Action;
+use domain::instance::{Action, Installation};
 use resources::{Plan, validation};
-use server::service::instances::Installation;
 
 /// Operate instances.
 ///

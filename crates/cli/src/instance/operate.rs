@@ -1,7 +1,5 @@
 //! The operations: each is one guarded patch of the spec, as in REST.
 
-use std::sync::Arc;
-
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde_json::Value;
@@ -15,17 +13,14 @@ use crate::{
     wait::{self, Progress, Waiting},
 };
 use api::ChangeInstance;
-use domain::instance::{Action, current};
+use domain::{
+    instance::{Action, DoesNotFit, Installation, changed_spec, current, disk_of},
+    nonce::instance_nonce,
+};
 use resources::{
     Instance, InstanceSpec, InstanceState, Plan,
     conditions::{self, READY, STALLED},
-};
-use server::service::{
-    error::Error,
-    index::Indexed as _,
-    instances::{IndexedInstance, Installation, changed_spec, disk_of},
-    nonce::instance_nonce,
-    store::merge_patch,
+    merge_patch,
 };
 
 /// An operation on an instance.
@@ -71,13 +66,11 @@ impl Operation {
     /// The patch that requests the operation; `None` if there is nothing to change, an error if the instance's state does not
     /// allow it.
     fn patch(&self, instance: &Instance, now: Timestamp) -> Result<Option<Value>, CliError> {
-        let indexed = IndexedInstance::of(Arc::new(instance.clone()));
-        let spec = self.spec(&indexed, now)?;
-        Ok(merge_patch(&indexed, &spec, &[]))
+        let spec = self.spec(instance, now)?;
+        Ok(merge_patch(&instance.metadata, &instance.spec, &spec, &[]))
     }
 
-    fn spec(&self, indexed: &IndexedInstance, now: Timestamp) -> Result<InstanceSpec, CliError> {
-        let instance = &*indexed.instance;
+    fn spec(&self, instance: &Instance, now: Timestamp) -> Result<InstanceSpec, CliError> {
         let unsuitable = || wrong_state(self, instance);
         if let Self::Resize { plan, on_reboot } = self {
             let change = ChangeInstance {
@@ -85,7 +78,7 @@ impl Operation {
                 reboot: Some(!on_reboot),
                 ..ChangeInstance::default()
             };
-            return changed_spec(&change, indexed).map_err(|_| unsuitable());
+            return changed_spec(&change, instance).map_err(|_| unsuitable());
         }
         let is_allowed = |state| self.action().allowed_from().contains(&state);
         if !state(instance).is_some_and(is_allowed) {
@@ -95,7 +88,7 @@ impl Operation {
         let nonce = instance_nonce(now, &spec);
         if let Self::Rebuild(installation) = self {
             let requested = installation.request(&mut spec, disk_of(instance));
-            requested.map_err(|error| not_restorable(instance, &error))?;
+            requested.map_err(|error| not_restorable(instance, error))?;
         }
         self.action().request(&mut spec, &nonce);
         Ok(spec)
@@ -136,15 +129,10 @@ impl Operation {
 }
 
 /// The error for a backup that does not fit on the instance's disk.
-fn not_restorable(instance: &Instance, error: &Error) -> CliError {
-    let why: Vec<_> = error
-        .details
-        .iter()
-        .map(|detail| detail.message.as_ref())
-        .collect();
+fn not_restorable(instance: &Instance, error: DoesNotFit) -> CliError {
     CliError::Refused {
         doing: format!("restore the backup to instance {}", instance.name_any()),
-        reason: format!("the backup {}", why.join("; ")),
+        reason: format!("the backup {error}"),
     }
 }
 

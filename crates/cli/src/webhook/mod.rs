@@ -2,8 +2,6 @@
 
 mod rotate;
 
-use std::sync::Arc;
-
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _, api::PostParams};
@@ -21,16 +19,14 @@ use super::{
     wait::{self, Progress, Waiting},
 };
 use api::ChangeWebhook;
-use domain::event::EventType;
+use domain::{
+    event::EventType,
+    webhook::{changed_spec, example, example_type},
+};
 use resources::{
     Webhook,
     conditions::{READY, find},
-    ids,
-};
-use server::service::{
-    index::Indexed as _,
-    store::merge_patch,
-    webhooks::{IndexedWebhook, changed_spec, example, example_type},
+    ids, merge_patch,
 };
 
 /// Test and enable webhooks, and rotate their secrets.
@@ -113,7 +109,7 @@ async fn test(cluster: &Cluster, args: &TestArgs) -> Result<(), CliError> {
     let event_type =
         example_type(&webhook, args.event_type).map_err(|_| unsuitable_test(&webhook, namespace))?;
     let event_id = format!("evt_test_{}", ids::random_suffix());
-    let example = example(&webhook, &event_id, event_type, None, Timestamp::now());
+    let example = example(&webhook, &event_id, event_type, Timestamp::now());
     let api = Api::namespaced(cluster.client.clone(), namespace);
     let doing = format!("create a delivery for webhook {name} in namespace {namespace}");
     let sent = cluster
@@ -166,7 +162,7 @@ fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
         ..ChangeWebhook::default()
     };
     let spec = changed_spec(&on, webhook, now);
-    merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, &[])
+    merge_patch(&webhook.metadata, &webhook.spec, &spec, &[])
 }
 
 /// A webhook that nothing can be sent to stays so until somebody changes it, or its Secret.

@@ -20,11 +20,11 @@ use crate::{
     output::{self, Output},
     secret,
 };
+use domain::webhook::SecretChange;
 use resources::{
     Webhook,
-    webhook::{SECRET_CHANGED_ANNOTATION, WEBHOOK_SECRET_LABEL},
+    webhook::{SECRET_CHANGED_ANNOTATION, WEBHOOK_SECRET_LABEL, random_secret},
 };
-use server::service::webhooks::{SecretChange, random_secret};
 
 /// Attempts to write a Secret that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;

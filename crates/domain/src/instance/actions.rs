@@ -1,10 +1,30 @@
 //! The operations of an account holder: what each changes in the spec, and from which states it is allowed.
 
+use std::fmt::{Display, Formatter};
+
 use resources::{
     InstanceSpec,
     InstanceState::{self, Error, Rebooting, Running, Starting, Stopped, Stopping},
     PowerState,
 };
+
+/// The state of an instance does not allow an action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAllowed {
+    /// The action.
+    pub action: Action,
+    /// The state.
+    pub state: InstanceState,
+}
+
+impl Display for NotAllowed {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let allowed = self.action.allowed_from().iter();
+        let names: Vec<_> = allowed.map(|state| state.as_str()).collect();
+        let (state, action) = (self.state.as_str(), self.action.as_str());
+        write!(f, "is {state}; {action} is allowed from {}", names.join(", "))
+    }
+}
 
 /// An operation on an existing instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +64,15 @@ impl Action {
             Self::PowerOff => &[Running, Stopping, Starting, Rebooting, Error],
             Self::Reboot => &[Running, Error],
             Self::Rebuild | Self::ChangePlan => &[Running, Stopped, Error],
+        }
+    }
+
+    /// An error unless the action is allowed from this state.
+    pub fn check(self, state: InstanceState) -> Result<(), NotAllowed> {
+        if self.allowed_from().contains(&state) {
+            Ok(())
+        } else {
+            Err(NotAllowed { action: self, state })
         }
     }
 

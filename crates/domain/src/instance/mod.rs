@@ -1,6 +1,7 @@
 //! The Instance lifecycle as pure functions (decisions, section 3).
 //!
 //! - [`actions`]: the operations of an account holder: what each changes in the spec, and from which states it is allowed;
+//! - [`changed_spec`]: a change of the spec; [`Installation`]: what is installed, an image or a backup;
 //! - [`requests`]: the operation that a spec requests next, given a status. The controller writes it into the status, and
 //!   the facade shows it before the controller has seen the object, so both agree;
 //! - [`decide()`]: the next status, given the provider's observation;
@@ -10,20 +11,24 @@
 //! - `summary`: conditions and Events for a status.
 
 pub mod actions;
+mod change;
 mod decide;
 mod decision;
 mod explain;
+mod installation;
 mod question;
 pub mod requests;
 mod summary;
 #[cfg(test)]
 mod tests;
 
-pub use actions::Action;
+pub use actions::{Action, NotAllowed};
+pub use change::changed_spec;
 pub use decide::decide;
 pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Seen};
 pub use explain::{Explanation, explain};
+pub use installation::{DoesNotFit, Installation, RestorableBackup, disk_of};
 pub use question::{Question, question};
-pub use requests::{current, project, project_behind, take_on, wants_restore};
+pub use requests::{current, project, project_behind, shown, take_on, wants_restore};
 
 pub use crate::provider::Timings;

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::decision::Gate;
 use resources::{
-    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
+    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PowerState,
     instance::RefusedInstallation, origin, times::milliseconds,
 };
 
@@ -64,6 +64,15 @@ pub fn current(instance: &Instance) -> Cow<'_, InstanceStatus> {
         // The time matters only to an operation that begins, where it is not shown.
         None => Cow::Owned(project(instance, Timestamp::UNIX_EPOCH)),
     }
+}
+
+/// The state and the plan in effect, as account holders see them.
+pub fn shown(instance: &Instance) -> (InstanceState, Plan) {
+    let status = current(instance);
+    (
+        status.state.unwrap_or(InstanceState::Provisioning),
+        status.plan.unwrap_or(instance.spec.plan),
+    )
 }
 
 /// Accepts a new instance: begins to create its server. However often this is decided, the operation is the same, so a

@@ -107,9 +107,7 @@ pub enum BackupProgress {
     /// In progress.
     Busy,
     /// Finished, with this size in GB.
-    Done {
-        size_gb: f64,
-    },
+    Done { size_gb: f64 },
     /// It cannot be made.
     Failed {
         /// Why, for programs: a word in lower case.

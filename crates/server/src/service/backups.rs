@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::{
     Service,
     credentials::Tenant,
-    error::{Detail, Error, ErrorCode},
+    error::{Detail, Error, ErrorCode, wrong_backup},
     id::{BackupId, InstanceId, PublicId as _},
     idempotency::IdempotentRequest,
     index::{Index as _, Indexed, Object as _},
-    instances::{IndexedInstance, RestorableBackup, wrong_backup},
+    instances::{IndexedInstance, RestorableBackup},
     precondition::Precondition,
     store::{Created, KeyedCreate, annotations},
 };

@@ -6,6 +6,7 @@ use kube::core::Status;
 
 pub use api::{Detail, ErrorCode};
 
+use domain::instance::{DoesNotFit, NotAllowed};
 use resources::quota;
 use runtime::client::{CallError, is_denial, is_namespace_terminating};
 
@@ -259,6 +260,26 @@ fn rest_field(field: &str) -> String {
         name.push(letter.to_ascii_lowercase());
     }
     name
+}
+
+/// The error for a backup that cannot be restored.
+pub fn wrong_backup(message: impl Into<Cow<'static, str>>) -> Error {
+    Error::invalid(vec![Detail::new("backup", "invalid_value", message)])
+}
+
+impl From<DoesNotFit> for Error {
+    fn from(error: DoesNotFit) -> Self {
+        wrong_backup(error.to_string())
+    }
+}
+
+impl From<NotAllowed> for Error {
+    fn from(error: NotAllowed) -> Self {
+        Self {
+            details: vec![Detail::new("status", "invalid_state", error.to_string())],
+            ..Self::new(ErrorCode::InvalidState, format!("the instance {error}"))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! - [`credentials`]: the index of keys and accounts, for authentication, and the day on which a key was last used;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
 //! - [`store`]: reads from and writes to the API server, with optimistic concurrency;
-//! - [`idempotency`], [`precondition`], [`nonce`]: requests that are carried out once, or for one version only;
+//! - [`idempotency`], [`precondition`]: requests that are carried out once, or for one version only;
 //! - [`cost`]: what a request costs in addition to being one;
 //! - [`id`]: public ids; [`error`]: the error type.
 //!
@@ -20,13 +20,11 @@ pub mod credentials;
 pub mod deliveries;
 pub mod error;
 pub mod events;
-pub mod id;
 pub mod idempotency;
 pub mod index;
 pub mod instances;
 pub mod invoices;
 pub mod keys;
-pub mod nonce;
 pub mod precondition;
 pub mod store;
 pub mod usage;
@@ -38,7 +36,9 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use tokio::sync::mpsc;
 
-use domain::catalogue::Catalogue;
+pub use resources::public_id as id;
+
+use domain::{catalogue::Catalogue, nonce};
 use providers::UsageSource;
 use resources::{Account, ApiKey, Backup, Instance, Webhook, api_key::DEFAULT_KEY_QUOTA, backup};
 use runtime::{Clock, FairPermits, shared_catalogue::SharedCatalogue, watch::Listener};

@@ -114,8 +114,9 @@ mod tests {
     use tokio::sync::mpsc::UnboundedReceiver;
 
     use super::*;
-    use crate::service::{Dependencies, demo_account, keys::new_key};
+    use crate::service::{Dependencies, demo_account};
     use providers::simulator::SimulatedUsage;
+    use resources::api_key::new_key;
     use runtime::{
         shared_catalogue::SharedCatalogue,
         testing::{TestClock, answered_by},

@@ -597,7 +597,7 @@ mod tests {
     /// A key as `stellage key create` makes it.
     fn new_key(account: &Account, namespace: &str) -> (String, ApiKey) {
         let uid = account.metadata.uid.as_deref().unwrap();
-        let (text, spec) = crate::service::keys::new_key(uid, KeyScope::Write, None);
+        let (text, spec) = resources::api_key::new_key(uid, KeyScope::Write, None);
         let mut object = key(namespace, "a", "", NOW);
         object.spec = spec;
         (text, object)

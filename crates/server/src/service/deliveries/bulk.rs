@@ -8,7 +8,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{DEADLINE, WORD, When, selection::Selection, send_now, too_slow};
+use super::{DEADLINE, WORD, When, selection::Selection, too_slow};
 use crate::service::{
     Service,
     cost::Cost,
@@ -20,6 +20,7 @@ use crate::service::{
     store::{MAX_ATTEMPTS, Verdict, contended, pause},
     webhooks::{IndexedWebhook, not_active},
 };
+use domain::delivery::send_now;
 use resources::{
     Delivery, DeliveryPhase, Webhook, delivery, delivery::FINISHED_LABEL, instance::IDEMPOTENCY_ANNOTATION,
 };

@@ -1,12 +1,10 @@
 //! Deliveries in the event log: those that succeeded at the first attempt. They are shown as if they were Delivery objects.
 
 use crate::service::idempotency::IdempotentRequest;
-use domain::event::EventType;
+use domain::{delivery::logged_again, event::EventType};
 use resources::{
-    Delivery, EventLog, PageIndex, Webhook,
+    Delivery, EventLog, Webhook,
     delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, set_event_order},
-    event_log::LOGGED_IN_ANNOTATION,
-    ids,
     instance::IDEMPOTENCY_ANNOTATION,
 };
 
@@ -22,34 +20,14 @@ pub fn deliveries_to<'a>(
         .filter_map(move |event| event.delivery_to(webhook_uid, page))
 }
 
-/// The event on a page that belongs to this delivery to the Webhook with this UID, if the page may have the delivery.
-pub fn event_of(index: &PageIndex, webhook_uid: &str, delivery: &str) -> Option<String> {
-    if index.delivered_to(webhook_uid, None) == 0 {
-        return None;
-    }
-    index
-        .event_ids()
-        .find(|event| ids::delivery_name(webhook_uid, event) == delivery)
-}
-
-/// The Delivery to create so that the controller sends a delivery in the event log again: see [`Delivery::is_request`].
-pub fn request(logged: Delivery, webhook: &Webhook) -> Delivery {
-    let mut request = logged.requested_again(webhook, String::new());
-    request.spec.body.clear();
-    request.status = None;
-    let annotations = request.metadata.annotations.get_or_insert_default();
-    annotations.retain(|key, _| key == LOGGED_IN_ANNOTATION);
-    request
-}
-
-/// The same for the facade, once per idempotency key.
+/// What [`logged_again`] makes, once per idempotency key.
 pub(super) fn keyed_request(
     logged: Delivery,
     webhook: &Webhook,
     idempotent: Option<&IdempotentRequest>,
 ) -> Delivery {
     let (at, sequence) = (logged.spec.event_created_at, logged.spec.sequence);
-    let mut delivery = request(logged, webhook);
+    let mut delivery = logged_again(logged, webhook);
     // Lists are sorted by this order.
     set_event_order(&mut delivery.metadata, at, sequence);
     if let Some(idempotent) = idempotent {

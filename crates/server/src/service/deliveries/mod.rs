@@ -2,11 +2,11 @@
 //! that succeeded at the first attempt are in the event log; the others are Deliveries.
 //!
 //! - `selection`: filters, and the status of a delivery;
-//! - [`logged`]: deliveries in the event log;
+//! - `logged`: deliveries in the event log;
 //! - `bulk`: requests for many deliveries of a webhook at once.
 
 mod bulk;
-pub mod logged;
+mod logged;
 mod selection;
 
 use std::{
@@ -18,18 +18,17 @@ use std::{
 };
 
 use futures::{StreamExt as _, TryStreamExt as _};
-use jiff::Timestamp;
 use kube::{
     api::ListParams,
     core::{DeserializeGuard, ObjectMeta},
 };
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub use self::{
     bulk::Counted,
-    selection::{Selection, created_at, newest_first, next_attempt, shown_phase},
+    selection::{Selection, created_at, newest_first},
 };
+pub use domain::delivery::{When, next_attempt, shown_phase};
 
 use self::selection::is_of;
 use super::{
@@ -41,17 +40,13 @@ use super::{
     id::{DeliveryId, PublicId as _, WebhookId},
     idempotency::IdempotentRequest,
     index::Object as _,
-    nonce::nonce,
     precondition::Precondition,
     store::{LongRead, MAX_ATTEMPTS, contended, pause},
-    webhooks::{IndexedWebhook, health},
+    webhooks::IndexedWebhook,
 };
-use api::WebhookHealth;
+use domain::delivery::{logged_event, send_now};
 use resources::{
-    Delivery, DeliveryPhase, EventLog, PageIndex, Webhook,
-    delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
-    event_log::page_of,
-    ids,
+    Delivery, DeliveryPhase, EventLog, PageIndex, Webhook, event_log::page_of, ids,
     instance::IDEMPOTENCY_ANNOTATION,
 };
 use runtime::client::Pages;
@@ -74,66 +69,6 @@ pub struct Redelivered {
     pub replayed: bool,
     /// When it will be sent.
     pub when: When,
-}
-
-/// When a requested delivery will be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum When {
-    Now,
-    /// Now, but only once, because the webhook is disabled.
-    NowOnce,
-    /// As soon as the webhook is active.
-    OnceActive,
-    /// As soon as the webhook is enabled.
-    OnceEnabled,
-    /// As soon as the webhook is no longer blocked.
-    OnceUnblocked,
-    /// Not again: it was delivered during the request.
-    Delivered,
-}
-
-impl When {
-    /// When a requested delivery to this webhook will be sent.
-    pub fn of(webhook: &Webhook) -> Self {
-        if !webhook.spec.active {
-            return Self::OnceActive;
-        }
-        match health(webhook).0 {
-            WebhookHealth::Disabled => Self::NowOnce,
-            WebhookHealth::Blocked => Self::OnceUnblocked,
-            WebhookHealth::Healthy | WebhookHealth::Failing => Self::Now,
-        }
-    }
-
-    /// A description, which follows "delivery dlv_…" in messages.
-    pub const fn describe(self) -> &'static str {
-        match self {
-            Self::Now => "is being sent now",
-            Self::NowOnce => "is being sent now, but only once, because its webhook is disabled",
-            Self::OnceActive => "will be sent as soon as its webhook is active",
-            Self::OnceEnabled => "will be sent as soon as its webhook is enabled",
-            Self::OnceUnblocked => "will be sent as soon as its webhook is no longer blocked",
-            Self::Delivered => "has just been delivered",
-        }
-    }
-
-    /// Like [`describe`](Self::describe), after "20 deliveries".
-    pub const fn describe_many(self) -> &'static str {
-        match self {
-            Self::Now => "are being sent now",
-            Self::NowOnce => "are being sent now, but only once, because their webhook is disabled",
-            Self::OnceActive => "will be sent as soon as their webhook is active",
-            Self::OnceEnabled => "will be sent as soon as their webhook is enabled",
-            Self::OnceUnblocked => "will be sent as soon as their webhook is no longer blocked",
-            Self::Delivered => "have just been delivered",
-        }
-    }
-
-    /// Whether it does not have to wait for a change of the webhook.
-    pub const fn is_now(self) -> bool {
-        !matches!(self, Self::OnceActive | Self::OnceEnabled | Self::OnceUnblocked)
-    }
 }
 
 impl Service {
@@ -430,7 +365,7 @@ impl Service {
         }
         let finding = async {
             let pages = self.pages(tenant, cost).await?;
-            let found = pages.find(|index| logged::event_of(index, webhook.origin_uid(), &name));
+            let found = pages.find(|index| logged_event(index, webhook.origin_uid(), &name));
             let (page, event) = found.await?.ok_or_else(unknown)?;
             let page = pages.get(&page).await?.ok_or_else(unknown)?;
             page.delivery_of(&event, webhook.origin_uid()).ok_or_else(unknown)
@@ -625,24 +560,6 @@ fn too_slow() -> Error {
     Error::unavailable("reading the deliveries took too long; try again")
 }
 
-/// The value of the annotation that requests an attempt now.
-fn attempt_nonce(delivery: &Delivery, now: Timestamp) -> String {
-    let status = delivery.status.as_ref();
-    let taken_up = status.and_then(|status| status.attempt_requested_at.as_deref());
-    nonce(now, &[delivery.requested_attempt(), taken_up])
-}
-
-/// The merge patch that requests an attempt now, whatever the delivery's phase. An unfinished delivery that is finished by the
-/// time the patch is applied stays as it is.
-pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
-    let nonce = attempt_nonce(delivery, now);
-    let mut metadata = json!({ "annotations": { ATTEMPT_REQUESTED_AT_ANNOTATION: nonce } });
-    if delivery.is_finished() {
-        metadata["labels"] = json!({ FINISHED_LABEL: null });
-    }
-    json!({ "metadata": metadata })
-}
-
 /// A pending delivery, by number, as the API server stores it.
 #[cfg(test)]
 pub(crate) fn pending_delivery(number: usize) -> serde_json::Value {
@@ -665,7 +582,9 @@ pub(crate) fn pending_delivery(number: usize) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
     use parking_lot::Mutex;
+    use serde_json::Value;
 
     use super::*;
     use domain::event::EventType;
@@ -710,7 +629,7 @@ mod tests {
         let page = page_with([1]);
         let id = event(1).id;
         let logged = page.delivery_of(&id, "u").unwrap();
-        let request = logged::request(logged, &serde_json::from_value(webhook()).unwrap());
+        let request = domain::delivery::logged_again(logged, &serde_json::from_value(webhook()).unwrap());
         let reads = Arc::new(Mutex::new(0));
         let counted = reads.clone();
         let client = answered_by(move |_, path, _| {
@@ -826,67 +745,5 @@ mod tests {
         let names: Vec<_> = newest.keys.into_iter().map(|(_, name)| name).collect();
         assert_eq!(names, ["dlv-9-2", "dlv-9-5", "dlv-7-3"]);
         assert_eq!(newest.total, 6);
-    }
-
-    #[test]
-    fn the_nonce_of_a_request_differs_from_the_last_one_and_from_the_echo() {
-        let now: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
-        let mut delivery: Delivery = serde_json::from_value(json!({
-            "metadata": {
-                "annotations": { ATTEMPT_REQUESTED_AT_ANNOTATION: "2026-11-22T10:00:00.000000Z" },
-                "labels": { FINISHED_LABEL: "true" },
-            },
-            "spec": {
-                "webhook": "orders", "eventId": "evt_1", "eventType": "instance.created",
-                "eventCreatedAt": "2026-11-21T09:59:59Z", "body": "{}",
-            },
-            "status": { "phase": "Pending", "attemptRequestedAt": "2026-11-22T10:00:00.000001Z" },
-        }))
-        .unwrap();
-        let annotations = json!({ ATTEMPT_REQUESTED_AT_ANNOTATION: "2026-11-22T10:00:00.000002Z" });
-        let expected = json!({ "metadata": { "annotations": annotations } });
-        assert_eq!(send_now(&delivery, now), expected);
-        if let Some(status) = &mut delivery.status {
-            status.phase = DeliveryPhase::Exhausted;
-        }
-        let label = json!({ FINISHED_LABEL: null });
-        let expected = json!({ "metadata": { "annotations": annotations, "labels": label } });
-        assert_eq!(send_now(&delivery, now), expected);
-    }
-
-    #[test]
-    fn a_delivery_waits_for_a_webhook_that_is_inactive_or_blocked_but_not_for_a_disabled_one() {
-        let when = |active: bool, disabled: bool, ready: Option<(&str, &str)>| {
-            let mut webhook = json!({
-                "metadata": { "generation": 1 },
-                "spec": {
-                    "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" },
-                    "active": active,
-                },
-                "status": {},
-            });
-            if disabled {
-                webhook["status"]["disabled"] = json!({
-                    "at": "2026-11-22T10:00:00Z", "reason": "Gone", "message": "", "delivery": "dlv-1", "eventId": "evt_1",
-                    "eventType": "instance.created", "attempts": 1, "error": "", "generation": 1,
-                });
-            }
-            if let Some((status, reason)) = ready {
-                webhook["status"]["conditions"] = json!([{
-                    "type": "Ready", "status": status, "reason": reason, "message": "", "observedGeneration": 1,
-                    "lastTransitionTime": "2026-11-22T10:00:00Z",
-                }]);
-            }
-            When::of(&serde_json::from_value(webhook).unwrap())
-        };
-        assert_eq!(when(true, false, None), When::Now);
-        assert_eq!(when(true, false, Some(("True", "Active"))), When::Now);
-        assert_eq!(when(true, false, Some(("False", "Disabled"))), When::Now);
-        assert_eq!(
-            when(true, false, Some(("False", "SecretMissing"))),
-            When::OnceUnblocked
-        );
-        assert_eq!(when(true, true, Some(("False", "SecretMissing"))), When::NowOnce);
-        assert_eq!(when(false, true, Some(("True", "Inactive"))), When::OnceActive);
     }
 }

@@ -9,6 +9,7 @@ use crate::service::{
     id::{DeliveryId, PublicId as _},
     index::Object as _,
 };
+use domain::delivery::shown_phase;
 use domain::event::EventType;
 use resources::{
     Delivery, DeliveryPhase, Webhook,
@@ -98,21 +99,6 @@ fn is_owned(metadata: &ObjectMeta, webhook: &Webhook) -> bool {
     DeliveryId::parse(&ids::delivery_id(name)).is_some()
         && !is_unowned(metadata)
         && owners.all(|owner| owner.kind != Webhook::kind(&()) || owner.uid == webhook.uid())
-}
-
-/// The phase shown in answers: a delivery that was requested again is pending at once.
-pub fn shown_phase(delivery: &Delivery) -> DeliveryPhase {
-    match &delivery.status {
-        Some(status) if !status.phase.is_finished() || delivery.is_finished() => status.phase,
-        _ => DeliveryPhase::Pending,
-    }
-}
-
-/// When the next attempt is due, if the delivery is pending and no attempt was requested.
-pub fn next_attempt(delivery: &Delivery) -> Option<Timestamp> {
-    let is_due_later = shown_phase(delivery) == DeliveryPhase::Pending && !delivery.is_attempt_requested();
-    let status = delivery.status.as_ref().filter(|_| is_due_later)?;
-    status.next_attempt_at
 }
 
 /// When the delivery came into being: the time of the event, since the object may be written only after the first attempt.

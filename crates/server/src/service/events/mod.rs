@@ -14,10 +14,10 @@ use futures::TryStreamExt as _;
 use jiff::Timestamp;
 
 pub use self::{
-    filter::{EventFilter, EventInstance, instance_of},
     pages::{ListedPage, Pages, Selected},
     window::{Merge, Position, Segment, Span, plan},
 };
+pub use domain::event::{EventFilter, EventInstance, instance_of};
 
 use super::{
     Service,
@@ -109,7 +109,7 @@ impl Service {
             if filter.since.is_some_and(|since| page.is_before(since)) {
                 return ControlFlow::Break(());
             }
-            if let Some(segment) = filter.selected(&page.index) {
+            if let Some(segment) = filter::selected(&filter, &page.index) {
                 let to = if filter.cuts(&page.index) {
                     &mut cut
                 } else {

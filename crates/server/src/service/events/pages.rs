@@ -410,9 +410,11 @@ mod tests {
         let filter = EventFilter::default();
         let selected = all.iter().map(|page| Selected {
             name: page.metadata.name.clone().unwrap(),
-            segment: filter
-                .selected(&PageIndex::read(&page.metadata).unwrap())
-                .unwrap(),
+            segment: crate::service::events::filter::selected(
+                &filter,
+                &PageIndex::read(&page.metadata).unwrap(),
+            )
+            .unwrap(),
         });
         let mut merge = Merge::new(Span::of(1, 4), 0);
         let items = |page: EventLog| {

@@ -13,7 +13,7 @@ use crate::service::{
     id::{InstanceId, PublicId as _},
     index::{Index, Indexed, Object as _, Progress, items_before},
 };
-use domain::instance::current;
+use domain::instance::shown;
 use resources::{Instance, InstanceSpec, InstanceState, Plan};
 
 /// An instance with values derived from it.
@@ -41,12 +41,11 @@ impl Indexed for IndexedInstance {
     const WORD: &'static str = "instance";
 
     fn of(instance: Arc<Instance>) -> Self {
-        let status = current(&instance);
-        let (state, plan) = (status.state, status.plan);
+        let (state, plan) = shown(&instance);
         Self {
             id: InstanceId::of(&instance),
-            state: state.unwrap_or(InstanceState::Provisioning),
-            plan: plan.unwrap_or(instance.spec.plan),
+            state,
+            plan,
             instance,
         }
     }

@@ -1,14 +1,10 @@
 //! Instances: list, find, create, change, operate, delete.
 //!
 //! - `index`: the instances in memory, ordered for pages;
-//! - `create`: builds the object for a create;
-//! - `installation`: an image, or a backup to restore;
-//! - `change`: applies a change to a spec.
+//! - `create`: builds the object for a create.
 
-mod change;
 mod create;
 mod index;
-mod installation;
 
 use std::sync::{
     Arc,
@@ -16,11 +12,10 @@ use std::sync::{
 };
 
 pub use self::{
-    change::{changed_spec, check_state},
     create::duration_in_words,
     index::{Filter, IndexedInstance, InstanceIndex},
-    installation::{Installation, RestorableBackup, disk_of, wrong_backup},
 };
+pub use domain::instance::{Installation, RestorableBackup};
 
 use super::{
     Service,
@@ -33,7 +28,7 @@ use super::{
     store::{Created, KeyedCreate, Verdict},
 };
 use api::ChangeInstance;
-use domain::instance::Action;
+use domain::instance::{Action, changed_spec, disk_of};
 use resources::{
     InstanceSpec,
     instance::IDEMPOTENCY_ANNOTATION,
@@ -42,6 +37,11 @@ use resources::{
     tracking::{self, SPEC_CHANGED_AT_ANNOTATION},
 };
 use runtime::traces;
+
+/// `invalid_state` unless the action is allowed in the instance's status.
+pub fn check_state(action: Action, item: &IndexedInstance) -> Result<(), Error> {
+    Ok(action.check(item.state)?)
+}
 
 /// The result of an action.
 pub struct ActionOutcome {
@@ -134,7 +134,7 @@ impl Service {
     ) -> Result<Arc<IndexedInstance>, Error> {
         let decide = |item: &IndexedInstance| {
             precondition.check(&*item.instance)?;
-            Ok(self.write(item, changed_spec(change, item)?, None))
+            Ok(self.write(item, changed_spec(change, &item.instance)?, None))
         };
         self.instances.modify(namespace, id, decide).await
     }

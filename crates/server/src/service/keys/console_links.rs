@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use jiff::{SignedDuration, Timestamp};
-use rand::RngExt as _;
+use jiff::Timestamp;
 use serde_json::json;
 use subtle::ConstantTimeEq as _;
 
@@ -20,28 +19,8 @@ use resources::{
     revision,
 };
 
-/// How long a link works.
-pub const LINK_LASTS: SignedDuration = SignedDuration::from_mins(15);
-/// How long the ApiKey of a link works, and with it the session that the link starts.
-pub const KEY_LASTS: SignedDuration = SignedDuration::from_hours(12);
-/// Characters of a token: 256 bits.
-const TOKEN: usize = 43;
 /// Attempts to use a link whose ApiKey others keep changing.
 const MAX_ATTEMPTS: u32 = 5;
-
-/// A new link for the Account with this UID: its token, and what the annotation of its ApiKey holds.
-pub fn new_link(account_uid: &str, now: Timestamp) -> (String, ConsoleLink) {
-    const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-    let mut rng = rand::rng();
-    let token: String = (0..TOKEN)
-        .map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())]))
-        .collect();
-    let link = ConsoleLink {
-        digest: api_key::digest(account_uid, &token),
-        deadline: now.saturating_add(LINK_LASTS).unwrap_or(now),
-    };
-    (token, link)
-}
 
 impl Service {
     /// Uses the link of an ApiKey, once: the first caller with its token gets the rights of the ApiKey. `Unauthorized` if the link has
@@ -105,29 +84,4 @@ fn refused() -> Error {
         ErrorCode::Unauthorized,
         "this link has been used already, or is too old: it works once, within 15 minutes",
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_link_is_read_from_its_annotation_and_belongs_to_one_account() {
-        let now: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
-        let (token, link) = new_link("uid-a", now);
-        assert_eq!(token.len(), TOKEN);
-        assert_eq!(link.deadline, "2026-11-22T10:15:00Z".parse().unwrap());
-        let mut key: ApiKey = serde_json::from_value(json!({
-            "metadata": { "name": "a", "annotations": { LINK_ANNOTATION: link.annotation() } },
-            "spec": { "sha256": "" },
-        }))
-        .unwrap();
-        assert_eq!(ConsoleLink::of(&key), Some(link));
-        assert_ne!(api_key::digest("uid-a", &token), api_key::digest("uid-b", &token));
-        for wrong in ["", "00", "00 now", "zz 2026-11-22T10:15:00Z"] {
-            let annotations = key.metadata.annotations.as_mut().unwrap();
-            annotations.insert(LINK_ANNOTATION.to_owned(), wrong.to_owned());
-            assert_eq!(ConsoleLink::of(&key), None, "{wrong}");
-        }
-    }
 }

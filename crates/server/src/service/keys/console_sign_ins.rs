@@ -8,7 +8,6 @@ use std::{
 
 use jiff::Timestamp;
 
-use super::{console_links::KEY_LASTS, new_key};
 use crate::service::{
     Service,
     credentials::{Credential, KeyIdentity, Tenant},
@@ -17,7 +16,11 @@ use crate::service::{
     precondition::Precondition,
     store::pause,
 };
-use resources::{ApiKey, KeyScope, api_key::SIGN_IN_LABEL, ids, quota, revision};
+use resources::{
+    ApiKey, KeyScope,
+    api_key::{KEY_LASTS, SIGN_IN_LABEL, new_key},
+    ids, quota, revision,
+};
 
 /// Maximum number of concurrent sign-ins to one account, as far as its quota of keys has room for them; another one ends the oldest.
 const MOST: usize = 10;

@@ -19,7 +19,7 @@ use super::{
     precondition::Precondition,
     store::{MAX_ATTEMPTS, contended, pause},
 };
-use resources::{ApiKey, ApiKeySpec, KeyScope, api_key, ids, revision};
+use resources::{ApiKey, KeyScope, api_key::new_key, ids, revision};
 use runtime::client::CallError;
 
 /// The name of the kind in messages.
@@ -30,18 +30,6 @@ pub struct CreatedKey {
     pub object: Arc<ApiKey>,
     /// The key itself; `None` if an earlier request with the same idempotency key created it and showed it.
     pub key: Option<String>,
-}
-
-/// A new key for the Account with this UID, and the spec of its object.
-pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
-    let key = api_key::random_key(account_uid);
-    let spec = ApiKeySpec {
-        sha256: hex::encode(api_key::digest(account_uid, &key)),
-        scope,
-        expires_at,
-        last_characters: Some(key[key.len() - 4..].to_owned()),
-    };
-    (key, spec)
 }
 
 impl Service {
@@ -195,6 +183,7 @@ mod tests {
     use sha2::Digest as _;
 
     use super::*;
+    use resources::api_key;
     use runtime::{
         testing::{first_create_answered_with_504, refusals_of_a_second_try},
         watch::Change,

@@ -18,7 +18,7 @@ pub use self::{
     calls::{ApiCalls, LongRead, MAX_CALLS},
     create::{Created, KeyedCreate, annotations},
     locks::KeyedLocks,
-    modify::{MAX_ATTEMPTS, Verdict, contended, merge_patch, pause},
+    modify::{MAX_ATTEMPTS, Verdict, contended, pause},
 };
 
 use super::index::{Index, Indexed, Object as _, ObjectOf};

@@ -5,8 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use kube::Resource as _;
 use rand::RngExt as _;
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use super::Store;
 use crate::service::{
@@ -14,7 +13,7 @@ use crate::service::{
     id::PublicId as _,
     index::{Index, Indexed, Object as _},
 };
-use resources::tracking;
+use resources::{merge_patch, tracking};
 
 /// Attempts at a change while others keep changing the same object.
 pub const MAX_ATTEMPTS: u32 = 10;
@@ -100,7 +99,12 @@ impl<X: Index> Store<X> {
             let verdict = decide(&found.item);
             let patch = match &verdict {
                 Err(_) | Ok(Verdict::Leave) => None,
-                Ok(Verdict::Write { spec, annotations }) => merge_patch(&*found.item, &**spec, annotations),
+                Ok(Verdict::Write { spec, annotations }) => merge_patch(
+                    found.item.object().meta(),
+                    found.item.spec(),
+                    &**spec,
+                    annotations,
+                ),
             };
             let Some(mut patch) = patch else {
                 if found.fresh {
@@ -178,92 +182,14 @@ pub fn contended(word: &str) -> Error {
     )
 }
 
-/// A JSON merge patch with the differences, valid only for this version of the object; `None` if nothing differs.
-pub fn merge_patch<E: Indexed>(
-    item: &E,
-    spec: &E::Spec,
-    annotations: &[(&'static str, String)],
-) -> Option<Value> {
-    let before = to_map(item.spec());
-    let after = to_map(spec);
-    let mut changes = Map::new();
-    for (field, value) in &after {
-        if before.get(field) != Some(value) {
-            changes.insert(field.clone(), value.clone());
-        }
-    }
-    for field in before.keys().filter(|field| !after.contains_key(*field)) {
-        changes.insert(field.clone(), Value::Null);
-    }
-    if changes.is_empty() && annotations.is_empty() {
-        return None;
-    }
-    let version = &item.object().meta().resource_version;
-    let mut patch = json!({ "metadata": { "resourceVersion": version } });
-    if !annotations.is_empty() {
-        let annotations = annotations
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), json!(value)));
-        patch["metadata"]["annotations"] = Value::Object(annotations.collect());
-    }
-    if !changes.is_empty() {
-        patch["spec"] = Value::Object(changes);
-    }
-    Some(patch)
-}
-
-fn to_map(spec: &impl Serialize) -> Map<String, Value> {
-    match serde_json::to_value(spec) {
-        Ok(Value::Object(map)) => map,
-        _ => Map::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use http::Method;
     use parking_lot::Mutex;
 
     use super::{super::ApiCalls, *};
-    use crate::service::instances::{IndexedInstance, InstanceIndex};
-    use resources::instance::IDEMPOTENCY_ANNOTATION;
+    use crate::service::instances::InstanceIndex;
     use runtime::testing::answered_by;
-
-    fn item() -> IndexedInstance {
-        let object = json!({
-            "metadata": { "name": "web", "namespace": "demo", "uid": "u", "resourceVersion": "7" },
-            "spec": {
-                "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["a"],
-                "rebootRequestedAt": "2026-11-21T10:00:00.000001Z",
-            },
-        });
-        IndexedInstance::of(Arc::new(serde_json::from_value(object).unwrap()))
-    }
-
-    #[test]
-    fn a_patch_has_the_changed_fields_and_the_resource_version() {
-        let item = item();
-        let mut spec = item.instance.spec.clone();
-        assert_eq!(merge_patch(&item, &spec, &[]), None);
-        spec.tags.clear();
-        spec.backup_enabled = true;
-        assert_eq!(
-            merge_patch(&item, &spec, &[]),
-            Some(
-                json!({ "metadata": { "resourceVersion": "7" }, "spec": { "tags": null, "backupEnabled": true } })
-            )
-        );
-        assert_eq!(
-            merge_patch(
-                &item,
-                &item.instance.spec,
-                &[(IDEMPOTENCY_ANNOTATION, "[]".to_owned())]
-            ),
-            Some(
-                json!({ "metadata": { "resourceVersion": "7", "annotations": { IDEMPOTENCY_ANNOTATION: "[]" } } })
-            )
-        );
-    }
 
     #[tokio::test]
     async fn a_delete_that_is_refused_because_its_own_first_try_was_carried_out_has_deleted_the_object() {

@@ -3,13 +3,9 @@
 //! A webhook consists of two objects: the Webhook, which is indexed, and the Secret with its signing secret, which is read from
 //! the API server when needed and never cached.
 //!
-//! - `spec`: builds and changes the Webhook object;
-//! - `secret`: the Secret with the signing secret;
-//! - `health`: the health of the deliveries;
-//! - `example`: test deliveries.
+//! - `spec`: builds the Webhook object;
+//! - `secret`: the Secret with the signing secret.
 
-mod example;
-mod health;
 mod secret;
 mod spec;
 
@@ -18,28 +14,27 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 
-pub use self::{
-    example::{example, example_type, not_active},
-    health::{Complaint, health},
-    secret::{Rotated, SecretChange, random_secret},
-    spec::changed_spec,
-};
+pub use self::secret::Rotated;
+pub use domain::webhook::{Complaint, health};
 
 use self::secret::Written;
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, ErrorCode, check_quota},
+    error::{Detail, Error, ErrorCode, check_quota},
     id::WebhookId,
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::{Indexed, Object as _},
     precondition::Precondition,
-    store::{KeyedCreate, Verdict, merge_patch},
+    store::{KeyedCreate, Verdict},
 };
 use api::{ChangeWebhook, CreateWebhook};
-use domain::event::EventType;
-use resources::{Delivery, Webhook, WebhookSpec, ids};
-use runtime::client::bounded;
+use domain::{
+    event::EventType,
+    webhook::{Untestable, changed_spec, example, example_type},
+};
+use resources::{Delivery, Webhook, WebhookSpec, ids, merge_patch, webhook::random_secret};
+use runtime::{client::bounded, traces};
 
 /// A webhook with values derived from it.
 #[derive(Debug)]
@@ -93,6 +88,37 @@ pub struct SentTest {
     pub delivery: Delivery,
     /// Whether an earlier request with the same key created it.
     pub replayed: bool,
+}
+
+/// The type of the test event for a webhook: `invalid_input` if the webhook does not subscribe to it, `invalid_state` if `active`
+/// is `false`.
+fn test_type(webhook: &Webhook, wanted: Option<EventType>) -> Result<EventType, Error> {
+    example_type(webhook, wanted).map_err(|refusal| match refusal {
+        Untestable::NotActive => not_active(),
+        Untestable::NotSubscribed => {
+            let types: Vec<_> = webhook.spec.events.iter().map(|event| event.as_str()).collect();
+            Error::invalid(vec![Detail::new(
+                "type",
+                "invalid_value",
+                format!("must be one of the webhook's event types: {}", types.join(", ")),
+            )])
+        }
+    })
+}
+
+/// `invalid_state` for sending to a webhook with `active: false`.
+pub fn not_active() -> Error {
+    Error {
+        details: vec![Detail::new(
+            "active",
+            "invalid_state",
+            "is false; set it to true first",
+        )],
+        ..Error::new(
+            ErrorCode::InvalidState,
+            "the webhook is not active; set active to true first",
+        )
+    }
 }
 
 impl Service {
@@ -235,7 +261,7 @@ impl Service {
     /// secret as it was.
     async fn rehearse(&self, item: &IndexedWebhook, change: &ChangeWebhook) -> Result<(), Error> {
         let spec = changed_spec(change, &item.webhook, self.clock.now());
-        let Some(patch) = merge_patch(item, &spec, &[]) else {
+        let Some(patch) = merge_patch(&item.webhook.metadata, &item.webhook.spec, &spec, &[]) else {
             return Ok(());
         };
         let parameters = PatchParams {
@@ -284,12 +310,14 @@ impl Service {
             return replayed_test(item, delivery, request);
         }
         let item = self.check_webhook(namespace, id, precondition, |item| {
-            example_type(&item.webhook, event_type).map(drop)
+            test_type(&item.webhook, event_type).map(drop)
         });
         let item = item.await?;
-        let event_type = example_type(&item.webhook, event_type)?;
-        let hash = request.map(|request| request.body_hash().to_owned());
-        let delivery = example(&item.webhook, &event_id, event_type, hash, self.clock.now());
+        let event_type = test_type(&item.webhook, event_type)?;
+        let mut delivery = example(&item.webhook, &event_id, event_type, self.clock.now());
+        delivery.spec.traceparent = traces::current();
+        delivery.metadata.annotations = request
+            .map(|request| [(REQUEST_HASH_ANNOTATION.to_owned(), request.body_hash().to_owned())].into());
         match (self.calls.create(namespace, &delivery).await, request) {
             (Ok(delivery), _) => Ok(SentTest {
                 item,

@@ -1,11 +1,11 @@
-//! Builds and changes Webhook objects. No I/O.
+//! Builds the object of a new Webhook. No I/O.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use crate::service::{idempotency::REQUEST_HASH_ANNOTATION, nonce::nonce};
-use api::{ChangeWebhook, CreateWebhook};
+use crate::service::idempotency::REQUEST_HASH_ANNOTATION;
+use api::CreateWebhook;
 use resources::{
     SecretReference, Webhook, WebhookSpec,
     origin::{self, ORIGIN_ANNOTATION},
@@ -42,28 +42,10 @@ pub(super) fn object(
     webhook
 }
 
-/// The spec with a change applied.
-pub fn changed_spec(change: &ChangeWebhook, webhook: &Webhook, now: Timestamp) -> WebhookSpec {
-    let mut spec = webhook.spec.clone();
-    if let Some(url) = &change.url {
-        spec.url.clone_from(url);
-    }
-    if let Some(events) = &change.events {
-        spec.events.clone_from(events);
-    }
-    spec.active = change.active.unwrap_or(spec.active);
-    if change.active == Some(true) && webhook.disabled().is_some() {
-        spec.enable_requested_at = Some(nonce(now, &[spec.enable_requested_at.as_deref()]));
-    }
-    spec
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-    use resources::{EventType, testing};
+    use resources::EventType;
 
     #[test]
     fn the_object_refers_to_a_secret_of_its_own_name() {
@@ -77,38 +59,5 @@ mod tests {
         assert_eq!(webhook.spec.secret_ref.name, "wh-abcdefgh01234567");
         assert_eq!(webhook.spec.secret_ref.key, "secret");
         assert_eq!(webhook.id(), "wh_abcdefgh01234567");
-    }
-
-    fn webhook(disabled: bool) -> Webhook {
-        let status = disabled.then(|| {
-            json!({ "disabled": {
-                "at": "2026-11-21T09:00:00Z", "reason": "Gone", "message": "m", "delivery": "d", "eventId": "e",
-                "eventType": "instance.created", "attempts": 1, "error": "no", "generation": 3,
-            }})
-        });
-        testing::webhook(json!({
-            "metadata": { "generation": 3 },
-            "spec": { "events": ["instance.stopped"], "enableRequestedAt": "2026-11-21T10:00:00.000000Z" },
-            "status": status,
-        }))
-    }
-
-    #[test]
-    fn active_true_enables_a_disabled_webhook_and_changes_nothing_else() {
-        let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
-        let active = |active| ChangeWebhook {
-            active: Some(active),
-            ..ChangeWebhook::default()
-        };
-        let enabled = changed_spec(&active(true), &webhook(true), now);
-        assert_eq!(
-            enabled.enable_requested_at.as_deref(),
-            Some("2026-11-21T10:00:00.000001Z"),
-            "must differ from the previous nonce"
-        );
-        let healthy = webhook(false);
-        assert_eq!(changed_spec(&active(true), &healthy, now), healthy.spec);
-        let off = changed_spec(&active(false), &webhook(true), now);
-        assert!(!off.active && off.enable_requested_at == healthy.spec.enable_requested_at);
     }
 }

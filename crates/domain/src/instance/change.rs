@@ -1,17 +1,14 @@
 //! Applies a change to an instance's spec. No I/O.
 
-use crate::service::error::{Detail, Error, ErrorCode};
+use super::{Action, actions::NotAllowed, shown};
 use api::ChangeInstance;
-use domain::instance::Action;
-use resources::{InstanceSpec, Plan};
+use resources::{Instance, InstanceSpec, Plan};
 
-use super::IndexedInstance;
-
-/// The changed spec. `invalid_state` if the plan changes and the instance's status does not allow that.
-pub fn changed_spec(change: &ChangeInstance, item: &IndexedInstance) -> Result<InstanceSpec, Error> {
-    let mut spec = item.instance.spec.clone();
+/// The changed spec; an error if the plan changes and the instance's state does not allow that.
+pub fn changed_spec(change: &ChangeInstance, instance: &Instance) -> Result<InstanceSpec, NotAllowed> {
+    let mut spec = instance.spec.clone();
     if let Some(name) = &change.name
-        && name != item.instance.display_name()
+        && name != instance.display_name()
     {
         spec.name = Some(name.clone());
     }
@@ -21,9 +18,10 @@ pub fn changed_spec(change: &ChangeInstance, item: &IndexedInstance) -> Result<I
     spec.backup_enabled = change.backup_enabled.unwrap_or(spec.backup_enabled);
     spec.monitoring_enabled = change.monitoring_enabled.unwrap_or(spec.monitoring_enabled);
     spec.deletion_protection = change.deletion_protection.unwrap_or(spec.deletion_protection);
-    let (plan, plan_on_reboot) = wanted_plan(change, &spec, item.plan);
+    let (state, in_effect) = shown(instance);
+    let (plan, plan_on_reboot) = wanted_plan(change, &spec, in_effect);
     if (plan, plan_on_reboot) != (spec.plan, spec.plan_on_reboot) {
-        check_state(Action::ChangePlan, item)?;
+        Action::ChangePlan.check(state)?;
         (spec.plan, spec.plan_on_reboot) = (plan, plan_on_reboot);
     }
     Ok(spec)
@@ -44,35 +42,14 @@ fn wanted_plan(change: &ChangeInstance, spec: &InstanceSpec, in_effect: Plan) ->
     }
 }
 
-/// `invalid_state` unless the action is allowed in the instance's status.
-pub fn check_state(action: Action, item: &IndexedInstance) -> Result<(), Error> {
-    let allowed = action.allowed_from();
-    if allowed.contains(&item.state) {
-        return Ok(());
-    }
-    let names: Vec<_> = allowed.iter().map(|state| state.as_str()).collect();
-    let message = format!(
-        "is {}; {} is allowed from {}",
-        item.state.as_str(),
-        action.as_str(),
-        names.join(", ")
-    );
-    Err(Error {
-        details: vec![Detail::new("status", "invalid_state", message.clone())],
-        ..Error::new(ErrorCode::InvalidState, format!("the instance {message}"))
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::json;
 
     use super::*;
-    use crate::service::index::Indexed as _;
+    use resources::InstanceState;
 
-    fn instance(state: &str, in_effect: &str, wanted: &str, on_reboot: Option<&str>) -> IndexedInstance {
+    fn instance(state: &str, in_effect: &str, wanted: &str, on_reboot: Option<&str>) -> Instance {
         let power = if state == "stopped" { "Stopped" } else { "Running" };
         let mut object = json!({
             "metadata": { "name": "web", "namespace": "demo", "uid": "u" },
@@ -87,7 +64,7 @@ mod tests {
                 "kind": "Reboot", "startedAt": "2026-11-21T10:00:00Z", "endsIn": "Running", "plan": wanted, "image": "debian-13"
             });
         }
-        IndexedInstance::of(Arc::new(serde_json::from_value(object).unwrap()))
+        serde_json::from_value(object).unwrap()
     }
 
     fn plan(plan: &str, reboot: Option<bool>) -> ChangeInstance {
@@ -192,7 +169,7 @@ mod tests {
     #[test]
     fn a_plan_changes_only_if_the_status_allows_it() {
         let busy = instance("rebooting", "starter", "business", Some("business"));
-        assert_eq!(busy.state.as_str(), "rebooting");
+        assert_eq!(shown(&busy).0, InstanceState::Rebooting);
         for change in [
             plan("enterprise", None),
             plan("enterprise", Some(false)),
@@ -201,13 +178,9 @@ mod tests {
         ] {
             let error = changed_spec(&change, &busy).unwrap_err();
             assert_eq!(
-                (error.code, error.details[0].field.as_ref()),
-                (ErrorCode::InvalidState, "status"),
+                error.to_string(),
+                "is rebooting; plan change is allowed from running, stopped, error",
                 "{change:?}"
-            );
-            assert!(
-                error.message.contains("rebooting") && error.message.contains("running, stopped, error"),
-                "{error}"
             );
         }
         for change in [
@@ -230,6 +203,6 @@ mod tests {
             backup_enabled: Some(false),
             ..plan("starter", Some(true))
         };
-        assert_eq!(changed_spec(&change, &before).unwrap(), before.instance.spec);
+        assert_eq!(changed_spec(&change, &before).unwrap(), before.spec);
     }
 }

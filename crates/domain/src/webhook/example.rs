@@ -3,87 +3,63 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use kube::Resource as _;
+use kube::{Resource as _, ResourceExt as _};
 
-use crate::service::{
-    error::{Detail, Error, ErrorCode},
-    idempotency::REQUEST_HASH_ANNOTATION,
-    index::Object as _,
-};
-use domain::event::EventType;
+use crate::event::EventType;
 use resources::{
     Delivery, DeliveryPhase, DeliverySpec, Webhook,
     delivery::{EVENT_TYPE_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
-    ids,
+    ids, origin,
 };
-use runtime::traces;
 
-/// The type of the test event for a webhook, by default its first: `invalid_input` if the webhook does not subscribe to it,
-/// `invalid_state` if `active` is `false`. A disabled webhook can be tested, to check whether its receiver works again.
-pub fn example_type(webhook: &Webhook, wanted: Option<EventType>) -> Result<EventType, Error> {
+/// Why a webhook cannot be tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untestable {
+    /// `active` is `false`.
+    NotActive,
+    /// It does not subscribe to the type.
+    NotSubscribed,
+}
+
+/// The type of the test event for a webhook, by default its first. A disabled webhook can be tested, to check whether its receiver
+/// works again.
+pub fn example_type(webhook: &Webhook, wanted: Option<EventType>) -> Result<EventType, Untestable> {
     if !webhook.spec.active {
-        return Err(not_active());
+        return Err(Untestable::NotActive);
     }
     let events = &webhook.spec.events;
     let wanted = wanted.or_else(|| events.first().copied());
-    wanted.filter(|event| events.contains(event)).ok_or_else(|| {
-        let types: Vec<_> = events.iter().map(|event| event.as_str()).collect();
-        Error::invalid(vec![Detail::new(
-            "type",
-            "invalid_value",
-            format!("must be one of the webhook's event types: {}", types.join(", ")),
-        )])
-    })
-}
-
-/// `invalid_state` for sending to a webhook with `active: false`.
-pub fn not_active() -> Error {
-    Error {
-        details: vec![Detail::new(
-            "active",
-            "invalid_state",
-            "is false; set it to true first",
-        )],
-        ..Error::new(
-            ErrorCode::InvalidState,
-            "the webhook is not active; set active to true first",
-        )
-    }
+    wanted
+        .filter(|event| events.contains(event))
+        .ok_or(Untestable::NotSubscribed)
 }
 
 /// The Delivery of a test event, due at once. Only the controller may write a body or a status: it sends its own example, so that
 /// nothing else is ever signed.
-pub fn example(
-    webhook: &Webhook,
-    event_id: &str,
-    event_type: EventType,
-    request_hash: Option<String>,
-    now: Timestamp,
-) -> Delivery {
+pub fn example(webhook: &Webhook, event_id: &str, event_type: EventType, now: Timestamp) -> Delivery {
+    let name = webhook.name_any();
     let mut delivery = Delivery::new(
-        &ids::delivery_name(webhook.origin_uid(), event_id),
+        &ids::delivery_name(origin::uid(&webhook.metadata), event_id),
         DeliverySpec {
-            webhook: webhook.name().to_owned(),
+            webhook: name.clone(),
             event_id: event_id.to_owned(),
             event_type,
             event_created_at: now,
             sequence: 0,
             subject: String::new(),
             body: String::new(),
-            traceparent: traces::current(),
+            traceparent: None,
             test: true,
         },
     );
     delivery.metadata.labels = Some(BTreeMap::from(
         [
-            (WEBHOOK_LABEL, webhook.name()),
+            (WEBHOOK_LABEL, name.as_str()),
             (PHASE_LABEL, DeliveryPhase::Pending.as_str()),
             (EVENT_TYPE_LABEL, event_type.as_str()),
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned())),
     ));
-    delivery.metadata.annotations =
-        request_hash.map(|hash| BTreeMap::from([(REQUEST_HASH_ANNOTATION.to_owned(), hash)]));
     delivery.metadata.owner_references = webhook.controller_owner_ref(&()).map(|owner| vec![owner]);
     delivery
 }
@@ -93,7 +69,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use domain::event::catalogue;
+    use crate::event::catalogue;
     use resources::testing;
 
     fn webhook(disabled: bool, active: bool) -> Webhook {
@@ -117,12 +93,13 @@ mod tests {
             Ok(EventType::InstanceStopped)
         );
         assert!(example_type(&webhook(true, true), None).is_ok());
-        let refusal = example_type(&webhook(false, false), None).unwrap_err();
-        assert_eq!(refusal.code, ErrorCode::InvalidState);
-        let refusal = example_type(&webhook(false, true), Some(EventType::InvoiceCreated)).unwrap_err();
         assert_eq!(
-            (refusal.code, refusal.details[0].field.as_ref()),
-            (ErrorCode::InvalidInput, "type")
+            example_type(&webhook(false, false), None),
+            Err(Untestable::NotActive)
+        );
+        assert_eq!(
+            example_type(&webhook(false, true), Some(EventType::InvoiceCreated)),
+            Err(Untestable::NotSubscribed)
         );
     }
 
@@ -135,7 +112,7 @@ mod tests {
         .unwrap();
         let now: Timestamp = "2026-11-21T10:00:00.5Z".parse().unwrap();
         let id = "evt_test_abcdefgh01234567";
-        let delivery = example(&webhook, id, EventType::BackupFailed, None, now);
+        let delivery = example(&webhook, id, EventType::BackupFailed, now);
         assert_eq!(delivery.metadata.name, Some(ids::delivery_name("u", id)));
         assert!(delivery.spec.test && delivery.spec.event_id == id);
         assert_eq!(delivery.status, None);

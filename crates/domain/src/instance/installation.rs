@@ -1,12 +1,8 @@
 //! What is installed on a server: an image, or a backup with its image.
 
-use std::borrow::Cow;
+use thiserror::Error;
 
-use crate::service::{
-    error::{Detail, Error},
-    id::BackupId,
-};
-use resources::{Backup, BackupPhase, Instance, InstanceSpec};
+use resources::{Backup, BackupPhase, Instance, InstanceSpec, public_id::BackupId};
 
 /// What to install on a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +24,14 @@ pub struct RestorableBackup {
     pub disk_size_gb: i32,
 }
 
+/// A backup does not fit on a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("has a disk of {backup_gb} GB, which does not fit on one of {disk_gb} GB; choose a larger plan")]
+pub struct DoesNotFit {
+    backup_gb: i32,
+    disk_gb: i32,
+}
+
 impl RestorableBackup {
     /// The backup, if it is completed.
     pub fn of(backup: &Backup) -> Option<Self> {
@@ -42,19 +46,19 @@ impl RestorableBackup {
 }
 
 impl Installation {
-    /// Requests the installation in the spec of an instance whose disk has this size in GB; `invalid_input` if the backup does
+    /// Requests the installation in the spec of an instance whose disk has this size in GB; an error if the backup does
     /// not fit on it.
-    pub fn request(&self, spec: &mut InstanceSpec, disk_gb: i32) -> Result<(), Error> {
+    pub fn request(&self, spec: &mut InstanceSpec, disk_gb: i32) -> Result<(), DoesNotFit> {
         match self {
             Self::Image(image) => {
                 image.clone_into(&mut spec.image);
                 spec.restore_from = None;
             }
             Self::Backup(backup) if backup.disk_size_gb > disk_gb => {
-                return Err(wrong_backup(format!(
-                    "has a disk of {} GB, which does not fit on one of {disk_gb} GB; choose a larger plan",
-                    backup.disk_size_gb
-                )));
+                return Err(DoesNotFit {
+                    backup_gb: backup.disk_size_gb,
+                    disk_gb,
+                });
             }
             Self::Backup(backup) => {
                 backup.image.clone_into(&mut spec.image);
@@ -76,17 +80,12 @@ pub fn disk_of(instance: &Instance) -> i32 {
         .unwrap_or_else(|| plan.size().disk_gb)
 }
 
-/// The error for a backup that cannot be restored.
-pub fn wrong_backup(message: impl Into<Cow<'static, str>>) -> Error {
-    Error::invalid(vec![Detail::new("backup", "invalid_value", message)])
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::service::{error::ErrorCode, id::PublicId as _};
+    use resources::public_id::PublicId as _;
 
     #[test]
     fn a_backup_brings_its_image_fits_on_a_disk_as_large_and_is_forgotten_with_the_next_image() {
@@ -102,8 +101,8 @@ mod tests {
         });
         let error = backup.request(&mut spec, 40).unwrap_err();
         assert_eq!(
-            (error.code, error.details[0].field.as_ref()),
-            (ErrorCode::InvalidInput, "backup")
+            error.to_string(),
+            "has a disk of 80 GB, which does not fit on one of 40 GB; choose a larger plan"
         );
         backup.request(&mut spec, 80).unwrap();
         assert_eq!(

@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use resources::{Backup, Instance, Webhook, ids};
+use crate::{Backup, Instance, Webhook, ids};
 
 /// The public id of the objects of one kind.
 pub trait PublicId: Copy + Debug + Display + Eq + Hash + Ord + Serialize + Send + Sync + 'static {

@@ -1,0 +1,80 @@
+//! Selects the events of a log that a request asks for.
+
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use resources::{EventType, LoggedEvent, PageIndex, public_id::InstanceId};
+
+/// The filters of a request for events. Events must match all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventFilter {
+    /// The type of the events.
+    pub event_type: Option<EventType>,
+    /// The instance that the events are about.
+    pub instance: Option<InstanceId>,
+    /// The events happened at this time or later.
+    pub since: Option<Timestamp>,
+}
+
+impl EventFilter {
+    /// Whether an event matches. The instance is looked up in its body.
+    pub fn matches(&self, event: &LoggedEvent) -> bool {
+        self.event_type.is_none_or(|wanted| wanted == event.event_type)
+            && self.since.is_none_or(|since| event.created_at >= since)
+            && self
+                .instance
+                .is_none_or(|instance| is_about(&event.body, &instance.to_string()))
+    }
+
+    /// Whether the index of a page does not tell how many of its events match.
+    pub fn cuts(&self, index: &PageIndex) -> bool {
+        self.instance.is_some() || self.since.is_some_and(|since| index.from < since)
+    }
+}
+
+/// Whether the data in the body of an event has this instance.
+fn is_about(body: &str, instance: &str) -> bool {
+    instance_of(body).is_some_and(|found| found.id == instance)
+}
+
+/// The instance in the data of an event.
+#[derive(Debug, Deserialize)]
+pub struct EventInstance<'a> {
+    /// Its id.
+    #[serde(borrow)]
+    pub id: Cow<'a, str>,
+    /// Its name.
+    #[serde(borrow, default)]
+    pub name: Cow<'a, str>,
+}
+
+/// The instance in the data of an event, if it is about one.
+pub fn instance_of(body: &str) -> Option<EventInstance<'_>> {
+    #[derive(Deserialize)]
+    struct Body<'a> {
+        #[serde(borrow)]
+        data: Data<'a>,
+    }
+    #[derive(Deserialize)]
+    struct Data<'a> {
+        #[serde(borrow)]
+        instance: Option<EventInstance<'a>>,
+    }
+    serde_json::from_str::<Body<'_>>(body).ok()?.data.instance
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_instance_of_an_event_is_in_its_data() {
+        let body = r#"{"data":{"user":{"id":"i-9"},"instance":{"id":"i-1","name":"a\u00e9\"b"}}}"#;
+        let found = instance_of(body).unwrap();
+        assert_eq!((found.id.as_ref(), found.name.as_ref()), ("i-1", "a\u{e9}\"b"));
+        assert!(instance_of(r#"{"data":{"invoice":{"id":"i-1"}}}"#).is_none());
+        assert!(instance_of("nonsense").is_none());
+    }
+}
