@@ -445,7 +445,6 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
         "-n owned create deployment mine --image=mine",
         "delete crd instances.stellage.dev",
         "delete validatingadmissionpolicybinding operator-namespaces.stellage.dev",
-        "-n owned delete instance web",
     ] {
         thief.may_not(line, "cannot");
     }
