@@ -157,7 +157,7 @@ fn news(
 ) -> Vec<String> {
     let state = shared.state.lock();
     let is_news = |name: &&str, version: u64| {
-        let known = state.webhooks.get(&*key(namespace, name));
+        let known = state.webhooks.get(&key(namespace, name));
         known.is_none_or(|known| revision(&**known) < version)
     };
     let named = listed

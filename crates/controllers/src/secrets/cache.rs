@@ -53,7 +53,7 @@ impl SecretProblem {
 /// The latest known secrets, by webhook.
 #[derive(Default)]
 pub(crate) struct Secrets {
-    secrets: Mutex<BTreeMap<WebhookKey, CachedSecret>>,
+    cached: Mutex<BTreeMap<WebhookKey, CachedSecret>>,
     /// Webhooks whose secrets have never been read.
     unread: Mutex<UnreadSecrets>,
     /// Wakes the poll: there is an unread one.
@@ -168,7 +168,7 @@ impl Usable {
 impl Secrets {
     pub(crate) fn forget(&self, key: &WebhookKey) {
         self.unread.lock().remove(key);
-        self.secrets.lock().remove(key);
+        self.cached.lock().remove(key);
     }
 
     /// Has the secret of a webhook read soon if no read has been tried yet.
@@ -192,13 +192,13 @@ impl Secrets {
 
     /// At most `limit` webhooks with cached secrets after `last`, in key order.
     pub(super) fn keys_after(&self, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
-        keys_after(&self.secrets.lock(), last, limit)
+        keys_after(&self.cached.lock(), last, limit)
     }
 
     /// The entry for this webhook and its secret reference. Starts a new one if the webhook, its reference or its Secret has
     /// changed.
     pub(crate) fn get(&self, key: &WebhookKey, webhook: &Webhook) -> CachedSecret {
-        let mut all = self.secrets.lock();
+        let mut all = self.cached.lock();
         let cached = all.entry(key.clone()).or_default();
         let source = Some(Source::of(webhook));
         if cached.source != source {
@@ -212,7 +212,7 @@ impl Secrets {
 
     /// Whether an expired previous secret may be removed now. If so, returns `false` for the next hour.
     pub(super) fn may_remove(&self, key: &WebhookKey) -> bool {
-        let mut all = self.secrets.lock();
+        let mut all = self.cached.lock();
         let Some(cached) = all.get_mut(key) else {
             return false;
         };
@@ -227,7 +227,7 @@ impl Secrets {
 
     /// Stores the result of a read that began at `asked_at`. Returns `false` if it is outdated and was not stored.
     pub(super) fn put(&self, key: &WebhookKey, after: CachedSecret, asked_at: Instant) -> bool {
-        let mut all = self.secrets.lock();
+        let mut all = self.cached.lock();
         // The webhook or its reference may have changed since, and responses may arrive out of order.
         let is_newer = |cached: &CachedSecret| cached.read.as_ref().is_some_and(|(at, _)| *at > asked_at);
         match all.get_mut(key) {

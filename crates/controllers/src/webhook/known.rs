@@ -75,7 +75,7 @@ impl Shared {
         match change {
             // Not the highest version ever seen: versions start over when etcd is restored.
             Change::Replaced(all) => {
-                *shown = all.iter().map(|webhook| revision(&**webhook)).max().unwrap_or(0)
+                *shown = all.iter().map(|webhook| revision(&**webhook)).max().unwrap_or(0);
             }
             Change::Applied(webhook) | Change::Deleted(webhook) => *shown = revision(&**webhook).max(*shown),
             Change::Unreadable(_) => {}
