@@ -1,8 +1,8 @@
 //! The Webhook controller: takes events from outboxes, delivers them, and keeps the records.
 //!
-//! - [`delivery`]: the loop that delivers events, and the records of it;
-//! - [`event_log`]: the log of events;
-//! - [`secrets`]: the signing secrets;
+//! - `delivery`: the loop that delivers events, and the records of it;
+//! - `event_log`: the log of events;
+//! - `secrets`: the signing secrets;
 //! - `known`: the webhooks that it knows;
 //! - `reconcile`: keeps their status: `observe` gathers what the decision ([`domain::webhook`]) depends on, `apply` writes it;
 //!   `status_queue` and `write_budget` say when;

@@ -25,7 +25,7 @@ pub fn body(error: &ApiError, request_id: &str) -> Vec<u8> {
 }
 
 impl IntoResponse for ApiError {
-    /// An answer with an empty body, which [`crate::facade::middleware`] fills in, because it knows the request id.
+    /// An answer with an empty body, which `facade::middleware` fills in, because it knows the request id.
     fn into_response(self) -> Response {
         let mut response = Response::new(axum::body::Body::empty());
         *response.status_mut() = status(self.code);
