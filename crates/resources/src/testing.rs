@@ -24,6 +24,14 @@ pub fn webhook(patch: Value) -> Webhook {
     object("orders", spec, patch)
 }
 
+/// The status of a webhook that answered 410 at its generation 3.
+pub fn disabled() -> Value {
+    json!({ "disabled": {
+        "at": "2026-11-21T09:00:00Z", "reason": "Gone", "message": "m", "delivery": "d", "eventId": "e",
+        "eventType": "instance.created", "attempts": 1, "error": "no", "generation": 3,
+    }})
+}
+
 fn object<K: DeserializeOwned>(name: &str, spec: Value, patch: Value) -> K {
     let metadata = json!({ "name": name, "namespace": "demo", "uid": "u" });
     let mut object = json!({ "metadata": metadata, "spec": spec });

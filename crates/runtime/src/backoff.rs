@@ -12,7 +12,7 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Longest delay.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Number of consecutive failures, by the object_ref of the object. An entry is removed when the object succeeds or is deleted.
+/// Number of consecutive failures, by object. An entry is removed when the object succeeds or is deleted.
 #[derive(Debug, Default)]
 pub struct Backoffs {
     failures: Mutex<HashMap<ObjectRef, u32>>,

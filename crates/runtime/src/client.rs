@@ -164,15 +164,14 @@ impl<K: Clone + Debug + DeserializeOwned> Pages<K> {
         Ok(Some(page))
     }
 
+    /// Points the parameters at the page after this one, if there is one.
     fn turn(&mut self, page: &ListMeta) {
-        self.params.take_if(|params| !next_page(params, page));
+        let token = page.continue_.clone().filter(|token| !token.is_empty());
+        self.params = self.params.take().filter(|_| token.is_some());
+        if let Some(params) = &mut self.params {
+            params.continue_token = token;
+        }
     }
-}
-
-/// Points the parameters of a list call at its next page. Returns whether there is one.
-pub fn next_page(parameters: &mut ListParams, page: &ListMeta) -> bool {
-    parameters.continue_token = page.continue_.clone().filter(|token| !token.is_empty());
-    parameters.continue_token.is_some()
 }
 
 /// Runs an API call with a timeout of [`CALL_TIMEOUT`].

@@ -22,7 +22,7 @@ impl ObjectRef {
         Self::new(namespace, metadata.name.as_deref().unwrap_or_default())
     }
 
-    /// The object_ref of the object with this name in this namespace, which is empty for a cluster-scoped kind.
+    /// The reference to the object with this name in this namespace, which is empty for a cluster-scoped kind.
     pub fn new(namespace: &str, name: &str) -> Self {
         match namespace {
             "" => Self(name.into()),

@@ -167,7 +167,7 @@ impl<K> Store<K> {
 }
 
 impl<K: Resource> Store<K> {
-    /// The object at this object_ref.
+    /// The object with this namespace and name.
     pub fn get(&self, object_ref: &ObjectRef) -> Option<Arc<K>> {
         self.named(object_ref.namespace(), object_ref.name())
     }

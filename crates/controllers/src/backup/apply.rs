@@ -107,25 +107,15 @@ impl<P: Provider> Reconciler<P> {
 
     /// Adds the finalizer and the origin.
     pub(super) async fn mark(&self, backup: &Backup) -> Result<Arc<Backup>, CallError> {
-        let mut list: Vec<&str> = backup.finalizers().iter().map(String::as_str).collect();
-        if !backup.has_finalizer() {
-            list.push(FINALIZER);
-        }
         let _permit = self.writes.acquire().await;
-        let written = finalizers::replace(&self.controller.client, backup, list).await?;
+        let written = finalizers::add(&self.controller.client, backup, FINALIZER).await?;
         Ok(self.queue.wrote(written))
     }
 
     /// Removes our finalizer. Other controllers' finalizers are left alone.
     pub(super) async fn remove_finalizer(&self, backup: &Backup) -> Result<(), CallError> {
-        let all = backup.finalizers().iter().map(String::as_str);
-        let foreign = all.filter(|finalizer| *finalizer != FINALIZER).collect();
         let _permit = self.writes.acquire().await;
-        match finalizers::replace(&self.controller.client, backup, foreign).await {
-            Err(error) if !error.is_not_found() => Err(error),
-            // Do not remember the written object: the watch may already have reported its deletion.
-            _ => Ok(()),
-        }
+        finalizers::remove(&self.controller.client, backup, FINALIZER).await
     }
 
     async fn write_status(&self, backup: &Backup, status: &BackupStatus) -> Result<Arc<Backup>, CallError> {

@@ -25,7 +25,7 @@ pub(crate) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     };
     let keys = match secrets::keys(shared, key, &webhook).await {
         Ok(keys) => keys,
-        Err(NoKeys::SecretProblem(SecretProblem::Missing(why) | SecretProblem::Unusable(why))) => {
+        Err(NoKeys::Problem(SecretProblem::Missing(why) | SecretProblem::Unusable(why))) => {
             return Report::Blocked(why);
         }
         Err(NoKeys::Unavailable) => return Report::Unready,

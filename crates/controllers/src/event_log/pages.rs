@@ -22,7 +22,7 @@ use resources::{
     event_log::{CLOCKS_DIFFER, written_at},
     origin, quota,
 };
-use runtime::client::{self, CallError, bounded, is_denial, next_page};
+use runtime::client::{self, CallError, Pages, bounded, is_denial};
 
 /// Event log pages per list request.
 const AT_ONCE: u32 = 100;
@@ -113,10 +113,9 @@ pub(crate) async fn mentions(
     let since = since.unwrap_or(Timestamp::MIN);
     let wanted: HashMap<&str, &Arc<str>> = question.events.iter().map(|id| (&**id, id)).collect();
     let mut mentions = Mentions::new();
-    let mut params = ListParams::default().limit(AT_ONCE);
-    loop {
-        let list = bounded(api.list_metadata(&params)).await?;
-        let mut is_over = !next_page(&mut params, &list.metadata);
+    let mut pages = Pages::of(api.clone(), ListParams::default().limit(AT_ONCE));
+    while let Some(list) = pages.next_metadata().await? {
+        let mut is_over = false;
         for page in &list.items {
             let name = page.metadata.name.as_deref().unwrap_or_default();
             // The newest pages come first.
@@ -137,9 +136,10 @@ pub(crate) async fn mentions(
             }
         }
         if is_over {
-            return Ok(mentions);
+            break;
         }
     }
+    Ok(mentions)
 }
 
 fn api(shared: &Shared, namespace: &str) -> Api<EventLog> {

@@ -133,24 +133,14 @@ impl<P: Provider> Reconciler<P> {
 
     /// Adds the finalizer and the origin.
     pub(super) async fn mark(&self, instance: &Instance) -> Result<Arc<Instance>, CallError> {
-        let finalizers = instance.metadata.finalizers.iter().flatten().map(String::as_str);
-        let others = finalizers.filter(|name| *name != FINALIZER);
-        let list = others.chain([FINALIZER]).collect();
         let _permit = self.writes.acquire().await;
-        let written = finalizers::replace(&self.controller.client, instance, list).await?;
+        let written = finalizers::add(&self.controller.client, instance, FINALIZER).await?;
         Ok(self.queue.wrote(written))
     }
 
     /// Removes our finalizer once the server is gone. Other controllers' finalizers are left alone.
     pub(super) async fn finish(&self, instance: &Instance) -> Result<(), CallError> {
-        let foreign: Vec<&str> = instance
-            .metadata
-            .finalizers
-            .iter()
-            .flatten()
-            .map(String::as_str)
-            .filter(|finalizer| *finalizer != FINALIZER)
-            .collect();
+        let foreign = finalizers::others(instance, FINALIZER);
         if !foreign.is_empty() {
             let note = format!(
                 "the server was removed; the object waits for other controllers' finalizers: {}",
@@ -166,14 +156,8 @@ impl<P: Provider> Reconciler<P> {
                 .publish(instance, false, "WaitingForFinalizers", "Delete", &note);
         }
         let permit = self.writes.acquire().await;
-        let written = finalizers::replace(&self.controller.client, instance, foreign).await;
+        finalizers::remove(&self.controller.client, instance, FINALIZER).await?;
         drop(permit);
-        match written {
-            // Do not remember the written object: the watch may already have reported its deletion.
-            Ok(_) => {}
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(error),
-        }
         self.controller.provider.release(origin::uid(&instance.metadata));
         self.backoffs.reset(&ObjectRef::of(instance));
         Ok(())

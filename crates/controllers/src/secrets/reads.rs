@@ -39,7 +39,7 @@ const POLL_PACE: Duration = Duration::from_millis(80);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoKeys {
     /// The secret is missing or invalid.
-    SecretProblem(SecretProblem),
+    Problem(SecretProblem),
     /// The secret has never been read, and the API server does not answer.
     Unavailable,
 }
@@ -70,7 +70,7 @@ pub(crate) async fn keys(
     }
     match cached.read {
         Some((_, Ok(usable))) => Ok(usable.at(shared.deps.clock.now())),
-        Some((_, Err(problem))) => Err(NoKeys::SecretProblem(problem)),
+        Some((_, Err(problem))) => Err(NoKeys::Problem(problem)),
         None => Err(NoKeys::Unavailable),
     }
 }

@@ -141,8 +141,9 @@ impl Shared {
         let Some(webhook) = state.webhooks.get(key).cloned() else {
             return;
         };
-        let facts = self.facts(&state.webhooks, &webhook, key);
-        if state.webhooks.older_twin(&webhook).is_some() {
+        let is_copy = state.webhooks.older_twin(&webhook).is_some();
+        let facts = self.facts(&state.webhooks, &webhook, key, is_copy);
+        if is_copy {
             state.webhooks.copies.insert(key.clone());
         }
         self.secrets.read_first(key, &webhook);

@@ -43,10 +43,16 @@ impl Shared {
         decide(&cached.webhook, &situation, now)
     }
 
-    /// What the dispatcher needs to know about a webhook.
-    pub(super) fn facts(&self, webhooks: &Webhooks, webhook: &Webhook, key: &WebhookKey) -> WebhookFacts {
+    /// What the dispatcher needs to know about a webhook, which may be a copy of an older one.
+    pub(super) fn facts(
+        &self,
+        webhooks: &Webhooks,
+        webhook: &Webhook,
+        key: &WebhookKey,
+        is_copy: bool,
+    ) -> WebhookFacts {
         let metadata = &webhook.metadata;
-        let gate = if !webhook.spec.active || webhooks.older_twin(webhook).is_some() {
+        let gate = if !webhook.spec.active || is_copy {
             WebhookGate::Inactive
         } else if webhook.disabled().is_some() {
             WebhookGate::Disabled

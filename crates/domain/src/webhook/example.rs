@@ -73,12 +73,7 @@ mod tests {
     use resources::testing;
 
     fn webhook(disabled: bool, active: bool) -> Webhook {
-        let status = disabled.then(|| {
-            json!({ "disabled": {
-                "at": "2026-11-21T09:00:00Z", "reason": "Gone", "message": "m", "delivery": "d", "eventId": "e",
-                "eventType": "instance.created", "attempts": 1, "error": "no", "generation": 3,
-            }})
-        });
+        let status = disabled.then(testing::disabled);
         testing::webhook(json!({
             "metadata": { "generation": 3 },
             "spec": { "events": ["instance.stopped"], "active": active },

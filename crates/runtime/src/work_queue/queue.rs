@@ -232,7 +232,7 @@ mod tests {
         let last = ObjectRef::new("ns", "hanging-199");
         queue.request(last.clone(), Class::Normal);
         assert_eq!(queue.next(), Some((last.clone(), Class::Normal)));
-        // It asks the provider again, and is a suspect again. Its first object_ref is void.
+        // It asks the provider again, and is a suspect again. Its first place in the queue is void.
         assert!(!queue.finished(&last, Class::Normal, None));
         queue.request(last.clone(), Class::Suspect);
         for number in 0..4 {

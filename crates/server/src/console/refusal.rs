@@ -3,6 +3,7 @@
 use http::StatusCode;
 
 use super::text::sentence;
+use crate::facade::status;
 use api::{ErrorAnswer, ErrorBody, ErrorCode};
 
 /// An error of `/v1`, or of the console itself.
@@ -29,7 +30,7 @@ impl Refusal {
     /// A refusal by the console itself.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self {
-            status: StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            status: status(code),
             error: ErrorBody {
                 code,
                 message: message.into(),

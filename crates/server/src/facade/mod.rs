@@ -40,6 +40,7 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
+pub use self::response::error::status;
 use self::{middleware::Writes, rate_limit::RateLimits, response::unreadable};
 use crate::service::{Service, credentials::Credential, instances::duration_in_words};
 use runtime::{
