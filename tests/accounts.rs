@@ -510,10 +510,19 @@ async fn an_account_with_a_protected_instance_loses_nothing_however_it_is_delete
     tenant
         .wait_for_state("unprotected", resources::InstanceState::Running)
         .await;
-    let shown = tenant.call(reqwest::Method::GET, "/v1/instances", None).await;
-    let all = shown.json()["data"].clone();
-    let statuses: Vec<&Value> = all.as_array().unwrap().iter().map(|one| &one["status"]).collect();
-    assert_eq!(statuses, ["running", "running"]);
+    // The watch of the REST API may still be behind the API server's answer.
+    eventually(
+        "REST to show both instances as running",
+        async || {
+            let shown = tenant.call(reqwest::Method::GET, "/v1/instances", None).await;
+            let all = shown.json()["data"].as_array().unwrap().clone();
+            all.iter()
+                .map(|one| one["status"].clone())
+                .collect::<Vec<Value>>()
+        },
+        |statuses| *statuses == ["running", "running"],
+    )
+    .await;
     tenant
         .merge("web", &json!({ "spec": { "deletionProtection": false } }))
         .await;
