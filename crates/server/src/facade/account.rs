@@ -10,7 +10,7 @@ use super::{
     extract::Caller,
     openapi::examples,
     rate_limit,
-    response::{self, error::ApiError},
+    response::{self, error::Error},
 };
 use crate::service::credentials::Tenant;
 use api::{Account, AccountQuotas, Quota, Seconds, Single};
@@ -53,7 +53,7 @@ fn example() -> Account {
     get, path = "/v1/account", operation_id = "getAccount", tag = "account",
     responses((status = 200, description = "The account", body = Single<Account>, example = json!(examples::single(example())))),
 )]
-pub async fn show(State(app): State<Arc<App>>, caller: Caller) -> Result<Response, ApiError> {
+pub async fn show(State(app): State<Arc<App>>, caller: Caller) -> Result<Response, Error> {
     let tenant = caller.tenant();
     let answer = Single {
         data: view(tenant, app.service.quotas(tenant)),

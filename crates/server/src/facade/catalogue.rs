@@ -13,7 +13,7 @@ use super::{
         query::{Paging, Parameters},
     },
     openapi::examples,
-    response::{self, error::ApiError},
+    response::{self, error::Error},
 };
 use api::{ImageOffer, List, Money, Pagination, PlanOffer, RegionOffer, UnitMoney};
 use domain::catalogue::Prices;
@@ -64,7 +64,7 @@ pub async fn plans(
     State(app): State<Arc<App>>,
     _: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let catalogue = app.service.catalogue();
     page(&parameters, &Plan::ALL, |plan| {
         plan_offer(*plan, &catalogue.prices)
@@ -81,7 +81,7 @@ pub async fn regions(
     State(app): State<Arc<App>>,
     _: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     page(&parameters, &app.service.catalogue().regions, |region| {
         region_offer(region)
     })
@@ -97,7 +97,7 @@ pub async fn images(
     State(app): State<Arc<App>>,
     _: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     page(&parameters, &app.service.catalogue().images, |image| {
         image_offer(image)
     })
@@ -107,7 +107,7 @@ fn page<'a, T, I: Serialize>(
     parameters: &Parameters,
     all: &'a [T],
     item: impl Fn(&'a T) -> I,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let skip = usize::try_from(paging.page - 1)
         .unwrap_or(usize::MAX)

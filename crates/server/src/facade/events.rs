@@ -15,7 +15,7 @@ use super::{
     openapi::examples,
     response::{
         self,
-        error::{ApiError, Detail, ErrorAnswer},
+        error::{Detail, Error, ErrorAnswer},
     },
 };
 use crate::service::{
@@ -26,7 +26,7 @@ use api::{Event, List, Pagination, Single};
 use domain::event::EventType;
 
 /// The filter in the query; `None` if a value does not exist, so that nothing is selected. 422 if `since` is not a time.
-fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, ApiError> {
+fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, Error> {
     let since = parameters.get("since").map(str::parse::<Timestamp>).transpose();
     let since = since.map_err(|_| wrong_since())?;
     let event_type = parameters.get("type").map(EventType::parse);
@@ -40,8 +40,8 @@ fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, ApiError> {
 }
 
 /// The refusal of a `since` that is not a time.
-fn wrong_since() -> ApiError {
-    ApiError::invalid(vec![Detail::new(
+fn wrong_since() -> Error {
+    Error::invalid(vec![Detail::new(
         "since",
         "invalid_value",
         "must be an RFC 3339 time such as 2026-11-21T10:00:00Z",
@@ -78,7 +78,7 @@ pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let filter = filter(&parameters)?;
     let cost = Charged::new(&app, &caller);
@@ -105,7 +105,7 @@ pub async fn detail(
     State(app): State<Arc<App>>,
     caller: Caller,
     Target(id): Target<EventId>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let cost = Charged::new(&app, &caller);
     let body = app.service.event(caller.tenant(), id, &cost).await?;
     let mut response = response::rendered(StatusCode::OK, format!("{{\"data\":{body}}}"));

@@ -24,7 +24,7 @@ use super::{
     openapi::examples,
     response::{
         self,
-        error::{ApiError, ErrorAnswer},
+        error::{Error, ErrorAnswer},
     },
 };
 use crate::service::{
@@ -35,7 +35,7 @@ use api::{Backup, CreateBackup, List, Pagination, Single};
 use resources::validation;
 
 /// Reads a request to create one; 422 names every invalid field.
-fn read(mut fields: Fields) -> Result<CreateBackup, ApiError> {
+fn read(mut fields: Fields) -> Result<CreateBackup, Error> {
     let name = fields.string("name", &validation::name);
     fields.finish()?;
     Ok(CreateBackup { name })
@@ -61,7 +61,7 @@ pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let filter = BackupFilter {
         instance_id: parameters.get("instance_id"),
@@ -73,7 +73,7 @@ pub async fn list(
     page_of(&page, Pagination::new(paging.page, paging.limit, total))
 }
 
-fn page_of(page: &[ShownBackup], pagination: Pagination) -> Result<Response, ApiError> {
+fn page_of(page: &[ShownBackup], pagination: Pagination) -> Result<Response, Error> {
     let data: Vec<_> = page.iter().map(backup).collect();
     response::json(StatusCode::OK, &List { data, pagination }, 512)
 }
@@ -94,7 +94,7 @@ pub async fn list_of_instance(
     caller: Caller,
     Target(id): Target<InstanceId>,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let (page, total) = app
         .service
@@ -126,7 +126,7 @@ pub async fn create(
     Target(id): Target<InstanceId>,
     IfMatch(precondition): IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let post = Post::with_optional_body(request).await?;
     let body = read(post.fields)?;
     let created = app
@@ -165,7 +165,7 @@ pub async fn detail(
     State(app): State<Arc<App>>,
     caller: Caller,
     Target(id): Target<BackupId>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let shown = app.service.backup(caller.namespace(), id).await?;
     response::single(StatusCode::OK, &*shown.item.backup, backup(&shown), None)
 }
@@ -189,7 +189,7 @@ pub async fn delete(
     caller: Caller,
     Target(id): Target<BackupId>,
     IfMatch(precondition): IfMatch,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, Error> {
     app.service
         .delete_backup(caller.namespace(), id, &precondition)
         .await?;

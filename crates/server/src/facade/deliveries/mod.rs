@@ -23,7 +23,7 @@ use super::{
     openapi::examples,
     response::{
         self,
-        error::{ApiError, Detail, ErrorAnswer},
+        error::{Detail, Error, ErrorAnswer},
     },
 };
 use crate::service::{
@@ -57,14 +57,14 @@ fn selection(parameters: &Parameters) -> Option<Selection> {
 const MAX_EVENTS: usize = 20;
 
 /// The events that the query asks for; 422 if they are too many.
-fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, ApiError> {
+fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, Error> {
     let Some(text) = parameters.get("event_id") else {
         return Ok(None);
     };
     let events: BTreeSet<_> = text.split(',').map(|id| id.trim_ascii().to_owned()).collect();
     if events.len() > MAX_EVENTS {
         let must = "must be at most 20 ids, separated by commas";
-        return Err(ApiError::invalid(vec![Detail::new(
+        return Err(Error::invalid(vec![Detail::new(
             "event_id",
             "invalid_value",
             must,
@@ -99,7 +99,7 @@ pub async fn list(
     caller: Caller,
     Target(id): Target<WebhookId>,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let (tenant, selection) = (caller.tenant(), selection(&parameters));
     let cost = Charged::new(&app, &caller);
@@ -141,7 +141,7 @@ pub async fn detail(
     caller: Caller,
     Target(id): Target<WebhookId>,
     Inner(delivery): Inner<DeliveryId>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let cost = Charged::new(&app, &caller);
     let reading = app.service.delivery(caller.tenant(), id, delivery, &cost);
     let (webhook, delivery) = reading.await?;
@@ -174,7 +174,7 @@ pub async fn redeliver(
     Inner(delivery_id): Inner<DeliveryId>,
     IfMatch(precondition): IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let post = Post::with_optional_body(request).await?;
     post.fields.finish()?;
     let cost = Charged::new(&app, &caller);
@@ -222,7 +222,7 @@ pub async fn retry(
     Target(id): Target<WebhookId>,
     IfMatch(precondition): IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let post = Post::with_optional_body(request).await?;
     post.fields.finish()?;
     let cost = Charged::new(&app, &caller);

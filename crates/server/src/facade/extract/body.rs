@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 use serde_json::Value;
 
 use super::fields::Fields;
-use crate::facade::response::error::{ApiError, Detail, ErrorCode};
+use crate::facade::response::error::{Detail, Error, ErrorCode};
 
 /// Maximum size of a body in bytes (decisions, section 6).
 pub const MAX_BODY: usize = 64 * 1024;
@@ -23,11 +23,11 @@ const MAX_DRAINED: usize = 16 * 1024 * 1024;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads a required JSON object.
-pub async fn required(request: Request<Body>) -> Result<Fields, ApiError> {
+pub async fn required(request: Request<Body>) -> Result<Fields, Error> {
     let (head, body) = request.into_parts();
     let bytes = read(&head.headers, body).await?;
     if bytes.is_empty() {
-        return Err(ApiError::new(
+        return Err(Error::new(
             ErrorCode::JsonError,
             "the body is missing; it must be a JSON object",
         ));
@@ -37,7 +37,7 @@ pub async fn required(request: Request<Body>) -> Result<Fields, ApiError> {
 }
 
 /// Reads an optional JSON object; an empty body counts as `{}`.
-pub async fn optional(request: Request<Body>) -> Result<Fields, ApiError> {
+pub async fn optional(request: Request<Body>) -> Result<Fields, Error> {
     let (head, body) = request.into_parts();
     let bytes = read(&head.headers, body).await?;
     if bytes.is_empty() {
@@ -48,8 +48,8 @@ pub async fn optional(request: Request<Body>) -> Result<Fields, ApiError> {
     parse(&bytes)
 }
 
-async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, ApiError> {
-    let too_large = || ApiError::new(ErrorCode::PayloadTooLarge, "the body is larger than 64 KiB");
+async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, Error> {
+    let too_large = || Error::new(ErrorCode::PayloadTooLarge, "the body is larger than 64 KiB");
     let announced = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
@@ -66,8 +66,8 @@ async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, ApiError> {
             drain(body).await;
             Err(too_large())
         }
-        Ok(Err(_)) => Err(ApiError::new(ErrorCode::JsonError, "the body ended too early")),
-        Err(_) => Err(ApiError::new(
+        Ok(Err(_)) => Err(Error::new(ErrorCode::JsonError, "the body ended too early")),
+        Err(_) => Err(Error::new(
             ErrorCode::JsonError,
             "the body did not arrive within 30 s",
         )),
@@ -89,8 +89,8 @@ async fn drain(mut body: Body) {
 }
 
 /// A missing Content-Type counts as JSON; any other must be `application/json` or `application/…+json`.
-fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let refusal = |message: &'static str| ApiError::new(ErrorCode::UnsupportedMediaType, message);
+fn check_type(headers: &HeaderMap) -> Result<(), Error> {
+    let refusal = |message: &'static str| Error::new(ErrorCode::UnsupportedMediaType, message);
     if headers
         .get(header::CONTENT_ENCODING)
         .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
@@ -118,11 +118,11 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-fn parse(bytes: &[u8]) -> Result<Fields, ApiError> {
+fn parse(bytes: &[u8]) -> Result<Fields, Error> {
     let parsed: Parsed = serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::new(ErrorCode::JsonError, format!("the body is not JSON: {error}")))?;
+        .map_err(|error| Error::new(ErrorCode::JsonError, format!("the body is not JSON: {error}")))?;
     let Parsed::Object(pairs) = parsed else {
-        return Err(ApiError::invalid(vec![Detail::new(
+        return Err(Error::invalid(vec![Detail::new(
             "body",
             "invalid_type",
             "must be a JSON object",
@@ -205,7 +205,7 @@ impl<'de> Deserialize<'de> for Parsed {
 }
 
 #[cfg(test)]
-pub(in crate::facade) fn fields(body: &str) -> Result<Fields, ApiError> {
+pub(in crate::facade) fn fields(body: &str) -> Result<Fields, Error> {
     parse(body.as_bytes())
 }
 

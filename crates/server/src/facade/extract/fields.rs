@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use crate::facade::response::error::{ApiError, Detail};
+use crate::facade::response::error::{Detail, Error};
 
 /// The fields of a request that have not been read yet, and the problems found so far.
 pub struct Fields {
@@ -38,7 +38,7 @@ impl Fields {
     }
 
     /// Ends the reading. 422 if there were problems, or if fields are left over, which makes them unknown.
-    pub fn finish(mut self) -> Result<(), ApiError> {
+    pub fn finish(mut self) -> Result<(), Error> {
         for (name, _) in self.entries {
             self.problems
                 .push(Detail::new(name, "unknown_field", "is not a known field"));
@@ -46,7 +46,7 @@ impl Fields {
         if self.problems.is_empty() {
             Ok(())
         } else {
-            Err(ApiError::invalid(self.problems))
+            Err(Error::invalid(self.problems))
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::facade::response::error::{ApiError, Detail};
+use crate::facade::response::error::{Detail, Error};
 use crate::service::idempotency::{IdempotentRequest, MAX_REMEMBERED};
 
 /// The request header.
@@ -44,7 +44,7 @@ static ACTIONS: LazyLock<HeaderValue> = LazyLock::new(|| {
 const MAX_KEY: usize = 255;
 
 /// The key of a request, if it has one: 1 to 255 visible ASCII characters, else 422.
-pub fn key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+pub fn key(headers: &HeaderMap) -> Result<Option<&str>, Error> {
     let mut values = headers.get_all(&IDEMPOTENCY_KEY).iter();
     let Some(value) = values.next() else {
         return Ok(None);
@@ -56,7 +56,7 @@ pub fn key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
         .filter(|_| values.next().is_none())
         .map(Some)
         .ok_or_else(|| {
-            ApiError::invalid(vec![Detail::new(
+            Error::invalid(vec![Detail::new(
                 "Idempotency-Key",
                 "invalid_value",
                 "must be a header with 1 to 255 visible ASCII characters",

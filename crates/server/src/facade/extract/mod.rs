@@ -22,7 +22,7 @@ use utoipa::{
 };
 
 use self::{fields::Fields, query::Parameters};
-use super::{App, response::error::ApiError};
+use super::{App, response::error::Error};
 use crate::service::{
     cost::Cost,
     credentials::{Credential, Tenant},
@@ -53,15 +53,15 @@ impl Caller {
 }
 
 impl<S: Sync> FromRequestParts<S> for Caller {
-    type Rejection = ApiError;
+    type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
         parts.extensions.remove().ok_or_else(|| {
             tracing::error!(
                 path = parts.uri.path(),
                 "a request reached a handler without authentication"
             );
-            ApiError::fault()
+            Error::fault()
         })
     }
 }
@@ -162,14 +162,14 @@ pub struct Post {
 
 impl Post {
     /// Reads a request with a required body.
-    pub async fn with_body(request: Request<Body>) -> Result<Self, ApiError> {
+    pub async fn with_body(request: Request<Body>) -> Result<Self, Error> {
         let key = idempotency::key(request.headers())?.map(str::to_owned);
         let path = request.uri().path().to_owned();
         Ok(Self::new(&path, key, body::required(request).await?))
     }
 
     /// Reads a request with an optional body.
-    pub async fn with_optional_body(request: Request<Body>) -> Result<Self, ApiError> {
+    pub async fn with_optional_body(request: Request<Body>) -> Result<Self, Error> {
         let key = idempotency::key(request.headers())?.map(str::to_owned);
         let path = request.uri().path().to_owned();
         Ok(Self::new(&path, key, body::optional(request).await?))

@@ -4,7 +4,7 @@ use http::Uri;
 use url::form_urlencoded;
 use utoipa::IntoParams;
 
-use crate::facade::response::error::{ApiError, Detail};
+use crate::facade::response::error::{Detail, Error};
 
 /// Maximum page size (decisions, section 6).
 pub const MAX_LIMIT: u64 = 100;
@@ -50,7 +50,7 @@ impl Parameters {
     }
 
     /// `page` and `limit`; 422 if one is out of range.
-    pub fn paging(&self) -> Result<Paging, ApiError> {
+    pub fn paging(&self) -> Result<Paging, Error> {
         let mut problems = Vec::new();
         let mut number = |name: &'static str, default: u64, most: u64, must: &'static str| {
             let Some(text) = self.get(name) else {
@@ -83,19 +83,19 @@ impl Parameters {
                 limit: usize::try_from(limit).unwrap_or(1),
             })
         } else {
-            Err(ApiError::invalid(problems))
+            Err(Error::invalid(problems))
         }
     }
 
     /// Whether `include` asks for the metrics; 422 for anything else in it.
-    pub fn include_metrics(&self) -> Result<bool, ApiError> {
+    pub fn include_metrics(&self) -> Result<bool, Error> {
         let Some(include) = self.get("include") else {
             return Ok(false);
         };
         if include.split(',').all(|word| word.trim_ascii() == "metrics") {
             Ok(true)
         } else {
-            Err(ApiError::invalid(vec![Detail::new(
+            Err(Error::invalid(vec![Detail::new(
                 "include",
                 "invalid_value",
                 "must be metrics",

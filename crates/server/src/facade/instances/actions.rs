@@ -17,7 +17,7 @@ use crate::{
             idempotency::{self, Retention},
         },
         openapi::examples,
-        response::error::{ApiError, ErrorAnswer},
+        response::error::{Error, ErrorAnswer},
     },
     service::{
         id::InstanceId,
@@ -45,7 +45,7 @@ pub async fn start(
     target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     act(state, &caller, target, if_match, request, Action::Start).await
 }
 
@@ -66,7 +66,7 @@ pub async fn stop(
     target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     act(state, &caller, target, if_match, request, Action::Stop).await
 }
 
@@ -87,7 +87,7 @@ pub async fn poweroff(
     target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     act(state, &caller, target, if_match, request, Action::PowerOff).await
 }
 
@@ -108,7 +108,7 @@ pub async fn reboot(
     target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     act(state, &caller, target, if_match, request, Action::Reboot).await
 }
 
@@ -131,7 +131,7 @@ pub async fn rebuild(
     target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     act(state, &caller, target, if_match, request, Action::Rebuild).await
 }
 
@@ -142,7 +142,7 @@ async fn act(
     IfMatch(precondition): IfMatch,
     request: Request,
     action: Action,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let namespace = caller.namespace();
     let (installation, idempotent) = if action == Action::Rebuild {
         let mut post = Post::with_body(request).await?;
@@ -193,7 +193,7 @@ fn is_done(
     action: Action,
     what: &str,
     request: Option<&IdempotentRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let message = message(action, done.item.instance.display_name(), what);
     let response = detail_of(StatusCode::ACCEPTED, &done.item, Some(message))?;
     Ok(idempotency::answered(

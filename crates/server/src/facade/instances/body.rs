@@ -2,7 +2,7 @@
 
 use crate::facade::{
     extract::fields::Fields,
-    response::error::{ApiError, Detail},
+    response::error::{Detail, Error},
 };
 use api::{ChangeInstance, CreateInstance, RebuildInstance};
 use domain::catalogue::Catalogue;
@@ -11,7 +11,7 @@ use resources::{InstanceSpec, Plan, PowerState, validation};
 use super::installation;
 
 /// Reads a request; 422 names every invalid field.
-pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstance, ApiError> {
+pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstance, Error> {
     let name = fields.string("name", &validation::name);
     let name = fields.missing("name", name);
     let plan = read_plan(&mut fields);
@@ -30,7 +30,7 @@ pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstanc
     fields.finish()?;
     let (Some(name), Some(plan), Some(region)) = (name, plan, region) else {
         // Unreachable: `finish` reports missing fields.
-        return Err(ApiError::fault());
+        return Err(Error::fault());
     };
     Ok(CreateInstance {
         name,
@@ -75,9 +75,9 @@ pub fn spec(body: CreateInstance) -> InstanceSpec {
 }
 
 /// Reads a request; 422 names every invalid field.
-pub fn change(mut fields: Fields) -> Result<ChangeInstance, ApiError> {
+pub fn change(mut fields: Fields) -> Result<ChangeInstance, Error> {
     if fields.is_empty() {
-        return Err(ApiError::invalid(vec![Detail::new(
+        return Err(Error::invalid(vec![Detail::new(
             "body",
             "missing",
             "must have at least one of plan, reboot, name, tags, backup_enabled, monitoring_enabled, deletion_protection",
@@ -133,7 +133,7 @@ pub fn change(mut fields: Fields) -> Result<ChangeInstance, ApiError> {
 }
 
 /// Reads a request; 422 names every invalid field.
-pub fn rebuild(mut fields: Fields, catalogue: &Catalogue) -> Result<RebuildInstance, ApiError> {
+pub fn rebuild(mut fields: Fields, catalogue: &Catalogue) -> Result<RebuildInstance, Error> {
     let (image, backup) = installation::read(&mut fields, catalogue);
     fields.finish()?;
     Ok(RebuildInstance { image, backup })
@@ -177,7 +177,7 @@ mod tests {
     const KEY: &str =
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";
 
-    fn create(body: &Value) -> Result<CreateInstance, ApiError> {
+    fn create(body: &Value) -> Result<CreateInstance, Error> {
         super::create(fields(&body.to_string())?, &Catalogue::default())
     }
 
@@ -266,7 +266,7 @@ mod tests {
         );
     }
 
-    fn change(body: &Value) -> Result<ChangeInstance, ApiError> {
+    fn change(body: &Value) -> Result<ChangeInstance, Error> {
         super::change(fields(&body.to_string())?)
     }
 

@@ -1,11 +1,7 @@
 //! `image` or `backup` in a request: what to install on a server.
 
 use crate::{
-    facade::{
-        App,
-        extract::fields::Fields,
-        response::error::{ApiError, Detail},
-    },
+    facade::{App, extract::fields::Fields, response::error::Detail},
     service::{
         error::{Error, ErrorCode},
         id::{BackupId, PublicId as _},
@@ -66,12 +62,12 @@ impl NamedBackup {
     }
 
     /// What to install, according to a request whose fields are valid; `invalid_state` if the backup is not completed.
-    pub(super) fn or(self, image: Option<String>) -> Result<Installation, ApiError> {
+    pub(super) fn or(self, image: Option<String>) -> Result<Installation, Error> {
         match (image, self.0) {
             (Some(image), _) => Ok(Installation::Image(image)),
             (None, Some(backup)) => Ok(Installation::Backup(backup?)),
             // Unreachable: `read` reports it.
-            (None, None) => Err(ApiError::fault()),
+            (None, None) => Err(Error::fault()),
         }
     }
 }

@@ -29,7 +29,7 @@ use super::{
     openapi::examples,
     response::{
         self,
-        error::{ApiError, ErrorAnswer},
+        error::{Error, ErrorAnswer},
     },
 };
 use crate::service::{
@@ -64,7 +64,7 @@ pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let filter = Filter {
         status: parameters.get("status"),
@@ -103,7 +103,7 @@ pub async fn create(
     State(app): State<Arc<App>>,
     caller: Caller,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let mut post = Post::with_body(request).await?;
     let tenant = caller.tenant();
     let backup = NamedBackup::find(&app, &tenant.namespace, &post.fields).await;
@@ -129,7 +129,7 @@ fn is_created(
     app: &App,
     created: &Created<IndexedInstance>,
     request: Option<&IdempotentRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let item = &*created.item;
     let message = format!(
         "Instance {} is being created; this takes about {}.",
@@ -165,7 +165,7 @@ pub async fn detail(
     caller: Caller,
     Target(id): Target<InstanceId>,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let include_metrics = parameters.include_metrics()?;
     let item = app.service.instance(caller.namespace(), id).await?;
     let usage = if include_metrics {
@@ -178,11 +178,7 @@ pub async fn detail(
 }
 
 /// An answer with the detail of an instance.
-fn detail_of(
-    status: StatusCode,
-    item: &IndexedInstance,
-    message: Option<String>,
-) -> Result<Response, ApiError> {
+fn detail_of(status: StatusCode, item: &IndexedInstance, message: Option<String>) -> Result<Response, Error> {
     response::single(status, &*item.instance, view::detail(item, None), message)
 }
 
@@ -208,7 +204,7 @@ pub async fn change(
     Target(id): Target<InstanceId>,
     IfMatch(precondition): IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let change = body::change(required(request).await?)?;
     let item = app
         .service
@@ -236,7 +232,7 @@ pub async fn delete(
     caller: Caller,
     Target(id): Target<InstanceId>,
     IfMatch(precondition): IfMatch,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, Error> {
     app.service
         .delete_instance(caller.namespace(), id, &precondition)
         .await?;

@@ -21,10 +21,7 @@ use super::{
         query::{Paging, Parameters},
     },
     openapi::examples,
-    response::{
-        self,
-        error::{ApiError, Detail},
-    },
+    response::{self, error::Detail},
 };
 use crate::service::{error::Error, id::InvoiceId, invoices::OpenedInvoice};
 use api::{Invoice, InvoiceAnswer, List, Pagination};
@@ -39,12 +36,12 @@ enum Format {
 }
 
 /// The format in the query; 422 if there is no such format.
-fn format(parameters: &Parameters) -> Result<Format, ApiError> {
+fn format(parameters: &Parameters) -> Result<Format, Error> {
     match parameters.get("format") {
         None | Some("json") => Ok(Format::Json),
         Some("csv") => Ok(Format::Csv),
         Some("html") => Ok(Format::Html),
-        Some(_) => Err(ApiError::invalid(vec![Detail::new(
+        Some(_) => Err(Error::invalid(vec![Detail::new(
             "format",
             "invalid_value",
             "must be json, csv or html",
@@ -67,7 +64,7 @@ pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let (page, total) = app
         .service
@@ -96,7 +93,7 @@ pub async fn current(
     State(app): State<Arc<App>>,
     caller: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     // Report a mistake before reading anything.
     format(&parameters)?;
     parameters.paging()?;
@@ -122,7 +119,7 @@ pub async fn detail(
     caller: Caller,
     Target(id): Target<InvoiceId>,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     format(&parameters)?;
     parameters.paging()?;
     let opened = app.service.invoice(caller.tenant(), id).await?;
@@ -134,7 +131,7 @@ pub async fn detail(
     Ok(response)
 }
 
-async fn answer(opened: OpenedInvoice, parameters: &Parameters) -> Result<Response, ApiError> {
+async fn answer(opened: OpenedInvoice, parameters: &Parameters) -> Result<Response, Error> {
     let name = match opened
         .invoice
         .as_ref()
@@ -200,7 +197,7 @@ async fn chunks(
     head: String,
     rows: fn(&OpenedInvoice, &[InvoiceLine]) -> String,
     foot: fn(&OpenedInvoice, Cents) -> String,
-) -> Result<impl Stream<Item = Result<Bytes, Error>> + Send + 'static, ApiError> {
+) -> Result<impl Stream<Item = Result<Bytes, Error>> + Send + 'static, Error> {
     let first = opened.page(0).await?;
     let begin = (opened, Position::Head(head, first), Cents(0));
     Ok(stream::unfold(

@@ -29,7 +29,7 @@ use super::{
     openapi::examples,
     response::{
         self,
-        error::{ApiError, ErrorAnswer},
+        error::{Error, ErrorAnswer},
     },
 };
 use crate::service::error::quota_used_up;
@@ -38,7 +38,7 @@ use resources::{KeyScope, ids};
 
 /// Reads a request to create one; 422 names every invalid field. `now` is `None` for a request that may be a repetition: its expiry may be
 /// in the past by then.
-fn read(mut fields: Fields, now: Option<Timestamp>) -> Result<CreateKey, ApiError> {
+fn read(mut fields: Fields, now: Option<Timestamp>) -> Result<CreateKey, Error> {
     let scope = fields.string("scope", &|text| match text {
         "read" | "write" => Ok(()),
         _ => Err("must be read or write"),
@@ -88,7 +88,7 @@ pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let (page, total) = app
         .service
@@ -114,7 +114,7 @@ pub async fn create(
     State(app): State<Arc<App>>,
     caller: Caller,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let post = Post::with_optional_body(request).await?;
     let now = post.idempotent.is_none().then(|| app.service.now());
     let body = read(post.fields, now)?;
@@ -163,7 +163,7 @@ pub async fn detail(
     State(app): State<Arc<App>>,
     caller: Caller,
     KeyName(name): KeyName,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let key = app.service.key(caller.namespace(), name.as_deref()).await?;
     response::single(StatusCode::OK, &*key, view::key(&key), None)
 }
@@ -181,7 +181,7 @@ pub async fn revoke(
     caller: Caller,
     KeyName(name): KeyName,
     IfMatch(precondition): IfMatch,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, Error> {
     app.service
         .revoke_key(caller.namespace(), name.as_deref(), &precondition)
         .await?;
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
     use crate::facade::extract::body::fields;
 
-    fn read(body: &Value) -> Result<CreateKey, ApiError> {
+    fn read(body: &Value) -> Result<CreateKey, Error> {
         let now = "2026-11-22T10:00:00Z".parse().unwrap();
         super::read(fields(&body.to_string())?, Some(now))
     }

@@ -2,24 +2,24 @@
 
 use http::{HeaderMap, header::AUTHORIZATION};
 
-use crate::facade::response::error::{ApiError, ErrorCode};
+use crate::facade::response::error::{Error, ErrorCode};
 
 /// Maximum length of a key; those of `stellage key create` are much shorter.
 const MAX_KEY: usize = 512;
 
 /// The API key of a request; 401 if there is none, more than one, or a malformed one.
-pub(super) fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
+pub(super) fn bearer(headers: &HeaderMap) -> Result<&str, Error> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (header, another) = (values.next(), values.next());
     let Some(header) = header else {
-        return Err(ApiError::new(
+        return Err(Error::new(
             ErrorCode::Unauthorized,
             "the API key is missing; send the header Authorization: Bearer <API_KEY>",
         ));
     };
     // A proxy might have checked a different header than we would.
     if another.is_some() {
-        return Err(ApiError::new(
+        return Err(Error::new(
             ErrorCode::Unauthorized,
             "there is more than one Authorization header; send one",
         ));
@@ -32,7 +32,7 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
         .map(|(_, key)| key.trim_ascii())
         .filter(|key| !key.is_empty() && key.len() <= MAX_KEY && !key.contains(' '))
         .ok_or_else(|| {
-            ApiError::new(
+            Error::new(
                 ErrorCode::Unauthorized,
                 "the Authorization header is malformed; it must be Authorization: Bearer <API_KEY>",
             )

@@ -44,7 +44,7 @@ use super::{
     rate_limit::{Allowance, Whose},
     response::{
         JSON, NO_STORE,
-        error::{self, ApiError, ErrorCode},
+        error::{self, Error, ErrorCode},
     },
 };
 use crate::service::credentials::Credential;
@@ -79,7 +79,7 @@ pub(super) fn around(
         })
     };
     routes
-        .fallback(async || ApiError::new(ErrorCode::NotFound, "no such path"))
+        .fallback(async || Error::new(ErrorCode::NotFound, "no such path"))
         .method_not_allowed_fallback(async move |path: MatchedPath| observer.method_not_allowed(&path))
         .layer(layer)
         .with_state(app.clone())
@@ -147,7 +147,7 @@ impl Observer {
     }
 
     fn method_not_allowed(&self, path: &MatchedPath) -> Response {
-        let mut response = refuse(ApiError::new(
+        let mut response = refuse(Error::new(
             ErrorCode::MethodNotAllowed,
             "this path does not support the method; the header Allow lists those that it does",
         ));
@@ -286,7 +286,7 @@ where
 
 impl App {
     /// Authenticates a request and decides whether it may go on to its handler. Returns an allowance once the key is known.
-    fn admit(&self, request: &mut Request) -> (Result<Option<Write>, ApiError>, Option<Allowance>) {
+    fn admit(&self, request: &mut Request) -> (Result<Option<Write>, Error>, Option<Allowance>) {
         let (credential, reads_in_console) = match request.extensions_mut().remove() {
             // Only code in this process can have set it.
             Some(AnsweredAs(credential)) => (credential, request.method().is_safe()),
@@ -309,7 +309,7 @@ impl App {
         (admitted, Some(allowance))
     }
 
-    fn authenticate(&self, headers: &HeaderMap) -> Result<Credential, ApiError> {
+    fn authenticate(&self, headers: &HeaderMap) -> Result<Credential, Error> {
         let key = bearer(headers)?;
         self.service
             .credentials()
@@ -317,20 +317,20 @@ impl App {
     }
 
     /// Starts a request. If it may write, the account must not have too many writes in progress.
-    fn begin(&self, method: &Method, credential: &Credential) -> Result<Option<Write>, ApiError> {
+    fn begin(&self, method: &Method, credential: &Credential) -> Result<Option<Write>, Error> {
         if method.is_safe() {
             return Ok(None);
         }
         let write = self.writes.begin(&credential.tenant.uid);
         write.map(Some).ok_or_else(|| {
-            ApiError::unavailable(format!(
+            Error::unavailable(format!(
                 "the account has {PER_ACCOUNT} requests under way that are not reads; try again once some have been answered"
             ))
         })
     }
 
     /// Checks rate limit, scope, and whether the watches have listed everything once.
-    fn check(&self, method: &Method, credential: &Credential, allowance: &Allowance) -> Result<(), ApiError> {
+    fn check(&self, method: &Method, credential: &Credential, allowance: &Allowance) -> Result<(), Error> {
         if let Some(exceeded) = &allowance.exceeded {
             let seconds = exceeded.retry_after;
             let whose = match exceeded.whose {
@@ -340,20 +340,20 @@ impl App {
             };
             let limit = exceeded.limit;
             let message = format!("{whose} {limit} requests per hour; try again in {seconds} s");
-            return Err(ApiError {
+            return Err(Error {
                 retry_after: Some(seconds),
-                ..ApiError::new(ErrorCode::RateLimitExceeded, message)
+                ..Error::new(ErrorCode::RateLimitExceeded, message)
             });
         }
         let is_read = matches!(*method, Method::GET | Method::HEAD);
         if !is_read && !credential.may_write() {
-            return Err(ApiError::new(
+            return Err(Error::new(
                 ErrorCode::TokenReadonly,
                 "this needs a key with the scope write; this key has the scope read",
             ));
         }
         if !self.service.is_synced() {
-            return Err(ApiError::unavailable("the service is starting; try again"));
+            return Err(Error::unavailable("the service is starting; try again"));
         }
         Ok(())
     }
@@ -376,17 +376,17 @@ fn unless_panicked(answered: std::thread::Result<Result<Response, Infallible>>) 
             .copied()
             .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         tracing::error!(panic = text, "a handler panicked");
-        refuse(ApiError::fault())
+        refuse(Error::fault())
     })
 }
 
-fn refuse(error: ApiError) -> Response {
+fn refuse(error: Error) -> Response {
     error.into_response()
 }
 
 /// Writes the body and headers of an error answer.
 fn finish(response: &mut Response, request_id: &HeaderValue) {
-    let Some(error) = response.extensions_mut().remove::<ApiError>() else {
+    let Some(error) = response.extensions_mut().remove::<Error>() else {
         return;
     };
     let request_id = request_id.to_str().unwrap_or_default();
@@ -625,7 +625,7 @@ mod tests {
         let (path, gate) = ("/v1/wait", Arc::new(tokio::sync::Semaphore::new(0)));
         let waiting = {
             let gate = gate.clone();
-            async move || gate.acquire().await.map(drop).map_err(|_| ApiError::fault())
+            async move || gate.acquire().await.map(drop).map_err(|_| Error::fault())
         };
         let waiting = Router::new().route(path, post(waiting).get(async || ()));
         let served = Served {

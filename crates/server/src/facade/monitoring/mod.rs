@@ -18,7 +18,7 @@ use super::{
     openapi::examples,
     response::{
         self,
-        error::{ApiError, Detail, ErrorAnswer},
+        error::{Detail, Error, ErrorAnswer},
     },
 };
 use crate::service::{alerts::AlertFilter, error::not_monitored, id::InstanceId};
@@ -45,7 +45,7 @@ pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let filter = AlertFilter {
         instance_id: parameters.get("instance_id"),
@@ -80,7 +80,7 @@ pub async fn series(
     caller: Caller,
     Target(id): Target<InstanceId>,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let window = match parameters.get("window") {
         None => Window::Hour,
         Some(text) => Window::parse(text).ok_or_else(wrong_window)?,
@@ -92,6 +92,6 @@ pub async fn series(
 }
 
 /// The refusal of another window.
-fn wrong_window() -> ApiError {
-    ApiError::invalid(vec![Detail::new("window", "invalid_value", "must be 1h or 24h")])
+fn wrong_window() -> Error {
+    Error::invalid(vec![Detail::new("window", "invalid_value", "must be 1h or 24h")])
 }

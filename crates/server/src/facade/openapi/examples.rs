@@ -10,7 +10,7 @@ use super::super::{
     backups, deliveries,
     instances::{self, actions},
     keys, monitoring,
-    response::error::{self, ApiError, Detail, ErrorCode},
+    response::error::{self, Detail, ErrorCode},
     webhooks,
 };
 use crate::service::{
@@ -202,7 +202,7 @@ pub fn begun(data: impl Serialize, message: &str) -> Value {
 }
 
 /// The body of an error answer.
-pub fn error(error: ApiError) -> Value {
+pub fn error(error: Error) -> Value {
     serde_json::from_slice(&error::body(&error, REQUEST_ID)).unwrap_or_default()
 }
 
@@ -246,10 +246,10 @@ pub fn acting(action: Action) -> Value {
 }
 
 /// The refusal of an action in an unsuitable status.
-pub fn not_running() -> ApiError {
+pub fn not_running() -> Error {
     let item = instance_object("stopped", "Stopped", None);
     let refused = item.and_then(|item| check_state(Action::Reboot, &item).err());
-    refused.unwrap_or_else(ApiError::fault)
+    refused.unwrap_or_else(Error::fault)
 }
 
 pub fn backup() -> Value {
@@ -266,10 +266,10 @@ pub fn new_backup() -> Value {
 }
 
 /// The refusal of a backup in an unsuitable status.
-pub fn not_backed_up_now() -> ApiError {
+pub fn not_backed_up_now() -> Error {
     let item = instance_object("stopping", "Stopped", Some("Stop"));
     let refused = item.and_then(|item| check_backup_state(&item).err());
-    refused.unwrap_or_else(ApiError::fault)
+    refused.unwrap_or_else(Error::fault)
 }
 
 pub fn alert() -> Value {
@@ -377,47 +377,47 @@ pub fn invoice_with_lines(is_issued: bool) -> Value {
 }
 
 /// An error that any operation can have. `kind` is the kind of object that its path names.
-pub(super) fn general_error(code: ErrorCode, kind: &str, takes_body: bool) -> ApiError {
+pub(super) fn general_error(code: ErrorCode, kind: &str, takes_body: bool) -> Error {
     match code {
-        ErrorCode::JsonError => ApiError::new(code, "the body is not JSON: expected `:` at line 2 column 6"),
-        ErrorCode::Unauthorized => ApiError::new(
+        ErrorCode::JsonError => Error::new(code, "the body is not JSON: expected `:` at line 2 column 6"),
+        ErrorCode::Unauthorized => Error::new(
             code,
             "the API key is missing; send the header Authorization: Bearer <API_KEY>",
         ),
-        ErrorCode::Forbidden => ApiError::new(
+        ErrorCode::Forbidden => Error::new(
             code,
             "a policy of the cluster refuses this: images from last year are not allowed",
         ),
-        ErrorCode::TokenReadonly => ApiError::new(
+        ErrorCode::TokenReadonly => Error::new(
             code,
             "this needs a key with the scope write; this key has the scope read",
         ),
         ErrorCode::NotFound => Error::no_such(kind),
-        ErrorCode::Conflict => ApiError::new(
+        ErrorCode::Conflict => Error::new(
             code,
             "the object changed during the request; read it and try again",
         ),
         ErrorCode::PreconditionFailed => precondition::failed(),
-        ErrorCode::PayloadTooLarge => ApiError::new(code, "the body is larger than 64 KiB"),
-        ErrorCode::UnsupportedMediaType => ApiError::new(code, "the Content-Type must be application/json"),
-        ErrorCode::InvalidInput if takes_body => ApiError::invalid(vec![Detail::new(
+        ErrorCode::PayloadTooLarge => Error::new(code, "the body is larger than 64 KiB"),
+        ErrorCode::UnsupportedMediaType => Error::new(code, "the Content-Type must be application/json"),
+        ErrorCode::InvalidInput if takes_body => Error::invalid(vec![Detail::new(
             "rebot",
             "unknown_field",
             "is not a known field",
         )]),
-        ErrorCode::InvalidInput => ApiError::invalid(vec![Detail::new(
+        ErrorCode::InvalidInput => Error::invalid(vec![Detail::new(
             "limit",
             "invalid_value",
             "must be an integer from 1 to 100",
         )]),
         ErrorCode::IdempotencyKeyReused => idempotency::reused(),
-        ErrorCode::RateLimitExceeded => ApiError::new(
+        ErrorCode::RateLimitExceeded => Error::new(
             code,
             "the key has used up its 3600 requests per hour; try again in 1 s",
         ),
         ErrorCode::ServiceUnavailable => {
-            ApiError::unavailable("the service cannot reach its database at the moment; try again")
+            Error::unavailable("the service cannot reach its database at the moment; try again")
         }
-        _ => ApiError::fault(),
+        _ => Error::fault(),
     }
 }

@@ -3,7 +3,7 @@
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
-pub use crate::service::error::{Detail, Error as ApiError, ErrorCode};
+pub use crate::service::error::{Detail, Error, ErrorCode};
 pub use api::ErrorAnswer;
 
 /// The status of an answer with this code.
@@ -12,7 +12,7 @@ pub fn status(code: ErrorCode) -> StatusCode {
 }
 
 /// The body of the answer.
-pub fn body(error: &ApiError, request_id: &str) -> Vec<u8> {
+pub fn body(error: &Error, request_id: &str) -> Vec<u8> {
     let body = ErrorAnswer {
         error: api::ErrorBody {
             code: error.code,
@@ -24,7 +24,7 @@ pub fn body(error: &ApiError, request_id: &str) -> Vec<u8> {
     serde_json::to_vec(&body).unwrap_or_default()
 }
 
-impl IntoResponse for ApiError {
+impl IntoResponse for Error {
     /// An answer with an empty body, which `facade::middleware` fills in, because it knows the request id.
     fn into_response(self) -> Response {
         let mut response = Response::new(axum::body::Body::empty());
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn the_body_has_code_message_details_and_request_id() {
-        let error = ApiError::invalid(vec![Detail::new("tags[3]", "invalid_value", "must be short")]);
+        let error = Error::invalid(vec![Detail::new("tags[3]", "invalid_value", "must be short")]);
         let body: serde_json::Value = serde_json::from_slice(&body(&error, "r-1")).unwrap();
         assert_eq!(
             body,

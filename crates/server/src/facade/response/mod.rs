@@ -15,7 +15,7 @@ use serde::Serialize;
 
 pub use self::entity_tag::{etag, tag};
 
-use self::error::ApiError;
+use self::error::Error;
 use crate::service::index::Object;
 use api::{Pagination, Single};
 
@@ -26,11 +26,11 @@ pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// A JSON answer. `size` is an estimate of its length in bytes.
-pub fn json(status: StatusCode, body: &impl Serialize, size: usize) -> Result<Response, ApiError> {
+pub fn json(status: StatusCode, body: &impl Serialize, size: usize) -> Result<Response, Error> {
     let mut bytes = Vec::with_capacity(size);
     serde_json::to_writer(&mut bytes, body).map_err(|error| {
         tracing::error!(%error, "cannot serialize an answer as JSON");
-        ApiError::fault()
+        Error::fault()
     })?;
     Ok(rendered(status, bytes))
 }
@@ -46,7 +46,7 @@ pub fn rendered(status: StatusCode, bytes: impl Into<Body>) -> Response {
 }
 
 /// A page of items that are already serialized.
-pub fn page(items: &[impl Deref<Target: AsRef<[u8]>>], pagination: Pagination) -> Result<Response, ApiError> {
+pub fn page(items: &[impl Deref<Target: AsRef<[u8]>>], pagination: Pagination) -> Result<Response, Error> {
     let items = items.iter().map(|item| (**item).as_ref());
     let mut bytes = Vec::with_capacity(128 + items.clone().map(|item| item.len() + 1).sum::<usize>());
     bytes.extend_from_slice(b"{\"data\":[");
@@ -57,7 +57,7 @@ pub fn page(items: &[impl Deref<Target: AsRef<[u8]>>], pagination: Pagination) -
         bytes.extend_from_slice(item);
     }
     bytes.extend_from_slice(b"],\"pagination\":");
-    serde_json::to_writer(&mut bytes, &pagination).map_err(|_| ApiError::fault())?;
+    serde_json::to_writer(&mut bytes, &pagination).map_err(|_| Error::fault())?;
     bytes.push(b'}');
     Ok(rendered(StatusCode::OK, bytes))
 }
@@ -68,7 +68,7 @@ pub fn single(
     object: &impl Object,
     data: impl Serialize,
     message: Option<String>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let mut response = json(status, &Single { data, message }, 768)?;
     response.headers_mut().insert(header::ETAG, etag(object));
     Ok(response)

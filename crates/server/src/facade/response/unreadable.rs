@@ -5,21 +5,21 @@ use http::{Response, StatusCode, header};
 
 use super::{
     JSON, NO_STORE,
-    error::{self, ApiError, ErrorCode},
+    error::{self, Error, ErrorCode},
 };
 
 /// The answer with this status, in the error format.
 pub fn answer(status: StatusCode) -> Response<Bytes> {
     let error = match status {
-        StatusCode::REQUEST_TIMEOUT => ApiError::new(
+        StatusCode::REQUEST_TIMEOUT => Error::new(
             ErrorCode::RequestTimeout,
             "the head of the request did not arrive in time",
         ),
-        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => ApiError::new(
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => Error::new(
             ErrorCode::HeadersTooLarge,
             "the head of the request is too large; send at most 32 KiB and 100 headers",
         ),
-        _ => ApiError::new(ErrorCode::BadRequest, "the request is not valid HTTP/1.1"),
+        _ => Error::new(ErrorCode::BadRequest, "the request is not valid HTTP/1.1"),
     };
     let id = hex::encode(rand::random::<[u8; 16]>());
     let mut response = Response::new(Bytes::from(error::body(&error, &id)));

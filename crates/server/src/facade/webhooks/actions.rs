@@ -20,7 +20,7 @@ use crate::{
         openapi::examples,
         response::{
             self,
-            error::{ApiError, ErrorAnswer},
+            error::{Error, ErrorAnswer},
         },
     },
     service::{
@@ -52,7 +52,7 @@ pub async fn test(
     Target(id): Target<WebhookId>,
     IfMatch(precondition): IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let post = Post::with_optional_body(request).await?;
     let wanted = body::test(post.fields)?;
     let sent = app
@@ -99,7 +99,7 @@ pub async fn rotate_secret(
     Target(id): Target<WebhookId>,
     IfMatch(precondition): IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let post = Post::with_optional_body(request).await?;
     let rotation = body::rotate(post.fields)?;
     let until = body::expiry(&rotation, app.service.now());
@@ -148,7 +148,7 @@ pub async fn recover(
     Target(id): Target<WebhookId>,
     IfMatch(precondition): IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let post = Post::with_optional_body(request).await?;
     let wanted = body::recover(post.fields)?;
     let cost = Charged::new(&app, &caller);
@@ -172,7 +172,7 @@ pub async fn recover(
     ))
 }
 
-fn answer(recovered: Counted) -> Result<Response, ApiError> {
+fn answer(recovered: Counted) -> Result<Response, Error> {
     let message = match (recovered.count, recovered.when) {
         (0, _) => "There are no deliveries to send again.".to_owned(),
         (1, When::Now) => "One delivery is being sent again.".to_owned(),

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::facade::{
     extract::fields::Fields,
-    response::error::{ApiError, Detail},
+    response::error::{Detail, Error},
 };
 use api::{
     ChangeWebhook, CreateWebhook, RecoverWebhook, RotateSecret, TestWebhook, webhook::DEFAULT_OVERLAP_SECONDS,
@@ -61,7 +61,7 @@ fn read_events(fields: &mut Fields) -> Option<Vec<EventType>> {
 }
 
 /// Reads a request; 422 names every invalid field.
-pub fn create(mut fields: Fields, check: UrlCheck<'_>) -> Result<CreateWebhook, ApiError> {
+pub fn create(mut fields: Fields, check: UrlCheck<'_>) -> Result<CreateWebhook, Error> {
     let url = read_url(&mut fields, check);
     let url = fields.missing("url", url);
     let events = read_events(&mut fields);
@@ -71,7 +71,7 @@ pub fn create(mut fields: Fields, check: UrlCheck<'_>) -> Result<CreateWebhook, 
     fields.finish()?;
     let (Some(url), Some(events)) = (url, events) else {
         // Unreachable: `finish` reports missing fields.
-        return Err(ApiError::fault());
+        return Err(Error::fault());
     };
     Ok(CreateWebhook {
         url,
@@ -82,9 +82,9 @@ pub fn create(mut fields: Fields, check: UrlCheck<'_>) -> Result<CreateWebhook, 
 }
 
 /// Reads a request; 422 names every invalid field.
-pub fn change(mut fields: Fields, check: UrlCheck<'_>) -> Result<ChangeWebhook, ApiError> {
+pub fn change(mut fields: Fields, check: UrlCheck<'_>) -> Result<ChangeWebhook, Error> {
     if fields.is_empty() {
-        return Err(ApiError::invalid(vec![Detail::new(
+        return Err(Error::invalid(vec![Detail::new(
             "body",
             "missing",
             "must have at least one of url, events, active, secret",
@@ -119,7 +119,7 @@ pub fn change(mut fields: Fields, check: UrlCheck<'_>) -> Result<ChangeWebhook, 
 }
 
 /// Reads a request; 422 names every invalid field.
-pub fn test(mut fields: Fields) -> Result<TestWebhook, ApiError> {
+pub fn test(mut fields: Fields) -> Result<TestWebhook, Error> {
     let text = fields.string("type", &check_event_type);
     fields.finish()?;
     Ok(TestWebhook {
@@ -128,7 +128,7 @@ pub fn test(mut fields: Fields) -> Result<TestWebhook, ApiError> {
 }
 
 /// Reads a request; 422 names every invalid field.
-pub fn rotate(mut fields: Fields) -> Result<RotateSecret, ApiError> {
+pub fn rotate(mut fields: Fields) -> Result<RotateSecret, Error> {
     let secret = read_secret(&mut fields);
     let overlap = fields.integer("overlap_seconds", MAX_OVERLAP_SECONDS);
     fields.finish()?;
@@ -145,7 +145,7 @@ pub fn expiry(rotation: &RotateSecret, now: Timestamp) -> Option<Timestamp> {
 }
 
 /// Reads a request; 422 names every invalid field.
-pub fn recover(mut fields: Fields) -> Result<RecoverWebhook, ApiError> {
+pub fn recover(mut fields: Fields) -> Result<RecoverWebhook, Error> {
     let since = fields.string("since", &|text| {
         text.parse::<Timestamp>()
             .map(drop)
@@ -172,12 +172,12 @@ mod tests {
         }
     }
 
-    fn named(error: &ApiError) -> Vec<(String, &str)> {
+    fn named(error: &Error) -> Vec<(String, &str)> {
         let details = error.details.iter();
         details.map(|d| (d.field.to_string(), d.code.as_ref())).collect()
     }
 
-    fn read(body: &Value) -> Result<CreateWebhook, ApiError> {
+    fn read(body: &Value) -> Result<CreateWebhook, Error> {
         create(fields(&body.to_string())?, &guard)
     }
 
@@ -246,7 +246,7 @@ mod tests {
         assert!(read(&body).is_ok(), "characters are counted, not bytes");
     }
 
-    fn change(body: &Value) -> Result<ChangeWebhook, ApiError> {
+    fn change(body: &Value) -> Result<ChangeWebhook, Error> {
         super::change(fields(&body.to_string())?, &guard)
     }
 

@@ -27,7 +27,7 @@ use super::{
     openapi::examples,
     response::{
         self,
-        error::{ApiError, ErrorAnswer},
+        error::{Error, ErrorAnswer},
     },
 };
 use crate::service::{error::quota_used_up, id::WebhookId, webhooks::IndexedWebhook};
@@ -48,7 +48,7 @@ pub async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     parameters: Parameters,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let (page, total) = app
         .service
@@ -79,7 +79,7 @@ pub async fn create(
     State(app): State<Arc<App>>,
     caller: Caller,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let post = Post::with_body(request).await?;
     let check = |url: &str| app.service.check_receiver(url);
     let new = body::create(post.fields, &check)?;
@@ -114,7 +114,7 @@ pub async fn detail(
     State(app): State<Arc<App>>,
     caller: Caller,
     Target(id): Target<WebhookId>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let item = app.service.webhook(caller.namespace(), id).await?;
     detail_of(&item)
 }
@@ -139,7 +139,7 @@ pub async fn change(
     Target(id): Target<WebhookId>,
     IfMatch(precondition): IfMatch,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let check = |url: &str| app.service.check_receiver(url);
     let change = body::change(required(request).await?, &check)?;
     let item = app
@@ -150,7 +150,7 @@ pub async fn change(
 }
 
 /// An answer with the detail of a webhook, without its secret.
-fn detail_of(item: &IndexedWebhook) -> Result<Response, ApiError> {
+fn detail_of(item: &IndexedWebhook) -> Result<Response, Error> {
     response::single(StatusCode::OK, &*item.webhook, view::webhook(item), None)
 }
 
@@ -170,7 +170,7 @@ pub async fn delete(
     caller: Caller,
     Target(id): Target<WebhookId>,
     IfMatch(precondition): IfMatch,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, Error> {
     app.service
         .delete_webhook(caller.namespace(), id, &precondition)
         .await?;
