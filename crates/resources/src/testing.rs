@@ -6,10 +6,19 @@
     reason = "tests fail by panicking"
 )]
 
+use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{Instance, Webhook};
+use super::{Account, Instance, Webhook};
+
+/// An Account that was created at this second and has not been reconciled yet.
+pub fn account(name: &str, namespace: &str, second: i64) -> Account {
+    let created = Timestamp::from_second(second).unwrap();
+    let metadata = json!({ "name": name, "uid": format!("uid-{name}"), "generation": 1, "creationTimestamp": created });
+    let spec = json!({ "email": "ada@example.com", "namespace": namespace });
+    serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap()
+}
 
 /// The Instance `web` in the namespace `demo`, without a status, changed by this merge patch.
 pub fn instance(patch: Value) -> Instance {

@@ -20,9 +20,9 @@ use serde_json::json;
 use super::{
     AccountError, CONTROLLER, Shared,
     children::{self, Grant},
-    decide::{self, Claim, Contents, NamespaceRefusal, NamespaceView, Outcome, Removal},
     resync,
 };
+use domain::account::{self as decide, Claim, Contents, NamespaceRefusal, NamespaceView, Outcome, Removal};
 use resources::{
     ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, Delivery, EventLog, Instance, Webhook,
     account::{ADOPTED_FOR_ANNOTATION, FINALIZER},

@@ -287,8 +287,8 @@ pub(super) mod tests {
         apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, Time},
     };
 
-    use super::super::decide::tests::account;
     use super::*;
+    use resources::testing::account;
 
     pub(in super::super) const DEFAULTS: DefaultQuotas = DefaultQuotas {
         instances: 100,

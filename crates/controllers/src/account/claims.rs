@@ -5,26 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::Timestamp;
 
 use super::children::{self, DefaultQuotas, QuotaLimits};
+use domain::account::Claimant;
 use resources::{Account, origin};
 use runtime::watch::Change;
-
-/// One Account's claim to a namespace. Ordered by age, oldest first, then by UID.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Claimant {
-    pub(super) created: Timestamp,
-    pub(super) uid: String,
-    pub(super) name: String,
-}
-
-impl Claimant {
-    pub(super) fn of(account: &Account) -> Self {
-        Self {
-            created: origin::created_at(&account.metadata).unwrap_or(Timestamp::UNIX_EPOCH),
-            uid: origin::uid(&account.metadata).to_owned(),
-            name: account.metadata.name.clone().unwrap_or_default(),
-        }
-    }
-}
 
 /// All claims, by namespace.
 #[derive(Debug)]
@@ -168,8 +151,9 @@ impl Claims {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{children::tests::DEFAULTS, decide::tests::account};
+    use super::super::children::tests::DEFAULTS;
     use super::*;
+    use resources::testing::account;
 
     fn names(set: &BTreeSet<String>) -> Vec<&str> {
         set.iter().map(String::as_str).collect()

@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::RwLock;
 
-use super::claims::Claimant;
+use domain::account::Claimant;
 use domain::event::payload::User;
 use resources::{Account, ids, origin};
 use runtime::watch::{Change, Listener};
@@ -154,8 +154,18 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
-    use super::super::decide::tests::{account, owning};
+    use domain::account::{Outcome, status};
+    use resources::testing::account;
+
     use super::*;
+
+    /// An Account that owns its namespace.
+    fn owning(name: &str, namespace: &str, second: i64) -> Account {
+        let mut account = account(name, namespace, second);
+        let now = jiff::Timestamp::from_second(second).unwrap();
+        account.status = Some(status(&account, &Outcome::Ready { adopted: false }, now));
+        account
+    }
 
     fn name_of(directory: &AccountDirectory, namespace: &str) -> Option<String> {
         directory.account_of(namespace)?.metadata.name.clone()

@@ -2,7 +2,6 @@
 //! the Account is deleted.
 //!
 //! - `claims`: which Accounts claim which namespace;
-//! - `decide`: pure decisions about one Account;
 //! - `children`: the objects in the namespace;
 //! - `apply`: the I/O: reads, decides, applies and writes the status;
 //! - `directory`: tells the other controllers which Account owns which namespace.
@@ -10,7 +9,6 @@
 mod apply;
 mod children;
 mod claims;
-mod decide;
 mod directory;
 
 use std::{

@@ -3,7 +3,6 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 
-use super::claims::Claimant;
 use resources::{
     ACCOUNT_LABEL, Account, AccountStatus,
     account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION, MAIL_UNAVAILABLE, NAMESPACE_READY},
@@ -11,21 +10,42 @@ use resources::{
     ids, origin,
 };
 
+/// One Account's claim to a namespace. Ordered by age, oldest first, then by UID.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Claimant {
+    created: Timestamp,
+    /// Its origin UID.
+    pub uid: String,
+    /// The Account's name.
+    pub name: String,
+}
+
+impl Claimant {
+    /// The claim of an Account.
+    pub fn of(account: &Account) -> Self {
+        Self {
+            created: origin::created_at(&account.metadata).unwrap_or(Timestamp::UNIX_EPOCH),
+            uid: origin::uid(&account.metadata).to_owned(),
+            name: account.metadata.name.clone().unwrap_or_default(),
+        }
+    }
+}
+
 /// The relevant properties of the namespace that an Account claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct NamespaceView {
+pub struct NamespaceView {
     /// The Account that its label names.
-    pub(super) account: Option<String>,
+    pub account: Option<String>,
     /// Origin UID of the Account that it belongs to, once it has belonged to one.
-    pub(super) owner: Option<String>,
+    pub owner: Option<String>,
     /// Whether the operator created it.
-    pub(super) is_created: bool,
+    pub is_created: bool,
     /// Whether it is being deleted.
-    pub(super) terminating: bool,
+    pub terminating: bool,
 }
 
 impl NamespaceView {
-    pub(super) fn of(namespace: &Namespace) -> Self {
+    pub fn of(namespace: &Namespace) -> Self {
         let get = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
             map.as_ref().and_then(|map| map.get(key).cloned())
         };
@@ -42,16 +62,16 @@ impl NamespaceView {
 
 /// Why an Account does not have its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NamespaceRefusal {
-    pub(super) reason: &'static str,
-    pub(super) message: String,
+pub struct NamespaceRefusal {
+    pub reason: &'static str,
+    pub message: String,
     /// Whether the problem resolves by itself. If not, somebody must change something.
-    pub(super) is_temporary: bool,
+    pub is_temporary: bool,
 }
 
 /// What to do about the namespace of an Account that is not being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Claim {
+pub enum Claim {
     /// The Account cannot have it, or not yet.
     Refused(NamespaceRefusal),
     /// It does not exist: create it.
@@ -67,7 +87,7 @@ pub(super) enum Claim {
 
 /// What to do about an Account that is being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Removal {
+pub enum Removal {
     /// It owns no namespace: remove the finalizer.
     OwnsNothing,
     /// It owns its namespace: empty it, then clean up.
@@ -79,7 +99,7 @@ pub(super) enum Removal {
 /// The label on the namespace decides who may own it, as long as that Account exists: the label is written either together
 /// with the namespace or by an administrator. Once it has belonged to an Account, its annotation says to which, and no other
 /// gets it. If there is no namespace yet, the oldest claimant gets it.
-pub(super) fn claim(
+pub fn claim(
     account: &Account,
     operator_namespace: &str,
     claimants: &[Claimant],
@@ -140,7 +160,7 @@ pub(super) fn claim(
 }
 
 /// The refusal of an Account whose namespace holds these objects, which an operator has already worked on.
-pub(super) fn in_use(account: &Account, contents: &[Contents]) -> Option<NamespaceRefusal> {
+pub fn in_use(account: &Account, contents: &[Contents]) -> Option<NamespaceRefusal> {
     let wanted = account.wanted_namespace();
     let what = enumerated(contents)?;
     Some(NamespaceRefusal {
@@ -155,7 +175,7 @@ pub(super) fn in_use(account: &Account, contents: &[Contents]) -> Option<Namespa
 }
 
 /// The refusal of an Account that is a copy of an older one.
-pub(super) fn copy_of(older: &str) -> NamespaceRefusal {
+pub fn copy_of(older: &str) -> NamespaceRefusal {
     NamespaceRefusal {
         reason: "OriginTaken",
         message: format!(
@@ -197,11 +217,7 @@ fn reserved(wanted: &str, operator_namespace: &str) -> Option<NamespaceRefusal> 
 }
 
 /// Decides about an Account that is being deleted.
-pub(super) fn removal(
-    account: &Account,
-    operator_namespace: &str,
-    namespace: Option<&NamespaceView>,
-) -> Removal {
+pub fn removal(account: &Account, operator_namespace: &str, namespace: Option<&NamespaceView>) -> Removal {
     let me = account.metadata.name.as_deref();
     let Some(namespace) = namespace else {
         return Removal::OwnsNothing;
@@ -218,22 +234,22 @@ pub(super) fn removal(
 
 /// Objects of one kind that block the deletion of an Account, or the adoption of its namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Contents {
+pub struct Contents {
     /// Singular and plural name of the kind, as used in messages.
-    pub(super) words: (&'static str, &'static str),
+    pub words: (&'static str, &'static str),
     /// How many there are.
-    pub(super) count: u64,
+    pub count: u64,
     /// Whether there are more.
-    pub(super) has_more: bool,
+    pub has_more: bool,
     /// Some of their names.
-    pub(super) names: Vec<String>,
+    pub names: Vec<String>,
 }
 
 /// Maximum number of names in a message.
 const MAX_NAMES: usize = 5;
 
 /// What holds back the deletion of an Account, and what to do about it; `None` if nothing does.
-pub(super) fn in_the_way(protected: Contents, backups: Contents) -> Option<String> {
+pub fn in_the_way(protected: Contents, backups: Contents) -> Option<String> {
     let unprotect = (protected.count > 0).then_some("set spec.deletionProtection of the instances to false");
     let delete = (backups.count > 0).then_some("delete the backups");
     let remedies: Vec<&str> = unprotect.into_iter().chain(delete).collect();
@@ -245,7 +261,7 @@ pub(super) fn in_the_way(protected: Contents, backups: Contents) -> Option<Strin
 }
 
 /// For example `3 instances: a, b, c; 1 webhook: d`; `None` if all are empty.
-pub(super) fn enumerated(contents: &[Contents]) -> Option<String> {
+pub fn enumerated(contents: &[Contents]) -> Option<String> {
     let parts: Vec<String> = contents
         .iter()
         .filter(|contents| contents.count > 0)
@@ -269,7 +285,7 @@ pub(super) fn enumerated(contents: &[Contents]) -> Option<String> {
 
 /// How a reconcile ended, for the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub enum Outcome {
     /// Everything matches the spec.
     Ready { adopted: bool },
     /// Everything exists, but Kubernetes has not computed the quota yet.
@@ -360,7 +376,7 @@ impl Outcome {
 }
 
 /// The status for an outcome. Equal to the old one if nothing has changed.
-pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountStatus {
+pub fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountStatus {
     let wanted = account.wanted_namespace();
     let generation = account.metadata.generation;
     let Summary {
@@ -428,7 +444,7 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
 }
 
 /// Sets or removes the condition that the account holder cannot be notified of anything.
-pub(super) fn set_mail(status: &mut AccountStatus, has_mail: bool, generation: Option<i64>, now: Timestamp) {
+pub fn set_mail(status: &mut AccountStatus, has_mail: bool, generation: Option<i64>, now: Timestamp) {
     if has_mail {
         conditions::remove(&mut status.conditions, MAIL_UNAVAILABLE);
         return;
@@ -443,34 +459,12 @@ pub(super) fn set_mail(status: &mut AccountStatus, has_mail: bool, generation: O
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
+mod tests {
     use super::*;
-    use resources::{AccountSpec, conditions::find};
-
-    /// An Account that has not been reconciled yet.
-    pub(in super::super) fn account(name: &str, namespace: &str, second: i64) -> Account {
-        let mut account = Account::new(
-            name,
-            AccountSpec {
-                email: "ada@example.com".into(),
-                namespace: Some(namespace.into()),
-                instance_quota: None,
-                webhook_quota: None,
-                rate_limit_per_hour: None,
-                billing_address: Vec::new(),
-                invoices_closed_until: None,
-            },
-        );
-        account.metadata.uid = Some(format!("uid-{name}"));
-        account.metadata.generation = Some(1);
-        account.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).unwrap()));
-        account
-    }
+    use resources::{conditions::find, testing::account};
 
     /// An Account that owns its namespace.
-    pub(in super::super) fn owning(name: &str, namespace: &str, second: i64) -> Account {
+    fn owning(name: &str, namespace: &str, second: i64) -> Account {
         let mut account = account(name, namespace, second);
         account.status = Some(status(&account, &Outcome::Ready { adopted: false }, at(second)));
         account
