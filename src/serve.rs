@@ -91,7 +91,7 @@ pub enum ServeError {
     /// The settings of OpenID Connect are invalid.
     #[error(transparent)]
     Oidc(#[from] console::OidcError),
-    /// The delivery settings are invalid.
+    /// The client for receivers cannot be built.
     #[error(transparent)]
     Receivers(#[from] ClientError),
     /// The mail settings are invalid.
@@ -122,7 +122,6 @@ pub async fn serve(
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
-    // `/readyz` is served before the watches are started.
     let (health, metrics, server_time) = (
         Health::starting(),
         Metrics::of(api.is_some(), controller.is_some()),
@@ -208,7 +207,11 @@ pub async fn serve(
         on_backups.push(Box::new(slots.backups.clone()));
         on_webhooks.push(Box::new(slots.webhooks.clone()));
     }
-    let instances = watch_tenant_objects(&watches, on_instances);
+    let forget_unused = |instance: &mut Instance| {
+        tracking::forget_foreign(instance);
+        instance.shrink_to_fit();
+    };
+    let instances = watches.spawn_without(watcher::Config::default(), forget_unused, on_instances);
     let backups = watch_tenant_objects(&watches, on_backups);
     let webhooks = watch_tenant_objects(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);
@@ -244,7 +247,7 @@ pub async fn serve(
     ended
 }
 
-/// Watches a kind that account holders write, without the metadata that the program does not read.
+/// Watches objects that account holders write, without the metadata that the program does not read.
 fn watch_tenant_objects<K>(watches: &Watches, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,

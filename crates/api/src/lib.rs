@@ -1,5 +1,5 @@
 //! The REST model of Stellage: every request, answer and error of `/v1`, each once. The server answers with these types, its OpenAPI
-//! document is generated from them, and clients read and write them. No I/O: bring the HTTP client that you like.
+//! document is generated from them, and clients read and write them. No I/O: bring your own HTTP client.
 //!
 //! # Example
 //!
@@ -49,7 +49,7 @@
 //! - [`instance`]: servers; [`backup`]: their backups; [`monitoring`]: their usage, and alerts; [`catalogue`]: what can be ordered;
 //! - [`webhook`]: receivers; [`delivery`]: what is sent to them; [`event`]: what has happened;
 //! - [`account`]: the account; [`key`]: its API keys; [`invoice`]: what it is billed; [`money`]: amounts and prices;
-//! - [`schema`]: what the OpenAPI document has besides.
+//! - [`schema`]: schemas of the OpenAPI document that have no Rust type.
 
 #![warn(missing_docs)]
 

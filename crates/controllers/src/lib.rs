@@ -1,6 +1,5 @@
-//! The controllers: one folder per kind, with pure decisions separate from I/O. The only code that they share is the directory
-//! of namespaces and Accounts, what the ledger reports, calls of the provider and writes of finalizers; everything else that connects them
-//! is passed to their constructors.
+//! The controllers observe, have [`domain`] decide, and write: one folder for each kind or task. What connects them is passed to their
+//! constructors.
 //!
 //! - [`account`]: gives each Account its namespace, quota and RoleBinding;
 //! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
@@ -9,7 +8,8 @@
 //! - [`monitoring`]: samples the usage of servers;
 //! - [`webhook`]: keeps the status of webhooks; `delivery` sends them the events and keeps the records, `event_log` logs the events, and
 //!   `secrets` has what signs them;
-//! - [`notifier`]: tells account holders by e-mail what is wrong with their webhooks, in the words of [`mail`], which sends them.
+//! - [`notifier`]: tells account holders by e-mail what is wrong with their webhooks, in the words of [`mail`], which sends them;
+//! - `provider_call`, `finalizers`: calls of the provider and writes of finalizers, for all.
 
 pub mod account;
 pub mod backup;

@@ -1,11 +1,11 @@
-//! What to do next, as pure functions: with every kind, a decision is made from its spec, its status, what was observed and the time.
+//! What to do next, as pure functions of spec, status, what was observed, and the time.
 //!
-//! - [`account`], [`instance`], [`backup`], [`webhook`], [`delivery`], [`alert`], [`invoice`]: one module for each kind that something is decided about;
+//! - [`account`], [`instance`], [`backup`], [`webhook`], [`delivery`], [`alert`], [`invoice`]: what is decided about each;
 //! - [`event`]: the bodies of events, and the outbox;
 //! - [`provider`]: what a provider reports;
 //! - [`catalogue`]: what can be ordered, and what it costs;
 //! - [`nonce`]: times that request an action once;
-//! - [`fair_queue`]: a queue in which accounts take turns.
+//! - [`FairQueue`]: a queue in which accounts take turns.
 
 pub mod account;
 pub mod alert;
@@ -13,7 +13,7 @@ pub mod backup;
 pub mod catalogue;
 pub mod delivery;
 pub mod event;
-pub mod fair_queue;
+mod fair_queue;
 pub mod instance;
 pub mod invoice;
 pub mod nonce;

@@ -153,7 +153,7 @@ pub struct AccountStatus {
     #[schemars(extend("format" = "int64"))]
     pub observed_generation: Option<i64>,
 
-    /// Ready, Reconciling, Stalled, NamespaceReady.
+    /// Ready, Reconciling, Stalled, NamespaceReady; and MailUnavailable while the operator has no mail server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,

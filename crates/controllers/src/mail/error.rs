@@ -91,18 +91,6 @@ impl std::fmt::Display for Step {
 }
 
 impl MailError {
-    /// Whether retrying with the same settings is useless: a 5xx reply, a mail that cannot be composed, or no mail server.
-    pub fn is_permanent(&self) -> bool {
-        match self {
-            Self::NotConfigured | Self::Setting { .. } | Self::Recipient(_) | Self::Message(_) => true,
-            Self::Refused { code, .. } => *code >= 500,
-            Self::NotEncrypted { .. }
-            | Self::Connection { .. }
-            | Self::File { .. }
-            | Self::Timeout { .. } => false,
-        }
-    }
-
     /// The message for the account holder. It does not name the mail server, which only the log shows.
     pub fn public_message(&self) -> String {
         match self {

@@ -69,7 +69,7 @@ impl Mailer {
     /// Sends one mail, within `--mail-timeout-seconds`, and returns once the mail server has accepted it or the file is
     /// written.
     ///
-    /// Errors: any [`MailError`] except `Setting`; [`MailError::is_permanent`] says whether retrying is useless.
+    /// Errors: any [`MailError`] except `Setting`.
     pub async fn send(&self, mail: &Notification) -> Result<(), MailError> {
         let sending = async {
             match &self.target {
@@ -214,7 +214,6 @@ mod tests {
                 !text.contains("cret") && !format!("{error:?}").contains("cret"),
                 "{url}: {text}"
             );
-            assert!(error.is_permanent());
         }
     }
 

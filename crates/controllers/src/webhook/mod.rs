@@ -1,8 +1,7 @@
 //! The Webhook controller: takes events from outboxes, delivers them, and keeps the records.
 //!
-//! - `delivery`: the loop that delivers events, and the records of it;
-//! - `event_log`: the log of events;
-//! - `secrets`: the signing secrets;
+//! - [`delivery`](crate::delivery), [`event_log`](crate::event_log), [`secrets`](crate::secrets), beside it: deliver events, log them, read
+//!   what signs them;
 //! - `known`: the webhooks that it knows;
 //! - `reconcile`: keeps their status: `observe` gathers what the decision ([`domain::webhook`]) depends on, `apply` writes it;
 //!   `status_queue` and `write_budget` say when;

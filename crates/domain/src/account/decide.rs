@@ -296,7 +296,7 @@ pub enum Outcome {
     Failed { owned: Option<bool>, message: String },
     /// The Account is being deleted, but it has something that is not deleted along with it.
     HeldBack { adopted: bool, in_the_way: String },
-    /// The Account is being deleted, and this with it.
+    /// The Account is being deleted, and what it contains with it.
     Deleting { adopted: bool, contents: String },
 }
 
@@ -432,7 +432,7 @@ pub fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountSt
     AccountStatus {
         id: Some(ids::account_id(origin::uid(&account.metadata))),
         namespace: owned.is_some().then(|| wanted.to_owned()),
-        // Owned by the webhook controller.
+        // Written by the notifier.
         notified_at: account
             .status
             .as_ref()

@@ -1,6 +1,6 @@
 //! Accounts as pure functions: who gets a namespace (decisions, section 1), and what an Account that is deleted takes with it.
 //!
-//! - [`claim()`]: what to do about the namespace of an Account, of all that claim it;
+//! - [`claim()`]: what to do about a namespace that one or more Accounts claim;
 //! - [`removal()`], [`in_the_way()`]: what to do about an Account that is being deleted, and what holds it back;
 //! - [`status()`]: the status to write.
 

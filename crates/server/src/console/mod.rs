@@ -4,7 +4,7 @@
 //! decides what is valid, allowed, limited or present, and nothing exists only in the console.
 //!
 //! - `session_request`: a request of a signed-in user, and its requests to `/v1`; `call` describes these, `refusal` their errors;
-//! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
+//! - `sign_in`, with `session`, `seal`, `sealing_key`, `sign_in_limiter`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
 //!   Connect;
 //! - `middleware`, with `same_origin`: the middleware around every page;
 //! - `page`, `form`, `refresh`, `text`, `assets`: what pages are made of; their templates are in `crates/server/templates/console/`;

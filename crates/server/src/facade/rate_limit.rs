@@ -75,6 +75,7 @@ pub struct RateLimits<C: Clock = DefaultClock> {
     clock: C,
     /// By requests per hour. An account whose limit is changed begins with a full allowance.
     by_limit: RwLock<HashMap<NonZeroU32, Limiter<C>>>,
+    /// Requests since the last time that full allowances were forgotten.
     counted: AtomicU32,
 }
 

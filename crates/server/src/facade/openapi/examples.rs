@@ -238,7 +238,7 @@ pub fn acting(action: Action) -> Value {
         Action::PowerOff => ("stopping", "Stopped", "PowerOff"),
         Action::Reboot => ("rebooting", "Running", "Reboot"),
         Action::Rebuild => ("rebuilding", "Running", "Rebuild"),
-        Action::ChangePlan => ("resizing", "Running", "ChangePlan"),
+        Action::ChangePlan => ("resizing", "Running", "Resize"),
     };
     let item = instance_object(state, power, Some(operation));
     let view = item.as_ref().map(|item| instances::view::detail(item, None));
