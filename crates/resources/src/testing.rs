@@ -15,7 +15,8 @@ use super::{Account, Instance, Webhook};
 /// An Account that was created at this second and has not been reconciled yet.
 pub fn account(name: &str, namespace: &str, second: i64) -> Account {
     let created = Timestamp::from_second(second).unwrap();
-    let metadata = json!({ "name": name, "uid": format!("uid-{name}"), "generation": 1, "creationTimestamp": created });
+    let metadata =
+        json!({ "name": name, "uid": format!("uid-{name}"), "generation": 1, "creationTimestamp": created });
     let spec = json!({ "email": "ada@example.com", "namespace": namespace });
     serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap()
 }
