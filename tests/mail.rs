@@ -140,7 +140,6 @@ async fn mail_is_encrypted_and_the_certificate_is_checked() {
         let mailer = Mailer::new(&settings(&url)).unwrap();
         let error = mailer.send(&notification()).await.unwrap_err();
         assert!(matches!(error, MailError::Connection { .. }), "{error:?}");
-        assert!(!error.is_permanent());
         assert!(
             error.to_string().contains("certificate") && error.to_string().contains("--smtp-ca"),
             "without its authority it is not trusted: {error}"
@@ -177,7 +176,6 @@ async fn a_server_without_encryption_gets_nothing_if_it_is_required() {
         .await
         .unwrap_err();
     assert!(matches!(error, MailError::NotEncrypted { .. }), "{error:?}");
-    assert!(!error.is_permanent());
     assert!(server.is_idle());
     send(&server, "smtp://127.0.0.1:PORT?tls=opportunistic")
         .await
@@ -216,18 +214,13 @@ async fn a_wrong_password_is_reported_without_showing_it() {
     // A server that echoes the password, in plain text and as it was sent.
     let plain = "AGFkYQBwOnNzL3dAcmQ=";
     let echo = format!("5.7.8 no login with {PASSWORD} or {plain}");
-    for (answer, permanent, expected) in [
-        (None, true, "535 Invalid credentials"),
+    for (answer, expected) in [
+        (None, "535 Invalid credentials"),
         (
             Some(Response::custom(535, echo)),
-            true,
             "535 5.7.8 no login with *** or ***",
         ),
-        (
-            Some(TEMP_AUTH_FAILURE),
-            false,
-            "454 Temporary authentication failure",
-        ),
+        (Some(TEMP_AUTH_FAILURE), "454 Temporary authentication failure"),
     ] {
         let behaviour = Behaviour {
             encryption: Encryption::StartTls,
@@ -245,7 +238,6 @@ async fn a_wrong_password_is_reported_without_showing_it() {
             )),
             "{text}"
         );
-        assert_eq!(error.is_permanent(), permanent);
         for shown in [text, format!("{error:?}")] {
             assert!(
                 ![PASSWORD, PASSWORD_IN_URL, plain]
@@ -259,21 +251,20 @@ async fn a_wrong_password_is_reported_without_showing_it() {
 }
 
 #[tokio::test]
-async fn a_refusal_for_now_differs_from_one_for_good() {
+async fn a_refusal_is_reported_with_its_code() {
     let refusing = |recipient: Option<Response>, content: Option<Response>| Behaviour {
         recipient,
         content,
         ..Behaviour::default()
     };
-    for (behaviour, code, permanent) in [
-        (refusing(Some(NO_MAILBOX), None), 550, true),
+    for (behaviour, code) in [
+        (refusing(Some(NO_MAILBOX), None), 550),
         (
             refusing(Some(Response::custom(450, "greylisted\u{7} ".repeat(40))), None),
             450,
-            false,
         ),
-        (refusing(None, Some(TRANSACTION_FAILED)), 554, true),
-        (refusing(None, Some(OUT_OF_SPACE)), 452, false),
+        (refusing(None, Some(TRANSACTION_FAILED)), 554),
+        (refusing(None, Some(OUT_OF_SPACE)), 452),
     ] {
         let mut server = SmtpServer::start(behaviour).await;
         let error = send(&server, "smtp://127.0.0.1:PORT").await.unwrap_err();
@@ -286,10 +277,7 @@ async fn a_refusal_for_now_differs_from_one_for_good() {
         else {
             panic!("{error:?}");
         };
-        assert_eq!(
-            (*seen, error.is_permanent(), error.label()),
-            (code, permanent, "refused")
-        );
+        assert_eq!((*seen, error.label()), (code, "refused"));
         assert!(text.len() <= 300 && !text.contains('\u{7}'), "{text:?}");
         assert!(server.is_idle());
     }
@@ -314,7 +302,6 @@ async fn a_server_that_never_answers_is_given_up() {
         matches!(error, MailError::Timeout { seconds: 1, .. }),
         "{error:?}"
     );
-    assert!(!error.is_permanent());
     let closed = timeout(PATIENCE, silent).await;
     assert!(closed.is_ok(), "the connection is not left open");
 }
@@ -349,7 +336,6 @@ async fn a_server_that_is_not_there_is_a_passing_failure() {
         "{error:?}"
     );
     assert!(error.to_string().contains(&address.to_string()), "{error}");
-    assert!(!error.is_permanent());
 }
 
 #[tokio::test]
@@ -366,7 +352,6 @@ async fn an_address_that_is_none_is_refused_before_anything_is_sent() {
         wrong.clone_into(&mut mail.to);
         let error = mailer.send(&mail).await.unwrap_err();
         assert!(matches!(error, MailError::Recipient(_)), "{error:?}");
-        assert!(error.is_permanent());
     }
     assert!(server.is_idle());
 }
