@@ -55,7 +55,7 @@ use api::{ChangeInstance, CreateInstance, Instance, InstanceSummary, List, NewIn
         ("status" = Option<String>, Query, description = "Only instances with this status.", example = "running"),
         ("region" = Option<String>, Query, description = "Only instances in this region.", example = "fr-par-1"),
         ("name" = Option<String>, Query, description = "Only instances with exactly this name.", example = "web-1"),
-        ("tag" = Option<String>, Query, description = "Only instances with this tag.", example = "env:prod"),
+        ("tag" = Option<Vec<String>>, Query, description = "Only instances with this tag; with all of them, if it is given more than once.", example = json!(["env:prod"])),
         ("search" = Option<String>, Query, description = "Only instances whose name, id or address contains this text. Capital and small letters count alike.", example = "web"),
     ),
     responses((status = 200, description = "A page of instances", body = List<InstanceSummary>, example = json!(examples::page(examples::instance_summary())))),
@@ -66,11 +66,12 @@ pub async fn list(
     parameters: Parameters,
 ) -> Result<Response, Error> {
     let paging = parameters.paging()?;
+    let tags: Vec<_> = parameters.all("tag").collect();
     let filter = Filter {
         status: parameters.get("status"),
         region: parameters.get("region"),
         name: parameters.get("name"),
-        tag: parameters.get("tag"),
+        tags: &tags,
         search: parameters.get("search"),
     };
     let (page, total) = app

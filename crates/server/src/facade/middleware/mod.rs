@@ -39,7 +39,10 @@ use self::{
 };
 use super::{
     AnsweredAs, App,
-    extract::Caller,
+    extract::{
+        Caller,
+        query::{self, Known},
+    },
     openapi::Served,
     rate_limit::{Allowance, Whose},
     response::{
@@ -90,6 +93,8 @@ struct Route {
     /// The path, with placeholders.
     label: &'static str,
     methods: Vec<Method>,
+    /// The query parameters of each method.
+    queries: Vec<(Method, Vec<Known>)>,
     needs_key: bool,
     allow: HeaderValue,
     /// Created by the first request, so that routes without requests are not among the metrics.
@@ -99,15 +104,30 @@ struct Route {
 }
 
 impl Route {
-    fn new(label: &'static str, methods: &[Method], needs_key: bool) -> Self {
+    fn new(label: &'static str, served: &Served) -> Self {
+        let methods = &served.methods;
         let allow = methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
         Self {
             label,
-            methods: methods.to_vec(),
-            needs_key,
+            methods: methods.clone(),
+            queries: served.queries.clone(),
+            needs_key: served.needs_key,
             allow: HeaderValue::try_from(allow).unwrap_or(HeaderValue::from_static("")),
             seconds: OnceLock::new(),
             read: OnceLock::new(),
+        }
+    }
+
+    /// 422 if the query has parameters that the method does not have.
+    fn check_query(&self, request: &Request) -> Result<(), Error> {
+        if request.uri().query().is_none() {
+            return Ok(());
+        }
+        let mut queries = self.queries.iter();
+        match queries.find(|(method, _)| method == request.method()) {
+            Some((_, known)) => query::check(request.uri(), known),
+            // 404 or 405.
+            None => Ok(()),
         }
     }
 }
@@ -127,9 +147,9 @@ impl Observer {
         let route = |served: &Served| {
             // Labels of metrics are `'static`. This leaks one short string per route, once in the life of the program.
             let label: &'static str = served.path.clone().leak();
-            Route::new(label, &served.methods, served.needs_key)
+            Route::new(label, served)
         };
-        let unknown = Route::new("unknown", &[], false);
+        let unknown = Route::new("unknown", &Served::default());
         let routes: Vec<_> = std::iter::once(unknown).chain(served.iter().map(route)).collect();
         let numbers = routes.iter().enumerate().skip(1);
         Self {
@@ -212,6 +232,7 @@ where
         } else {
             (Ok(None), None)
         };
+        let admitted = admitted.and_then(|write| route.check_query(&request).map(|()| write));
         // Requests without a valid key, or beyond their allowance, must not displace the spans of others.
         let is_traced = takes_key && admitted.is_ok();
         let traced = is_traced
@@ -500,6 +521,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn every_parameter_of_an_operation_is_known_and_those_that_are_arrays_may_be_repeated() {
+        let facade = synced();
+        let all = "/v1/instances?page=1&limit=2&status=x&region=x&name=x&search=x&tag=a&tag=b";
+        for method in ["GET", "HEAD"] {
+            assert_eq!(ask(&facade, method, all, Some("read")).await.0, 200, "{method}");
+        }
+        let (_, _, body) = ask(&facade, "GET", &format!("{all}&tags=x"), Some("read")).await;
+        assert_eq!(
+            body["error"]["details"][0]["message"],
+            "is not known; the query parameters of this request are page, limit, status, region, name, tag, search"
+        );
+    }
+
+    #[tokio::test]
     async fn checks_are_made_in_order() {
         let facade = synced();
         let id = "/v1/instances/i-0000000000000000";
@@ -512,6 +547,24 @@ mod tests {
             ("DELETE", id, Some("read"), 403, "token_readonly"),
             ("POST", "/v1/instances", Some("write"), 400, "json_error"),
             ("GET", "/v1/instances?limit=0", Some("read"), 422, "invalid_input"),
+            ("GET", "/v1/instances?tags=x", Some("read"), 422, "invalid_input"),
+            (
+                "GET",
+                "/v1/instances?page=1&page=2",
+                Some("read"),
+                422,
+                "invalid_input",
+            ),
+            ("GET", "/v1/openapi.json?pretty=1", None, 422, "invalid_input"),
+            ("GET", "/nothing?x=1", None, 404, "not_found"),
+            ("PUT", "/v1/instances?x=1", None, 405, "method_not_allowed"),
+            (
+                "DELETE",
+                &format!("{id}?force=true"),
+                Some("write"),
+                422,
+                "invalid_input",
+            ),
             ("GET", "/v1/instances/nonsense", Some("read"), 404, "not_found"),
             ("GET", id, Some("read"), 503, "service_unavailable"),
             (
@@ -594,6 +647,7 @@ mod tests {
             path: path.to_owned(),
             methods: vec![Method::GET],
             needs_key: true,
+            queries: Vec::new(),
         };
         let metrics = Metrics::new();
         let router = around(panics, &[served], &app, &metrics);
@@ -632,6 +686,7 @@ mod tests {
             path: path.to_owned(),
             methods: vec![Method::GET, Method::POST],
             needs_key: true,
+            queries: Vec::new(),
         };
         let facade = Facade {
             router: around(waiting, &[served], &app, &Metrics::new()),
