@@ -150,6 +150,7 @@ impl<'a> Pages<'a> {
     }
 
     async fn read_one(&self, name: &str) -> Result<Option<EventLog>, Error> {
+        self.cost.add_object();
         let page: Option<EventLog> = self.calls.get(self.namespace, name).await?;
         Ok(page.filter(|page| page.spec.account == self.account))
     }
