@@ -107,21 +107,22 @@ pub async fn create(
 ) -> Result<Response, Error> {
     let mut post = Post::with_body(request).await?;
     let tenant = caller.tenant();
-    let backup = NamedBackup::find(&app, &tenant.namespace, &post.fields).await;
-    if backup.is_unsuitable()
-        && let Some(request) = &post.idempotent
-        && let Some(created) = app.service.instance_created_by(tenant, request).await?
-    {
-        return is_created(&app, &created, post.idempotent.as_ref());
-    }
-    backup.check(&mut post.fields);
-    let body = body::create(post.fields, &app.service.catalogue())?;
-    let installation = backup.or(body.image.clone())?;
     let request = post.idempotent.as_ref();
-    let created = app
-        .service
-        .create_instance(tenant, body::spec(body), &installation, request)
-        .await?;
+    let backup = NamedBackup::find(&app, &tenant.namespace, &post.fields).await;
+    backup.check(&mut post.fields);
+    let wanted = body::create(post.fields, &app.service.catalogue())
+        .and_then(|body| Ok((backup.or(body.image.clone())?, body::spec(body))));
+    let created = match wanted {
+        Ok((installation, spec)) => {
+            let created = app.service.create_instance(tenant, spec, &installation, request);
+            created.await?
+        }
+        // What the request names may have been there when it was sent first.
+        Err(refusal) => {
+            let created = app.service.instance_created_by(tenant, request).await?;
+            created.ok_or(refusal)?
+        }
+    };
     is_created(&app, &created, request)
 }
 

@@ -534,6 +534,110 @@ mod tests {
         );
     }
 
+    /// Objects by path.
+    type Stored = Arc<parking_lot::Mutex<std::collections::BTreeMap<String, Value>>>;
+
+    /// An API server that stores what it gets, and what it has stored.
+    fn storing() -> (kube::Client, Stored) {
+        let stored = Stored::default();
+        let server = stored.clone();
+        let client = answered_by(move |method, path, mut body| {
+            let mut stored = server.lock();
+            let mut path = path.split('?').next().unwrap_or_default().to_owned();
+            let answer = if method == Method::POST {
+                path = format!("{path}/{}", body["metadata"]["name"].as_str().unwrap_or_default());
+                body["metadata"]["namespace"] = json!("demo");
+                body["metadata"]["uid"] = json!("u");
+                body["metadata"]["generation"] = json!(1);
+                stored.insert(path, body.clone());
+                (201, body)
+            } else if let Some(object) = stored.get_mut(&path) {
+                for place in ["/metadata/annotations", "/spec"] {
+                    for (name, value) in body
+                        .pointer(place)
+                        .and_then(Value::as_object)
+                        .into_iter()
+                        .flatten()
+                    {
+                        object.pointer_mut(place).unwrap()[name] = value.clone();
+                    }
+                }
+                (200, object.clone())
+            } else {
+                (
+                    404,
+                    json!({ "status": "Failure", "reason": "NotFound", "code": 404 }),
+                )
+            };
+            async move { answer }
+        });
+        (client, stored)
+    }
+
+    #[tokio::test]
+    async fn a_repeated_create_or_rebuild_is_answered_although_what_it_names_is_no_longer_there() {
+        let (client, stored) = storing();
+        // The catalogue and the rules for receivers before and after.
+        let facade = |is_open: bool| {
+            let mut service = Service::with_client(client.clone());
+            if !is_open {
+                service = service.without_images_and_receivers();
+            }
+            synced_facade(facade_of(service, &Metrics::new()))
+        };
+        let (before, after) = (facade(true), facade(false));
+        let post = async |facade: &Facade, path: &str, key: &str, body: &Value| {
+            let request = Request::post(path)
+                .header("authorization", format!("Bearer {}", test_key("a", "write")))
+                .header("idempotency-key", key)
+                .body(Body::from(body.to_string()));
+            let (head, body) = facade.answer(request.unwrap()).await.into_parts();
+            let bytes = body.collect().await.unwrap().to_bytes();
+            let replayed = head.headers.contains_key("idempotency-replayed");
+            let body: Value = serde_json::from_slice(&bytes).unwrap();
+            (head.status.as_u16(), replayed, body)
+        };
+        let instance = json!({ "name": "web", "plan": "starter", "region": "fr-par-1", "image": "beos-5" });
+        let webhook =
+            json!({ "url": "https://hooks.example.com", "events": ["instance.created"], "secret": "s" });
+        let mut id = String::new();
+        for (path, body) in [("/v1/webhooks", &webhook), ("/v1/instances", &instance)] {
+            let (status, replayed, first) = post(&before, path, "k", body).await;
+            assert_eq!((status, replayed), (201, false), "{first}");
+            let count = stored.lock().len();
+            let (status, replayed, again) = post(&after, path, "k", body).await;
+            assert_eq!((status, replayed), (201, true), "{again}");
+            assert_eq!(again["data"]["id"], first["data"]["id"]);
+            assert_eq!(again["data"]["secret"], first["data"]["secret"]);
+            assert_eq!(stored.lock().len(), count);
+            let (status, ..) = post(&after, path, "other", body).await;
+            assert_eq!(status, 422, "{path}");
+            let mut other = body.clone();
+            other["nonsense"] = json!(1);
+            let (_, _, reused) = post(&after, path, "k", &other).await;
+            assert_eq!(reused["error"]["code"], "idempotency_key_reused");
+            id = first["data"]["id"].as_str().unwrap_or_default().to_owned();
+        }
+        for object in stored.lock().values_mut() {
+            if object["metadata"]["name"] == id.as_str() {
+                object["status"] = json!({
+                    "state": "running", "power": "Running", "powerState": "Running", "plan": "starter", "image": "beos-5",
+                    "observedGeneration": 1, "provisionedAt": "2026-11-21T10:00:00Z",
+                });
+            }
+        }
+        let (path, body) = (
+            format!("/v1/instances/{id}/rebuild"),
+            json!({ "image": "beos-6" }),
+        );
+        let (status, replayed, first) = post(&before, &path, "r", &body).await;
+        assert_eq!((status, replayed), (202, false), "{first}");
+        let (status, replayed, again) = post(&after, &path, "r", &body).await;
+        assert_eq!((status, replayed), (202, true), "{again}");
+        assert_eq!(again["message"], first["message"]);
+        assert_eq!(post(&after, &path, "other", &body).await.0, 422);
+    }
+
     #[tokio::test]
     async fn checks_are_made_in_order() {
         let facade = synced();
