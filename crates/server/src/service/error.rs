@@ -245,11 +245,11 @@ pub fn no_series() -> Error {
     )
 }
 
-/// The refusal to delete a protected instance.
+/// The refusal to delete or rebuild a protected instance.
 pub fn protected() -> Error {
     Error::new(
         ErrorCode::Protected,
-        "the instance has deletion protection; switch it off before deleting the instance",
+        "the instance has deletion protection; switch it off before deleting or rebuilding the instance",
     )
 }
 
