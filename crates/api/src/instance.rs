@@ -214,21 +214,21 @@ pub struct CreateInstance {
     #[serde(default)]
     #[schema(required = false, default = false)]
     pub deletion_protection: bool,
-    /// Whether the server is started once it is created. One that is `stopped` is created by its first start.
+    /// Whether the server is running once it is created.
     #[serde(default)]
     #[schema(required = false)]
     pub power_state: WantedPower,
 }
 
-/// Whether a new server is started.
+/// Whether a new server is running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ToSchema, strum::EnumString)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum WantedPower {
-    /// It is started.
+    /// Powered on.
     #[default]
     Running,
-    /// It stays off.
+    /// Powered off until it is started.
     Stopped,
 }
 
