@@ -69,6 +69,50 @@ async fn post_backup(tenant: &Tenant, instance: &str, body: &Value) -> Answer {
 }
 
 #[tokio::test]
+async fn a_repeated_backup_create_is_answered_although_its_instance_has_changed_or_is_gone() {
+    let tenant = Tenant::new("bkp-repeat").await;
+    let web = tenant.running("web").await;
+    let path = format!("/v1/instances/{web}/backups");
+    let shown = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("/v1/instances/{web}"),
+        None,
+        &[],
+    )
+    .await;
+    let headers = [("Idempotency-Key", "nightly"), ("If-Match", shown.header("etag"))];
+    let first = expect(&tenant, 201, Method::POST, &path, None, &headers).await;
+    let id = id_of(&first.json()["data"]).to_owned();
+    tenant.wait_for_backup(&id, "completed").await;
+    let instance = format!("/v1/instances/{web}");
+    let tags = json!({ "tags": ["changed"] });
+    expect(&tenant, 200, Method::PATCH, &instance, Some(&tags), &[]).await;
+    for is_gone in [false, true] {
+        if is_gone {
+            expect(&tenant, 204, Method::DELETE, &instance, None, &[]).await;
+        }
+        let again = expect(&tenant, 201, Method::POST, &path, None, &headers).await;
+        assert_eq!(again.header("idempotency-replayed"), "true");
+        assert_eq!(id_of(&again.json()["data"]), id);
+    }
+    let other = json!({ "name": "other" });
+    let reused = expect(&tenant, 422, Method::POST, &path, Some(&other), &headers).await;
+    assert_eq!(code(&reused), "idempotency_key_reused");
+    expect(
+        &tenant,
+        404,
+        Method::POST,
+        &path,
+        None,
+        &[("Idempotency-Key", "new")],
+    )
+    .await;
+    assert_eq!(tenant.all_backups().await.len(), 1);
+}
+
+#[tokio::test]
 async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a_new_one() {
     let tenant = Tenant::new("bkp-rest").await;
     let receiver = Receiver::start(|_| receivers::Answer::ok()).await;

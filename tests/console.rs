@@ -622,11 +622,17 @@ async fn an_instance_is_created_operated_and_deleted() {
     let page = change(&person, &format!("{path}/settings"), &settings).await;
     page.shows("The changes are saved")
         .shows("<h1>web-2</h1>")
-        .shows("on: it cannot be deleted");
+        .shows("on: it can be neither deleted nor rebuilt");
     let wrong = person
         .post(&format!("{path}/delete"), &[("confirm", "web-2")])
         .await;
     wrong.is(409).shows("It is protected");
+    let rebuild = format!("{path}/rebuild?install=image:debian-13");
+    let protected = person.get(&rebuild).await;
+    protected
+        .is(200)
+        .shows("It is protected")
+        .hides("<form class=\"wide\"");
     let settings = [("name", "web-2"), ("tags", "")];
     change(&person, &format!("{path}/settings"), &settings)
         .await

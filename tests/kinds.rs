@@ -541,6 +541,32 @@ async fn a_bad_manifest_is_refused_in_words_that_name_the_field_and_the_fix() {
             "this is a private key",
         ),
         (
+            instance(
+                "sshKeys",
+                json!(["---- BEGIN SSH2 PUBLIC KEY ----\nAAAA\n---- END SSH2 PUBLIC KEY ----\n"]),
+            ),
+            "spec.sshKeys[0]",
+            "ssh-keygen -i -f FILE converts it",
+        ),
+        (
+            instance(
+                "sshKeys",
+                json!(["PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\n"]),
+            ),
+            "spec.sshKeys[0]",
+            "puttygen FILE -L prints the public one",
+        ),
+        (
+            instance("sshKeys", json!([format!("command=\"ls\" {SSH_KEY}")])),
+            "spec.sshKeys[0]",
+            "must have no options in front of the key, such as command",
+        ),
+        (
+            instance("sshKeys", json!([format!("{SSH_KEY}\n{SSH_KEY}")])),
+            "spec.sshKeys[0]",
+            "must be one line",
+        ),
+        (
             instance("privateNetwork", json!("net1")),
             "spec.privateNetwork",
             "pn- followed by",
@@ -703,6 +729,24 @@ async fn a_bad_webhook_is_refused_in_words_that_name_the_field_and_the_fix() {
         let create = ["create", "--dry-run=server", "-f", "-"];
         support::kubectl(plane, &create, Some(&manifest)).unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ssh_keys_are_admitted_as_sshd_takes_them() {
+    let plane = support::shared().await.plane;
+    let tabs = SSH_KEY.replace(' ', "\t");
+    let keys = [
+        format!("{SSH_KEY}\n"),
+        format!("{SSH_KEY}\r\n"),
+        format!(" \t{}  ", SSH_KEY.replace(' ', "  ")),
+        tabs,
+    ];
+    let manifest = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "blanks", "namespace": "default" },
+        "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "sshKeys": keys },
+    });
+    let create = ["create", "--dry-run=server", "-f", "-"];
+    support::kubectl(plane, &create, Some(&manifest.to_string())).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -869,22 +913,28 @@ async fn deletion_protection_holds_for_kubectl() {
         ),
         "{words}"
     );
-    let patch = r#"{"spec":{"deletionProtection":false}}"#;
-    support::kubectl(
-        plane,
-        &[
-            "patch",
-            "instance",
-            "precious",
-            "-n",
-            "kinds-protected",
-            "--type=merge",
-            "-p",
-            patch,
-        ],
-        None,
-    )
-    .unwrap();
+    let patch = |spec: Value| {
+        let patch = json!({ "spec": spec }).to_string();
+        let (namespace, merge) = ("--namespace=kinds-protected", "--type=merge");
+        let arguments = ["patch", "instance", "precious", namespace, merge, "-p", &patch];
+        support::kubectl(plane, &arguments, None)
+    };
+    // What erases the disk is refused, too, unless the protection goes with the same change.
+    let now = "2026-11-21T10:00:00Z";
+    for reinstalled in [
+        json!({ "image": "debian-12" }),
+        json!({ "rebuildRequestedAt": now }),
+        json!({ "rebuildRequestedAt": now, "restoreFrom": "before" }),
+    ] {
+        let words = patch(reinstalled).unwrap_err();
+        let fix = "spec.deletionProtection is true: set it to false before reinstalling the server";
+        assert!(words.contains(fix), "{words}");
+    }
+    patch(json!({ "plan": "business", "rebootRequestedAt": now })).unwrap();
+    patch(json!({ "deletionProtection": false, "rebuildRequestedAt": now })).unwrap();
+    patch(json!({ "deletionProtection": true })).unwrap();
+    patch(json!({ "rebuildRequestedAt": null })).unwrap();
+    patch(json!({ "deletionProtection": false })).unwrap();
     support::kubectl(plane, &delete, None).unwrap();
 }
 

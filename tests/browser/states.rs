@@ -199,7 +199,7 @@ impl Browser {
         self.shows("Nothing is saved yet").await;
         self.check("settings that somebody else has changed").await;
         self.press("Save").await;
-        self.shows("on: it cannot be deleted").await;
+        self.shows("on: it can be neither deleted nor rebuilt").await;
         self.check("a protected instance").await;
     }
 

@@ -286,6 +286,34 @@ async fn deletion_protection_is_set_and_lifted_through_rest() {
 }
 
 #[tokio::test]
+async fn an_instance_can_be_created_protected_and_stopped_and_is_neither_deleted_nor_rebuilt() {
+    let tenant = Tenant::new("rest-born-off").await;
+    let mut body = super::new_instance("web");
+    body["deletion_protection"] = json!(true);
+    body["power_state"] = json!("stopped");
+    let made = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+    let id = made.json()["data"]["id"].as_str().unwrap().to_owned();
+    assert_eq!(made.json()["data"]["status"], "provisioning");
+    let stopped = wait_for(&tenant, &id, "stopped").await;
+    assert_eq!(stopped["deletion_protection"], true);
+    let path = format!("/v1/instances/{id}");
+    let rebuild = format!("{path}/rebuild");
+    let image = json!({ "image": "debian-12" });
+    for (method, path, body) in [
+        (Method::DELETE, &path, None),
+        (Method::POST, &rebuild, Some(&image)),
+    ] {
+        let refused = expect(&tenant, 409, method, path, body, &[]).await;
+        assert_eq!(super::contract::code(&refused), "protected");
+    }
+    expect(&tenant, 202, Method::POST, &format!("{path}/start"), None, &[]).await;
+    wait_for(&tenant, &id, "running").await;
+    let off = json!({ "deletion_protection": false });
+    expect(&tenant, 200, Method::PATCH, &path, Some(&off), &[]).await;
+    expect(&tenant, 202, Method::POST, &rebuild, Some(&image), &[]).await;
+}
+
+#[tokio::test]
 async fn lists_are_filtered_by_name_and_tag_and_show_tags() {
     let tenant = Tenant::new("rest-filter").await;
     for (name, tag) in [("web-1", "env:prod"), ("web-1", "env:test"), ("db-1", "env:prod")] {
@@ -307,6 +335,13 @@ async fn lists_are_filtered_by_name_and_tag_and_show_tags() {
     assert_eq!(found(&format!("search={}", &id[5..])).await[0]["name"], "db-1");
     assert!(found("search=web-&tag=env:other").await.is_empty());
     assert_eq!(found("tag=env:prod").await.len(), 2);
+    assert_eq!(found("tag=env:prod&tag=team.a").await.len(), 2);
+    assert!(found("tag=env:prod&tag=env:test").await.is_empty());
+    for misspelt in ["tags=env:prod", "name=web-1&name=db-1"] {
+        let path = format!("/v1/instances?{misspelt}");
+        let refused = expect(&tenant, 422, Method::GET, &path, None, &[]).await;
+        assert_eq!(super::contract::code(&refused), "invalid_input");
+    }
     assert_eq!(
         found("tag=env%3Aprod&name=db-1").await[0]["tags"],
         json!(["env:prod", "team.a"])

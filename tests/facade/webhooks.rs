@@ -357,6 +357,65 @@ async fn a_create_with_a_key_makes_one_webhook_with_one_secret() {
 }
 
 #[tokio::test]
+async fn the_etag_of_a_webhook_changes_with_its_secret_and_a_repeated_rotation_is_answered_all_the_same() {
+    let tenant = Tenant::new("hook-versions").await;
+    let made = expect(&tenant, 201, Method::POST, PATH, Some(&hook()), &[]).await;
+    let path = url_of(&made.json()["data"]);
+    let (rotate, first) = (format!("{path}/rotate-secret"), made.header("etag").to_owned());
+    let shown = async || {
+        expect(&tenant, 200, Method::GET, &path, None, &[])
+            .await
+            .header("etag")
+            .to_owned()
+    };
+    assert_eq!(shown().await, first);
+    let conditional = [("Idempotency-Key", "k"), ("If-Match", first.as_str())];
+    let mine = json!({ "secret": "the first one" });
+    let rotated = expect(&tenant, 200, Method::POST, &rotate, Some(&mine), &conditional).await;
+    let second = rotated.header("etag").to_owned();
+    assert_ne!(second, first);
+    assert_eq!(shown().await, second);
+    // The repetition: its If-Match is the version from before.
+    let again = expect(&tenant, 200, Method::POST, &rotate, Some(&mine), &conditional).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(again.json()["data"]["secret"], "the first one");
+    let other = json!({ "secret": "another" });
+    let reused = expect(&tenant, 422, Method::POST, &rotate, Some(&other), &conditional).await;
+    assert_eq!(code(&reused), "idempotency_key_reused");
+    // Others with that version are refused, one after the other and at the same time.
+    let stale = [("If-Match", first.as_str())];
+    for (method, path) in [(Method::POST, &rotate), (Method::PATCH, &path)] {
+        let refused = expect(&tenant, 412, method, path, Some(&other), &stale).await;
+        assert_eq!(code(&refused), "precondition_failed");
+    }
+    let current = [("If-Match", second.as_str())];
+    let calls = (0..8).map(|_| call(&tenant, Method::POST, &rotate, None, &current));
+    let answers = futures::future::join_all(calls).await;
+    let mut statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 412, 412, 412, 412, 412, 412, 412]);
+    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&other), &[]).await;
+    assert_eq!(changed.header("etag"), shown().await);
+    assert_ne!(
+        changed.header("etag"),
+        answers.iter().find(|a| a.status == 200).unwrap().header("etag")
+    );
+
+    // Who may see the webhook, but not its Secret, cannot check a guess.
+    let object = webhooks(&tenant)
+        .get(&name_of(&made.json()["data"]))
+        .await
+        .unwrap();
+    let seen = serde_json::to_string(&object).unwrap();
+    let guess = serde_json::to_vec(&json!([["secret", "the first one"]])).unwrap();
+    let request = IdempotentRequest::new(&rotate, "k", &guess, &guess);
+    assert!(
+        seen.contains("idempotency-keys") && !seen.contains(request.body_hash()),
+        "{seen}"
+    );
+}
+
+#[tokio::test]
 async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() {
     let tenant = Tenant::new("hook-rotate").await;
     let webhook = create(&tenant).await;

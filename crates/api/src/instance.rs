@@ -18,14 +18,24 @@ pub struct InstanceSummary {
     /// Status in the lifecycle.
     #[schema(schema_with = schema::instance_status)]
     pub status: InstanceState,
+    /// Why the instance is not in the requested state, as for a single instance. Present only while it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, pattern = "^[a-z_]+$", example = "provisioning_failed")]
+    pub status_reason: Option<String>,
     /// The plan in effect.
     pub plan: Plan,
     /// Region code.
     #[schema(example = "fr-par-1")]
     pub region: String,
+    /// Installed image.
+    #[schema(example = "debian-13")]
+    pub image: String,
     /// IPv4 address; `null` until it is known.
     #[schema(required, format = Ipv4, example = "198.18.0.7")]
     pub ip_address: Option<String>,
+    /// IPv6 address; `null` until it is known.
+    #[schema(required, format = Ipv6, example = "2001:db8::7")]
+    pub ipv6_address: Option<String>,
     /// Tags.
     #[schema(example = json!(["env:prod"]))]
     pub tags: Vec<String>,
@@ -115,7 +125,7 @@ pub struct Instance {
     pub backup_enabled: bool,
     /// Whether the server's usage is sampled every minute, and alerts are fired.
     pub monitoring_enabled: bool,
-    /// Whether deletion is refused.
+    /// Whether deletion and rebuilds are refused.
     pub deletion_protection: bool,
     /// Tags.
     #[schema(example = json!(["env:prod"]))]
@@ -200,6 +210,26 @@ pub struct CreateInstance {
     #[serde(default)]
     #[schema(required = false, schema_with = schema::tags)]
     pub tags: Vec<String>,
+    /// Whether deletion and rebuilds are refused, through both REST and kubectl.
+    #[serde(default)]
+    #[schema(required = false, default = false)]
+    pub deletion_protection: bool,
+    /// Whether the server is running once it is created.
+    #[serde(default)]
+    #[schema(required = false)]
+    pub power_state: WantedPower,
+}
+
+/// Whether a new server is running.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ToSchema, strum::EnumString)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum WantedPower {
+    /// Powered on.
+    #[default]
+    Running,
+    /// Powered off until it is started.
+    Stopped,
 }
 
 impl CreateInstance {
@@ -221,6 +251,8 @@ impl CreateInstance {
             monitoring_enabled: false,
             private_network: None,
             tags: Vec::new(),
+            deletion_protection: false,
+            power_state: WantedPower::Running,
         }
     }
 }
@@ -260,7 +292,7 @@ pub struct ChangeInstance {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub monitoring_enabled: Option<bool>,
-    /// Whether deletion is refused, through both REST and kubectl.
+    /// Whether deletion and rebuilds are refused, through both REST and kubectl.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub deletion_protection: Option<bool>,

@@ -78,6 +78,7 @@ pub use error::{Detail, ErrorAnswer, ErrorBody, ErrorCode};
 pub use event::Event;
 pub use instance::{
     ChangeInstance, CreateInstance, Instance, InstanceMetrics, InstanceSummary, NewInstance, RebuildInstance,
+    WantedPower,
 };
 pub use invoice::{Invoice, InvoiceAnswer, InvoiceHours, InvoiceLine, InvoicePeriod, InvoiceStatus};
 pub use key::{CreateKey, Key, NewKey};

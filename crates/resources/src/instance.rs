@@ -254,6 +254,8 @@ impl Operation {
     .message("spec.privateNetwork is immutable: create another instance in that network instead"))]
 #[x_kube(validation = Rule::new("has(self.sshKeys) ? has(oldSelf.sshKeys) && self.sshKeys == oldSelf.sshKeys : !has(oldSelf.sshKeys)")
     .message("spec.sshKeys is immutable: keys are installed when the server is created; create another instance instead"))]
+#[x_kube(validation = Rule::new("!(has(self.deletionProtection) && self.deletionProtection && has(oldSelf.deletionProtection) && oldSelf.deletionProtection) || self.image == oldSelf.image && (!has(self.rebuildRequestedAt) || has(oldSelf.rebuildRequestedAt) && self.rebuildRequestedAt == oldSelf.rebuildRequestedAt)")
+    .message("spec.deletionProtection is true: set it to false before reinstalling the server, which erases its disk"))]
 pub struct InstanceSpec {
     /// Display name and host name: 1 to 63 letters, digits, '.' or '-'. Need not be unique. Default: metadata.name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -339,7 +341,7 @@ pub struct InstanceSpec {
     #[schemars(length(min = 1, max = 253))]
     pub restore_from: Option<String>,
 
-    /// Whether deletion of this instance is refused, through REST and with kubectl.
+    /// Whether deletion of this instance, and the reinstallation of its server, are refused, through REST and with kubectl.
     #[serde(default)]
     pub deletion_protection: bool,
 }
@@ -546,6 +548,12 @@ impl HasOutbox for Instance {
 }
 
 fn ssh_keys(_: &mut SchemaGenerator) -> Schema {
+    let others = validation::OTHER_SSH_FORMATS.iter();
+    let other = |(begin, must): &(&str, &str)| format!("self.startsWith('{begin}') ? '{must}' : ");
+    let other_format = format!(
+        "{}self.matches('[ \\t](ssh|ecdsa|sk)-') ? 'must have no options in front of the key, such as ' + self.find('^[ \\t]*[A-Za-z0-9-]+') : \"must be one line of an OpenSSH public key, such as 'ssh-ed25519 AAAA… you@example.com'\"",
+        others.map(other).collect::<String>()
+    );
     json_schema!({
         "type": "array", "maxItems": 20,
         "x-kubernetes-validations": [{
@@ -556,8 +564,9 @@ fn ssh_keys(_: &mut SchemaGenerator) -> Schema {
             "type": "string", "maxLength": 8192, "description": "One OpenSSH public key: type, base64, and an optional comment.",
             "x-kubernetes-validations": [
                 { "rule": "!self.contains('PRIVATE KEY')", "message": "must be a public key; this is a private key, which you should never share" },
-                { "rule": "self.contains('PRIVATE KEY') || self.matches('^(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)|sk-ssh-ed25519@openssh[.]com|sk-ecdsa-sha2-nistp256@openssh[.]com) [A-Za-z0-9+/]+=*( .*)?$')",
-                  "message": "must be one line of an OpenSSH public key, such as 'ssh-ed25519 AAAA… you@example.com'" },
+                { "rule": "self.contains('PRIVATE KEY') || self.matches('^[ \\t]*(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)|sk-ssh-ed25519@openssh[.]com|sk-ecdsa-sha2-nistp256@openssh[.]com)[ \\t]+[A-Za-z0-9+/]+=*([ \\t][^\\r\\n]*)?[\\r\\n]*$')",
+                  "message": "must be one line of an OpenSSH public key, such as 'ssh-ed25519 AAAA… you@example.com'",
+                  "messageExpression": other_format },
             ]
         }
     })

@@ -1,6 +1,8 @@
 //! Rules for spec values, shared by REST (which reports every invalid field at once) and the controller (which reports
 //! what admission cannot check in a condition). Each function returns, as an error, what the value must be.
 
+use std::borrow::Cow;
+
 use ssh_key::{Algorithm, PublicKey, public::KeyData};
 
 use super::invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES};
@@ -26,7 +28,7 @@ pub fn too_long_ssh_keys() -> String {
 
 /// How long SSH keys may be together.
 pub fn length_of_ssh_keys(keys: &[String]) -> Result<(), String> {
-    let characters = keys.iter().map(|key| key.trim_ascii().chars().count());
+    let characters = keys.iter().map(|key| normalised_ssh_key(key).chars().count());
     if characters.sum::<usize>() > MAX_SSH_KEYS_CHARACTERS {
         return Err(too_long_ssh_keys());
     }
@@ -107,19 +109,91 @@ pub fn private_network(value: &str) -> Result<(), &'static str> {
     }
 }
 
+/// An SSH key with one blank between its parts and nothing at its ends. `sshd` takes any blanks and tabs there, and key files
+/// end in a line break.
+pub fn normalised_ssh_key(value: &str) -> String {
+    let blank = [' ', '\t'];
+    let (kind, rest) = value
+        .trim_ascii()
+        .split_once(blank)
+        .unwrap_or((value.trim_ascii(), ""));
+    let rest = rest.trim_start_matches(blank);
+    let (key, comment) = rest.split_once(blank).unwrap_or((rest, ""));
+    let parts = [kind, key, comment.trim_start_matches(blank)];
+    let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    parts.join(" ")
+}
+
+/// How key files in other formats begin, and what to do about it.
+pub const OTHER_SSH_FORMATS: [(&str, &str); 4] = [
+    (
+        "---- BEGIN SSH2 PUBLIC KEY",
+        "must be an OpenSSH public key; this one has the SSH2 format, and ssh-keygen -i -f FILE converts it",
+    ),
+    (
+        "-----BEGIN PUBLIC KEY",
+        "must be an OpenSSH public key; this one has the PKCS8 format, and ssh-keygen -i -m PKCS8 -f FILE converts it",
+    ),
+    (
+        "-----BEGIN RSA PUBLIC KEY",
+        "must be an OpenSSH public key; this one has the PEM format, and ssh-keygen -i -m PEM -f FILE converts it",
+    ),
+    (
+        "PuTTY-User-Key-File",
+        "must be an OpenSSH public key; this is a file of PuTTY with the private key, which you should never share, and puttygen FILE -L prints the public one",
+    ),
+];
+
+/// The names of the options in front of a key in a line of `authorized_keys`.
+fn ssh_options(value: &str) -> Option<Vec<&str>> {
+    let mut is_quoted = false;
+    let mut unquoted = value.match_indices(['"', ',', ' ', '\t']).filter(|(at, text)| {
+        if *text == "\"" && !value[..*at].ends_with('\\') {
+            is_quoted = !is_quoted;
+        }
+        !is_quoted && *text != "\""
+    });
+    let (mut names, mut start) = (Vec::new(), 0);
+    let name = |option: &'_ str| option.split('=').next().map(str::len).unwrap_or_default();
+    let end = loop {
+        let (at, separator) = unquoted.next()?;
+        names.push(&value[start..start + name(&value[start..at])]);
+        if separator != "," {
+            break at;
+        }
+        start = at + 1;
+    };
+    let is_key = ["ssh-", "ecdsa-", "sk-"]
+        .iter()
+        .any(|kind| value[end..].trim_ascii_start().starts_with(kind));
+    is_key.then_some(names)
+}
+
 /// An OpenSSH public key on one line: ed25519, ECDSA, RSA of at least 2048 bits, or a security key. The key data is
 /// decoded too.
-pub fn ssh_key(value: &str) -> Result<(), &'static str> {
-    if value.contains("PRIVATE KEY") {
-        return Err("must be a public key; this is a private key, which you should never share");
+pub fn ssh_key(value: &str) -> Result<(), Cow<'static, str>> {
+    let line = value.trim_ascii();
+    if line.contains("PRIVATE KEY") {
+        return Err("must be a public key; this is a private key, which you should never share".into());
     }
-    if value.trim_end_matches(['\r', '\n']).contains(['\r', '\n']) {
-        return Err("must be one line; put each key into its own element");
+    let mut others = OTHER_SSH_FORMATS.iter();
+    if let Some((_, must)) = others.find(|(begin, _)| line.starts_with(begin)) {
+        return Err((*must).into());
     }
-    let Ok(key) = PublicKey::from_openssh(value) else {
-        return Err("must be an OpenSSH public key such as 'ssh-ed25519 AAAA… you@example.com'");
+    if line.contains(['\r', '\n']) {
+        return Err("must be one line; put each key into its own element".into());
+    }
+    let Ok(key) = PublicKey::from_openssh(&normalised_ssh_key(line)) else {
+        return Err(match ssh_options(line) {
+            Some(names) => format!(
+                "must have no options in front of the key; leave out {}",
+                names.join(", ")
+            )
+            .into(),
+            None => "must be an OpenSSH public key such as 'ssh-ed25519 AAAA… you@example.com'".into(),
+        });
     };
-    match (key.algorithm(), key.key_data()) {
+    let must: Result<(), &'static str> = match (key.algorithm(), key.key_data()) {
         (Algorithm::Rsa { .. }, KeyData::Rsa(rsa)) => {
             let bits = rsa.n.as_positive_bytes().map_or(0, |n| {
                 let leading = n.first().map_or(8, |b| b.leading_zeros() as usize);
@@ -139,7 +213,8 @@ pub fn ssh_key(value: &str) -> Result<(), &'static str> {
             _,
         ) => Ok(()),
         _ => Err("must be an ed25519, ecdsa, rsa or security key"),
-    }
+    };
+    must.map_err(Cow::Borrowed)
 }
 
 /// Checks the lines of an address: at most six, each 1 to 100 characters, none of them a control character. The error is the
@@ -245,5 +320,71 @@ mod tests {
                 .contains("private")
         );
         assert!(ssh_key(&format!("{ed25519}\n{ed25519}")).is_err());
+    }
+
+    #[test]
+    fn ssh_keys_may_have_the_blanks_that_sshd_takes() {
+        let parts = [
+            "ssh-ed25519",
+            "AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti",
+            "ada  at home",
+        ];
+        let [kind, key, comment] = parts;
+        let normal = parts.join(" ");
+        for good in [
+            format!("{kind}  {key} {comment}"),
+            format!("{kind}\t{key}\t{comment}"),
+            format!(" \t{kind} {key}   {comment} \t"),
+            format!("{kind} {key} {comment}\n"),
+            format!("{kind} {key} {comment}\r\n"),
+        ] {
+            assert_eq!(ssh_key(&good), Ok(()), "{good:?}");
+            assert_eq!(normalised_ssh_key(&good), normal, "{good:?}");
+        }
+        for good in [
+            format!("{kind} {key}"),
+            format!("{kind} \t{key}\r\n"),
+            format!("{kind} {key} "),
+        ] {
+            assert_eq!(ssh_key(&good), Ok(()), "{good:?}");
+            assert_eq!(normalised_ssh_key(&good), format!("{kind} {key}"));
+        }
+        for bad in ["", " ", "ssh-ed25519", "\u{a0}ssh-ed25519 AAAA"] {
+            assert!(ssh_key(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn keys_in_other_formats_are_told_what_converts_them_and_options_are_named() {
+        let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti ada";
+        for (text, fix) in [
+            (
+                "---- BEGIN SSH2 PUBLIC KEY ----\nComment: x\nAAAA\n---- END SSH2 PUBLIC KEY ----",
+                "ssh-keygen -i -f FILE",
+            ),
+            (
+                "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+                "ssh-keygen -i -m PKCS8 -f FILE",
+            ),
+            (
+                "-----BEGIN RSA PUBLIC KEY-----\nAAAA\n-----END RSA PUBLIC KEY-----",
+                "ssh-keygen -i -m PEM -f FILE",
+            ),
+            (
+                "PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none",
+                "puttygen FILE -L",
+            ),
+            ("-----BEGIN RSA PRIVATE KEY-----\nAAAA", "private key"),
+            (&format!("{key}\n{key}"), "own element"),
+            (&format!("no-pty {key}"), "leave out no-pty"),
+            (
+                &format!("from=\"10.0.0.1,::1\",command=\"echo \\\"a, b\\\"\",restrict {key}"),
+                "leave out from, command, restrict",
+            ),
+            (&format!("hello {}", "x".repeat(20)), "such as 'ssh-ed25519"),
+        ] {
+            let must = ssh_key(text).unwrap_err();
+            assert!(must.ends_with(fix) || must.contains(fix), "{text}: {must}");
+        }
     }
 }

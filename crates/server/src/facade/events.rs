@@ -4,18 +4,17 @@ use std::sync::Arc;
 
 use axum::{extract::State, response::Response};
 use http::{StatusCode, header};
-use jiff::Timestamp;
 
 use super::{
     App,
     extract::{
         Caller, Charged, Target,
-        query::{Paging, Parameters},
+        query::{Paging, Parameters, not_a_time},
     },
     openapi::examples,
     response::{
         self,
-        error::{Detail, Error, ErrorAnswer},
+        error::{Error, ErrorAnswer},
     },
 };
 use crate::service::{
@@ -27,8 +26,7 @@ use domain::event::EventType;
 
 /// The filter in the query; `None` if a value does not exist, so that nothing is selected. 422 if `since` is not a time.
 fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, Error> {
-    let since = parameters.get("since").map(str::parse::<Timestamp>).transpose();
-    let since = since.map_err(|_| wrong_since())?;
+    let since = parameters.time("since")?;
     let event_type = parameters.get("type").map(EventType::parse);
     let instance = parameters.get("instance_id").map(InstanceId::parse);
     let is_known = event_type != Some(None) && instance != Some(None);
@@ -37,15 +35,6 @@ fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, Error> {
         instance: instance.flatten(),
         since,
     }))
-}
-
-/// The refusal of a `since` that is not a time.
-fn wrong_since() -> Error {
-    Error::invalid(vec![Detail::new(
-        "since",
-        "invalid_value",
-        "must be an RFC 3339 time such as 2026-11-21T10:00:00Z",
-    )])
 }
 
 /// Lists the events of the account
@@ -71,7 +60,7 @@ fn wrong_since() -> Error {
     responses(
         (status = 200, description = "A page of events", body = List<Event>, example = json!(examples::page(examples::event()))),
         (status = 404, description = "Not Found", body = ErrorAnswer, example = json!(examples::error(not_logged()))),
-        (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(wrong_since()))),
+        (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(not_a_time("since")))),
     ),
 )]
 pub async fn list(

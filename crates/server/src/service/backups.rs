@@ -179,18 +179,18 @@ impl Service {
         precondition: &Precondition,
     ) -> Result<Created<IndexedBackup>, Error> {
         let namespace = &tenant.namespace;
-        let mut item = self.instances.find(namespace, id).await?;
         let keyed = KeyedCreate::of(request, &tenant.uid)?;
         // Serialised, so that concurrent creates cannot exceed the limits.
         let _lock = self.backup_locks.lock(namespace).await?;
-        let is_repetition = keyed
-            .as_ref()
-            .is_some_and(|keyed| self.backups.index().get(namespace, keyed.id()).is_some());
-        if !is_repetition && self.check_backup(&item, precondition).is_err() {
-            // The watches may lag behind: check the current objects before refusing.
-            item = self.instances.find_now(namespace, &item).await?;
-            self.check_now(&item, precondition).await?;
-        }
+        let item = match (self.check_backup(namespace, id, precondition).await, &keyed) {
+            (Ok(item), _) => item,
+            (Err(refusal), None) => return Err(refusal),
+            // A backup outlives its instance.
+            (Err(refusal), Some(keyed)) => {
+                let created = self.backups.created_by(namespace, keyed).await?;
+                return created.ok_or(refusal);
+            }
+        };
         let instance = &item.instance;
         let has_room = || {
             tenant.check_not_terminating()?;
@@ -214,7 +214,24 @@ impl Service {
             .await
     }
 
-    fn check_backup(&self, item: &IndexedInstance, precondition: &Precondition) -> Result<(), Error> {
+    /// The instance with this id, if it can be backed up.
+    async fn check_backup(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        precondition: &Precondition,
+    ) -> Result<Arc<IndexedInstance>, Error> {
+        let item = self.instances.find(namespace, id).await?;
+        if self.check_shown(&item, precondition).is_ok() {
+            return Ok(item);
+        }
+        // The watches may lag behind: check the current objects before refusing.
+        let item = self.instances.find_now(namespace, &item).await?;
+        self.check_now(&item, precondition).await?;
+        Ok(item)
+    }
+
+    fn check_shown(&self, item: &IndexedInstance, precondition: &Precondition) -> Result<(), Error> {
         precondition.check(&*item.instance)?;
         check_backup_state(item)?;
         let unfinished = |other: &IndexedBackup| is_under_way(&other.backup, &item.instance);
@@ -225,7 +242,7 @@ impl Service {
         Ok(())
     }
 
-    /// Like [`check_backup`](Self::check_backup), but reads the unfinished backups from the API server.
+    /// Like [`check_shown`](Self::check_shown), but reads the unfinished backups from the API server.
     async fn check_now(&self, item: &IndexedInstance, precondition: &Precondition) -> Result<(), Error> {
         precondition.check(&*item.instance)?;
         check_backup_state(item)?;

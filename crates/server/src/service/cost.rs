@@ -3,15 +3,15 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Number of deliveries whose sending costs as much as another request, because each of them is a write.
-const WRITES_PER_REQUEST: usize = 5;
+/// Number of objects whose reading or writing one by one costs as much as another request.
+const OBJECTS_PER_REQUEST: usize = 5;
 
 /// What a request has cost so far.
 #[derive(Debug, Default)]
 pub struct Cost {
     /// Pages of lists read from the API server, without the first page of each list.
     pages: AtomicUsize,
-    writes: AtomicUsize,
+    objects: AtomicUsize,
 }
 
 impl Cost {
@@ -20,15 +20,15 @@ impl Cost {
         self.pages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts the write of one of many objects.
-    pub(super) fn add_write(&self) {
-        self.writes.fetch_add(1, Ordering::Relaxed);
+    /// Counts the read or write of one of many objects.
+    pub(super) fn add_object(&self) {
+        self.objects.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How many additional requests this one counts as.
     pub fn requests(&self) -> u32 {
-        let writes = self.writes.load(Ordering::Relaxed) / WRITES_PER_REQUEST;
-        let requests = self.pages.load(Ordering::Relaxed).saturating_add(writes);
+        let objects = self.objects.load(Ordering::Relaxed) / OBJECTS_PER_REQUEST;
+        let requests = self.pages.load(Ordering::Relaxed).saturating_add(objects);
         u32::try_from(requests).unwrap_or(u32::MAX)
     }
 }

@@ -14,6 +14,16 @@ use runtime::client::{CallError, is_denial, is_namespace_terminating};
 /// replicas takes to restart.
 const RETRY_AFTER_SECONDS: u64 = 2;
 
+/// Invalid fields that an answer names (decisions, section 6), and how much of the name that a client gave to one.
+const MAX_DETAILS: usize = 100;
+const MAX_FIELD: usize = 100;
+
+fn shorten(field: &mut Cow<'static, str>) {
+    if let Some((end, _)) = field.char_indices().nth(MAX_FIELD) {
+        *field = Cow::Owned(format!("{}…", &field[..end]));
+    }
+}
+
 /// Why a request failed.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{code}: {message}")]
@@ -39,11 +49,21 @@ impl Error {
         }
     }
 
-    /// `invalid_input` that names every invalid field.
-    pub fn invalid(details: Vec<Detail>) -> Self {
+    /// `invalid_input` that names every invalid field, or the first hundred if there are more.
+    pub fn invalid(mut details: Vec<Detail>) -> Self {
+        let count = details.len();
+        details.truncate(MAX_DETAILS);
+        for detail in &mut details {
+            shorten(&mut detail.field);
+        }
         let message = match details.as_slice() {
-            [one] => Cow::Owned(format!("{} {}", one.field, one.message)),
-            many => Cow::Owned(format!("{} fields are not valid; see details", many.len())),
+            [one] => format!("{} {}", one.field, one.message),
+            all if all.len() == count => format!("{count} fields are not valid; see details"),
+            some => format!(
+                "{count} fields are not valid; details names {}, and {} more are left out",
+                some.len(),
+                count - some.len()
+            ),
         };
         Self {
             details,
@@ -225,11 +245,11 @@ pub fn no_series() -> Error {
     )
 }
 
-/// The refusal to delete a protected instance.
+/// The refusal to delete or rebuild a protected instance.
 pub fn protected() -> Error {
     Error::new(
         ErrorCode::Protected,
-        "the instance has deletion protection; switch it off before deleting the instance",
+        "the instance has deletion protection; switch it off before deleting or rebuilding the instance",
     )
 }
 
@@ -293,6 +313,35 @@ mod tests {
             serde_json::from_value(json!({ "status": "Failure", "code": code, "message": message, "reason": "", "details": details }))
                 .unwrap();
         CallError::Api(kube::Error::Api(Box::new(status))).into()
+    }
+
+    #[test]
+    fn at_most_a_hundred_invalid_fields_are_named_and_then_how_many_more() {
+        let unknown = |count: usize| {
+            let detail = |n| {
+                Detail::new(
+                    format!("{n}{}", "ü".repeat(1000)),
+                    "unknown_field",
+                    "is not known",
+                )
+            };
+            Error::invalid((0..count).map(detail).collect())
+        };
+        let all = unknown(100);
+        assert_eq!(all.details.len(), 100);
+        assert_eq!(all.message, "100 fields are not valid; see details");
+        let some = unknown(5000);
+        assert_eq!(some.details.len(), 100);
+        assert!(
+            some.message.ends_with("names 100, and 4900 more are left out"),
+            "{some}"
+        );
+        assert!(
+            some.details
+                .iter()
+                .all(|detail| detail.field.chars().count() <= 101)
+        );
+        assert!(unknown(1).message.len() < 300);
     }
 
     #[test]

@@ -32,7 +32,8 @@ impl IdempotentRequest {
         Self {
             scope: scope.to_owned(),
             key: key.to_owned(),
-            body_hash: ids::derived_suffix(body),
+            // Whoever can read this digest of a former secret has to guess the key, too.
+            body_hash: ids::derived_suffix(&[key.as_bytes(), b"\n", body].concat()),
             visible_hash: ids::derived_suffix(visible_body),
         }
     }
@@ -43,9 +44,17 @@ impl IdempotentRequest {
         ids::derived_suffix(format!("{account_uid}\n{}\n{}", self.scope, self.key).as_bytes())
     }
 
-    /// Digest of the body.
+    /// Digest of the body, secrets included. Only for the Secret: whoever reads that knows its content.
     pub fn body_hash(&self) -> &str {
         &self.body_hash
+    }
+
+    /// This request, to be looked up and remembered with its secrets. Only for the Secret.
+    pub fn with_secrets(&self) -> Self {
+        Self {
+            visible_hash: self.body_hash.clone(),
+            ..self.clone()
+        }
     }
 
     /// Digest of the body without the values of secrets, for annotations that tenants can read.
@@ -64,7 +73,7 @@ impl IdempotentRequest {
     pub fn note(&self, object: &impl Object) -> Result<Option<String>, Error> {
         let key_hash = self.key_hash();
         match remembered(object).into_iter().find(|done| done.k == key_hash) {
-            Some(done) if done.b == self.body_hash => Ok(Some(done.n)),
+            Some(done) if done.b == self.visible_hash => Ok(Some(done.n)),
             Some(_) => Err(reused()),
             None => Ok(None),
         }
@@ -75,7 +84,7 @@ impl IdempotentRequest {
         let mut list = remembered(object);
         list.push(Remembered {
             k: self.key_hash(),
-            b: self.body_hash.clone(),
+            b: self.visible_hash.clone(),
             n: note.to_owned(),
         });
         let forgotten = list.len().saturating_sub(MAX_REMEMBERED);
@@ -107,7 +116,7 @@ pub fn reused() -> Error {
 struct Remembered {
     /// Digest of scope and key.
     k: String,
-    /// Digest of the body.
+    /// Digest of the body, without the values of secrets.
     b: String,
     /// A note needed to answer a repetition, such as the nonce.
     n: String,
@@ -145,6 +154,23 @@ mod tests {
         assert_ne!(name, suffix("uid-b", "/v1/instances", "k"));
         assert_ne!(name, suffix("uid-a", "/v1/webhooks", "k"));
         assert_ne!(name, suffix("uid-a", "/v1/instances", "l"));
+    }
+
+    #[test]
+    fn what_tenants_can_read_does_not_depend_on_secrets() {
+        let of =
+            |secret: &[u8]| IdempotentRequest::new("/v1/webhooks/wh_1/rotate-secret", "k", secret, b"[]");
+        let (one, other) = (of(b"[1]"), of(b"[2]"));
+        let object = instance(&one.remember(&instance(""), "n"));
+        assert_eq!(
+            other.remember(&instance(""), "n"),
+            one.remember(&instance(""), "n")
+        );
+        assert_eq!(other.was_done(&object), Ok(true));
+        let beside = instance(&one.with_secrets().remember(&instance(""), "n"));
+        assert_eq!(one.with_secrets().was_done(&beside), Ok(true));
+        let refusal = other.with_secrets().was_done(&beside).unwrap_err();
+        assert_eq!(refusal.code, ErrorCode::IdempotencyKeyReused);
     }
 
     #[test]

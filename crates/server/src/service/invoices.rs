@@ -8,6 +8,7 @@ use kube::{Api, api::ListParams};
 
 use super::{
     Service,
+    cost::Cost,
     credentials::Tenant,
     error::Error,
     id::{InvoiceId, PublicId as _},
@@ -69,9 +70,10 @@ impl Service {
         tenant: &Tenant,
         page: u64,
         limit: usize,
+        cost: &Cost,
     ) -> Result<(Vec<Invoice>, usize), Error> {
         let mut all = self
-            .in_time(self.all_invoices(tenant, "", Invoice::forget_lines))
+            .in_time(self.all_invoices(tenant, "", Invoice::forget_lines, cost))
             .await?;
         all.retain(Invoice::is_issued);
         all.sort_by(|a, b| (b.spec.period.from, b.name()).cmp(&(a.spec.period.from, a.name())));
@@ -90,10 +92,10 @@ impl Service {
     }
 
     /// The open invoice, with the hours that have begun. If there is none, one without lines.
-    pub async fn current_invoice(&self, tenant: &Tenant) -> Result<OpenedInvoice, Error> {
+    pub async fn current_invoice(&self, tenant: &Tenant, cost: &Cost) -> Result<OpenedInvoice, Error> {
         let unsettled = format!("!{SETTLED_LABEL}");
         let mut all = self
-            .in_time(self.all_invoices(tenant, &unsettled, |_| ()))
+            .in_time(self.all_invoices(tenant, &unsettled, |_| (), cost))
             .await?;
         all.retain(|invoice| !invoice.is_issued());
         let newest = all.into_iter().max_by_key(|invoice| invoice.spec.period.from);
@@ -152,6 +154,7 @@ impl Service {
         tenant: &Tenant,
         labels: &str,
         leave_out: fn(&mut Invoice),
+        cost: &Cost,
     ) -> Result<Vec<Invoice>, Error> {
         let reading = self.calls.long_read(&tenant.namespace).await?;
         let params = ListParams::default().limit(100).labels(labels);
@@ -168,6 +171,9 @@ impl Service {
                 leave_out(&mut invoice);
                 invoice
             }));
+            if pages.has_next() {
+                cost.add_page();
+            }
         }
         Ok(all)
     }
@@ -191,17 +197,17 @@ impl OpenedInvoice {
     }
 
     /// One page of the lines, and the sums. `page` counts from 1.
-    pub async fn lines(&self, page: u64, limit: usize) -> Result<Lines, Error> {
+    pub async fn lines(&self, page: u64, limit: usize, cost: &Cost) -> Result<Lines, Error> {
         let skip = items_before(page, limit);
         let reading = async {
             match self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref()) {
                 Some(status) if self.is_issued() => {
                     let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
-                    let lines = self.issued_lines(&status.page_lines, skip, limit).await?;
+                    let lines = self.issued_lines(&status.page_lines, skip, limit, cost).await?;
                     let total = self.total(Cents(status.net_cents));
                     Ok(Lines { lines, count, total })
                 }
-                _ => self.open_lines(skip, limit).await,
+                _ => self.open_lines(skip, limit, cost).await,
             }
         };
         tokio::time::timeout(DEADLINE, reading)
@@ -215,6 +221,7 @@ impl OpenedInvoice {
         counts: &[u32],
         skip: usize,
         limit: usize,
+        cost: &Cost,
     ) -> Result<Vec<InvoiceLine>, Error> {
         let (mut before, mut lines) = (0_usize, Vec::new());
         let own = self
@@ -227,7 +234,7 @@ impl OpenedInvoice {
         for (number, count) in (0_u32..).zip(iter::once(own).chain(on_pages)) {
             let end = before.saturating_add(count);
             if skip < end && lines.len() < limit && count > 0 {
-                let page = self.page(number).await?.unwrap_or_default();
+                let page = self.page(number, cost).await?.unwrap_or_default();
                 let left = limit - lines.len();
                 lines.extend(page.into_iter().skip(skip.saturating_sub(before)).take(left));
             }
@@ -237,10 +244,10 @@ impl OpenedInvoice {
     }
 
     /// Reads all pages, one at a time, because the sums need all lines.
-    async fn open_lines(&self, skip: usize, limit: usize) -> Result<Lines, Error> {
+    async fn open_lines(&self, skip: usize, limit: usize, cost: &Cost) -> Result<Lines, Error> {
         let (mut lines, mut count, mut net) = (Vec::new(), 0_usize, Cents(0));
         for number in 0.. {
-            let Some(page) = self.page(number).await? else {
+            let Some(page) = self.page(number, cost).await? else {
                 break;
             };
             for line in page {
@@ -268,7 +275,7 @@ impl OpenedInvoice {
     }
 
     /// The lines in the invoice itself if `number` is 0, otherwise those on a page, counted from 1; `None` past the last page.
-    pub async fn page(&self, number: u32) -> Result<Option<Vec<InvoiceLine>>, Error> {
+    pub async fn page(&self, number: u32, cost: &Cost) -> Result<Option<Vec<InvoiceLine>>, Error> {
         let Some(invoice) = &self.invoice else {
             return Ok(None);
         };
@@ -277,6 +284,7 @@ impl OpenedInvoice {
         }
         let reading = self.calls.long_read(&self.namespace).await?;
         let _turn = reading.turn().await?;
+        cost.add_object();
         let name = InvoicePage::name_of(invoice.name(), number);
         let page: Option<InvoicePage> = self.calls.get(&self.namespace, &name).await?;
         let page = page.filter(|page| page.spec.account == invoice.spec.account);

@@ -83,6 +83,7 @@ pub struct Service {
     key_locks: KeyedLocks,
     /// For requests that change many deliveries, by webhook.
     bulk_locks: KeyedLocks,
+    secret_locks: KeyedLocks,
     /// For creating backups, by namespace.
     backup_locks: KeyedLocks,
     backup_limits: BackupLimits,
@@ -149,6 +150,16 @@ impl Service {
         })
     }
 
+    /// The same, with images and receivers that are not served.
+    pub(crate) fn without_images_and_receivers(mut self) -> Self {
+        self.catalogue = SharedCatalogue::new(domain::catalogue::Catalogue {
+            open: false,
+            ..domain::catalogue::Catalogue::default()
+        });
+        self.receiver_check = Arc::new(|_| Err("is not allowed".to_owned()));
+        self
+    }
+
     /// Feeds it the Account `demo` and no other.
     fn show_demo_account(&self) {
         let mut listeners = self.listeners();
@@ -182,6 +193,7 @@ impl Service {
             first_uses: OnceLock::new(),
             key_locks: KeyedLocks::default(),
             bulk_locks: KeyedLocks::default(),
+            secret_locks: KeyedLocks::default(),
             backup_locks: KeyedLocks::default(),
             backup_limits: BackupLimits {
                 per_instance: size(backup::DEFAULT_PER_INSTANCE),

@@ -6,9 +6,10 @@ use super::{
     error::{Error, ErrorCode},
     index::Object,
 };
-use resources::Delivery;
+use resources::{Delivery, webhook::SECRET_CHANGED_ANNOTATION};
 
-/// The version of an object's desired state: its UID and generation, which status changes leave alone.
+/// The version of an object's desired state: its UID and generation, which status changes leave alone, and of a webhook also the
+/// version of its secret that was announced last.
 pub fn version<K: Object>(object: &K) -> String {
     if K::kind(&()) == Delivery::kind(&()) {
         // The content of a Delivery never changes, although every change of its status increments the generation. Its name
@@ -16,7 +17,12 @@ pub fn version<K: Object>(object: &K) -> String {
         return format!("{}-1", object.name());
     }
     let generation = object.meta().generation.unwrap_or(0);
-    format!("{}-{generation}", object.uid())
+    // Account holders can write the annotation, too: only a number belongs into a header.
+    let secret = object.annotation_of(SECRET_CHANGED_ANNOTATION);
+    match secret.and_then(|version| version.parse::<u64>().ok()) {
+        Some(secret) => format!("{}-{generation}-{secret}", object.uid()),
+        None => format!("{}-{generation}", object.uid()),
+    }
 }
 
 /// The [`version`] in quotes, as in an entity tag.

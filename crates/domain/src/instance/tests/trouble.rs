@@ -9,7 +9,7 @@ use super::{
     world::{World, spec},
 };
 use crate::{
-    instance::{Action, Gate, project},
+    instance::{Action, Gate, changed_spec, project, shown},
     provider::OffCause,
 };
 use resources::{
@@ -298,6 +298,33 @@ fn a_failing_plan_change_is_dropped_once_the_plan_in_effect_is_asked_for_or_the_
             assert_eq!(world.cloud.boots, boots, "it was power-cycled");
             assert_eq!(world.cloud.server().unwrap().plan, Plan::Starter);
         }
+    }
+}
+
+#[test]
+fn a_plan_change_that_fails_is_taken_back_through_rest() {
+    for (mut world, state) in [(World::running(), Running), (World::stopped(), Stopped)] {
+        let boots = world.cloud.boots;
+        let patch = |world: &mut World, plan| {
+            let change = api::ChangeInstance {
+                plan: Some(plan),
+                ..api::ChangeInstance::default()
+            };
+            let changed = changed_spec(&change, &world.instance).unwrap();
+            world.edit(|spec| *spec = changed);
+        };
+        world.fault(Fault::Fails);
+        patch(&mut world, Plan::Business);
+        world.wait(Duration::from_secs(1));
+        assert_eq!(shown(&world.instance), (Error, Plan::Starter));
+        patch(&mut world, Plan::Starter);
+        assert_eq!(shown(&world.instance), (state, Plan::Starter));
+        world.pass();
+        world.fault(Fault::None);
+        world.settle();
+        assert_eq!(shown(&world.instance), (state, Plan::Starter));
+        assert_eq!(world.status().operation, None);
+        assert_eq!(world.cloud.boots, boots, "it was power-cycled");
     }
 }
 

@@ -22,6 +22,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_DRAINED: usize = 16 * 1024 * 1024;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Some editors and shells put it before a text.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// Reads a required JSON object.
 pub async fn required(request: Request<Body>) -> Result<Fields, Error> {
     let (head, body) = request.into_parts();
@@ -61,7 +64,13 @@ async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, Error> {
         return Err(too_large());
     }
     match tokio::time::timeout(READ_TIMEOUT, Limited::new(&mut body, MAX_BODY).collect()).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Ok(collected)) => {
+            let mut bytes = collected.to_bytes();
+            if bytes.starts_with(BYTE_ORDER_MARK) {
+                bytes = bytes.slice(BYTE_ORDER_MARK.len()..);
+            }
+            Ok(bytes)
+        }
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             drain(body).await;
             Err(too_large())
@@ -263,9 +272,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_that_is_not_json_is_refused_with_the_position() {
-        for bad in ["", "{", "{]", "nonsense", "{} x", "{\"a\":1,}", "\u{feff}{}"] {
+        for bad in ["", "{", "{]", "nonsense", "{} x", "{\"a\":1,}", "\u{feff}"] {
             assert_eq!(code(request(None, bad)).await, "json_error", "{bad}");
         }
+        assert_eq!(code(request(None, "\u{feff}{}")).await, "ok");
         let deep = "[".repeat(10_000);
         assert_eq!(code(request(None, deep)).await, "json_error");
         assert_eq!(code(request(None, &b"{\"a\":\"\xff\"}"[..])).await, "json_error");

@@ -63,9 +63,10 @@ impl Fields {
 
     /// Whether a field, or one of its elements, has a problem.
     pub fn has_problem(&self, field: &str) -> bool {
-        self.problems
-            .iter()
-            .any(|problem| problem.field.starts_with(field))
+        self.problems.iter().any(|problem| {
+            let rest = problem.field.strip_prefix(field);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('['))
+        })
     }
 
     /// Adds the problem `missing` if a required field has no value and no other problem.
@@ -109,11 +110,12 @@ impl Fields {
         }
     }
 
-    /// Takes a whole number from 0 to `most`.
+    /// Takes a whole number from 0 to `most`; `1.0` is one.
     pub fn integer(&mut self, field: &'static str, most: u64) -> Option<u64> {
         match self.take(field)? {
             Value::Number(number) => {
-                let value = number.as_u64().filter(|value| *value <= most);
+                let whole = || number.as_f64()?.to_string().parse().ok();
+                let value = number.as_u64().or_else(whole).filter(|value| *value <= most);
                 if value.is_none() {
                     let words = format!("must be a whole number from 0 to {most}");
                     self.problem(Detail::new(field, "invalid_value", words));
@@ -248,6 +250,35 @@ mod tests {
             ]
         );
         assert!(error.message.contains("10 fields"), "{}", error.message);
+    }
+
+    #[test]
+    fn a_whole_number_may_be_written_with_a_point_or_an_exponent() {
+        let read = |number: &str| {
+            let mut fields = input(&format!(r#"{{"n":{number}}}"#));
+            let value = fields.integer("n", 86_400);
+            fields.finish().map(|()| value)
+        };
+        for (number, value) in [
+            ("0", 0),
+            ("86400", 86_400),
+            ("86400.0", 86_400),
+            ("864e2", 86_400),
+        ] {
+            assert_eq!(read(number), Ok(Some(value)), "{number}");
+        }
+        for wrong in ["1.5", "-1", "-1.0", "86401.0", "1e300", "\"1\"", "null"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_problem_of_a_field_does_not_count_for_one_whose_name_begins_alike() {
+        let fields = input(r#"{"backup_enabled":true,"backup_enabled":true}"#);
+        assert!(fields.has_problem("backup_enabled") && !fields.has_problem("backup"));
+        let mut fields = input(r#"{"tags":[1]}"#);
+        fields.strings("tags", 1, &short);
+        assert!(fields.has_problem("tags"));
     }
 
     #[test]

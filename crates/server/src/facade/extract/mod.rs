@@ -9,7 +9,7 @@ pub mod idempotency;
 mod precondition;
 pub mod query;
 
-use std::{convert::Infallible, ops::Deref};
+use std::{convert::Infallible, ops::Deref, sync::Arc};
 
 use axum::{body::Body, extract::FromRequestParts};
 use http::{Request, Uri, request::Parts};
@@ -67,24 +67,24 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 }
 
 /// The cost of a request. It counts against the rate limits as soon as the request ends, however it ends.
-pub struct Charged<'a> {
-    app: &'a App,
-    caller: &'a Caller,
+pub struct Charged {
+    app: Arc<App>,
+    caller: Caller,
     cost: Cost,
 }
 
-impl<'a> Charged<'a> {
+impl Charged {
     /// A request of this caller that has cost nothing yet.
-    pub fn new(app: &'a App, caller: &'a Caller) -> Self {
+    pub fn new(app: &Arc<App>, caller: &Caller) -> Self {
         Self {
-            app,
-            caller,
+            app: app.clone(),
+            caller: caller.clone(),
             cost: Cost::default(),
         }
     }
 }
 
-impl Deref for Charged<'_> {
+impl Deref for Charged {
     type Target = Cost;
 
     fn deref(&self) -> &Cost {
@@ -92,9 +92,9 @@ impl Deref for Charged<'_> {
     }
 }
 
-impl Drop for Charged<'_> {
+impl Drop for Charged {
     fn drop(&mut self) {
-        self.app.rate_limits.charge(self.caller, self.cost.requests());
+        self.app.rate_limits.charge(&self.caller, self.cost.requests());
     }
 }
 

@@ -1,6 +1,7 @@
 //! Query parameters: pages, filters, `include`.
 
 use http::Uri;
+use jiff::Timestamp;
 use url::form_urlencoded;
 use utoipa::IntoParams;
 
@@ -30,7 +31,44 @@ pub struct Paging {
     pub limit: usize,
 }
 
-/// The query parameters. If one is repeated, the last value counts; unknown ones are ignored.
+/// A query parameter of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    pub name: String,
+    /// Whether it may be given more than once.
+    pub repeats: bool,
+}
+
+/// 422 for a parameter that an operation does not have, which would otherwise select everything, and for one given twice.
+pub fn check(uri: &Uri, known: &[Known]) -> Result<(), Error> {
+    let given = Parameters::of(uri).0;
+    let mut problems = Vec::new();
+    for (index, (name, _)) in given.iter().enumerate() {
+        let Some(known) = known.iter().find(|known| known.name == *name) else {
+            let names: Vec<_> = known.iter().map(|known| known.name.as_str()).collect();
+            let message = match names.join(", ") {
+                none if none.is_empty() => "is not known; this request has no query parameters".to_owned(),
+                names => format!("is not known; the query parameters of this request are {names}"),
+            };
+            problems.push(Detail::new(name.clone(), "unknown_field", message));
+            continue;
+        };
+        if !known.repeats && given[..index].iter().any(|(before, _)| before == name) {
+            problems.push(Detail::new(
+                name.clone(),
+                "duplicate_field",
+                "must not be given more than once",
+            ));
+        }
+    }
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::invalid(problems))
+    }
+}
+
+/// The query parameters, which [`check`] has found to be known.
 pub struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
@@ -42,11 +80,19 @@ impl Parameters {
 
     /// The value of a parameter.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0
-            .iter()
-            .rev()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.as_str())
+        self.all(name).next()
+    }
+
+    /// The values of a parameter that may be given more than once.
+    pub fn all(&self, name: &str) -> impl Iterator<Item = &str> {
+        let found = self.0.iter().filter(move |(key, _)| key == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// The time that a parameter names. A blank in it was a `+` that the client has not escaped.
+    pub fn time(&self, name: &'static str) -> Result<Option<Timestamp>, Error> {
+        let time = self.get(name).map(|text| text.replace(' ', "+").parse());
+        time.transpose().map_err(|_| not_a_time(name))
     }
 
     /// `page` and `limit`; 422 if one is out of range.
@@ -104,9 +150,56 @@ impl Parameters {
     }
 }
 
+/// The refusal of a value that is not a time.
+pub fn not_a_time(field: &'static str) -> Error {
+    Error::invalid(vec![Detail::new(field, "invalid_value", TIME_MUST)])
+}
+
+/// What a time must be.
+pub const TIME_MUST: &str = "must be an RFC 3339 time such as 2026-11-21T10:00:00Z";
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unknown_parameters_and_those_given_twice_are_refused() {
+        let known = |name: &str, repeats| Known {
+            name: name.to_owned(),
+            repeats,
+        };
+        let all = [known("limit", false), known("tag", true)];
+        let refused =
+            |query: &str, known: &[Known]| match check(&format!("/x{query}").parse().unwrap(), known) {
+                Ok(()) => Vec::new(),
+                Err(error) => error.details,
+            };
+        for good in ["", "?", "?limit=1", "?tag=a&limit=1&tag=b"] {
+            assert_eq!(refused(good, &all), [], "{good}");
+        }
+        let unknown = refused("?tags=a&limit=1&limit=2", &all);
+        let named: Vec<_> = unknown.iter().map(|d| (&*d.field, &*d.code)).collect();
+        assert_eq!(named, [("tags", "unknown_field"), ("limit", "duplicate_field")]);
+        assert!(unknown[0].message.ends_with("are limit, tag"), "{unknown:?}");
+        assert!(refused("?x", &[])[0].message.ends_with("has no query parameters"));
+    }
+
+    #[test]
+    fn a_time_may_have_its_plus_as_a_blank() {
+        let time = |text: &str| parameters(&format!("?since={text}")).time("since");
+        let expected = Some("2026-11-21T10:00:00Z".parse().unwrap());
+        for good in [
+            "2026-11-21T10:00:00Z",
+            "2026-11-21T12:00:00+02:00",
+            "2026-11-21T12:00:00%2B02:00",
+        ] {
+            assert_eq!(time(good), Ok(expected), "{good}");
+        }
+        for wrong in ["", "yesterday", "2026-11-21", "2026-11-21T10:00:00"] {
+            assert_eq!(time(wrong).unwrap_err().details[0].field, "since", "{wrong}");
+        }
+        assert_eq!(parameters("").time("since"), Ok(None));
+    }
 
     fn parameters(query: &str) -> Parameters {
         Parameters::of(&format!("/v1/instances{query}").parse().unwrap())
@@ -118,9 +211,7 @@ mod tests {
             ("", 1, 20),
             ("?", 1, 20),
             ("?page=3&limit=100", 3, 100),
-            ("?limit=1&unknown=x", 1, 1),
             ("?page=9007199254740991", MAX_PAGE, 20),
-            ("?page=1&page=2", 2, 20),
         ] {
             assert_eq!(
                 parameters(query).paging().unwrap(),

@@ -8,7 +8,10 @@ use axum::{
 };
 use http::StatusCode;
 
-use super::{body, detail_of, installation::NamedBackup};
+use super::{
+    body, detail_of,
+    installation::{self, NamedBackup},
+};
 use crate::{
     facade::{
         App,
@@ -19,11 +22,7 @@ use crate::{
         openapi::examples,
         response::error::{Error, ErrorAnswer},
     },
-    service::{
-        id::InstanceId,
-        idempotency::IdempotentRequest,
-        instances::{ActionOutcome, Installation},
-    },
+    service::{error::protected, id::InstanceId, idempotency::IdempotentRequest, instances::ActionOutcome},
 };
 use api::{Instance, RebuildInstance, Single};
 use domain::instance::Action;
@@ -114,7 +113,7 @@ pub async fn reboot(
 
 /// Reinstalls an instance
 ///
-/// From an image, or from a backup with the backup's image and data. All data on its disk is lost. Allowed from `running`, `stopped` and `error`; afterwards the instance is running or stopped
+/// From an image, or from a backup with the backup's image and data. All data on its disk is lost, so a protected instance is not rebuilt. Allowed from `running`, `stopped` and `error`; afterwards the instance is running or stopped
 /// as it was before.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/rebuild", operation_id = "rebuildInstance", tag = "actions",
@@ -122,7 +121,7 @@ pub async fn reboot(
     request_body(content = RebuildInstance, example = json!({"image": "debian-13"})),
     responses(
         (status = 202, description = "The server is being reinstalled", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Rebuild))),
-        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(protected()))),
     ),
 )]
 pub async fn rebuild(
@@ -144,47 +143,38 @@ async fn act(
     action: Action,
 ) -> Result<Response, Error> {
     let namespace = caller.namespace();
-    let (installation, idempotent) = if action == Action::Rebuild {
+    let mut what = String::new();
+    let (wanted, idempotent) = if action == Action::Rebuild {
         let mut post = Post::with_body(request).await?;
+        what = installation::in_words(&post.fields);
         let backup = NamedBackup::find(&app, namespace, &post.fields).await;
-        if backup.is_unsuitable()
-            && let Some(request) = &post.idempotent
-            && let Some(item) = app.service.instance_changed_by(namespace, id, request).await?
-        {
-            let what = backup_in_words(post.fields.peek("backup").unwrap_or_default());
-            let done = ActionOutcome { item, replayed: true };
-            return is_done(&done, action, &what, post.idempotent.as_ref());
-        }
         backup.check(&mut post.fields);
-        let body = body::rebuild(post.fields, &app.service.catalogue())?;
-        (Some(backup.or(body.image)?), post.idempotent)
+        let wanted = body::rebuild(post.fields, &app.service.catalogue())
+            .and_then(|body| backup.or(body.image).map(Some));
+        (wanted, post.idempotent)
     } else {
         let post = Post::with_optional_body(request).await?;
-        post.fields.finish()?;
-        (None, post.idempotent)
+        (post.fields.finish().map(|()| None), post.idempotent)
     };
     let request = idempotent.as_ref();
-    let done = app
-        .service
-        .act_on_instance(
-            namespace,
-            id,
-            action,
-            installation.as_ref(),
-            request,
-            &precondition,
-        )
-        .await?;
-    let what = match &installation {
-        Some(Installation::Image(image)) => image.clone(),
-        Some(Installation::Backup(backup)) => backup_in_words(backup.id),
-        None => String::new(),
+    let done = match wanted {
+        Ok(installation) => {
+            let installation = installation.as_ref();
+            let done =
+                app.service
+                    .act_on_instance(namespace, id, action, installation, request, &precondition);
+            done.await?
+        }
+        // What the request names may have been there when it was sent first.
+        Err(refusal) => {
+            let changed = app.service.instance_changed_by(namespace, id, request).await?;
+            ActionOutcome {
+                item: changed.ok_or(refusal)?,
+                replayed: true,
+            }
+        }
     };
     is_done(&done, action, &what, request)
-}
-
-fn backup_in_words(id: impl std::fmt::Display) -> String {
-    format!("backup {id}")
 }
 
 /// The answer to an action. `what` has been installed by a rebuild.

@@ -4,7 +4,7 @@ use crate::facade::{
     extract::fields::Fields,
     response::error::{Detail, Error},
 };
-use api::{ChangeInstance, CreateInstance, RebuildInstance};
+use api::{ChangeInstance, CreateInstance, RebuildInstance, WantedPower};
 use domain::catalogue::Catalogue;
 use resources::{InstanceSpec, Plan, PowerState, validation};
 
@@ -27,6 +27,8 @@ pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstanc
     let monitoring_enabled = fields.boolean("monitoring_enabled");
     let private_network = fields.string("private_network", &validation::private_network);
     let tags = read_tags(&mut fields);
+    let deletion_protection = fields.boolean("deletion_protection");
+    let power_state = read_power_state(&mut fields);
     fields.finish()?;
     let (Some(name), Some(plan), Some(region)) = (name, plan, region) else {
         // Unreachable: `finish` reports missing fields.
@@ -38,16 +40,17 @@ pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstanc
         region,
         image,
         backup,
-        // Key files end in a line feed.
         ssh_keys: ssh_keys
             .into_iter()
             .flatten()
-            .map(|key| key.trim_ascii().to_owned())
+            .map(|key| validation::normalised_ssh_key(&key))
             .collect(),
         backup_enabled: backup_enabled.unwrap_or_default(),
         monitoring_enabled: monitoring_enabled.unwrap_or_default(),
         private_network,
         tags: tags.unwrap_or_default(),
+        deletion_protection: deletion_protection.unwrap_or_default(),
+        power_state: power_state.unwrap_or_default(),
     })
 }
 
@@ -63,14 +66,17 @@ pub fn spec(body: CreateInstance) -> InstanceSpec {
         backup_enabled: body.backup_enabled,
         monitoring_enabled: body.monitoring_enabled,
         tags: body.tags,
-        power_state: PowerState::Running,
+        power_state: match body.power_state {
+            WantedPower::Running => PowerState::Running,
+            WantedPower::Stopped => PowerState::Stopped,
+        },
         plan_on_reboot: None,
         start_requested_at: None,
         power_off_requested_at: None,
         reboot_requested_at: None,
         rebuild_requested_at: None,
         restore_from: None,
-        deletion_protection: false,
+        deletion_protection: body.deletion_protection,
     }
 }
 
@@ -111,6 +117,10 @@ pub fn change(mut fields: Fields) -> Result<ChangeInstance, Error> {
     fields.immutable(
         "status",
         "cannot be set; start, stop, poweroff and reboot change it",
+    );
+    fields.immutable(
+        "power_state",
+        "cannot be changed here; POST /v1/instances/{id}/start, …/stop and …/poweroff do",
     );
     for field in [
         "id",
@@ -156,6 +166,14 @@ fn read_plan(fields: &mut Fields) -> Option<Plan> {
     fields.string("plan", &known)?.parse().ok()
 }
 
+fn read_power_state(fields: &mut Fields) -> Option<WantedPower> {
+    let known = |text: &str| match text.parse::<WantedPower>() {
+        Ok(_) => Ok(()),
+        Err(_) => Err("must be running or stopped"),
+    };
+    fields.string("power_state", &known)?.parse().ok()
+}
+
 /// Reads the tags, without duplicates.
 fn read_tags(fields: &mut Fields) -> Option<Vec<String>> {
     let mut tags: Vec<String> = Vec::new();
@@ -191,6 +209,7 @@ mod tests {
         let spec = super::spec(body);
         assert_eq!((spec.name.as_deref(), spec.plan), (Some("web-1"), Plan::Starter));
         assert!(!spec.backup_enabled && spec.power_state == PowerState::Running);
+        assert!(!spec.deletion_protection);
     }
 
     #[test]
@@ -201,7 +220,11 @@ mod tests {
         body["monitoring_enabled"] = json!(true);
         body["private_network"] = json!("pn-abc1");
         body["tags"] = json!(["a", "b", "a"]);
+        body["deletion_protection"] = json!(true);
+        body["power_state"] = json!("stopped");
         let body = create(&body).unwrap();
+        let spec = super::spec(body.clone());
+        assert!(spec.deletion_protection && spec.power_state == PowerState::Stopped);
         assert_eq!(
             (body.ssh_keys, body.tags),
             (vec![KEY.to_owned()], vec!["a".to_owned(), "b".to_owned()])
@@ -228,7 +251,7 @@ mod tests {
 
     #[test]
     fn every_invalid_field_is_named() {
-        let body = json!({"plan": "tiny", "region": "Paris", "image": 7, "ssh_keys": [KEY, "nonsense"], "status": "running"});
+        let body = json!({"plan": "tiny", "region": "Paris", "image": 7, "ssh_keys": [KEY, "nonsense"], "status": "running", "power_state": "off"});
         let error = create(&body).unwrap_err();
         let named: Vec<_> = error
             .details
@@ -243,6 +266,7 @@ mod tests {
                 ("region", "invalid_value"),
                 ("image", "invalid_type"),
                 ("ssh_keys[1]", "invalid_value"),
+                ("power_state", "invalid_value"),
                 ("status", "unknown_field"),
             ]
         );
@@ -287,6 +311,7 @@ mod tests {
             (json!({"id": "i-1"}), "id", "immutable"),
             (json!({"status": "running"}), "status", "immutable"),
             (json!({"vcpu": 64}), "vcpu", "immutable"),
+            (json!({"power_state": "stopped"}), "power_state", "immutable"),
             (json!({"name": "-"}), "name", "invalid_value"),
         ];
         for (body, field, code) in table {

@@ -33,6 +33,14 @@ pub(super) fn read(fields: &mut Fields, catalogue: &Catalogue) -> (Option<String
     (image, backup)
 }
 
+/// What a request names, for the answer.
+pub(super) fn in_words(fields: &Fields) -> String {
+    match (fields.peek("image"), fields.peek("backup")) {
+        (Some(image), _) => image.to_owned(),
+        (None, backup) => format!("backup {}", backup.unwrap_or_default()),
+    }
+}
+
 /// The backup that a request names, if the text can be an id.
 pub(super) struct NamedBackup(Option<Result<RestorableBackup, Error>>);
 
@@ -43,11 +51,6 @@ impl NamedBackup {
             Some(id) => Some(app.service.backup_to_restore(namespace, Some(id)).await),
             None => None,
         })
-    }
-
-    /// Whether the backup cannot be restored. A repeated request is answered all the same: the backup may be gone by now.
-    pub(super) const fn is_unsuitable(&self) -> bool {
-        matches!(self.0, Some(Err(_)))
     }
 
     /// If there is no such backup, adds that to the problems.

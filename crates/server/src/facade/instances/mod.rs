@@ -55,7 +55,7 @@ use api::{ChangeInstance, CreateInstance, Instance, InstanceSummary, List, NewIn
         ("status" = Option<String>, Query, description = "Only instances with this status.", example = "running"),
         ("region" = Option<String>, Query, description = "Only instances in this region.", example = "fr-par-1"),
         ("name" = Option<String>, Query, description = "Only instances with exactly this name.", example = "web-1"),
-        ("tag" = Option<String>, Query, description = "Only instances with this tag.", example = "env:prod"),
+        ("tag" = Option<Vec<String>>, Query, description = "Only instances with this tag; with all of them, if it is given more than once.", example = json!(["env:prod"])),
         ("search" = Option<String>, Query, description = "Only instances whose name, id or address contains this text. Capital and small letters count alike.", example = "web"),
     ),
     responses((status = 200, description = "A page of instances", body = List<InstanceSummary>, example = json!(examples::page(examples::instance_summary())))),
@@ -66,11 +66,12 @@ pub async fn list(
     parameters: Parameters,
 ) -> Result<Response, Error> {
     let paging = parameters.paging()?;
+    let tags: Vec<_> = parameters.all("tag").collect();
     let filter = Filter {
         status: parameters.get("status"),
         region: parameters.get("region"),
         name: parameters.get("name"),
-        tag: parameters.get("tag"),
+        tags: &tags,
         search: parameters.get("search"),
     };
     let (page, total) = app
@@ -106,21 +107,22 @@ pub async fn create(
 ) -> Result<Response, Error> {
     let mut post = Post::with_body(request).await?;
     let tenant = caller.tenant();
-    let backup = NamedBackup::find(&app, &tenant.namespace, &post.fields).await;
-    if backup.is_unsuitable()
-        && let Some(request) = &post.idempotent
-        && let Some(created) = app.service.instance_created_by(tenant, request).await?
-    {
-        return is_created(&app, &created, post.idempotent.as_ref());
-    }
-    backup.check(&mut post.fields);
-    let body = body::create(post.fields, &app.service.catalogue())?;
-    let installation = backup.or(body.image.clone())?;
     let request = post.idempotent.as_ref();
-    let created = app
-        .service
-        .create_instance(tenant, body::spec(body), &installation, request)
-        .await?;
+    let backup = NamedBackup::find(&app, &tenant.namespace, &post.fields).await;
+    backup.check(&mut post.fields);
+    let wanted = body::create(post.fields, &app.service.catalogue())
+        .and_then(|body| Ok((backup.or(body.image.clone())?, body::spec(body))));
+    let created = match wanted {
+        Ok((installation, spec)) => {
+            let created = app.service.create_instance(tenant, spec, &installation, request);
+            created.await?
+        }
+        // What the request names may have been there when it was sent first.
+        Err(refusal) => {
+            let created = app.service.instance_created_by(tenant, request).await?;
+            created.ok_or(refusal)?
+        }
+    };
     is_created(&app, &created, request)
 }
 

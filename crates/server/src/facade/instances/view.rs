@@ -14,9 +14,12 @@ pub fn summary(item: &IndexedInstance) -> InstanceSummary {
         id: item.id.to_string(),
         name: instance.display_name().to_owned(),
         status: item.state,
+        status_reason: explain(instance).map(|why| snake_case(&why.reason)),
         plan: item.plan,
         region: instance.spec.region.clone(),
+        image: image(instance).to_owned(),
         ip_address: instance.status.as_ref().and_then(|s| s.ip_address.clone()),
+        ipv6_address: instance.status.as_ref().and_then(|s| s.ipv6_address.clone()),
         tags: instance.spec.tags.clone(),
         created_at: Seconds(instance.created_at()),
         updated_at: Seconds(updated_at(instance)),
@@ -161,8 +164,11 @@ mod tests {
             serde_json::to_value(summary(&shown)).unwrap(),
             json!({
                 "id": "i-abcdefgh01234567", "name": "web-1", "status": "running", "plan": "business", "region": "fr-par-1",
-                "ip_address": "198.18.0.7", "tags": [], "created_at": "2026-11-21T10:00:00Z", "updated_at": "2026-11-21T10:05:00Z",
+                "image": "debian-13", "ip_address": "198.18.0.7", "ipv6_address": null, "tags": [],
+                "created_at": "2026-11-21T10:00:00Z", "updated_at": "2026-11-21T10:05:00Z",
             })
         );
+        let waiting = summary(&self::shown(Value::Null, "starter"));
+        assert_eq!(waiting.status_reason.as_deref(), Some("provisioning"));
     }
 }

@@ -17,7 +17,7 @@ use http::{HeaderValue, StatusCode, header};
 use super::{
     App,
     extract::{
-        Caller, Target,
+        Caller, Charged, Target,
         query::{Paging, Parameters},
     },
     openapi::examples,
@@ -68,7 +68,12 @@ pub async fn list(
     let paging = parameters.paging()?;
     let (page, total) = app
         .service
-        .list_invoices(caller.tenant(), paging.page, paging.limit)
+        .list_invoices(
+            caller.tenant(),
+            paging.page,
+            paging.limit,
+            &Charged::new(&app, &caller),
+        )
         .await?;
     let data: Vec<_> = page.iter().map(view::issued).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
@@ -97,8 +102,9 @@ pub async fn current(
     // Report a mistake before reading anything.
     format(&parameters)?;
     parameters.paging()?;
-    let opened = app.service.current_invoice(caller.tenant()).await?;
-    answer(opened, &parameters).await
+    let cost = Charged::new(&app, &caller);
+    let opened = app.service.current_invoice(caller.tenant(), &cost).await?;
+    answer(opened, &parameters, cost).await
 }
 
 /// Shows an invoice
@@ -124,14 +130,14 @@ pub async fn detail(
     parameters.paging()?;
     let opened = app.service.invoice(caller.tenant(), id).await?;
     let version = opened.invoice.as_deref().map(response::etag);
-    let mut response = answer(opened, &parameters).await?;
+    let mut response = answer(opened, &parameters, Charged::new(&app, &caller)).await?;
     if let Some(version) = version {
         response.headers_mut().insert(header::ETAG, version);
     }
     Ok(response)
 }
 
-async fn answer(opened: OpenedInvoice, parameters: &Parameters) -> Result<Response, Error> {
+async fn answer(opened: OpenedInvoice, parameters: &Parameters, cost: Charged) -> Result<Response, Error> {
     let name = match opened
         .invoice
         .as_ref()
@@ -143,14 +149,14 @@ async fn answer(opened: OpenedInvoice, parameters: &Parameters) -> Result<Respon
     match format(parameters)? {
         Format::Json => {
             let paging = parameters.paging()?;
-            let lines = opened.lines(paging.page, paging.limit).await?;
+            let lines = opened.lines(paging.page, paging.limit, &cost).await?;
             let pagination = Pagination::new(paging.page, paging.limit, lines.count);
             let data = view::with_lines(&opened, &lines);
             response::json(StatusCode::OK, &InvoiceAnswer { data, pagination }, 4096)
         }
         Format::Csv => {
             let head = csv::HEAD.to_owned();
-            let text = chunks(opened, head, csv::rows, |_, _| String::new()).await?;
+            let text = chunks(opened, cost, head, csv::rows, |_, _| String::new()).await?;
             let mut response = rendered(text, "text/csv; charset=utf-8; header=present");
             if let Ok(value) = HeaderValue::try_from(format!("attachment; filename=\"{name}.csv\"")) {
                 response.headers_mut().insert(header::CONTENT_DISPOSITION, value);
@@ -159,7 +165,7 @@ async fn answer(opened: OpenedInvoice, parameters: &Parameters) -> Result<Respon
         }
         Format::Html => {
             let head = html::head(&opened);
-            let text = chunks(opened, head, html::rows, html::foot).await?;
+            let text = chunks(opened, cost, head, html::rows, html::foot).await?;
             let mut response = rendered(text, "text/html; charset=utf-8");
             response
                 .headers_mut()
@@ -194,15 +200,16 @@ enum Position {
 /// sent. `foot` gets the sum of the lines above it, because an open invoice may change in the meantime.
 async fn chunks(
     opened: OpenedInvoice,
+    cost: Charged,
     head: String,
     rows: fn(&OpenedInvoice, &[InvoiceLine]) -> String,
     foot: fn(&OpenedInvoice, Cents) -> String,
 ) -> Result<impl Stream<Item = Result<Bytes, Error>> + Send + 'static, Error> {
-    let first = opened.page(0).await?;
-    let begin = (opened, Position::Head(head, first), Cents(0));
+    let first = opened.page(0, &cost).await?;
+    let begin = ((opened, cost), Position::Head(head, first), Cents(0));
     Ok(stream::unfold(
         begin,
-        move |(opened, position, mut net)| async move {
+        move |((opened, cost), position, mut net)| async move {
             let mut rows = |opened: &_, lines: &[InvoiceLine]| {
                 net.0 += lines.iter().map(|line| line.amount_cents).sum::<u64>();
                 rows(opened, lines)
@@ -215,14 +222,14 @@ async fn chunks(
                     }
                     None => (Ok(text + &foot(&opened, net)), Position::End),
                 },
-                Position::Page(number) => match opened.page(number).await {
+                Position::Page(number) => match opened.page(number, &cost).await {
                     Ok(Some(lines)) => (Ok(rows(&opened, &lines)), Position::Page(number + 1)),
                     Ok(None) => (Ok(foot(&opened, net)), Position::End),
                     Err(error) => (Err(error), Position::End),
                 },
                 Position::End => return None,
             };
-            Some((text.map(Bytes::from), (opened, next, net)))
+            Some((text.map(Bytes::from), ((opened, cost), next, net)))
         },
     ))
 }

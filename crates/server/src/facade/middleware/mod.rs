@@ -39,7 +39,10 @@ use self::{
 };
 use super::{
     AnsweredAs, App,
-    extract::Caller,
+    extract::{
+        Caller,
+        query::{self, Known},
+    },
     openapi::Served,
     rate_limit::{Allowance, Whose},
     response::{
@@ -90,6 +93,8 @@ struct Route {
     /// The path, with placeholders.
     label: &'static str,
     methods: Vec<Method>,
+    /// The query parameters of each method.
+    queries: Vec<(Method, Vec<Known>)>,
     needs_key: bool,
     allow: HeaderValue,
     /// Created by the first request, so that routes without requests are not among the metrics.
@@ -99,15 +104,30 @@ struct Route {
 }
 
 impl Route {
-    fn new(label: &'static str, methods: &[Method], needs_key: bool) -> Self {
+    fn new(label: &'static str, served: &Served) -> Self {
+        let methods = &served.methods;
         let allow = methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
         Self {
             label,
-            methods: methods.to_vec(),
-            needs_key,
+            methods: methods.clone(),
+            queries: served.queries.clone(),
+            needs_key: served.needs_key,
             allow: HeaderValue::try_from(allow).unwrap_or(HeaderValue::from_static("")),
             seconds: OnceLock::new(),
             read: OnceLock::new(),
+        }
+    }
+
+    /// 422 if the query has parameters that the method does not have.
+    fn check_query(&self, request: &Request) -> Result<(), Error> {
+        if request.uri().query().is_none() {
+            return Ok(());
+        }
+        let mut queries = self.queries.iter();
+        match queries.find(|(method, _)| method == request.method()) {
+            Some((_, known)) => query::check(request.uri(), known),
+            // 404 or 405.
+            None => Ok(()),
         }
     }
 }
@@ -127,9 +147,9 @@ impl Observer {
         let route = |served: &Served| {
             // Labels of metrics are `'static`. This leaks one short string per route, once in the life of the program.
             let label: &'static str = served.path.clone().leak();
-            Route::new(label, &served.methods, served.needs_key)
+            Route::new(label, served)
         };
-        let unknown = Route::new("unknown", &[], false);
+        let unknown = Route::new("unknown", &Served::default());
         let routes: Vec<_> = std::iter::once(unknown).chain(served.iter().map(route)).collect();
         let numbers = routes.iter().enumerate().skip(1);
         Self {
@@ -212,6 +232,7 @@ where
         } else {
             (Ok(None), None)
         };
+        let admitted = admitted.and_then(|write| route.check_query(&request).map(|()| write));
         // Requests without a valid key, or beyond their allowance, must not displace the spans of others.
         let is_traced = takes_key && admitted.is_ok();
         let traced = is_traced
@@ -500,6 +521,124 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn every_parameter_of_an_operation_is_known_and_those_that_are_arrays_may_be_repeated() {
+        let facade = synced();
+        let all = "/v1/instances?page=1&limit=2&status=x&region=x&name=x&search=x&tag=a&tag=b";
+        for method in ["GET", "HEAD"] {
+            assert_eq!(ask(&facade, method, all, Some("read")).await.0, 200, "{method}");
+        }
+        let (_, _, body) = ask(&facade, "GET", &format!("{all}&tags=x"), Some("read")).await;
+        assert_eq!(
+            body["error"]["details"][0]["message"],
+            "is not known; the query parameters of this request are page, limit, status, region, name, tag, search"
+        );
+    }
+
+    /// Objects by path.
+    type Stored = Arc<parking_lot::Mutex<std::collections::BTreeMap<String, Value>>>;
+
+    /// An API server that stores what it gets, and what it has stored.
+    fn storing() -> (kube::Client, Stored) {
+        let stored = Stored::default();
+        let server = stored.clone();
+        let client = answered_by(move |method, path, mut body| {
+            let mut stored = server.lock();
+            let mut path = path.split('?').next().unwrap_or_default().to_owned();
+            let answer = if method == Method::POST {
+                path = format!("{path}/{}", body["metadata"]["name"].as_str().unwrap_or_default());
+                body["metadata"]["namespace"] = json!("demo");
+                body["metadata"]["uid"] = json!("u");
+                body["metadata"]["generation"] = json!(1);
+                stored.insert(path, body.clone());
+                (201, body)
+            } else if let Some(object) = stored.get_mut(&path) {
+                for place in ["/metadata/annotations", "/spec"] {
+                    for (name, value) in body
+                        .pointer(place)
+                        .and_then(Value::as_object)
+                        .into_iter()
+                        .flatten()
+                    {
+                        object.pointer_mut(place).unwrap()[name] = value.clone();
+                    }
+                }
+                (200, object.clone())
+            } else {
+                (
+                    404,
+                    json!({ "status": "Failure", "reason": "NotFound", "code": 404 }),
+                )
+            };
+            async move { answer }
+        });
+        (client, stored)
+    }
+
+    #[tokio::test]
+    async fn a_repeated_create_or_rebuild_is_answered_although_what_it_names_is_no_longer_there() {
+        let (client, stored) = storing();
+        // The catalogue and the rules for receivers before and after.
+        let facade = |is_open: bool| {
+            let mut service = Service::with_client(client.clone());
+            if !is_open {
+                service = service.without_images_and_receivers();
+            }
+            synced_facade(facade_of(service, &Metrics::new()))
+        };
+        let (before, after) = (facade(true), facade(false));
+        let post = async |facade: &Facade, path: &str, key: &str, body: &Value| {
+            let request = Request::post(path)
+                .header("authorization", format!("Bearer {}", test_key("a", "write")))
+                .header("idempotency-key", key)
+                .body(Body::from(body.to_string()));
+            let (head, body) = facade.answer(request.unwrap()).await.into_parts();
+            let bytes = body.collect().await.unwrap().to_bytes();
+            let replayed = head.headers.contains_key("idempotency-replayed");
+            let body: Value = serde_json::from_slice(&bytes).unwrap();
+            (head.status.as_u16(), replayed, body)
+        };
+        let instance = json!({ "name": "web", "plan": "starter", "region": "fr-par-1", "image": "beos-5" });
+        let webhook =
+            json!({ "url": "https://hooks.example.com", "events": ["instance.created"], "secret": "s" });
+        let mut id = String::new();
+        for (path, body) in [("/v1/webhooks", &webhook), ("/v1/instances", &instance)] {
+            let (status, replayed, first) = post(&before, path, "k", body).await;
+            assert_eq!((status, replayed), (201, false), "{first}");
+            let count = stored.lock().len();
+            let (status, replayed, again) = post(&after, path, "k", body).await;
+            assert_eq!((status, replayed), (201, true), "{again}");
+            assert_eq!(again["data"]["id"], first["data"]["id"]);
+            assert_eq!(again["data"]["secret"], first["data"]["secret"]);
+            assert_eq!(stored.lock().len(), count);
+            let (status, ..) = post(&after, path, "other", body).await;
+            assert_eq!(status, 422, "{path}");
+            let mut other = body.clone();
+            other["nonsense"] = json!(1);
+            let (_, _, reused) = post(&after, path, "k", &other).await;
+            assert_eq!(reused["error"]["code"], "idempotency_key_reused");
+            id = first["data"]["id"].as_str().unwrap_or_default().to_owned();
+        }
+        for object in stored.lock().values_mut() {
+            if object["metadata"]["name"] == id.as_str() {
+                object["status"] = json!({
+                    "state": "running", "power": "Running", "powerState": "Running", "plan": "starter", "image": "beos-5",
+                    "observedGeneration": 1, "provisionedAt": "2026-11-21T10:00:00Z",
+                });
+            }
+        }
+        let (path, body) = (
+            format!("/v1/instances/{id}/rebuild"),
+            json!({ "image": "beos-6" }),
+        );
+        let (status, replayed, first) = post(&before, &path, "r", &body).await;
+        assert_eq!((status, replayed), (202, false), "{first}");
+        let (status, replayed, again) = post(&after, &path, "r", &body).await;
+        assert_eq!((status, replayed), (202, true), "{again}");
+        assert_eq!(again["message"], first["message"]);
+        assert_eq!(post(&after, &path, "other", &body).await.0, 422);
+    }
+
+    #[tokio::test]
     async fn checks_are_made_in_order() {
         let facade = synced();
         let id = "/v1/instances/i-0000000000000000";
@@ -512,6 +651,24 @@ mod tests {
             ("DELETE", id, Some("read"), 403, "token_readonly"),
             ("POST", "/v1/instances", Some("write"), 400, "json_error"),
             ("GET", "/v1/instances?limit=0", Some("read"), 422, "invalid_input"),
+            ("GET", "/v1/instances?tags=x", Some("read"), 422, "invalid_input"),
+            (
+                "GET",
+                "/v1/instances?page=1&page=2",
+                Some("read"),
+                422,
+                "invalid_input",
+            ),
+            ("GET", "/v1/openapi.json?pretty=1", None, 422, "invalid_input"),
+            ("GET", "/nothing?x=1", None, 404, "not_found"),
+            ("PUT", "/v1/instances?x=1", None, 405, "method_not_allowed"),
+            (
+                "DELETE",
+                &format!("{id}?force=true"),
+                Some("write"),
+                422,
+                "invalid_input",
+            ),
             ("GET", "/v1/instances/nonsense", Some("read"), 404, "not_found"),
             ("GET", id, Some("read"), 503, "service_unavailable"),
             (
@@ -594,6 +751,7 @@ mod tests {
             path: path.to_owned(),
             methods: vec![Method::GET],
             needs_key: true,
+            queries: Vec::new(),
         };
         let metrics = Metrics::new();
         let router = around(panics, &[served], &app, &metrics);
@@ -632,6 +790,7 @@ mod tests {
             path: path.to_owned(),
             methods: vec![Method::GET, Method::POST],
             needs_key: true,
+            queries: Vec::new(),
         };
         let facade = Facade {
             router: around(waiting, &[served], &app, &Metrics::new()),

@@ -377,7 +377,7 @@ pub fn invoice_with_lines(is_issued: bool) -> Value {
 }
 
 /// An error that any operation can have. `kind` is the kind of object that its path names.
-pub(super) fn general_error(code: ErrorCode, kind: &str, takes_body: bool) -> Error {
+pub(super) fn general_error(code: ErrorCode, kind: &str, takes_body: bool, has_query: bool) -> Error {
     match code {
         ErrorCode::JsonError => Error::new(code, "the body is not JSON: expected `:` at line 2 column 6"),
         ErrorCode::Unauthorized => Error::new(
@@ -404,6 +404,11 @@ pub(super) fn general_error(code: ErrorCode, kind: &str, takes_body: bool) -> Er
             "rebot",
             "unknown_field",
             "is not a known field",
+        )]),
+        ErrorCode::InvalidInput if !has_query => Error::invalid(vec![Detail::new(
+            "limit",
+            "unknown_field",
+            "is not known; this request has no query parameters",
         )]),
         ErrorCode::InvalidInput => Error::invalid(vec![Detail::new(
             "limit",

@@ -21,6 +21,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     App, account, backups, catalogue, deliveries, events,
+    extract::query::Known,
     instances::{self, actions},
     invoices, keys, monitoring, response,
     webhooks::{self, actions as webhook_actions},
@@ -30,7 +31,7 @@ use super::{
 const DOCUMENT_MAY_BE_CACHED: HeaderValue = HeaderValue::from_static("public, max-age=300");
 
 /// A served path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// The path, with placeholders.
     pub path: String,
@@ -38,6 +39,8 @@ pub struct Served {
     pub methods: Vec<Method>,
     /// Whether they need an API key.
     pub needs_key: bool,
+    /// The query parameters of each.
+    pub queries: Vec<(Method, Vec<Known>)>,
 }
 
 #[derive(OpenApi)]
@@ -154,21 +157,34 @@ fn schema_reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
+/// The query parameters of an operation; those that are arrays may be repeated.
+fn queries(operation: &Value) -> Vec<Known> {
+    operations::parameters(operation, "query")
+        .map(|parameter| Known {
+            name: parameter["name"].as_str().unwrap_or_default().to_owned(),
+            repeats: parameter["schema"]["items"].is_object(),
+        })
+        .collect()
+}
+
 fn served(document: &Value) -> Vec<Served> {
     let paths = document["paths"].as_object().into_iter().flatten();
     paths
         .map(|(path, operations)| {
             let operations = || operations.as_object().into_iter().flatten();
-            let mut methods: Vec<Method> = operations()
-                .filter_map(|(method, _)| method.to_ascii_uppercase().parse().ok())
+            let mut queries: Vec<(Method, Vec<Known>)> = operations()
+                .filter_map(|(method, operation)| {
+                    Some((method.to_ascii_uppercase().parse().ok()?, queries(operation)))
+                })
                 .collect();
-            if methods.contains(&Method::GET) {
-                methods.push(Method::HEAD);
+            if let Some((_, get)) = queries.iter().find(|(method, _)| *method == Method::GET) {
+                queries.push((Method::HEAD, get.clone()));
             }
-            methods.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+            queries.sort_by(|(a, _), (b, _)| a.as_str().cmp(b.as_str()));
             Served {
                 path: path.clone(),
-                methods,
+                methods: queries.iter().map(|(method, _)| method.clone()).collect(),
+                queries,
                 needs_key: operations().any(|(_, operation)| operation.get("security").is_none()),
             }
         })

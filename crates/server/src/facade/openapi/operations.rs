@@ -29,7 +29,10 @@ fn object(value: &mut Value) -> impl Iterator<Item = (&String, &mut Value)> {
     value.as_object_mut().into_iter().flatten()
 }
 
-fn parameters<'a>(operation: &'a Value, place: &'static str) -> impl DoubleEndedIterator<Item = &'a Value> {
+pub(super) fn parameters<'a>(
+    operation: &'a Value,
+    place: &'static str,
+) -> impl DoubleEndedIterator<Item = &'a Value> {
     let all = operation["parameters"].as_array().into_iter().flatten();
     all.filter(move |parameter| parameter["in"] == place)
 }
@@ -68,14 +71,15 @@ fn add_errors(operation: &mut Value, method: &str, needs_key: bool) {
         (E::PreconditionFailed, writes && has_id),
         (E::PayloadTooLarge, takes_body),
         (E::UnsupportedMediaType, takes_body),
-        (E::InvalidInput, takes_body || has_query),
+        (E::InvalidInput, true),
         (E::IdempotencyKeyReused, method == "post"),
         (E::RateLimitExceeded, needs_key),
         (E::ServerError, true),
         (E::ServiceUnavailable, needs_key),
     ] {
         if applies {
-            let example = examples::general_error(code, kind.as_deref().unwrap_or_default(), takes_body);
+            let example =
+                examples::general_error(code, kind.as_deref().unwrap_or_default(), takes_body, has_query);
             let status = status(code);
             errors.push((status.as_str().to_owned(), examples::error(example)));
             let reason = status.canonical_reason().unwrap_or_default();

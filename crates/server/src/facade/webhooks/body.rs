@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 
 use crate::facade::{
-    extract::fields::Fields,
+    extract::{fields::Fields, query::TIME_MUST},
     response::error::{Detail, Error},
 };
 use api::{
@@ -147,9 +147,7 @@ pub fn expiry(rotation: &RotateSecret, now: Timestamp) -> Option<Timestamp> {
 /// Reads a request; 422 names every invalid field.
 pub fn recover(mut fields: Fields) -> Result<RecoverWebhook, Error> {
     let since = fields.string("since", &|text| {
-        text.parse::<Timestamp>()
-            .map(drop)
-            .map_err(|_| "must be an RFC 3339 time such as 2026-11-21T10:00:00Z")
+        text.parse::<Timestamp>().map(drop).map_err(|_| TIME_MUST)
     });
     fields.finish()?;
     Ok(RecoverWebhook {

@@ -82,17 +82,23 @@ pub async fn create(
 ) -> Result<Response, Error> {
     let post = Post::with_body(request).await?;
     let check = |url: &str| app.service.check_receiver(url);
-    let new = body::create(post.fields, &check)?;
-    let created = app
-        .service
-        .create_webhook(caller.tenant(), &new, post.idempotent.as_ref())
-        .await?;
+    let (tenant, request) = (caller.tenant(), post.idempotent.as_ref());
+    let secret = post.fields.peek("secret").map(str::to_owned);
+    let created = match body::create(post.fields, &check) {
+        Ok(new) => app.service.create_webhook(tenant, &new, request).await?,
+        // The receiver may have been allowed when the request was sent first.
+        Err(refusal) => {
+            let secret = secret.as_deref();
+            let created = app.service.webhook_created_by(tenant, secret, request).await?;
+            created.ok_or(refusal)?
+        }
+    };
     let item = &*created.item;
     let data = view::with_secret(item, created.secret.clone(), None);
     let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, None)?;
     response::locate(&mut response, "/v1/webhooks", item.id);
     Ok(idempotency::answered(
-        post.idempotent.as_ref(),
+        request,
         created.replayed,
         Retention::Resource,
         response,

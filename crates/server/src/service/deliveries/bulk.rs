@@ -248,7 +248,7 @@ impl Service {
         let is_for_one_version = patch["metadata"].get("resourceVersion").is_some();
         for attempt in 1..=MAX_ATTEMPTS {
             let patched = self.calls.patch::<Delivery>(namespace, name, patch).await;
-            cost.add_write();
+            cost.add_object();
             match patched {
                 Ok(delivery) => return Ok(!delivery.is_finished()),
                 Err(error) if error.is_not_found() => return Ok(false),

@@ -125,6 +125,7 @@ impl Service {
         let uid = webhook.origin_uid();
         let reads = events.into_iter().map(async |event| {
             let name = ids::delivery_name(uid, &event);
+            cost.add_object();
             let stored = self.stored_delivery(webhook, &name).await?;
             Ok::<_, Error>((event, stored))
         });
@@ -259,7 +260,7 @@ impl Service {
         };
         pages.merge(needed, &mut merge, items).await?;
         let page = self
-            .read_all(webhook, selection, merge.finish().0.into_iter())
+            .read_all(webhook, selection, merge.finish().0.into_iter(), cost)
             .await?;
         Ok((page, total))
     }
@@ -407,11 +408,13 @@ impl Service {
         webhook: &Webhook,
         selection: Selection,
         shown: impl Iterator<Item = Shown>,
+        cost: &Cost,
     ) -> Result<Vec<Delivery>, Error> {
         let reads =
             shown.map(async |shown| match shown {
                 Shown::Logged(delivery) => Ok::<_, Error>(Some(*delivery)),
                 Shown::Stored(name) => {
+                    cost.add_object();
                     let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), &name).await?;
                     let delivery = delivery.map(without_body);
                     Ok(delivery

@@ -150,6 +150,7 @@ impl<'a> Pages<'a> {
     }
 
     async fn read_one(&self, name: &str) -> Result<Option<EventLog>, Error> {
+        self.cost.add_object();
         let page: Option<EventLog> = self.calls.get(self.namespace, name).await?;
         Ok(page.filter(|page| page.spec.account == self.account))
     }
@@ -427,6 +428,10 @@ mod tests {
         let (shown, total) = merge.finish();
         assert_eq!(shown, ["18", "17", "16", "15"]);
         assert_eq!(total, 7);
-        assert_eq!(requests.lock().len(), 4);
+        assert_eq!((requests.lock().len(), cost.requests()), (4, 0));
+        let names = all.iter().filter_map(|page| page.metadata.name.clone());
+        let read = pages.read(names.cycle().take(11));
+        assert_eq!(read.count().await, 11);
+        assert_eq!(cost.requests(), 3, "five of them cost as much as a request");
     }
 }

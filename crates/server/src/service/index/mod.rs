@@ -86,7 +86,7 @@ pub trait Indexed: Send + Sync + 'static {
     /// The type of its public id.
     type Id: PublicId;
     /// The type of its spec.
-    type Spec: Serialize + Send + Sync;
+    type Spec: Serialize + PartialEq + Send + Sync;
 
     /// The name of the kind in messages to account holders.
     const WORD: &'static str;

@@ -109,8 +109,8 @@ pub struct Filter<'a> {
     pub region: Option<&'a str>,
     /// A display name, exactly.
     pub name: Option<&'a str>,
-    /// A tag, exactly.
-    pub tag: Option<&'a str>,
+    /// Tags, exactly; all of them.
+    pub tags: &'a [&'a str],
     /// A part of the display name, of the id or of an address. The case of ASCII letters is ignored.
     pub search: Option<&'a str>,
 }
@@ -118,16 +118,17 @@ pub struct Filter<'a> {
 impl Filter<'_> {
     /// Whether the filter has to scan instances, because no sorted list answers it.
     fn scans(&self) -> bool {
-        self.name.is_some() || self.tag.is_some() || self.search.is_some()
+        self.name.is_some() || !self.tags.is_empty() || self.search.is_some()
     }
 
-    /// Whether an instance matches the name, the tag and the search.
+    /// Whether an instance matches the name, the tags and the search.
     fn finds(&self, item: &IndexedInstance) -> bool {
         let instance = &item.instance;
         self.name.is_none_or(|name| name == instance.display_name())
             && self
-                .tag
-                .is_none_or(|tag| instance.spec.tags.iter().any(|own| own == tag))
+                .tags
+                .iter()
+                .all(|tag| instance.spec.tags.iter().any(|own| own == tag))
             && self.search.is_none_or(|text| item.is_found_by(text))
     }
 }
@@ -562,16 +563,18 @@ mod tests {
             name: Some(name),
             ..Filter::default()
         };
-        let tagged = |tag| Filter {
-            tag: Some(tag),
+        let tagged = |tags| Filter {
+            tags,
             ..Filter::default()
         };
         assert_eq!(page(named("web"), 1, 3), (3, 4));
         assert_eq!(page(named("web"), 2, 3), (1, 4));
         assert_eq!(page(named("web"), 3, 3), (0, 4));
         assert_eq!(page(named("we"), 1, 3), (0, 0), "names must match exactly");
-        assert_eq!(page(tagged("n:5"), 1, 20), (1, 1));
-        assert_eq!(page(tagged("env"), 1, 20), (0, 0));
+        assert_eq!(page(tagged(&["n:5"]), 1, 20), (1, 1));
+        assert_eq!(page(tagged(&["env"]), 1, 20), (0, 0));
+        assert_eq!(page(tagged(&["env:prod", "n:5"]), 1, 20), (1, 1), "all of them");
+        assert_eq!(page(tagged(&["n:4", "n:5"]), 1, 20), (0, 0));
         let searched = |text| Filter {
             search: Some(text),
             ..Filter::default()
@@ -584,7 +587,7 @@ mod tests {
             status: Some("running"),
             region: Some(REGIONS[0]),
             name: Some("web"),
-            tag: Some("env:prod"),
+            tags: &["env:prod"],
             search: Some("WE"),
         };
         assert_eq!(page(all, 1, 20), (2, 2));

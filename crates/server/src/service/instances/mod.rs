@@ -101,9 +101,9 @@ impl Service {
     pub async fn instance_created_by(
         &self,
         tenant: &Tenant,
-        request: &IdempotentRequest,
+        request: Option<&IdempotentRequest>,
     ) -> Result<Option<Created<IndexedInstance>>, Error> {
-        match KeyedCreate::of(Some(request), &tenant.uid)? {
+        match KeyedCreate::of(request, &tenant.uid)? {
             Some(keyed) => self.instances.created_by(&tenant.namespace, &keyed).await,
             None => Ok(None),
         }
@@ -114,8 +114,9 @@ impl Service {
         &self,
         namespace: &str,
         id: Option<InstanceId>,
-        request: &IdempotentRequest,
+        request: Option<&IdempotentRequest>,
     ) -> Result<Option<Arc<IndexedInstance>>, Error> {
+        let Some(request) = request else { return Ok(None) };
         let shown = self.instances.find(namespace, id).await?;
         if request.was_done(&*shown.instance)? {
             return Ok(Some(shown));
@@ -139,7 +140,8 @@ impl Service {
         self.instances.modify(namespace, id, decide).await
     }
 
-    /// Requests an action, once per idempotency key; `invalid_state` if the instance's status does not allow it. `installation` is
+    /// Requests an action, once per idempotency key; `invalid_state` if the instance's status does not allow it, `protected` for a
+    /// rebuild while its deletion protection is on. `installation` is
     /// for a rebuild: what to install.
     pub async fn act_on_instance(
         &self,
@@ -160,6 +162,9 @@ impl Service {
                 }
             }
             precondition.check(&*item.instance)?;
+            if action == Action::Rebuild && item.instance.spec.deletion_protection {
+                return Err(protected());
+            }
             check_state(action, item)?;
             let mut spec = item.instance.spec.clone();
             let nonce = instance_nonce(self.clock.now(), &spec);

@@ -72,13 +72,14 @@ impl Service {
             {
                 return replayed(object, request);
             }
-            tenant.check_not_terminating()?;
-            if expires_at.is_some_and(|end| end <= self.clock.now()) {
-                let detail = Detail::new("expires_at", "invalid_value", "must be in the future");
-                return Err(Error::invalid(vec![detail]));
-            }
-            if self.credentials.count(namespace, self.clock.now()) >= self.key_quota {
-                return Err(quota_used_up("API keys"));
+            if let Err(refusal) = self.check_new_key(tenant, expires_at) {
+                // The watch may lag behind.
+                if let Some(request) = request
+                    && let Some(object) = self.calls.get(namespace, &name).await?
+                {
+                    return replayed(Arc::new(object), request);
+                }
+                return Err(refusal);
             }
             let (key, spec) = new_key(&tenant.uid, scope, expires_at);
             let object = ApiKey {
@@ -111,6 +112,20 @@ impl Service {
             }
         }
         Err(contended(WORD))
+    }
+
+    /// Whether the account may have another key, with this expiry.
+    fn check_new_key(&self, tenant: &Tenant, expires_at: Option<Timestamp>) -> Result<(), Error> {
+        tenant.check_not_terminating()?;
+        let now = self.clock.now();
+        if expires_at.is_some_and(|end| end <= now) {
+            let detail = Detail::new("expires_at", "invalid_value", "must be in the future");
+            return Err(Error::invalid(vec![detail]));
+        }
+        if self.credentials.count(&tenant.namespace, now) >= self.key_quota {
+            return Err(quota_used_up("API keys"));
+        }
+        Ok(())
     }
 
     /// Creates the object of a new key. If that is refused although an earlier attempt stored it, returns what is stored: the client
@@ -206,6 +221,29 @@ mod tests {
                 hex::encode(api_key::digest("uid", &key))
             );
         }
+    }
+
+    #[tokio::test]
+    async fn a_repeated_create_is_answered_although_the_quota_is_used_up_or_the_key_has_expired() {
+        let keyed = IdempotentRequest::new("/v1/keys", "k", b"{}", b"{}");
+        let [taken, _] = refusals_of_a_second_try();
+        let (client, stored) = first_create_answered_with_504(Vec::new(), taken);
+        let service = |quota| Service::with_client(client.clone()).with_key_quota(quota);
+        let create = async |quota, expires_at| {
+            // Its watch has not shown anything yet.
+            let service = service(quota);
+            service.show_demo_account();
+            let tenant = service.credentials().account_named("demo").unwrap();
+            service
+                .create_key(&tenant, KeyScope::Write, expires_at, Some(&keyed))
+                .await
+        };
+        assert!(create(1, None).await.unwrap().key.is_some());
+        for (quota, expires_at) in [(0, None), (1, Some(Timestamp::UNIX_EPOCH))] {
+            let again = create(quota, expires_at).await.unwrap();
+            assert_eq!(again.key, None);
+        }
+        assert_eq!(stored.lock().len(), 1);
     }
 
     #[tokio::test]

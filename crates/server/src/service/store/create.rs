@@ -37,11 +37,6 @@ pub struct KeyedCreate<I> {
 }
 
 impl<I: PublicId> KeyedCreate<I> {
-    /// The id of the object.
-    pub const fn id(&self) -> I {
-        self.id
-    }
-
     /// The keyed create of a request; `None` if the request has no key.
     pub fn of(request: Option<&IdempotentRequest>, account_uid: &str) -> Result<Option<Self>, Error> {
         let Some(request) = request else { return Ok(None) };
@@ -99,7 +94,14 @@ impl<X: Index> Store<X> {
         {
             return replayed(item, keyed);
         }
-        check()?;
+        if let Err(refusal) = check() {
+            // The index may lag behind: what the same request created uses the quota.
+            let created = match keyed {
+                Some(keyed) => self.created_by(namespace, keyed).await?,
+                None => None,
+            };
+            return created.ok_or(refusal);
+        }
         for _ in 0..MAX_NAMES {
             let random = || PublicId::of_suffix(&ids::random_suffix()).ok_or_else(Error::fault);
             let id: <X::Item as Indexed>::Id = keyed.map_or_else(random, |keyed| Ok(keyed.id))?;
@@ -130,7 +132,7 @@ impl<X: Index> Store<X> {
                     if refusal.status().is_some_and(quota::is_exceeded) && check().is_ok() {
                         let word = X::Item::WORD;
                         Error::unavailable(format!(
-                            "Kubernetes still counts a {word} that is being deleted, or the account's former quota; try again"
+                            "Kubernetes counts one {word} too many: one that is still being deleted, or one whose creation failed, for up to five minutes; or it still counts by the account's former quota. Try again"
                         ))
                     } else {
                         refusal.into()
@@ -268,6 +270,34 @@ mod tests {
         store.quota_timeout = timeout;
         let created = store.create_once("demo", None, || Ok(()), instance).await;
         (created, attempts.load(Ordering::Relaxed))
+    }
+
+    #[tokio::test]
+    async fn a_create_that_only_kubernetes_has_no_room_for_names_the_causes() {
+        let client = answered_by(|method, _, _| async move {
+            let message = "instances.stellage.dev \"i-1\" is forbidden: exceeded quota: stellage, requested: count/instances.stellage.dev=1, used: count/instances.stellage.dev=2, limited: count/instances.stellage.dev=2";
+            match method {
+                http::Method::GET => (
+                    404,
+                    json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 }),
+                ),
+                _ => (
+                    403,
+                    json!({ "kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403, "message": message }),
+                ),
+            }
+        });
+        let mut store: Store<InstanceIndex> = Store::new(Arc::new(ApiCalls::new(client, 4)), Arc::default());
+        store.quota_timeout = Duration::ZERO;
+        let error = store
+            .create_once("demo", None, || Ok(()), instance)
+            .await
+            .err()
+            .unwrap();
+        assert_eq!(error.code, ErrorCode::ServiceUnavailable);
+        for cause in ["still being deleted", "whose creation failed", "former quota"] {
+            assert!(error.message.contains(cause), "{error}");
+        }
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ use serde_json::Value;
 pub use self::{
     calls::{ApiCalls, LongRead, MAX_CALLS},
     create::{Created, KeyedCreate, annotations},
-    locks::KeyedLocks,
+    locks::{KeyedLock, KeyedLocks},
     modify::{MAX_ATTEMPTS, Verdict, contended, pause},
 };
 

@@ -95,7 +95,15 @@ impl<X: Index> Store<X> {
     ) -> Result<Arc<X::Item>, Error> {
         let mut found = self.look_up(namespace, id).await?;
         let mut lock = None;
+        let mut written = None;
         for attempt in 1..=MAX_ATTEMPTS {
+            // The API server refuses what it has carried out if the client sends it again, after an answer of 503 or 504.
+            if written
+                .as_ref()
+                .is_some_and(|written| is_in(&*found.item, written))
+            {
+                return Ok(found.item);
+            }
             let verdict = decide(&found.item);
             let patch = match &verdict {
                 Err(_) | Ok(Verdict::Leave) => None,
@@ -127,6 +135,7 @@ impl<X: Index> Store<X> {
                         pause(attempt).await;
                     }
                     found = self.refresh(&found).await?;
+                    written = verdict.ok();
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -168,6 +177,18 @@ impl<X: Index> Store<X> {
     }
 }
 
+/// Whether an object is as a verdict has it.
+fn is_in<E: Indexed>(item: &E, verdict: &Verdict<E::Spec>) -> bool {
+    match verdict {
+        Verdict::Leave => false,
+        Verdict::Write { spec, annotations } => {
+            let mut annotations = annotations.iter();
+            *item.spec() == **spec
+                && annotations.all(|(name, value)| item.object().annotation_of(name) == Some(value.as_str()))
+        }
+    }
+}
+
 /// Waits for a random time after a conflict.
 pub async fn pause(attempt: u32) {
     let pause = MAX_PAUSE.mul_f64(rand::rng().random_range(0.0..1.0)) * attempt;
@@ -188,8 +209,90 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::{super::ApiCalls, *};
-    use crate::service::instances::InstanceIndex;
+    use crate::service::{
+        Service,
+        id::InstanceId,
+        idempotency::IdempotentRequest,
+        instances::{Installation, InstanceIndex},
+        precondition::Precondition,
+    };
+    use api::ChangeInstance;
+    use domain::instance::Action;
     use runtime::testing::answered_by;
+
+    #[tokio::test]
+    async fn an_action_or_change_that_is_refused_because_its_own_first_try_was_carried_out_has_been_done() {
+        let actions = [
+            Action::Start,
+            Action::Stop,
+            Action::PowerOff,
+            Action::Reboot,
+            Action::Rebuild,
+        ];
+        for action in actions.map(Some).into_iter().chain([None]) {
+            for key in [None, Some("k")] {
+                let power = if action == Some(Action::Start) {
+                    "Stopped"
+                } else {
+                    "Running"
+                };
+                let stored = Arc::new(Mutex::new(json!({
+                    "metadata": {
+                        "name": "i-abcdefgh01234567", "namespace": "demo", "uid": "u", "resourceVersion": "7",
+                        "generation": 1, "managedFields": [{ "manager": "stellage-api" }],
+                    },
+                    "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "powerState": power },
+                    "status": {
+                        "state": power.to_lowercase(), "power": power, "powerState": power, "plan": "starter",
+                        "image": "debian-13", "observedGeneration": 1, "provisionedAt": "2026-11-21T10:00:00Z",
+                    },
+                })));
+                let server = stored.clone();
+                let client = answered_by(move |method, _, body| {
+                    let mut object = server.lock();
+                    let failure =
+                        |code: u16| (code, json!({ "status": "Failure", "code": code, "reason": "x" }));
+                    let answer = if method == Method::GET {
+                        (200, object.clone())
+                    } else if body["metadata"]["resourceVersion"] == object["metadata"]["resourceVersion"] {
+                        for part in ["spec", "metadata"] {
+                            for (name, value) in body[part].as_object().into_iter().flatten() {
+                                object[part][name] = value.clone();
+                            }
+                        }
+                        object["metadata"]["resourceVersion"] = json!("8");
+                        object["metadata"]["generation"] = json!(2);
+                        failure(504)
+                    } else {
+                        failure(409)
+                    };
+                    async move { answer }
+                });
+                let service = Service::with_client(client);
+                let id = InstanceId::of_suffix("abcdefgh01234567");
+                let precondition = Precondition::OneOf(vec!["u-1".to_owned()]);
+                let request = key.map(|key| IdempotentRequest::new("/x", key, b"{}", b"{}"));
+                let Some(action) = action else {
+                    let change = ChangeInstance {
+                        plan: Some(resources::Plan::Business),
+                        ..ChangeInstance::default()
+                    };
+                    let changed = service.change_instance("demo", id, &change, &precondition).await;
+                    assert_eq!(changed.unwrap().instance.spec.plan, resources::Plan::Business);
+                    continue;
+                };
+                let image = Installation::Image("debian-13".to_owned());
+                let image = (action == Action::Rebuild).then_some(&image);
+                let done = service
+                    .act_on_instance("demo", id, action, image, request.as_ref(), &precondition)
+                    .await;
+                let done = done.unwrap();
+                assert!(!done.replayed, "{action:?}");
+                assert_ne!(done.item.state.as_str(), power.to_lowercase(), "{action:?}");
+                assert_eq!(stored.lock()["metadata"]["resourceVersion"], "8");
+            }
+        }
+    }
 
     #[tokio::test]
     async fn a_delete_that_is_refused_because_its_own_first_try_was_carried_out_has_deleted_the_object() {

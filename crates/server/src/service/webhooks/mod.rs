@@ -22,11 +22,11 @@ use super::{
     Service,
     credentials::Tenant,
     error::{Detail, Error, ErrorCode, check_quota},
-    id::WebhookId,
+    id::{PublicId as _, WebhookId},
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::{Indexed, Object as _},
     precondition::Precondition,
-    store::{KeyedCreate, Verdict},
+    store::{Created, KeyedCreate, KeyedLock, Verdict},
 };
 use api::{ChangeWebhook, CreateWebhook};
 use domain::{
@@ -151,7 +151,6 @@ impl Service {
         // The Webhook gets the digest of the body without the secret, because tenants can read it and could guess the secret
         // from a full one. The digest of the whole body is stored in the Secret.
         let keyed = KeyedCreate::of(request, &tenant.uid)?;
-        let hash = request.map(|request| request.body_hash().to_owned());
         // The ResourceQuota decides. This check avoids failed attempts, which would be charged to it, and also works before
         // Kubernetes has computed it.
         let has_room = || {
@@ -164,26 +163,65 @@ impl Service {
             .webhooks
             .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
             .await?;
-        let item = created.item;
-        let ensured = self
-            .secret_of_create(&item.webhook, new.secret.as_deref(), hash, created.replayed)
-            .await;
-        match ensured {
-            Ok(secret) => Ok(CreatedWebhook {
-                item,
-                secret,
-                replayed: created.replayed,
-            }),
-            Err(error) => {
-                if !created.replayed {
-                    // Without a secret, no receiver could verify its deliveries.
-                    if let Err(error) = self.webhooks.delete(&item, false).await {
-                        tracing::warn!(webhook = %item.id, %error, "cannot delete a webhook without a secret");
-                    }
-                }
-                Err(error)
-            }
+        let (item, replayed) = (created.item.clone(), created.replayed);
+        let shown = self.with_secret(created, new.secret.as_deref(), request).await;
+        // Without a secret, no receiver could verify its deliveries.
+        if shown.is_err()
+            && !replayed
+            && let Err(error) = self.webhooks.delete(&item, false).await
+        {
+            tracing::warn!(webhook = %item.id, %error, "cannot delete a webhook without a secret");
         }
+        shown
+    }
+
+    /// The webhook that an earlier request with the same idempotency key has created. `secret` is that of the request.
+    pub async fn webhook_created_by(
+        &self,
+        tenant: &Tenant,
+        secret: Option<&str>,
+        request: Option<&IdempotentRequest>,
+    ) -> Result<Option<CreatedWebhook>, Error> {
+        let Some(keyed) = KeyedCreate::of(request, &tenant.uid)? else {
+            return Ok(None);
+        };
+        match self.webhooks.created_by(&tenant.namespace, &keyed).await? {
+            Some(created) => self.with_secret(created, secret, request).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// A created webhook with its secret, which is made if it is missing.
+    async fn with_secret(
+        &self,
+        created: Created<IndexedWebhook>,
+        secret: Option<&str>,
+        request: Option<&IdempotentRequest>,
+    ) -> Result<CreatedWebhook, Error> {
+        let Created { item, replayed } = created;
+        let hash = request.map(|request| request.body_hash().to_owned());
+        let secret = self
+            .secret_of_create(&item.webhook, secret, hash, replayed)
+            .await?;
+        // Announcing the secret has made another version of the webhook.
+        let current = self.webhooks.find(item.webhook.namespace(), Some(item.id)).await;
+        Ok(CreatedWebhook {
+            item: current.unwrap_or(item),
+            secret,
+            replayed,
+        })
+    }
+
+    /// Serialises the changes of a webhook's secret: of two for the same version of the webhook, the second is refused.
+    async fn lock_secret(&self, namespace: &str, id: Option<WebhookId>) -> Result<Option<KeyedLock>, Error> {
+        Ok(match id {
+            Some(id) => Some(
+                self.secret_locks
+                    .lock(&format!("{namespace}/{}", id.name()))
+                    .await?,
+            ),
+            None => None,
+        })
     }
 
     /// Changes a webhook and its secret.
@@ -196,8 +234,10 @@ impl Service {
     ) -> Result<Arc<IndexedWebhook>, Error> {
         // The secret first: a change that enables the webhook releases held events, which must be signed with the new one. A
         // crash in between leaves a version that `If-Match` still names, so repeating the request completes the change.
+        let mut lock = None;
         let replaced = match &change.secret {
             Some(secret) => {
+                lock = self.lock_secret(namespace, id).await?;
                 let item = self
                     .check_webhook(namespace, id, precondition, |_| Ok(()))
                     .await?;
@@ -229,6 +269,7 @@ impl Service {
             })
         };
         let changed = self.webhooks.modify(namespace, id, decide).await;
+        drop(lock);
         match (changed, replaced) {
             // The webhook has changed since it was checked. After any other kind of error it may have been written.
             (Err(refusal), Some((item, written)))
@@ -316,8 +357,13 @@ impl Service {
         let event_type = test_type(&item.webhook, event_type)?;
         let mut delivery = example(&item.webhook, &event_id, event_type, self.clock.now());
         delivery.spec.traceparent = traces::current();
-        delivery.metadata.annotations = request
-            .map(|request| [(REQUEST_HASH_ANNOTATION.to_owned(), request.body_hash().to_owned())].into());
+        delivery.metadata.annotations = request.map(|request| {
+            [(
+                REQUEST_HASH_ANNOTATION.to_owned(),
+                request.visible_hash().to_owned(),
+            )]
+            .into()
+        });
         match (self.calls.create(namespace, &delivery).await, request) {
             (Ok(delivery), _) => Ok(SentTest {
                 item,
@@ -350,14 +396,36 @@ impl Service {
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
     ) -> Result<(Arc<IndexedWebhook>, Rotated), Error> {
-        let item = self
-            .check_webhook(namespace, id, precondition, |_| Ok(()))
-            .await?;
+        let _lock = self.lock_secret(namespace, id).await?;
+        let item = match self.check_webhook(namespace, id, precondition, |_| Ok(())).await {
+            Ok(item) => item,
+            // The rotation itself has changed the version.
+            Err(refusal) => {
+                let rotated = self.webhook_rotated_by(namespace, id, request).await?;
+                rotated.ok_or(refusal)?
+            }
+        };
         let secret = secret.unwrap_or_else(random_secret);
         let rotated = self
             .rotate_secret(&item.webhook, &secret, previous_until, request)
             .await?;
-        Ok((item, rotated))
+        // Announcing the secret has made another version of the webhook.
+        let current = self.webhooks.find(namespace, id).await;
+        Ok((current.unwrap_or(item), rotated))
+    }
+
+    /// The webhook with this id, if an earlier request with the same idempotency key has rotated its secret.
+    async fn webhook_rotated_by(
+        &self,
+        namespace: &str,
+        id: Option<WebhookId>,
+        request: Option<&IdempotentRequest>,
+    ) -> Result<Option<Arc<IndexedWebhook>>, Error> {
+        let Some(request) = request else { return Ok(None) };
+        let shown = self.webhooks.find(namespace, id).await?;
+        let item = self.webhooks.find_now(namespace, &shown).await?;
+        let was_rotated = self.was_rotated(&item.webhook, request).await?;
+        Ok(was_rotated.then_some(item))
     }
 
     /// The webhook, if the precondition and `check` allow the request. A refusal is checked against the current version.
@@ -382,7 +450,7 @@ fn replayed_test(
     delivery: Delivery,
     request: &IdempotentRequest,
 ) -> Result<SentTest, Error> {
-    if delivery.annotation_of(REQUEST_HASH_ANNOTATION) != Some(request.body_hash()) {
+    if delivery.annotation_of(REQUEST_HASH_ANNOTATION) != Some(request.visible_hash()) {
         return Err(idempotency::reused());
     }
     Ok(SentTest {
@@ -399,7 +467,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::service::id::PublicId as _;
     use runtime::testing::{answered_by, first_create_answered_with_504, refusals_of_a_second_try};
 
     const WEBHOOK: &str = "wh-abcdefgh01234567";
@@ -410,7 +477,7 @@ mod tests {
         change: &ChangeWebhook,
     ) -> Result<Arc<IndexedWebhook>, Error> {
         let id = WebhookId::of_suffix("abcdefgh01234567");
-        let precondition = Precondition::OneOf(vec!["u-1".to_owned()]);
+        let precondition = Precondition::OneOf(vec!["u-1".to_owned(), "u-1-7".to_owned()]);
         let service = Service::with_client(client);
         service.change_webhook("demo", id, change, &precondition).await
     }

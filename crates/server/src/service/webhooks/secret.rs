@@ -201,10 +201,28 @@ impl Service {
             annotations: Vec::new(),
         };
         let Written { secret, replayed, .. } = self.write_secret(&change, request).await?;
-        if !replayed {
+        // Not yet, if an earlier request crashed in between.
+        let is_announced = request.is_some_and(|request| request.was_done(webhook) == Ok(true));
+        if !is_announced {
             self.announce_secret(webhook, &secret, request).await;
         }
         Rotated::of(&secret, webhook, replayed, self.clock.now()).ok_or_else(unusable)
+    }
+
+    /// Whether an earlier request with the same key has rotated the secret. After a crash only the Secret says so.
+    pub(super) async fn was_rotated(
+        &self,
+        webhook: &Webhook,
+        request: &IdempotentRequest,
+    ) -> Result<bool, Error> {
+        if request.was_done(webhook)? {
+            return Ok(true);
+        }
+        let name = &webhook.spec.secret_ref.name;
+        match self.calls.get::<Secret>(webhook.namespace(), name).await? {
+            Some(secret) if webhook.may_use(&secret) => request.with_secrets().was_done(&secret),
+            _ => Ok(false),
+        }
     }
 
     /// Writes the change, guarded by the version that was read, so that a concurrent rotation is never overwritten.
@@ -228,8 +246,20 @@ impl Service {
         }
         // Takes the place of a missing Secret.
         let missing = Secret::default();
+        let mut refused: Option<Option<Secret>> = None;
         for attempt in 1..=MAX_ATTEMPTS {
             let before: Option<Secret> = self.calls.get(namespace, name).await?;
+            // The API server refuses what it has carried out if the client sends it again, after an answer of 503 or 504.
+            if let (Some(refused), Some(secret)) = (refused.take(), &before)
+                && webhook.may_use(secret)
+                && text(secret, &reference.key).as_deref() == Some(change.secret)
+            {
+                return Ok(Written {
+                    secret: secret.clone(),
+                    before: refused,
+                    replayed: false,
+                });
+            }
             match &before {
                 Some(before) if !webhook.may_use(before) => return Err(not_its_own()),
                 Some(before) if before.immutable == Some(true) => return Err(immutable(name)),
@@ -239,6 +269,7 @@ impl Service {
             let current = before.as_ref().unwrap_or(&missing);
             let mut annotations = change.annotations.clone();
             if let Some(request) = request {
+                let request = request.with_secrets();
                 match request.note(current)? {
                     Some(key) if key == reference.key || key.is_empty() => {
                         return Ok(Written {
@@ -269,7 +300,10 @@ impl Service {
                         replayed: false,
                     });
                 }
-                Err(error) if error.is_conflict() || error.is_not_found() => pause(attempt).await,
+                Err(error) if error.is_conflict() || error.is_not_found() => {
+                    refused = Some(before);
+                    pause(attempt).await;
+                }
                 Err(error) => return Err(error.into()),
             }
         }
