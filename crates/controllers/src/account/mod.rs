@@ -12,6 +12,7 @@ mod children;
 mod claims;
 mod decide;
 mod directory;
+mod expired_keys;
 
 use std::{
     collections::HashSet,
@@ -198,7 +199,11 @@ impl AccountController {
         };
         let kind = KindLabels { kind: "Account" };
         let depth = self.shared.deps.metrics.queue_depth.get_or_create_owned(&kind);
-        work_queue::run(&reconciler, messages(requests), CONCURRENCY, depth, &shutdown).await;
+        let deps = &self.shared.deps;
+        tokio::join!(
+            work_queue::run(&reconciler, messages(requests), CONCURRENCY, depth, &shutdown),
+            expired_keys::delete(&deps.client, &*deps.clock, &shutdown),
+        );
         *self.shared.queue.lock() = None;
     }
 
