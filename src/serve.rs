@@ -41,6 +41,7 @@ use runtime::{
     events::Events,
     http::tls::CertificateError,
     lease, open_files, ops,
+    restored::{self, Restored},
     shared_catalogue::{CatalogueFile, SharedCatalogue},
     telemetry, traces,
     traces::TraceError,
@@ -103,6 +104,9 @@ pub enum ServeError {
     /// The signal handlers could not be installed.
     #[error("cannot listen for signals: {0}")]
     Signals(std::io::Error),
+    /// The API server's data was put back to an older state.
+    #[error(transparent)]
+    Restored(#[from] Restored),
     /// A part ended before the shutdown.
     #[error("{0} ended unexpectedly")]
     Ended(&'static str),
@@ -240,7 +244,11 @@ pub async fn serve(
     health.started();
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
     tasks.push((ANNOUNCEMENT, tokio::spawn(announcement)));
-    let ended = wait(tasks, &shutdown).await;
+    let ended = tokio::select! {
+        ended = wait(tasks, &shutdown) => ended,
+        // Nothing is finished: it would be decided on what is no longer so.
+        restored = restored::noticed(watches.client.clone()) => Err(restored.into()),
+    };
     if let Some(sending) = sending {
         sending.finish().await;
     }

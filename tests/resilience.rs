@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::TcpListener,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -14,7 +15,7 @@ use kube::{
 };
 use providers::simulator::FAULT_ANNOTATION;
 use rand::RngExt as _;
-use reqwest::StatusCode;
+use reqwest::{Method, StatusCode};
 use resources::{Instance, InstanceState, PowerState, conditions};
 use serde_json::{Value, json};
 
@@ -440,5 +441,82 @@ async fn after_a_first_install_only_creates_wait_until_kubernetes_counts_the_quo
         *status == StatusCode::CREATED
     })
     .await;
+    operator.stop().await;
+}
+
+/// Copies etcd's data, or puts it back, while neither etcd nor the API server runs.
+async fn with_servers_stopped(plane: &ControlPlane, act: impl FnOnce()) {
+    plane.kill_apiserver().unwrap();
+    plane.kill_etcd().unwrap();
+    act();
+    plane.start_etcd().await.unwrap();
+    plane.start_apiserver().await.unwrap();
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_folder(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn etcd_put_back_to_an_older_state_is_noticed_and_the_operator_starts_afresh_with_that() {
+    let plane = own_plane().await;
+    let arguments = ["run", "--provisioning-seconds", "1"];
+    let mut operator = Operator::start(&plane, &arguments).await;
+    let mut tenant = Tenant::on(&plane, &operator, "back").await;
+    tenant.apply("old", |_| {}).await;
+    tenant.wait_for_state("old", InstanceState::Running).await;
+    tenant.wait_for_clear_outboxes().await;
+    let etcd = plane.folder().join("etcd");
+    let backup = plane.folder().join("etcd-backup");
+    with_servers_stopped(&plane, || copy_folder(&etcd, &backup)).await;
+    // An API server that was away for a while is none that was put back.
+    tenant
+        .merge("old", &json!({ "spec": { "powerState": "Stopped" } }))
+        .await;
+    tenant.wait_for_state("old", InstanceState::Stopped).await;
+    tenant.apply("lost", |_| {}).await;
+    tenant.wait_for_state("lost", InstanceState::Running).await;
+    tenant.wait_for_clear_outboxes().await;
+    assert!(operator.ended().is_none());
+
+    let put_back = || {
+        std::fs::remove_dir_all(&etcd).unwrap();
+        std::fs::rename(&backup, &etcd).unwrap();
+    };
+    with_servers_stopped(&plane, put_back).await;
+    let ended = async || operator.ended();
+    let status = eventually("the operator to end", ended, Option::is_some).await;
+    assert_eq!(status.unwrap().code(), Some(1));
+    assert!(operator.log().contains("put back to an older state"));
+
+    // As Kubernetes does with a container that has ended.
+    operator = Operator::start(&plane, &arguments).await;
+    tenant.url = operator.url.clone();
+    let list = tenant.call(Method::GET, "/v1/instances", None).await.json();
+    assert_eq!(
+        (&list["data"][0]["name"], &list["pagination"]["total"]),
+        (&json!("old"), &json!(1))
+    );
+    tenant.wait_for_state("old", InstanceState::Running).await;
+    tenant
+        .merge("old", &json!({ "spec": { "powerState": "Stopped" } }))
+        .await;
+    tenant.wait_for_state("old", InstanceState::Stopped).await;
+    let new = json!({ "name": "new", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+    let new = tenant
+        .call(Method::POST, "/v1/instances", Some(&new))
+        .await
+        .json();
+    let name = new["data"]["id"].as_str().unwrap();
+    tenant.wait_for_state(name, InstanceState::Running).await;
     operator.stop().await;
 }

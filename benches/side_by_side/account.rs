@@ -29,8 +29,16 @@ impl Account {
     /// Creates the account; `product` sets up its namespace. Rate limit and webhook quota are enforced, but too high to be
     /// reached.
     pub async fn create(cluster: &Cluster, product: &Product) -> Result<Self> {
+        Ok(Self {
+            namespace: Self::namespace(cluster, product, ACCOUNT).await?,
+            key: new_key(cluster, Path::new(STELLAGE))?,
+        })
+    }
+
+    /// Creates an account with this name. Returns its namespace.
+    pub async fn namespace(cluster: &Cluster, product: &Product, name: &str) -> Result<String> {
         let object = json!({
-            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": ACCOUNT },
+            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name },
             "spec": { "email": "bench@example.com", "rateLimitPerHour": 1_000_000_000, "webhookQuota": 1_000 },
         });
         let body = object.to_string();
@@ -38,11 +46,11 @@ impl Account {
             .admin
             .call("POST", ACCOUNTS, Some(("application/json", &body)))
             .await?;
-        let namespace = product
+        product
             .until(PATIENCE, "the account's namespace", async || {
                 let account = cluster
                     .admin
-                    .call("GET", &format!("{ACCOUNTS}/{ACCOUNT}"), None)
+                    .call("GET", &format!("{ACCOUNTS}/{name}"), None)
                     .await?;
                 let account: Value = account.json()?;
                 let conditions = account["status"]["conditions"].as_array();
@@ -53,11 +61,7 @@ impl Account {
                 let namespace = account["status"]["namespace"].as_str().filter(|_| ready);
                 Ok(namespace.map(str::to_owned))
             })
-            .await?;
-        Ok(Self {
-            namespace,
-            key: new_key(cluster, Path::new(STELLAGE))?,
-        })
+            .await
     }
 
     /// Creates a key with another build of `stellage`, which can then recognise its digest.

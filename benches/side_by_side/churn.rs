@@ -25,9 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    Result,
-    account::Account,
-    client,
+    Result, client,
     cluster::Cluster,
     latencies::{Latencies, as_f64},
     load::{Extent, Load, numbered},
@@ -105,21 +103,21 @@ impl Churn {
     pub async fn prepare(
         cluster: &Cluster,
         product: &Product,
-        account: &Account,
+        namespace: &str,
         prefix: &str,
         count: u64,
     ) -> Result<Self> {
         let apply = Load {
             target: cluster.admin.clone(),
             connections: 4,
-            requests: numbered(objects::create(&cluster.admin, &account.namespace, prefix), 0),
+            requests: numbered(objects::create(&cluster.admin, namespace, prefix), 0),
             status: 201,
             extent: Extent::Count(count),
         };
         apply.run().await?;
         let path = format!(
             "{}?fieldSelector=status.state%3Drunning",
-            objects::collection(&account.namespace)
+            objects::collection(namespace)
         );
         product
             .until(PATIENCE, "all instances running", async || {
@@ -133,7 +131,7 @@ impl Churn {
         say(&format!("{count} instances to stop and start"));
         Ok(Self {
             kubeconfig: cluster.plane.kubeconfig(Identity::Admin),
-            namespace: account.namespace.clone(),
+            namespace: namespace.to_owned(),
             prefix: prefix.to_owned(),
             count,
         })

@@ -13,7 +13,7 @@
 //! - `memory`: memory and CPU time of `stellage run`;
 //! - `reads`: reads through the facade, compared with the API server's answer to the same question, with an axum handler that just
 //!   sends the same bytes, and with another build;
-//! - `webhooks-sender`, `webhooks-rates`, `webhooks-hostile`: see `webhooks`;
+//! - `webhooks-sender`, `webhooks-rates`, `webhooks-hostile`, `webhooks-fairness`: see `webhooks`;
 //! - `availability`: the time until a process serves and leads, and until another one follows a dead leader, and the requests that fail
 //!   while replicas are replaced.
 //!
@@ -110,6 +110,7 @@ enum Part {
     WebhooksSender,
     WebhooksRates,
     WebhooksHostile,
+    WebhooksFairness,
     Availability,
 }
 
@@ -133,6 +134,7 @@ impl Part {
             Self::WebhooksSender => webhooks::sender::measure(table, sizes).await,
             Self::WebhooksRates => webhooks::rates::measure(table, sizes).await,
             Self::WebhooksHostile => webhooks::hostile::measure(table, sizes).await,
+            Self::WebhooksFairness => webhooks::fairness::measure(table, sizes).await,
             Self::Availability => availability::measure(table, sizes).await,
         }
     }

@@ -1,13 +1,18 @@
 //! The account and its API keys.
 
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
 use reqwest::Method;
+use resources::{ApiKey, KeyScope, api_key::new_key, ids};
 use serde_json::{Value, json};
 
 use super::{
     contract::{code, expect, fields},
     create, limit_instances, webhooks,
 };
-use crate::support::{Tenant, kubectl, shared};
+use crate::support::{Tenant, eventually, kubectl, shared, stellage};
 
 const PATH: &str = "/v1/keys";
 
@@ -171,4 +176,47 @@ async fn a_key_of_rest_is_an_object_that_kubectl_shows() {
         shown.contains("read") && shown.contains(key["last_characters"].as_str().unwrap()),
         "{shown}"
     );
+}
+
+#[tokio::test]
+async fn expired_keys_keep_nobody_from_creating_keys_and_sign_in_links() {
+    let tenant = Tenant::new("acct-expired").await;
+    tenant.wait_until_webhooks_are_counted().await;
+    let plane = shared().await.plane;
+    let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let link = [
+        "console",
+        "link",
+        "--account",
+        "acct-expired",
+        "--url",
+        &tenant.url,
+    ];
+    for with_link in [false, true] {
+        let used = keys.list(&ListParams::default()).await.unwrap().items.len();
+        for _ in used..50 {
+            let (_, spec) = new_key("uid", KeyScope::Read, Some(jiff::Timestamp::UNIX_EPOCH));
+            let name = format!("old-{}", ids::random_suffix());
+            let old = ApiKey::new(&name, spec);
+            keys.create(&PostParams::default(), &old).await.unwrap();
+        }
+        // Kubernetes counts them.
+        let (_, spec) = new_key("uid", KeyScope::Read, None);
+        let refused = keys
+            .create(&PostParams::default(), &ApiKey::new("one-more", spec))
+            .await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("exceeded quota"), "{refused}");
+        if with_link {
+            stellage(plane, &link).unwrap();
+        } else {
+            // This replica knows them once its list has them all.
+            let listed = async || expect(&tenant, 200, Method::GET, PATH, None, &[]).await.json();
+            eventually("all keys to be listed", listed, |list| {
+                list["pagination"]["total"] == 50
+            })
+            .await;
+            create_key(&tenant, &json!({})).await;
+        }
+    }
 }

@@ -35,10 +35,10 @@ use crate::{
 
 const HEALTHY: usize = 10;
 const HOSTILE: usize = 50;
-const INSTANCES: u64 = 32;
-const AT_A_TIME: usize = 32;
+pub const INSTANCES: u64 = 32;
+pub const AT_A_TIME: usize = 32;
 /// Events per second.
-const RATE: f64 = 10.0;
+pub const RATE: f64 = 10.0;
 /// Half a second after the program's default deadline.
 const LATE: Duration = Duration::from_millis(30_500);
 /// Timeout for all events to arrive at the healthy receivers.
@@ -50,10 +50,10 @@ const PAUSE: Duration = Duration::from_millis(500);
 const PACE: Duration = Duration::from_millis(20);
 
 /// The results of one measurement.
-struct Seen {
-    events: u64,
-    p50: f64,
-    p99: f64,
+pub struct Seen {
+    pub events: u64,
+    pub p50: f64,
+    pub p99: f64,
     /// Durations of the transitions, in milliseconds.
     transitions: f64,
     /// CPU usage, in cores.
@@ -68,7 +68,14 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     say("webhooks (d) healthy receivers next to hostile ones");
     let receivers = Receivers::start(HEALTHY, receivers::BOTH)?;
     let stage = Stage::start(&[]).await?;
-    let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, "churn", INSTANCES).await?;
+    let churn = Churn::prepare(
+        &stage.cluster,
+        &stage.product,
+        &stage.account.namespace,
+        "churn",
+        INSTANCES,
+    )
+    .await?;
     stage.webhooks(&receivers, 0, HEALTHY).await?;
     let kinds = Hostile::all(LATE);
     let hostile: Vec<HostileReceiver> = kinds
@@ -159,7 +166,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
 }
 
 /// Like [`watch`], for long enough. Fails if there are too few events for a p99.
-async fn counted(stage: &Stage, receivers: &Receivers, churn: &Churn, sizes: &Sizes) -> Result<Seen> {
+pub async fn counted(stage: &Stage, receivers: &Receivers, churn: &Churn, sizes: &Sizes) -> Result<Seen> {
     let seen = watch(stage, receivers, churn, sizes.hostile).await?;
     if seen.events < sizes.hostile_events {
         return Err(format!("{} events are too few for a p99", seen.events).into());
@@ -204,7 +211,7 @@ async fn alone(receivers: &Receivers, hostile: &[HostileReceiver], extent: Durat
     Ok(latencies.millis(0.99))
 }
 
-async fn watch(stage: &Stage, receivers: &Receivers, churn: &Churn, extent: Duration) -> Result<Seen> {
+pub async fn watch(stage: &Stage, receivers: &Receivers, churn: &Churn, extent: Duration) -> Result<Seen> {
     receivers.take_ages()?;
     let before = receivers.count();
     let writes = Writes::count(&stage.cluster.admin).await?;
@@ -212,7 +219,7 @@ async fn watch(stage: &Stage, receivers: &Receivers, churn: &Churn, extent: Dura
     let (used, used_by_all) = (processor_time(stage.product.pid)?, processor_time_of_machine()?);
     let churned = churn.run(Pace::Rate(RATE), extent).await?;
     let events = churned.events;
-    let wanted = events * HEALTHY as u64;
+    let wanted = events * receivers.len() as u64;
     stage
         .product
         .until(PATIENCE, "the healthy receivers' events", async || {

@@ -4,10 +4,12 @@
 //! - (a), (b) events per second from real transitions, their age at the receiver, and their writes (`rates`), compared with
 //!   the same account without webhooks;
 //! - (d) a healthy receiver's latency and the program's CPU time with fifty hostile receivers (`hostile`), compared with none;
+//! - (f) a healthy account's latency next to two whose receivers gain trust and then answer after 29 s (`fairness`), compared with none;
 //! - (e) the sender without an API server (`sender`), compared with a bare client.
 //!
 //! Receivers are threads of the bench (`receivers`), so they share the cores with everything else; their CPU time is shown.
 
+pub mod fairness;
 pub mod hostile;
 #[path = "../../../tests/support/receivers/mod.rs"]
 #[allow(
@@ -50,10 +52,7 @@ impl Stage {
         let cluster = Cluster::start().await?;
         let product = run(&cluster, Path::new(STELLAGE), arguments).await?;
         let account = Account::create(&cluster, &product).await?;
-        let path = format!("/api/v1/namespaces/{}/secrets", account.namespace);
-        let secret = objects::secret();
-        let body = Some(("application/json", secret.as_str()));
-        cluster.admin.call("POST", &path, body).await?;
+        create_secret(&cluster, &account.namespace).await?;
         Ok(Self {
             cluster,
             account,
@@ -74,7 +73,11 @@ impl Stage {
     }
 
     async fn create_webhook(&self, name: &str, url: &str) -> Result<()> {
-        let path = objects::webhooks(&self.account.namespace);
+        self.create_webhook_in(&self.account.namespace, name, url).await
+    }
+
+    async fn create_webhook_in(&self, namespace: &str, name: &str, url: &str) -> Result<()> {
+        let path = objects::webhooks(namespace);
         let body = objects::webhook(name, url);
         let body = Some(("application/json", body.as_str()));
         self.cluster.admin.call("POST", &path, body).await?;
@@ -139,6 +142,15 @@ impl Stage {
         self.product.stop().await?;
         self.cluster.stop().await
     }
+}
+
+/// Creates the signing secret.
+async fn create_secret(cluster: &Cluster, namespace: &str) -> Result<()> {
+    let path = format!("/api/v1/namespaces/{namespace}/secrets");
+    let secret = objects::secret();
+    let body = Some(("application/json", secret.as_str()));
+    cluster.admin.call("POST", &path, body).await?;
+    Ok(())
 }
 
 /// Name of the webhook of the n-th receiver.

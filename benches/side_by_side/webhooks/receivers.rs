@@ -1,5 +1,5 @@
 //! Receivers that cost as little as possible: all on one thread of this process, each with a port and a certificate, with
-//! keep-alive, and HTTP/2 or HTTP/1.1 as negotiated. They answer 200, count, and compute the event's age in milliseconds from
+//! keep-alive, and HTTP/2 or HTTP/1.1 as negotiated. They answer 200, at once unless told otherwise, count, and compute the event's age in milliseconds from
 //! the `created_at` in its body, which was written by the same clock. They read nothing else in the body.
 
 use std::{
@@ -10,6 +10,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -31,6 +32,9 @@ use crate::{Result, processes};
 
 /// The protocols to negotiate, preferred first.
 pub const BOTH: &[&str] = &["h2", "http/1.1"];
+/// How long a receiver takes for its n-th answer.
+pub type Delay = fn(u64) -> Duration;
+
 /// HTTP/1.1 only.
 pub const HTTP1: &[&str] = &["http/1.1"];
 
@@ -50,6 +54,11 @@ struct Seen {
 impl Receivers {
     /// Starts this many receivers.
     pub fn start(count: usize, alpn: &'static [&'static str]) -> Result<Self> {
+        Self::slow(count, alpn, |_| Duration::ZERO)
+    }
+
+    /// Starts this many receivers that take this long to answer.
+    pub fn slow(count: usize, alpn: &'static [&'static str], delay: Delay) -> Result<Self> {
         let seen = Arc::new(Seen {
             count: AtomicU64::new(0),
             connections: AtomicU64::new(0),
@@ -60,7 +69,7 @@ impl Receivers {
         std::thread::Builder::new()
             .name("receivers".to_owned())
             .spawn(move || {
-                let result = serve(count, alpn, &shared, &tell);
+                let result = serve(count, alpn, delay, &shared, &tell);
                 if let Err(error) = result {
                     // The closed channel informs the caller, who is waiting for the addresses.
                     eprintln!("the receivers have ended: {error}");
@@ -72,6 +81,11 @@ impl Receivers {
             seen,
             thread,
         })
+    }
+
+    /// Their number.
+    pub fn len(&self) -> usize {
+        self.addresses.len()
     }
 
     /// URL of the n-th receiver.
@@ -103,6 +117,7 @@ impl Receivers {
 fn serve(
     count: usize,
     alpn: &[&str],
+    delay: Delay,
     seen: &Arc<Seen>,
     tell: &mpsc::Sender<(Vec<SocketAddr>, u32)>,
 ) -> Result<()> {
@@ -115,23 +130,27 @@ fn serve(
         for _ in 0..count {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
             addresses.push(listener.local_addr()?);
-            tokio::spawn(accept(listener, tls.clone(), Arc::clone(seen)));
+            tokio::spawn(accept(listener, tls.clone(), delay, Arc::clone(seen)));
         }
         tell.send((addresses, processes::this_thread()?))?;
         std::future::pending().await
     })
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, seen: Arc<Seen>) {
+async fn accept(listener: TcpListener, tls: TlsAcceptor, delay: Delay, seen: Arc<Seen>) {
+    let answers = Arc::new(AtomicU64::new(0));
     while let Ok((tcp, _)) = listener.accept().await {
         let _ = tcp.set_nodelay(true);
         seen.connections.fetch_add(1, Ordering::Relaxed);
-        let (tls, seen) = (tls.clone(), Arc::clone(&seen));
+        let (tls, seen, answers) = (tls.clone(), Arc::clone(&seen), Arc::clone(&answers));
         tokio::spawn(async move {
             let Ok(stream) = tls.accept(tcp).await else {
                 return;
             };
-            let service = service_fn(move |request| answer(request, Arc::clone(&seen)));
+            let service = service_fn(move |request| {
+                let delay = delay(answers.fetch_add(1, Ordering::Relaxed));
+                answer(request, delay, Arc::clone(&seen))
+            });
             let http = auto::Builder::new(TokioExecutor::new());
             // Ignore senders that hang up.
             let _ = http.serve_connection(TokioIo::new(stream), service).await;
@@ -141,6 +160,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, seen: Arc<Seen>) {
 
 async fn answer(
     request: Request<Incoming>,
+    delay: Duration,
     seen: Arc<Seen>,
 ) -> std::result::Result<Response<Empty<Bytes>>, Infallible> {
     if let Ok(body) = request.into_body().collect().await {
@@ -149,6 +169,9 @@ async fn answer(
             seen.ages.lock().saturating_record(age);
         }
         seen.count.fetch_add(1, Ordering::Relaxed);
+    }
+    if !delay.is_zero() {
+        tokio::time::sleep(delay).await;
     }
     Ok(Response::new(Empty::new()))
 }

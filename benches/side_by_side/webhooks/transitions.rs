@@ -122,7 +122,14 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     let receivers = Receivers::start(most.max(1), receivers::BOTH)?;
     let mut stage = Stage::start(ARGUMENTS).await?;
     let prepare = async |stage: &Stage, prefix| {
-        Churn::prepare(&stage.cluster, &stage.product, &stage.account, prefix, INSTANCES).await
+        Churn::prepare(
+            &stage.cluster,
+            &stage.product,
+            &stage.account.namespace,
+            prefix,
+            INSTANCES,
+        )
+        .await
     };
     let (tracked, untracked) = (
         prepare(&stage, "tracked").await?,

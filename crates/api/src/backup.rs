@@ -50,7 +50,8 @@ pub struct Backup {
 /// Why a backup failed.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 pub struct BackupError {
-    /// For programs: `instance_deleted`, `timeout`, or a code of the provider.
+    /// For programs: `instance_deleted`, `instance_not_ready`, `backup_deleted`, `resource_limit_exceeded`, `timeout`, or a code of the
+    /// provider.
     #[schema(value_type = String, example = "instance_deleted")]
     pub code: String,
     /// For people.

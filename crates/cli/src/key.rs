@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
@@ -137,8 +137,19 @@ pub(super) async fn store(cluster: &Cluster, account: &Account, key: &ApiKey) ->
     let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(account, "keys")?);
     let begun = Instant::now();
     let create = async {
+        let mut has_made_room = false;
         loop {
             match api.create(&PostParams::default(), key).await {
+                // Kubernetes counts expired keys, too.
+                Err(kube::Error::Api(status))
+                    if quota::is_exceeded(&status) && begun.elapsed() < PATIENCE =>
+                {
+                    has_made_room |= delete_expired(&api).await?;
+                    if !has_made_room {
+                        return Err(kube::Error::Api(status));
+                    }
+                    sleep(POLL).await;
+                }
                 Err(kube::Error::Api(status)) if quota::is_pending(&status) && begun.elapsed() < PATIENCE => {
                     sleep(POLL).await;
                 }
@@ -154,6 +165,21 @@ pub(super) async fn store(cluster: &Cluster, account: &Account, key: &ApiKey) ->
             name: key.name_any(),
         })
     })
+}
+
+/// Deletes the expired keys. Returns whether there were any.
+async fn delete_expired(api: &Api<ApiKey>) -> kube::Result<bool> {
+    let keys = api.list(&ListParams::default()).await?;
+    let now = Timestamp::now();
+    let mut is_any = false;
+    for key in keys.items.iter().filter(|key| key.is_expired(now)) {
+        match api.delete(&key.name_any(), &DeleteParams::default()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            deleted => drop(deleted?),
+        }
+        is_any = true;
+    }
+    Ok(is_any)
 }
 
 async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {

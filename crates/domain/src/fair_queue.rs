@@ -38,7 +38,13 @@ impl<T> FairQueue<T> {
 
     /// Takes the next item.
     pub fn pop(&mut self) -> Option<T> {
-        let account = self.accounts.pop_front()?;
+        self.pop_of(|_| true)
+    }
+
+    /// Takes the next item of an account that may have it. Accounts that are passed over keep their turn.
+    pub fn pop_of(&mut self, may_have: impl Fn(&Arc<str>) -> bool) -> Option<T> {
+        let turn = self.accounts.iter().position(may_have)?;
+        let account = self.accounts.remove(turn)?;
         let waiting = self.waiting.get_mut(&account)?;
         let item = waiting.pop_front();
         if waiting.is_empty() {
@@ -64,5 +70,17 @@ mod tests {
         queue.push(&small, "small/1");
         let order: Vec<&str> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, ["big/1", "small/1", "big/2", "big/3"]);
+    }
+
+    #[test]
+    fn an_account_that_is_passed_over_keeps_its_turn() {
+        let mut queue = FairQueue::default();
+        for account in ["a", "b", "b", "c"] {
+            queue.push(&account.into(), account);
+        }
+        assert_eq!(queue.pop_of(|account| &**account != "a"), Some("b"));
+        assert_eq!(queue.pop_of(|_| false), None);
+        let order: Vec<&str> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, ["a", "c", "b"]);
     }
 }

@@ -172,7 +172,7 @@ impl BackupSource {
 /// Why a backup failed.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct BackupError {
-    /// For programs: `instance_deleted`, `backup_deleted`, `resource_limit_exceeded`, `timeout`, or a code of the provider.
+    /// For programs: `instance_deleted`, `instance_not_ready`, `backup_deleted`, `resource_limit_exceeded`, `timeout`, or a code of the provider.
     #[schemars(length(max = 64))]
     pub code: String,
     /// For people.

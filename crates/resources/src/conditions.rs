@@ -115,7 +115,7 @@ pub fn schema(_: &mut SchemaGenerator) -> Schema {
                 "reason": { "type": "string", "minLength": 1, "maxLength": 1024, "description": "Why, as one CamelCase word for programs." },
                 "message": { "type": "string", "maxLength": 32768, "description": "Why, as a message for people." },
                 "observedGeneration": { "type": "integer", "format": "int64", "minimum": 0, "description": "The metadata.generation that this condition describes." },
-                "lastTransitionTime": { "type": "string", "format": "date-time", "description": "When the status last changed." }
+                "lastTransitionTime": { "type": "string", "format": "date-time", "pattern": crate::times::READABLE, "description": "When the status last changed." }
             }
         }
     })

@@ -20,6 +20,7 @@
 //! - [`object_ref`]: namespace and name of an object;
 //! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile; [`work_queue`]: reconciles them,
 //!   round-robin over the accounts;
+//! - [`restored`]: notices that the API server's data was put back to an older state;
 //! - [`server_time`]: the API server's time;
 //! - [`shared_key`]: random keys that all replicas share, in Secrets;
 //! - [`shared_catalogue`]: the catalogue in use, replaced when its file changes;
@@ -48,6 +49,7 @@ pub mod objects;
 pub mod open_files;
 pub mod ops;
 pub mod reconcile_queue;
+pub mod restored;
 pub mod server_time;
 pub mod shared_catalogue;
 pub mod shared_key;

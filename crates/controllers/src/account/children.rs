@@ -73,12 +73,13 @@ pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> QuotaLimits 
     ])
 }
 
-/// How many Backups an account may have: its manual ones and, for each instance, the scheduled ones that retention keeps,
-/// completed and failed, plus two that are being made or deleted. Scheduled backups of deleted instances count against the manual
-/// limit.
+/// How many Backups an account may have: its manual ones; for each instance, the scheduled ones that retention keeps, completed and
+/// failed, its failed manual ones, and two that are being made or deleted; and the failed ones of deleted instances. So failed
+/// backups never crowd out others.
 fn backups(account: &Account, defaults: DefaultQuotas) -> i64 {
-    let kept = i64::try_from(2 * retention::KEPT + 2).unwrap_or(i64::MAX);
-    i64::from(defaults.backups) + i64::from(account.instance_quota(defaults.instances)) * kept
+    let failed = i64::try_from(retention::FAILED_KEPT).unwrap_or(i64::MAX);
+    let kept = i64::try_from(2 * retention::KEPT + 2).unwrap_or(i64::MAX) + failed;
+    i64::from(defaults.backups) + i64::from(account.instance_quota(defaults.instances)) * kept + failed
 }
 
 /// How many Deliveries an account may have: its unfinished ones, plus the finished ones that retention keeps, which may
@@ -310,7 +311,7 @@ pub(super) mod tests {
             (WEBHOOKS, 20),
             (KEYS, 50),
             (DELIVERIES, 34_000),
-            (BACKUPS, 2600),
+            (BACKUPS, 3610),
         ]);
         assert_eq!(limits(&ada), defaults);
         assert!(at_first(&ada, defaults).is_empty());

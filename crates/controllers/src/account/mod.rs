@@ -10,6 +10,7 @@ mod apply;
 mod children;
 mod claims;
 mod directory;
+mod expired_keys;
 
 use std::{
     collections::HashSet,
@@ -196,7 +197,11 @@ impl AccountController {
         };
         let kind = KindLabels { kind: "Account" };
         let depth = self.shared.deps.metrics.queue_depth.get_or_create_owned(&kind);
-        work_queue::run(&reconciler, messages(requests), CONCURRENCY, depth, &shutdown).await;
+        let deps = &self.shared.deps;
+        tokio::join!(
+            work_queue::run(&reconciler, messages(requests), CONCURRENCY, depth, &shutdown),
+            expired_keys::delete(&deps.client, &*deps.clock, &shutdown),
+        );
         *self.shared.queue.lock() = None;
     }
 

@@ -21,12 +21,9 @@ use resources::{Backup, BackupStatus, backup::FINALIZER, tracking::CONTROLLER_MA
 use runtime::client::{self, CallError, bounded};
 
 impl<P: Provider> Reconciler<P> {
-    /// Queues the oldest scheduled backup of a deleted instance, which may have to be deleted to make room.
-    pub(super) fn look_at_oldest(&self, backup: &Backup) {
-        let index = &self.controller.index;
-        if index.count(namespace(backup)) > self.controller.limits.per_account {
-            self.queue.again(index.oldest_left_over(namespace(backup)));
-        }
+    /// Queues the oldest failed backup of a deleted instance, if it is to be deleted.
+    pub(super) fn look_at_surplus(&self, backup: &Backup) {
+        self.queue.again(self.controller.index.surplus(namespace(backup)));
     }
 
     pub(super) fn publish(&self, backup: &Backup, note: &Note) {
@@ -54,17 +51,19 @@ impl<P: Provider> Reconciler<P> {
         if backup.is_unfinished() && !written.is_unfinished() {
             let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
             let mine = &written.metadata.uid;
-            // Those that wait for this backup, and those that a newer scheduled one may replace.
+            // Those that wait for this backup, and those that it may replace.
+            let may_be_replaced = |other: &Backup| {
+                other.is_scheduled() == written.is_scheduled() && other.phase() == written.phase()
+            };
             let is_concerned = |other: &Arc<Backup>| {
-                other.metadata.uid != *mine
-                    && (other.is_unfinished() || written.is_scheduled() && other.is_scheduled())
+                other.metadata.uid != *mine && (other.is_unfinished() || may_be_replaced(other))
             };
             self.queue.again(others.into_iter().filter(is_concerned));
             // This backup again, for its own retention and its second attempt.
             self.queue.again([written.clone()]);
-            self.look_at_oldest(&written);
-        } else if is_left_over(&written) && !is_left_over(backup) {
-            self.look_at_oldest(&written);
+        }
+        if is_left_over(&written) && !is_left_over(backup) {
+            self.look_at_surplus(&written);
         }
         Ok(Some(written))
     }
@@ -88,7 +87,7 @@ impl<P: Provider> Reconciler<P> {
         }
     }
 
-    /// Deletes a scheduled backup that newer ones have replaced.
+    /// Deletes a backup that newer ones have replaced.
     pub(super) async fn delete(&self, backup: &Backup) -> Result<(), CallError> {
         let params = DeleteParams {
             preconditions: Some(Preconditions {

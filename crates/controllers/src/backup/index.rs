@@ -5,10 +5,9 @@ use std::{
     sync::Arc,
 };
 
-use jiff::Timestamp;
 use parking_lot::Mutex;
 
-use domain::backup::retention::{Age, age, counts, is_left_over};
+use domain::backup::retention::{Age, FAILED_KEPT, age, counts, is_left_over};
 use resources::{Backup, Instance};
 use runtime::{
     ReconcileQueue,
@@ -27,9 +26,9 @@ struct Namespace {
     by_name: HashMap<String, Arc<Backup>>,
     /// Names of backups by the name of their instance.
     by_instance: HashMap<String, BTreeSet<String>>,
-    /// Manual backups that count towards the account's limit, by name.
-    manual: HashMap<String, Arc<Backup>>,
-    /// Scheduled backups of deleted instances, which share that limit.
+    /// Backups that count towards the account's limit, by name.
+    counted: HashMap<String, Arc<Backup>>,
+    /// Failed backups of deleted instances.
     left_over: BTreeMap<Age, Arc<Backup>>,
 }
 
@@ -39,7 +38,7 @@ impl Namespace {
         let of_instance = self.by_instance.entry(backup.spec.instance.clone());
         of_instance.or_default().insert(name.clone());
         if counts(backup) {
-            self.manual.insert(name.clone(), backup.clone());
+            self.counted.insert(name.clone(), backup.clone());
         } else if is_left_over(backup) {
             self.left_over.insert(age(backup), backup.clone());
         }
@@ -49,7 +48,7 @@ impl Namespace {
     fn remove(&mut self, backup: &Backup) {
         let name = backup.metadata.name.as_deref().unwrap_or_default();
         self.by_name.remove(name);
-        self.manual.remove(name);
+        self.counted.remove(name);
         self.left_over.remove(&age(backup));
         if let Some(names) = self.by_instance.get_mut(&backup.spec.instance) {
             names.remove(name);
@@ -103,34 +102,36 @@ impl BackupIndex {
         of_it.cloned().collect()
     }
 
-    /// Passes the backups that share their account's limit to `look`: first the manual ones, then the scheduled ones of
-    /// deleted instances, youngest first. There are hardly more than the limit, however many backups the account has.
-    pub(super) fn sharing<T>(
+    /// Passes the backups that count towards their account's limit to `look`.
+    pub(super) fn counted<T>(
         &self,
         namespace: &str,
         look: impl FnOnce(&mut dyn Iterator<Item = &Backup>) -> T,
     ) -> T {
         let namespaces = self.namespaces.lock();
-        let mut sharing = namespaces.get(namespace).into_iter().flat_map(|namespace| {
-            let left_over = namespace.left_over.values().rev();
-            namespace.manual.values().chain(left_over).map(|backup| &**backup)
-        });
-        look(&mut sharing)
+        let counted = namespaces.get(namespace).into_iter();
+        let counted = counted.flat_map(|namespace| namespace.counted.values());
+        look(&mut counted.map(|backup| &**backup))
     }
 
-    /// The oldest scheduled backup of a deleted instance.
-    pub(super) fn oldest_left_over(&self, namespace: &str) -> Option<Arc<Backup>> {
+    /// Passes the failed backups of deleted instances to `look`, youngest first.
+    pub(super) fn left_over<T>(
+        &self,
+        namespace: &str,
+        look: impl FnOnce(&mut dyn Iterator<Item = &Backup>) -> T,
+    ) -> T {
         let namespaces = self.namespaces.lock();
-        let (_, oldest) = namespaces.get(namespace)?.left_over.first_key_value()?;
-        Some(oldest.clone())
+        let left_over = namespaces.get(namespace).into_iter();
+        let left_over = left_over.flat_map(|namespace| namespace.left_over.values().rev());
+        look(&mut left_over.map(|backup| &**backup))
     }
 
-    /// Number of backups in a namespace.
-    pub fn count(&self, namespace: &str) -> usize {
+    /// The oldest failed backup of a deleted instance, if there are more than are kept.
+    pub(super) fn surplus(&self, namespace: &str) -> Option<Arc<Backup>> {
         let namespaces = self.namespaces.lock();
-        namespaces
-            .get(namespace)
-            .map_or(0, |namespace| namespace.by_name.len())
+        let left_over = &namespaces.get(namespace)?.left_over;
+        let (_, oldest) = left_over.first_key_value()?;
+        (left_over.len() > FAILED_KEPT).then(|| oldest.clone())
     }
 
     pub fn all(&self) -> Vec<Arc<Backup>> {
@@ -143,24 +144,12 @@ impl BackupIndex {
 
     /// Whether a backup of the instance is waiting or running.
     pub fn has_unfinished(&self, instance: &Instance) -> bool {
-        self.any_of(instance, Backup::is_unfinished)
-    }
-
-    /// Whether a scheduled backup of the instance other than the one for `due` is waiting or running.
-    pub fn has_other_unfinished_scheduled(&self, instance: &Instance, due: Timestamp) -> bool {
-        let is_other = |at: Timestamp| at.as_second() != due.as_second();
-        self.any_of(instance, |backup| {
-            backup.is_unfinished() && backup.spec.scheduled_for.is_some_and(is_other)
-        })
-    }
-
-    fn any_of(&self, instance: &Instance, is_one: impl Fn(&Backup) -> bool) -> bool {
         let metadata = &instance.metadata;
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         let of_name = self.of(namespace, metadata.name.as_deref().unwrap_or_default());
         of_name
             .iter()
-            .any(|backup| backup.is_of(instance) && !backup.is_abandoned() && is_one(backup))
+            .any(|backup| backup.is_of(instance) && !backup.is_abandoned() && backup.is_unfinished())
     }
 
     /// The listener for the watch of Backups.
@@ -209,12 +198,11 @@ impl BackupIndex {
 
 #[cfg(test)]
 mod tests {
-    use jiff::SignedDuration;
+    use jiff::Timestamp;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use serde_json::json;
 
     use super::*;
-    use resources::BackupPhase;
 
     fn backup(name: &str, instance: &str, uid: Option<&str>, phase: &str) -> Arc<Backup> {
         let backup = json!({
@@ -241,51 +229,44 @@ mod tests {
         assert_eq!(index.of("ns", "web").len(), 2);
         assert!(!index.has_unfinished(&instance));
         index.changed(&Change::Applied(backup("d", "web", None, "Waiting")));
-        let due: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
-        assert!(index.has_unfinished(&instance) && !index.has_other_unfinished_scheduled(&instance, due));
-        let mut scheduled = (*backup("e", "web", Some("new"), "Running")).clone();
-        scheduled.spec.scheduled_for = Some(due);
-        scheduled.metadata.finalizers = Some(vec!["example.com/theirs".to_owned()]);
-        index.changed(&Change::Applied(Arc::new(scheduled.clone())));
-        assert!(!index.has_other_unfinished_scheduled(&instance, due), "its own");
-        let tomorrow = due + SignedDuration::from_hours(24);
-        assert!(index.has_other_unfinished_scheduled(&instance, tomorrow));
+        assert!(index.has_unfinished(&instance));
+        let mut abandoned = (*backup("e", "web", Some("new"), "Running")).clone();
+        abandoned.metadata.finalizers = Some(vec!["example.com/theirs".to_owned()]);
         // Somebody removed the operator's finalizer and deleted it, so nothing will ever finish it.
-        scheduled.metadata.deletion_timestamp = Some(Time(due));
-        index.changed(&Change::Applied(Arc::new(scheduled.clone())));
-        assert!(!index.has_other_unfinished_scheduled(&instance, tomorrow));
+        abandoned.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        index.changed(&Change::Applied(Arc::new(abandoned)));
         assert!(index.get("ns", "d").is_some() && index.get("other", "d").is_none());
         // Deleted, and created again for another instance.
         index.changed(&Change::Applied(backup("d", "other", None, "Waiting")));
         assert!(!index.has_unfinished(&instance));
-        // Backups that share a limit, in whichever way they came to share it.
-        let sharing = || {
-            index.sharing("ns", |all| {
+        // Those that count, in whichever way they came to count.
+        let counted = || {
+            index.counted("ns", |all| {
                 all.map(|backup| backup.metadata.name.clone().unwrap())
                     .collect::<BTreeSet<_>>()
             })
         };
         assert_eq!(
-            sharing(),
+            counted(),
             BTreeSet::from(["a", "b", "c", "d"].map(ToOwned::to_owned))
         );
-        let mut left_over = scheduled.clone();
-        left_over.metadata.deletion_timestamp = None;
-        left_over.status.as_mut().unwrap().phase = Some(BackupPhase::Completed);
-        left_over.status.as_mut().unwrap().instance_deleted = true;
-        index.changed(&Change::Applied(Arc::new(left_over.clone())));
-        assert!(sharing().contains("e"));
-        let mut older = left_over.clone();
-        older.metadata.name = Some("f".to_owned());
-        older.metadata.uid = Some("f".to_owned());
-        older.spec.scheduled_for = Some(due - SignedDuration::from_hours(24));
-        index.changed(&Change::Applied(Arc::new(older)));
-        let oldest = index.oldest_left_over("ns").unwrap();
-        assert_eq!(oldest.metadata.name.as_deref(), Some("f"));
+        let of_deleted = |name: &str, phase: &str| {
+            let mut backup = (*backup(name, "web", Some("old"), phase)).clone();
+            backup.spec.scheduled_for = Some(Timestamp::UNIX_EPOCH);
+            backup.status.as_mut().unwrap().instance_deleted = true;
+            Change::Applied(Arc::new(backup))
+        };
+        index.changed(&of_deleted("f", "Completed"));
+        assert!(counted().contains("f"));
         index.changed(&Change::Applied(backup("c", "other", None, "Failed")));
-        assert!(!sharing().contains("c"));
-        for name in ["a", "b", "c", "d", "e", "f"] {
-            let backup = index.get("ns", name).unwrap();
+        assert!(!counted().contains("c"));
+        for number in 0..FAILED_KEPT {
+            index.changed(&of_deleted(&format!("failed-{number}"), "Failed"));
+        }
+        assert!(index.surplus("ns").is_none());
+        index.changed(&of_deleted("failed-x", "Failed"));
+        assert!(index.surplus("ns").is_some());
+        for backup in index.within("ns") {
             index.changed(&Change::Deleted(backup));
         }
         assert!(index.namespaces.lock().is_empty());

@@ -89,13 +89,11 @@ impl<P: Provider> Reconciler<P> {
             limits,
             has_room_in_account: &|| {
                 let index = &self.controller.index;
-                index.sharing(namespace(backup), |all| has_room(backup, all, limits.per_account))
+                index.counted(namespace(backup), |all| has_room(backup, all, limits.per_account))
             },
             gives_way: &|| {
                 let index = &self.controller.index;
-                index.sharing(namespace(backup), |all| {
-                    gives_way(backup, all, limits.per_account)
-                })
+                index.left_over(namespace(backup), |all| gives_way(backup, all))
             },
             restored_to: restored_to.as_deref(),
         })

@@ -155,7 +155,7 @@ impl<P: Provider> Reconciler<P> {
             if decision.effect == Effect::Finish {
                 self.remove_finalizer(&backup).await?;
                 self.backoffs.reset(&ObjectRef::of(&*backup));
-                self.look_at_oldest(&backup);
+                self.look_at_surplus(&backup);
                 return Ok(None);
             }
             if decision.effect == Effect::TryAgain {
@@ -168,9 +168,6 @@ impl<P: Provider> Reconciler<P> {
             backup = written.unwrap_or(backup);
             if decision.effect == Effect::Delete {
                 self.delete(&backup).await?;
-                if let Some(note) = decision.note.as_ref().filter(|_| !has_changed) {
-                    self.publish(&backup, note);
-                }
                 return Ok(decision.recheck_after);
             }
             if decision.retry {

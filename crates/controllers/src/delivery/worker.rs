@@ -144,7 +144,7 @@ fn collect(shared: &Shared) -> (Vec<Command>, Option<Instant>) {
     let mut state = shared.state.lock();
     let unclaimed = shared.claim(&mut state, now);
     state.dispatcher.tick(now);
-    let commands: Vec<Command> = std::iter::from_fn(|| state.dispatcher.next_command())
+    let commands: Vec<Command> = std::iter::from_fn(|| state.dispatcher.next_command(now))
         .take(AT_ONCE)
         .collect();
     if commands.len() == AT_ONCE {
@@ -261,7 +261,7 @@ async fn drain(shared: &Arc<Shared>, tasks: &Tasks, mut writes: WriteQueue) {
             let now = shared.now();
             let mut state = shared.state.lock();
             state.dispatcher.schedule_pages(now);
-            let commands = std::iter::from_fn(|| state.dispatcher.next_command());
+            let commands = std::iter::from_fn(|| state.dispatcher.next_command(now));
             commands.take(AT_ONCE).collect()
         };
         if is_idle && commands.is_empty() {

@@ -102,29 +102,17 @@ impl<P: Provider> Reconciler<P> {
         Ok(())
     }
 
-    /// Creates the scheduled backup of an instance for a time of its schedule, unless the previous one is still in progress.
-    /// The backup is created before the status records it: creating it twice is harmless, but if the status moved on first, a
+    /// Creates the scheduled backup of an instance for a time of its schedule. The backup is created before the status records it: creating it twice is harmless, but if the status moved on first, a
     /// crash would lose it.
     pub(super) async fn make_backup(&self, instance: &Instance, due: Timestamp) -> Result<(), CallError> {
-        let missed = |why: &str| {
-            let note = format!("the backup for {} was not made: {why}", whole_seconds(due));
-            let events = &self.controller.events;
-            events.publish(instance, true, "BackupMissed", "Backup", &note);
-        };
-        if self
-            .controller
-            .backups
-            .has_other_unfinished_scheduled(instance, due)
-        {
-            missed("the scheduled one before it is still under way");
-            return Ok(());
-        }
         let (client, now) = (&self.controller.client, self.controller.clock.now());
         let _permit = self.writes.acquire().await;
         match backup::create_scheduled(client, instance, due, false, now).await {
             Ok(()) => Ok(()),
             Err(error) if error.status().is_some_and(backup::is_final_refusal) => {
-                missed(&error.to_string());
+                let note = format!("the backup for {} was not made: {error}", whole_seconds(due));
+                let events = &self.controller.events;
+                events.publish(instance, true, "BackupMissed", "Backup", &note);
                 Ok(())
             }
             Err(error) => Err(error),

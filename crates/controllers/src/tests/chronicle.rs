@@ -40,7 +40,6 @@ pub struct Chronicle {
     scheduled: BTreeSet<(String, Timestamp, bool)>,
     missed: BTreeSet<(String, Timestamp)>,
     /// Number of backups of deleted instances that made way for others.
-    replaced: usize,
     load: Vec<Load>,
     /// Identifiers of alerts that were sent.
     alerts: BTreeSet<String>,
@@ -264,7 +263,6 @@ impl Chronicle {
 
     /// Records a Kubernetes Event.
     pub fn event(&mut self, event: &Value) {
-        self.replaced += usize::from(event["reason"] == "BackupReplaced");
         if event["reason"] != "BackupMissed" {
             return;
         }
@@ -371,7 +369,7 @@ impl Chronicle {
                 life.id
             );
         }
-        (counts.missed, counts.replaced) = (self.missed.len(), self.replaced);
+        counts.missed = self.missed.len();
         let mut of: HashMap<(&str, EventType), usize> = HashMap::new();
         for event in inbox.events.values() {
             *of.entry((event.uid.as_str(), event.event_type)).or_default() += 1;
@@ -537,6 +535,5 @@ pub struct Counts {
     pub backups: usize,
     pub runs: usize,
     pub missed: usize,
-    pub replaced: usize,
     pub alerts: usize,
 }

@@ -14,7 +14,7 @@ use super::{
     operator::{CPU, Inbox, LIMITS, Operator, SAMPLES, Surroundings, alive},
 };
 use domain::{
-    backup::retention::{counts, is_left_over},
+    backup::retention::{FAILED_KEPT, counts, is_left_over},
     catalogue::{
         Alerts, Catalogue, Prices,
         alerts::{AlertRule, Percent},
@@ -451,10 +451,19 @@ impl Year {
             let of_it = backups
                 .iter()
                 .filter(|backup| backup.namespace().as_deref() == Some(account));
-            let shared = of_it
-                .filter(|backup| counts(backup) || is_left_over(backup))
+            let manual = of_it
+                .clone()
+                .filter(|backup| counts(backup) && !backup.is_scheduled())
                 .count();
-            assert!(shared <= LIMITS.per_account, "{account} has {shared} backups");
+            assert!(
+                manual <= LIMITS.per_account,
+                "{account} has {manual} manual backups"
+            );
+            let left_over = of_it.filter(|backup| is_left_over(backup)).count();
+            assert!(
+                left_over <= FAILED_KEPT,
+                "{account} has {left_over} failed ones left over"
+            );
         }
         (what, invoices)
     }

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     restore::{HELD, is_held},
     retention::{has_room, is_newest, is_next, is_replaced, needs_retry},
-    schedule::RETRY_AFTER,
+    schedule::{RETRY_AFTER, next_run},
     summary::describe,
 };
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
 };
 use resources::{
     Backup, BackupError, BackupPhase, BackupSource, BackupStatus, Instance, InstanceState,
+    conditions::whole_seconds,
     origin::{self, ORIGIN_ANNOTATION},
     times::milliseconds,
 };
@@ -84,7 +85,7 @@ pub struct Situation<'a> {
     pub others: &'a [&'a Backup],
     /// Whether the account has room for this one. Looks at all backups of the account.
     pub has_room_in_account: &'a dyn Fn() -> bool,
-    /// Whether this one, of a deleted instance, must make room for newer ones. Looks at all backups of the account.
+    /// Whether this one, a failed one of a deleted instance, must make room for newer ones. Looks at all of the account.
     pub gives_way: &'a dyn Fn() -> bool,
     /// Name of an Instance to which this one is being restored, or will be.
     pub restored_to: Option<&'a str>,
@@ -323,8 +324,9 @@ impl Machine<'_> {
         }
         if !(self.situation.has_room_in_account)() {
             let limit = self.situation.limits.per_account;
-            let message =
-                format!("the account has {limit} manual backups already; delete one, then create another");
+            let message = format!(
+                "the account has {limit} manual backups and scheduled ones of deleted instances already; delete one, then create another"
+            );
             self.fail("resource_limit_exceeded", message);
             return;
         }
@@ -333,11 +335,7 @@ impl Machine<'_> {
         let is_busy = status.is_none_or(|status| status.operation.is_some());
         if is_busy || !matches!(state, Some(InstanceState::Running | InstanceState::Stopped)) {
             let state = state.map_or("not accepted yet", InstanceState::as_str);
-            self.wait_for(
-                instance,
-                "InstanceBusy",
-                &format!("the instance is {state}; the backup begins once it is running or stopped"),
-            );
+            self.wait_for(instance, "InstanceBusy", &format!("the instance is {state}"));
         } else if is_next(self.backup, self.others()) {
             let message = "the backup is being made";
             self.decision.status.phase = Some(BackupPhase::Running);
@@ -354,14 +352,29 @@ impl Machine<'_> {
         }
     }
 
-    fn wait_for(&mut self, instance: &Instance, reason: &'static str, message: &str) {
+    /// Waits for what is in the way; a scheduled backup only until the next one is due.
+    fn wait_for(&mut self, instance: &Instance, reason: &'static str, obstacle: &str) {
+        let mut message =
+            format!("{obstacle}; the backup begins once it is running or stopped and no other is under way");
+        if let Some(due) = self.backup.spec.scheduled_for {
+            let next = next_run(&instance.id(), due.max(self.backup.created_at()));
+            let left = next.duration_since(self.now);
+            if left <= SignedDuration::ZERO {
+                self.decision.status.retried = true;
+                let message = format!("{obstacle}, and was so until the next backup was due");
+                self.fail("instance_not_ready", message);
+                return;
+            }
+            message = format!("{message}, if that is before {}", whole_seconds(next));
+            self.decision.recheck_after = Duration::try_from(left).ok();
+        }
         self.decision.status.phase = Some(BackupPhase::Waiting);
         // From now on this instance is meant, whatever gets its name later.
         self.decision
             .status
             .source
             .get_or_insert_with(|| BackupSource::of(instance));
-        self.describe(reason, message);
+        self.describe(reason, &message);
     }
 
     /// A Backup that has begun.
@@ -424,15 +437,8 @@ impl Machine<'_> {
     fn keep(&mut self) {
         let is_gone = matches!(self.situation.source, Source::Gone(_));
         self.decision.status.instance_deleted |= is_gone;
-        if is_replaced(self.backup, self.others()) {
+        if is_replaced(self.backup, self.others()) || is_gone && (self.situation.gives_way)() {
             self.decision.effect = Effect::Delete;
-        } else if is_gone && self.backup.is_scheduled() && (self.situation.gives_way)() {
-            self.decision.effect = Effect::Delete;
-            let limit = self.situation.limits.per_account;
-            let message = format!(
-                "the account has {limit} manual backups and scheduled ones of deleted instances that are newer, so this one is deleted"
-            );
-            self.note(false, "BackupReplaced", message);
         }
         if !needs_retry(self.backup) {
             return;
@@ -517,21 +523,21 @@ impl Machine<'_> {
     }
 
     /// Records the end and its event. The event is recorded only once, because an end is written once, and there is no
-    /// other. A Backup that never had an instance gets no event, nor does one whose end was told before it was restored.
+    /// other. A Backup of whose instance nothing is known gets no event, nor does one whose end was told before it was restored.
     fn end(&mut self, phase: BackupPhase) {
         let now = milliseconds(self.now);
         let status = &mut self.decision.status;
         status.phase = Some(phase);
         status.completed_at = Some(now);
-        let has_instance = status.source.is_some() || self.backup.instance_id().is_some();
-        if !has_instance || status.event_sequence > 0 {
+        let Some(source) = status.source.clone().filter(|_| status.event_sequence == 0) else {
             return;
-        }
+        };
         status.event_sequence += 1;
         let sequence = status.event_sequence;
         let entry = backup_event(
             self.backup,
             status,
+            &source,
             self.situation.source.instance(),
             sequence,
             now,

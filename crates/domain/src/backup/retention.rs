@@ -10,18 +10,27 @@ use resources::{Backup, BackupPhase};
 /// people to read.
 pub const KEPT: usize = 7;
 
-/// Whether a scheduled backup has been replaced by newer ones, so that it is deleted. `others` are the backups of the same
-/// instance; the backup itself may be among them. Manual backups are never replaced.
+/// Failed manual backups that are kept per instance (decisions, section 7), and failed ones of deleted instances per account.
+pub const FAILED_KEPT: usize = 10;
+
+/// Whether a backup has been replaced by newer ones, so that it is deleted. `others` are the backups of the same instance; the
+/// backup itself may be among them. Completed manual backups are never replaced.
 pub fn is_replaced<'a>(backup: &Backup, others: impl IntoIterator<Item = &'a Backup>) -> bool {
     let phase = backup.phase();
-    if !backup.is_scheduled() || backup.is_unfinished() || phase == BackupPhase::Failed && needs_retry(backup)
-    {
-        return false;
-    }
+    let kept = match phase {
+        BackupPhase::Waiting | BackupPhase::Running => return false,
+        BackupPhase::Failed if needs_retry(backup) => return false,
+        BackupPhase::Completed | BackupPhase::Failed if backup.is_scheduled() => KEPT,
+        BackupPhase::Failed => FAILED_KEPT,
+        BackupPhase::Completed => return false,
+    };
     let newer = others.into_iter().filter(|other| {
-        other.is_scheduled() && !other.is_deleting() && other.phase() == phase && order(other) > order(backup)
+        other.is_scheduled() == backup.is_scheduled()
+            && !other.is_deleting()
+            && other.phase() == phase
+            && order(other) > order(backup)
     });
-    newer.count() >= KEPT
+    newer.count() >= kept
 }
 
 /// Whether a failed scheduled backup may still have to be tried once more.
@@ -30,45 +39,53 @@ pub fn needs_retry(backup: &Backup) -> bool {
     backup.is_scheduled() && !backup.spec.retry && backup.phase() == BackupPhase::Failed && !has_been
 }
 
-/// Orders scheduled backups of an instance by age: by the time for which each was made, then first and second try.
+/// Orders backups of an instance by age: scheduled ones by the time for which each was made, then first and second try.
 fn order(backup: &Backup) -> impl Ord + use<'_> {
     (
         backup.spec.scheduled_for,
         backup.spec.retry,
+        backup.created_at(),
         backup.metadata.name.as_deref(),
     )
 }
 
-/// Whether a manual backup counts towards the limits: it waits, runs or is completed.
+/// Whether a backup counts when a manual one is to be made: manual ones that wait, run or are completed, and completed
+/// scheduled ones of deleted instances, which nothing replaces.
 pub fn counts(backup: &Backup) -> bool {
-    !backup.is_scheduled() && !backup.is_deleting() && backup.phase() != BackupPhase::Failed
+    let counts = if backup.is_scheduled() {
+        is_of_deleted(backup) && backup.phase() == BackupPhase::Completed
+    } else {
+        backup.phase() != BackupPhase::Failed
+    };
+    counts && !backup.is_deleting()
 }
 
-/// Whether this is a scheduled backup of a deleted instance that has come to its end. Nothing replaces such backups, so
-/// they share the account's limit with the manual ones.
+/// Whether this is a failed backup of a deleted instance. Only the newest of an account are kept.
 pub fn is_left_over(backup: &Backup) -> bool {
-    let is_of_deleted = backup
-        .status
-        .as_ref()
-        .is_some_and(|status| status.instance_deleted);
-    backup.is_scheduled() && is_of_deleted && !backup.is_unfinished() && !backup.is_deleting()
+    is_of_deleted(backup) && backup.phase() == BackupPhase::Failed && !backup.is_deleting()
 }
 
-/// Whether a left-over backup is to be deleted, because there are `limit` manual ones and newer left-over ones. `all`
-/// are those that share the account's limit. Stops looking once that is certain.
-pub fn gives_way<'a>(backup: &Backup, all: impl IntoIterator<Item = &'a Backup>, limit: usize) -> bool {
-    let goes_before = |other: &&Backup| counts(other) || is_left_over(other) && age(other) > age(backup);
-    all.into_iter().filter(goes_before).take(limit).count() >= limit
+fn is_of_deleted(backup: &Backup) -> bool {
+    let status = backup.status.as_ref();
+    status.is_some_and(|status| status.instance_deleted)
 }
 
-/// Orders scheduled backups of an account by age.
-pub type Age = (Option<Timestamp>, bool, Option<String>);
+/// Whether a failed backup of a deleted instance is to be deleted, because there are enough newer ones among `left_over`, those of
+/// its account.
+pub fn gives_way<'a>(backup: &Backup, left_over: impl IntoIterator<Item = &'a Backup>) -> bool {
+    let is_newer = |other: &&Backup| is_left_over(other) && age(other) > age(backup);
+    let newer = left_over.into_iter().filter(is_newer);
+    backup.phase() == BackupPhase::Failed && newer.take(FAILED_KEPT).count() >= FAILED_KEPT
+}
 
-/// The age of a backup among those of its account.
+/// When a backup ended.
+pub type Age = (Option<Timestamp>, Option<String>);
+
+/// Orders backups that have ended, of one account.
 pub fn age(backup: &Backup) -> Age {
+    let status = backup.status.as_ref();
     (
-        backup.spec.scheduled_for,
-        backup.spec.retry,
+        status.and_then(|status| status.completed_at),
         backup.metadata.uid.clone(),
     )
 }

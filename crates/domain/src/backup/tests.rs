@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::{
-    retention::{KEPT, gives_way, has_room},
+    retention::{FAILED_KEPT, KEPT, gives_way, has_room},
     *,
 };
 use crate::{
@@ -126,16 +126,13 @@ impl World {
         let Some(instance) = &mut self.instance else {
             return;
         };
+        let id = instance.id();
         let status = instance.status.as_mut().unwrap();
-        let plan = schedule::plan("i-1", true, status.next_backup_at, at(self.now));
+        let plan = schedule::plan(&id, true, status.next_backup_at, at(self.now));
         if !crashes {
             status.next_backup_at = plan.next;
         }
-        let is_busy = self
-            .backups
-            .values()
-            .any(|backup| backup.is_scheduled() && backup.is_unfinished());
-        if let Some(due) = plan.due.filter(|_| !is_busy) {
+        if let Some(due) = plan.due {
             self.make_scheduled(due, false);
         }
     }
@@ -145,7 +142,12 @@ impl World {
         let Some(backup) = self.backups.get(name).cloned() else {
             return false;
         };
-        let others: Vec<&Backup> = self.backups.values().collect();
+        let all: Vec<&Backup> = self.backups.values().collect();
+        let of_same = |other: &&Backup| match (other.source_uid(), backup.source_uid()) {
+            (Some(one), Some(other)) => one == other,
+            _ => true,
+        };
+        let others: Vec<&Backup> = all.iter().copied().filter(of_same).collect();
         let situation = Situation {
             older_twin: None,
             source: Source::of(&backup, self.instance.as_ref()),
@@ -153,8 +155,8 @@ impl World {
             has_account: self.has_account,
             is_settled: &|_| self.settled,
             limits: self.limits,
-            has_room_in_account: &|| has_room(&backup, others.iter().copied(), self.limits.per_account),
-            gives_way: &|| gives_way(&backup, others.iter().copied(), self.limits.per_account),
+            has_room_in_account: &|| has_room(&backup, all.iter().copied(), self.limits.per_account),
+            gives_way: &|| gives_way(&backup, all.iter().copied()),
             restored_to: self.restored_to.as_deref(),
         };
         let unavailable = ProviderError::Unavailable("away".to_owned());
@@ -240,7 +242,9 @@ impl World {
             let expected = match backup.phase() {
                 BackupPhase::Completed => Some(vec![EventType::BackupCompleted]),
                 // A Backup that never had an instance gets no event.
-                BackupPhase::Failed if backup.instance_id().is_some() => Some(vec![EventType::BackupFailed]),
+                BackupPhase::Failed if backup.status.as_ref().unwrap().source.is_some() => {
+                    Some(vec![EventType::BackupFailed])
+                }
                 _ => None,
             };
             assert_eq!(events, expected.as_ref(), "one event for each end");
@@ -254,6 +258,9 @@ impl World {
             // A failed one that may be tried once more stays a little longer.
             assert!(scheduled.count() <= KEPT + 1);
         }
+        let failed = self.of_phase(BackupPhase::Failed).into_iter();
+        let failed = failed.filter(|backup| !backup.is_scheduled() && !backup.is_deleting());
+        assert!(failed.count() <= FAILED_KEPT);
     }
 }
 
@@ -444,50 +451,114 @@ fn beyond_a_limit_a_manual_backup_fails_and_the_schedule_goes_on() {
 }
 
 #[test]
-fn the_oldest_scheduled_backups_of_deleted_instances_make_room_for_manual_ones() {
+fn a_scheduled_backup_waits_for_its_instance_until_the_next_one_is_due() {
     let mut world = World::new();
-    world.limits.per_account = LIMIT;
-    for day in 0..3 {
-        world.make_scheduled(at(day), false);
-        world.settle();
-        world.now += 60;
-        world.settle();
-    }
-    world.instance = None;
+    world.instance.as_mut().unwrap().status.as_mut().unwrap().state = Some(InstanceState::Error);
+    let id = world.instance.as_ref().unwrap().id();
+    let due = schedule::next_run(&id, at(0));
+    let second = |time: Timestamp| time.duration_since(at(0)).as_secs();
+    world.now = second(due);
+    world.make_scheduled(due, false);
+    world.now = second(schedule::next_run(&id, due)) - 1;
     world.settle();
-    assert_eq!(world.of_phase(BackupPhase::Completed).len(), 3, "they are kept");
-    let mut next = instance();
-    next.metadata.uid = Some("next".to_owned());
-    world.instance = Some(next);
-    for left_over in [3, 2, 1, 0] {
-        let scheduled = world
-            .backups
-            .values()
-            .filter_map(|backup| backup.spec.scheduled_for);
-        let mut days: Vec<_> = scheduled.collect();
-        days.sort_unstable();
-        assert_eq!(
-            days,
-            (3 - left_over..3).map(at).collect::<Vec<_>>(),
-            "the oldest goes first"
-        );
-        world.make_manual();
-        world.settle();
-        world.now += 60;
-        world.settle();
-        if left_over == 3 {
-            assert_eq!(world.backups.len(), LIMIT, "there is room for one");
+    assert_eq!(world.of_phase(BackupPhase::Waiting).len(), 1);
+    world.now += 1;
+    world.settle();
+    let [failed] = world.of_phase(BackupPhase::Failed)[..] else {
+        panic!("it has not failed");
+    };
+    let error = failed.status.as_ref().unwrap().error.as_ref().unwrap();
+    assert_eq!(error.code, "instance_not_ready");
+    assert!(
+        error.message.contains("the instance is error"),
+        "{}",
+        error.message
+    );
+    world.check();
+    world.now += 7_200;
+    world.settle();
+    assert_eq!(world.backups.len(), 1, "the next one is the next try");
+    // One that is made up for, after days without an operator, waits until the next one from then on.
+    world.now += 3 * 86_400;
+    world.make_scheduled(at(world.now - 2 * 86_400), false);
+    world.settle();
+    assert_eq!(world.of_phase(BackupPhase::Waiting).len(), 1);
+}
+
+#[test]
+fn the_completed_backups_of_a_deleted_instance_stay_and_count_when_a_manual_one_is_made() {
+    for manual in [0, LIMIT] {
+        let mut world = World::new();
+        world.limits.per_account = LIMIT;
+        for _ in 0..manual {
             world.make_manual();
             world.settle();
             world.now += 60;
             world.settle();
         }
+        for day in 0..3 {
+            world.make_scheduled(at(day), false);
+            world.settle();
+            world.now += 60;
+            world.settle();
+        }
+        world.instance = None;
+        world.settle();
+        let mut next = instance();
+        next.metadata.uid = Some("next".to_owned());
+        world.instance = Some(next);
+        for _ in 0..3 {
+            world.make_manual();
+            world.settle();
+            world.now += 60;
+            world.settle();
+        }
+        let completed = world.of_phase(BackupPhase::Completed);
+        let scheduled = completed.iter().filter(|backup| backup.is_scheduled());
+        assert_eq!(scheduled.count(), 3, "they never give way");
+        assert_eq!(completed.len(), LIMIT.max(manual + 3), "the others are refused");
     }
-    assert_eq!(
-        world.of_phase(BackupPhase::Completed).len(),
-        LIMIT,
-        "manual ones do not"
-    );
+}
+
+#[test]
+fn of_failed_manual_backups_the_last_ten_of_an_instance_are_kept_and_ten_of_all_deleted_ones() {
+    let mut world = World::new();
+    let failed = |world: &World| -> Vec<String> {
+        let all = world.of_phase(BackupPhase::Failed).into_iter();
+        let mut names: Vec<_> = all.map(|backup| backup.metadata.name.clone().unwrap()).collect();
+        names.sort_unstable_by_key(|name| name.trim_start_matches("manual-").parse::<u32>().unwrap());
+        names
+    };
+    let fail = |world: &mut World, count: usize| {
+        world.fault = Fault::Fails;
+        for _ in 0..count {
+            world.make_manual();
+            world.settle();
+            world.now += 60;
+        }
+        world.fault = Fault::None;
+        world.settle();
+    };
+    fail(&mut world, FAILED_KEPT + 2);
+    let last_ten: Vec<_> = (2..12).map(|number| format!("manual-{number}")).collect();
+    assert_eq!(failed(&world), last_ten);
+    world.make_manual();
+    world.settle();
+    world.now += 60;
+    world.settle();
+    let mut next = instance();
+    next.metadata.uid = Some("next".to_owned());
+    world.instance = Some(next);
+    fail(&mut world, 3);
+    assert_eq!(failed(&world).len(), 13, "each instance has its own");
+    world.instance = None;
+    world.settle();
+    let last_ten: Vec<_> = (5..12)
+        .chain(13..16)
+        .map(|number| format!("manual-{number}"))
+        .collect();
+    assert_eq!(failed(&world), last_ten);
+    assert_eq!(world.of_phase(BackupPhase::Completed).len(), 1);
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 
 use super::{
-    Command, DeliveryLog, Disablement, Dispatcher, JobKey, MAX_STRETCH, Now, Report, Timer, WebhookKey,
+    Command, DeliveryLog, Disablement, Dispatcher, JobKey, MAX_STRETCH, Now, Report, Timer, TimerId,
+    WebhookKey,
     job::{Job, State},
     name_of,
     webhook_queue::{Outcome, ReadyQueue, WebhookGate, WebhookQueue},
@@ -13,19 +14,23 @@ use super::{
 use crate::delivery::schedule::RetrySchedule;
 use resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT};
 
-/// An attempt that takes this long makes its webhook a suspect, in milliseconds. A suspect shares its slots with the
-/// other suspects, however many slots it may use by itself.
-const SLOW_MS: i64 = 2000;
+/// An attempt that takes this long makes its webhook a suspect. A suspect shares its slots with the other suspects,
+/// however many slots it may use by itself.
+const SLOW: Duration = Duration::from_secs(2);
 
 /// An attempt in flight.
 #[derive(Debug)]
 pub(super) struct Flight {
     /// `None` once the webhook is gone.
     pub(super) webhook: Option<WebhookKey>,
+    /// Its account, which has the slot even if the webhook is gone.
+    account: Arc<str>,
     /// The generation of the webhook when the attempt began.
     generation: i64,
-    /// Whether it is counted in `suspects_in_flight`.
+    /// Whether its slot counts among the suspects'.
     is_suspect: bool,
+    /// When it is slow. `None` once it is.
+    slow: Option<TimerId>,
     /// Its subject, if this is a first attempt.
     subject: Option<Arc<str>>,
     /// The nonce of the request that it answers, if there is one.
@@ -34,6 +39,10 @@ pub(super) struct Flight {
 
 #[cfg(test)]
 impl Flight {
+    pub(super) fn account(&self) -> (&Arc<str>, bool) {
+        (&self.account, self.is_suspect)
+    }
+
     pub(super) fn webhook(&self) -> Option<&WebhookKey> {
         self.webhook.as_ref()
     }
@@ -65,24 +74,33 @@ impl Dispatcher {
     pub(super) fn make_ready(&mut self, webhook: &WebhookKey) {
         if let Some(queue) = self.queues.get_mut(webhook)
             && (queue.waits_in == ReadyQueue::Idle
-                || queue.waits_in == ReadyQueue::Parked && !queue.is_suspect)
+                || queue.waits_in == ReadyQueue::Parked && !queue.is_suspect())
         {
             queue.waits_in = ReadyQueue::Ready;
             self.ready.push(&queue.facts.namespace, webhook.clone());
         }
     }
 
-    /// Starts the next attempt. Suspects use at most half of the slots, however many they are.
-    pub(super) fn start_next(&mut self) -> Option<Command> {
-        while !self.stopped && self.flights.len() < self.limits.in_flight {
-            let has_room = self.suspects_in_flight < (self.limits.in_flight / 2).max(1);
-            let parked = has_room.then(|| self.parked.pop()).flatten();
-            let from = if parked.is_some() {
-                ReadyQueue::Parked
-            } else {
-                ReadyQueue::Ready
-            };
-            let webhook = parked.or_else(|| self.ready.pop())?;
+    /// Takes a webhook that has something to send, of an account that can have another slot.
+    fn next_webhook(&mut self) -> Option<(WebhookKey, ReadyQueue)> {
+        let slots = &self.slots;
+        if slots.are_taken() {
+            return None;
+        }
+        if !slots.are_taken_by_suspects()
+            && let Some(webhook) = self.parked.pop_of(|account| slots.has_room_for_suspect(account))
+        {
+            return Some((webhook, ReadyQueue::Parked));
+        }
+        let webhook = self.ready.pop_of(|account| slots.has_room(account))?;
+        Some((webhook, ReadyQueue::Ready))
+    }
+
+    /// Starts the next attempt.
+    pub(super) fn start_next(&mut self, now: Now) -> Option<Command> {
+        while !self.stopped
+            && let Some((webhook, from)) = self.next_webhook()
+        {
             let Some(queue) = self
                 .queues
                 .get_mut(&webhook)
@@ -90,9 +108,11 @@ impl Dispatcher {
             else {
                 continue;
             };
-            if queue.is_suspect && !has_room {
+            let account = queue.facts.namespace.clone();
+            let is_suspect = queue.is_suspect();
+            if is_suspect && !self.slots.has_room_for_suspect(&account) {
                 queue.waits_in = ReadyQueue::Parked;
-                self.parked.push(&queue.facts.namespace, webhook);
+                self.parked.push(&account, webhook);
                 continue;
             }
             let generation = queue.facts.generation;
@@ -108,11 +128,14 @@ impl Dispatcher {
             let event = job.event();
             let number = job.next_attempt();
             let request = job.request().map(ToOwned::to_owned);
-            self.suspects_in_flight += usize::from(queue.is_suspect);
+            self.slots.take(&account, is_suspect);
+            let slow = self.timer(now.mono + SLOW, Timer::Slow(key.clone()));
             let flight = Flight {
                 webhook: Some(webhook.clone()),
+                account,
                 generation,
-                is_suspect: queue.is_suspect,
+                is_suspect,
+                slow: Some(slow),
                 subject,
                 request,
             };
@@ -128,22 +151,42 @@ impl Dispatcher {
         None
     }
 
+    /// An attempt has been in flight for so long that it counts among the suspects', whatever its webhook did before.
+    pub(super) fn is_slow(&mut self, key: &JobKey, timer: TimerId) {
+        let is_it = |flight: &&mut Flight| flight.slow == Some(timer);
+        let Some(flight) = self.flights.get_mut(key).filter(is_it) else {
+            return;
+        };
+        flight.slow = None;
+        if !std::mem::replace(&mut flight.is_suspect, true) {
+            self.slots.suspect(&flight.account);
+        }
+        let webhook = flight.webhook.as_ref();
+        if let Some(queue) = webhook.and_then(|webhook| self.queues.get_mut(webhook)) {
+            queue.slow_in_flight += 1;
+        }
+    }
+
     /// Reports the outcome of a [`Command::Attempt`]. Call it once for each, even if its job or webhook is gone.
     pub fn attempted(&mut self, key: &JobKey, report: Report, now: Now) {
         let Some(flight) = self.flights.remove(key) else {
             return;
         };
-        self.suspects_in_flight -= usize::from(flight.is_suspect);
+        self.slots.give_back(&flight.account, flight.is_suspect);
+        if let Some(timer) = flight.slow {
+            self.timers.remove(&timer);
+        }
         let webhook = flight.webhook.as_ref();
         if let Some(queue) = webhook.and_then(|webhook| self.queues.get_mut(webhook)) {
             let outcome = match &report {
                 Report::Sent { attempt, .. } if attempt.error.is_none() => Some(Outcome::Success {
-                    is_slow: attempt.duration_ms >= SLOW_MS,
+                    is_slow: Duration::from_millis(attempt.duration_ms.unsigned_abs()) >= SLOW,
                 }),
                 Report::Sent { .. } => Some(Outcome::Failure),
                 Report::Blocked(_) | Report::Unready => None,
             };
             let cap = self.limits.in_flight_per_webhook;
+            queue.slow_in_flight -= usize::from(flight.slow.is_none());
             queue.attempt_ended(flight.subject.as_ref(), outcome, cap);
         }
         self.evaluate(key, report, &flight, now);

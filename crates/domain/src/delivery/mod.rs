@@ -9,8 +9,8 @@
 //! been listed after it was recorded, each of its jobs has a Delivery or was delivered without needing one, and the
 //! event is in the log. Until then it stays in the outbox, so that a crash loses nothing.
 //!
-//! A webhook is a *suspect* if its last attempt failed or was slow, or if it has had no success yet. Suspects share a
-//! limited part of the slots and writes.
+//! A webhook is a *suspect* if its last attempt failed or was slow, if one in flight is slow, or if it has had no success
+//! yet. Suspects share a limited part of the slots and writes.
 //!
 //! This file has the [`Dispatcher`], its types and its timers. Its other methods are in these modules:
 //!
@@ -19,6 +19,7 @@
 //! - `webhook_queue`: the jobs of one webhook, and how many of them are sent at a time;
 //! - `first_attempts`: the part of that queue which keeps the events of one object in order;
 //! - `attempts`: starts attempts and evaluates their outcomes;
+//! - `slots`: how accounts share the attempts in flight;
 //! - `requests`: requests to send deliveries now, before they are due;
 //! - `writes`: the records of jobs;
 //! - `event_log`: the log of events, and of the deliveries that succeeded at once;
@@ -40,6 +41,7 @@ mod redelivery;
 mod requests;
 pub mod schedule;
 pub mod settings;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod webhook_queue;
@@ -73,6 +75,7 @@ use self::{
     job::{Job, State, Writing},
     observed::{Orphans, Tombstone},
     outbox::Entries,
+    slots::Slots,
     webhook_queue::WebhookQueue,
 };
 use crate::{FairQueue, event::EventType};
@@ -109,7 +112,7 @@ pub enum DeliveryLog {
 pub struct DeliveryLimits {
     /// Attempts in flight per webhook.
     pub in_flight_per_webhook: usize,
-    /// Attempts in flight.
+    /// Attempts in flight, of which one account has at most half.
     pub in_flight: usize,
     /// Deliveries that wait for an attempt or are in flight; more are held.
     pub pending: Bound,
@@ -245,6 +248,8 @@ enum Timer {
     Due(JobKey),
     /// A job has had no outcome for [`DeliveryLimits::patience`].
     Patience(JobKey),
+    /// An attempt in flight is slow.
+    Slow(JobKey),
     /// A failed write or lookup can be retried.
     Again(JobKey),
     /// The next page of this namespace is due.
@@ -270,7 +275,7 @@ pub struct Dispatcher {
     jobs: HashMap<JobKey, Job>,
     /// Attempts in flight, including those of forgotten jobs.
     flights: HashMap<JobKey, Flight>,
-    suspects_in_flight: usize,
+    slots: Slots,
     /// Records that are finished or deleted, but that the watch may still show in an earlier version.
     tombstones: BTreeMap<JobKey, Tombstone>,
     orphans: Orphans,
@@ -355,6 +360,7 @@ impl Dispatcher {
                 #[cfg(test)]
                 dropped_jobs: Vec::new(),
             },
+            slots: Slots::new(limits.in_flight),
             limits,
             schedule,
             log,
@@ -363,7 +369,6 @@ impl Dispatcher {
             gone: VecDeque::new(),
             jobs: HashMap::new(),
             flights: HashMap::new(),
-            suspects_in_flight: 0,
             tombstones: BTreeMap::new(),
             orphans: Orphans::default(),
             entries: Entries::default(),
@@ -386,8 +391,8 @@ impl Dispatcher {
     }
 
     /// The next command. After every call that changes something, take commands until there is none.
-    pub fn next_command(&mut self) -> Option<Command> {
-        self.commands.pop_front().or_else(|| self.start_next())
+    pub fn next_command(&mut self, now: Now) -> Option<Command> {
+        self.commands.pop_front().or_else(|| self.start_next(now))
     }
 
     /// When to call [`Self::tick`] next.
@@ -424,6 +429,7 @@ impl Dispatcher {
                         self.write(&key);
                     }
                 }
+                Timer::Slow(key) => self.is_slow(&key, id),
                 Timer::Again(key) => {
                     let Some(job) = self.jobs.get_mut(&key) else {
                         continue;

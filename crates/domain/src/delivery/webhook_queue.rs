@@ -142,8 +142,10 @@ pub(super) struct WebhookQueue {
     window: usize,
     /// Whether the last job taken was not a first attempt.
     was_retry: bool,
-    /// Whether its last attempt failed or was slow, or it has not had a success yet.
-    pub(super) is_suspect: bool,
+    /// Whether the last attempt that ended failed or was slow, or it has not had a success yet.
+    was_bad: bool,
+    /// Number of slow attempts among those in flight.
+    pub(super) slow_in_flight: usize,
     pub(super) waits_in: ReadyQueue,
     pub(super) tally: Tally,
 }
@@ -169,7 +171,8 @@ impl WebhookQueue {
             first_in_flight: 0,
             window: FIRST_WINDOW,
             was_retry: false,
-            is_suspect: true,
+            was_bad: true,
+            slow_in_flight: 0,
             waits_in: ReadyQueue::Idle,
             tally: Tally::default(),
         }
@@ -181,6 +184,11 @@ impl WebhookQueue {
             WebhookGate::Open | WebhookGate::Blocked if is_being_disabled => WebhookGate::Disabled,
             gate => gate,
         }
+    }
+
+    /// Whether others are not to wait for its attempts. A quick success does not clear it while another attempt is slow.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.was_bad || self.slow_in_flight > 0
     }
 
     /// Puts a job into its queue. Returns its ticket.
@@ -354,11 +362,11 @@ impl WebhookQueue {
         }
         match outcome {
             Some(Outcome::Success { is_slow }) => {
-                self.is_suspect = is_slow;
+                self.was_bad = is_slow;
                 self.window = (self.window + 1).min(cap);
             }
             Some(Outcome::Failure) => {
-                self.is_suspect = true;
+                self.was_bad = true;
                 self.window = (self.window / 2).max(1);
             }
             None => {}

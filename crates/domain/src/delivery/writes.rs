@@ -49,7 +49,7 @@ impl Dispatcher {
             return;
         }
         job.writing = Writing::Queued;
-        let is_suspect = |queue: &WebhookQueue| queue.is_suspect;
+        let is_suspect = WebhookQueue::is_suspect;
         let class = if !job.test && self.queues.get(&job.webhook).is_some_and(is_suspect) {
             WriteClass::Suspect
         } else {

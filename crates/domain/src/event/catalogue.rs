@@ -60,17 +60,17 @@ fn data(event_type: EventType) -> Data {
     Data {
         backup: has("backup").then_some(BackupObject {
             id: "bkp_9c2m8x1ta4q7hz0k".to_owned(),
-            instance_id: Some("i-4q7hz0c9k2m8x1ta".to_owned()),
+            instance_id: "i-4q7hz0c9k2m8x1ta",
             instance_name: "web-1",
             instance_deleted: false,
             name: "before-upgrade",
             status: if failed { "failed" } else { "completed" },
             scheduled: false,
             size_gb: (!failed).then_some(12.4),
-            disk_size: Some(40),
-            image: Some("debian-13"),
+            disk_size: 40,
+            image: "debian-13",
             created_at: "2026-11-21T10:00:00Z".to_owned(),
-            completed_at: Some("2026-11-21T10:02:31Z".to_owned()),
+            completed_at: "2026-11-21T10:02:31Z".to_owned(),
         }),
         alert: has("alert").then_some(AlertObject {
             id: "alr_2m8x1ta4q7hz0c9k",
@@ -81,13 +81,13 @@ fn data(event_type: EventType) -> Data {
         instance: has("instance").then(|| InstanceObject {
             id: "i-4q7hz0c9k2m8x1ta".to_owned(),
             name: "web-1",
-            status: Some(match event_type {
+            status: match event_type {
                 EventType::InstanceCreated => InstanceState::Provisioning,
                 EventType::InstanceStopped => InstanceState::Stopped,
                 EventType::InstanceDeleted => InstanceState::Deleting,
                 _ => InstanceState::Running,
-            }),
-            plan: Some(Plan::Starter),
+            },
+            plan: Plan::Starter,
             region: "fr-par-1",
             ip_address: Some("198.18.0.7"),
         }),
@@ -192,20 +192,20 @@ fn object_schema(key: &str) -> Value {
         }),
         "backup" => json!({
             "id": id("bkp_", "backup"),
-            "instance_id": { "type": ["string", "null"], "pattern": "^i-[a-z0-9]{16}$", "description": "Identifier of its instance; `null` if there never was such an instance." },
+            "instance_id": id("i-", "instance"),
             "instance_name": text("Display name of the instance when the backup began."),
             "instance_deleted": { "type": "boolean", "description": "Whether the instance has been deleted." },
             "name": text("Display name of the backup."),
             "status": { "type": "string", "enum": ["completed", "failed"], "description": "Outcome of the backup." },
             "scheduled": { "type": "boolean", "description": "Whether the daily schedule made it." },
             "size_gb": { "type": ["number", "null"], "minimum": 0, "description": "Size in GB; `null` if the backup failed." },
-            "disk_size": { "type": ["integer", "null"], "description": "Size of the instance's disk in GB." },
-            "image": { "type": ["string", "null"], "description": "Image of the instance." },
+            "disk_size": { "type": "integer", "description": "Size of the instance's disk in GB." },
+            "image": text("Image of the instance."),
             "created_at": time("When the backup was requested."),
-            "completed_at": { "type": ["string", "null"], "format": "date-time", "description": "When it was completed, or failed." },
+            "completed_at": time("When it was completed, or failed."),
         }),
         "error" => {
-            json!({ "code": text("Why the backup failed, for programs: `instance_deleted`, `timeout`, or a code of the provider."), "message": text("Why the backup failed, for people.") })
+            json!({ "code": text("Why the backup failed, for programs: `instance_deleted`, `instance_not_ready`, `backup_deleted`, `resource_limit_exceeded`, `timeout`, or a code of the provider."), "message": text("Why the backup failed, for people.") })
         }
         "alert" => json!({
             "id": id("alr_", "alert"),

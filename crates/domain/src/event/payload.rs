@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{EventType, OutboxEntry};
 use resources::{
-    Alert, Backup, BackupPhase, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
+    Alert, Backup, BackupPhase, BackupSource, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
     conditions::whole_seconds, ids, money::Cents, origin,
 };
 
@@ -27,9 +27,9 @@ pub struct InstanceObject<'a> {
     /// Display name.
     pub name: &'a str,
     /// State at the time of the event.
-    pub status: Option<InstanceState>,
+    pub status: InstanceState,
     /// Plan in effect.
-    pub plan: Option<Plan>,
+    pub plan: Plan,
     /// Region code.
     pub region: &'a str,
     /// IPv4 address, `null` until it is known.
@@ -37,31 +37,27 @@ pub struct InstanceObject<'a> {
 }
 
 impl<'a> InstanceObject<'a> {
-    /// An instance with this status.
+    /// An instance with this status. One that has not been accepted is shown as REST shows it.
     pub fn of(instance: &'a Instance, status: &'a InstanceStatus) -> Self {
         Self {
             id: instance.id(),
             name: instance.display_name(),
-            status: status.state,
-            plan: status.plan,
+            status: status.state.unwrap_or(InstanceState::Provisioning),
+            plan: status.plan.unwrap_or(instance.spec.plan),
             region: &instance.spec.region,
             ip_address: status.ip_address.as_deref(),
         }
     }
 
     /// The instance of a backup, which no longer exists.
-    fn gone(backup: &'a Backup, status: &'a BackupStatus) -> Self {
-        let source = status.source.as_ref();
+    fn gone(source: &'a BackupSource) -> Self {
         Self {
-            id: source.map_or_else(
-                || ids::instance_id(&backup.spec.instance, backup.source_uid().unwrap_or_default()),
-                |source| source.id.clone(),
-            ),
-            name: source.map_or(&backup.spec.instance, |source| &source.name),
-            status: Some(InstanceState::Deleting),
-            plan: source.map(|source| source.plan),
-            region: source.map_or("", |source| &source.region),
-            ip_address: source.and_then(|source| source.ip_address.as_deref()),
+            id: source.id.clone(),
+            name: &source.name,
+            status: InstanceState::Deleting,
+            plan: source.plan,
+            region: &source.region,
+            ip_address: source.ip_address.as_deref(),
         }
     }
 }
@@ -71,8 +67,8 @@ impl<'a> InstanceObject<'a> {
 pub struct BackupObject<'a> {
     /// Identifier, `bkp_…`.
     pub id: String,
-    /// Identifier of its instance; `null` if there never was such an instance.
-    pub instance_id: Option<String>,
+    /// Identifier of its instance.
+    pub instance_id: &'a str,
     /// Display name of its instance when the backup began.
     pub instance_name: &'a str,
     /// Whether the instance has been deleted.
@@ -86,26 +82,23 @@ pub struct BackupObject<'a> {
     /// Its size in GB; `null` if it failed.
     pub size_gb: Option<f64>,
     /// Size of the instance's disk in GB.
-    pub disk_size: Option<i32>,
+    pub disk_size: i32,
     /// Image of the instance.
-    pub image: Option<&'a str>,
+    pub image: &'a str,
     /// When the backup was requested, RFC 3339.
     pub created_at: String,
     /// When it was completed, or failed, RFC 3339.
-    pub completed_at: Option<String>,
+    pub completed_at: String,
 }
 
 impl<'a> BackupObject<'a> {
-    /// A backup with this status, which has come to its end.
-    pub fn of(backup: &'a Backup, status: &'a BackupStatus) -> Self {
+    /// A backup with this status, which has come to its end at this time.
+    fn of(backup: &'a Backup, status: &'a BackupStatus, source: &'a BackupSource, ended: Timestamp) -> Self {
         let seconds = |time| whole_seconds(time).to_string();
-        let source = status.source.as_ref();
         Self {
             id: backup.id(),
-            instance_id: source
-                .map(|source| source.id.clone())
-                .or_else(|| backup.instance_id()),
-            instance_name: source.map_or(&backup.spec.instance, |source| &source.name),
+            instance_id: &source.id,
+            instance_name: &source.name,
             instance_deleted: status.instance_deleted,
             name: backup.display_name(),
             status: match status.phase {
@@ -114,10 +107,10 @@ impl<'a> BackupObject<'a> {
             },
             scheduled: backup.is_scheduled(),
             size_gb: status.size_gb,
-            disk_size: source.map(|source| source.disk_size_gb),
-            image: source.map(|source| source.image.as_str()),
+            disk_size: source.disk_size_gb,
+            image: &source.image,
             created_at: seconds(backup.created_at()),
-            completed_at: status.completed_at.map(seconds),
+            completed_at: seconds(ended),
         }
     }
 }
@@ -140,10 +133,12 @@ struct BackupData<'a> {
     error: Option<ErrorObject<'a>>,
 }
 
-/// The event for the end of a backup, whose status is now `status`. `instance` is its instance, if that still exists.
+/// The event for the end of a backup, whose status is now `status`. `source` describes its instance when it began, and `instance`
+/// is that instance, if it still exists.
 pub fn backup_event(
     backup: &Backup,
     status: &BackupStatus,
+    source: &BackupSource,
     instance: Option<&Instance>,
     sequence: i64,
     now: Timestamp,
@@ -155,10 +150,10 @@ pub fn backup_event(
     let unknown = InstanceStatus::default();
     let object = match instance {
         Some(instance) => InstanceObject::of(instance, instance.status.as_ref().unwrap_or(&unknown)),
-        None => InstanceObject::gone(backup, status),
+        None => InstanceObject::gone(source),
     };
     let data = BackupData {
-        backup: BackupObject::of(backup, status),
+        backup: BackupObject::of(backup, status, source, now),
         instance: object,
         error: status.error.as_ref().map(|error| ErrorObject {
             code: &error.code,
@@ -429,6 +424,48 @@ mod tests {
                 json!({ "id": ids::event_id("u", 3), "type": event_type.as_str(), "created_at": "2026-11-21T10:00:00.123Z", "data": data })
             );
             assert_eq!(entry.id, ids::event_id("u", 3));
+        }
+    }
+
+    #[test]
+    fn an_instance_that_was_not_accepted_has_status_and_plan_in_every_event() {
+        let instance: Instance = serde_json::from_value(json!({
+            "metadata": { "name": "web", "namespace": "demo", "uid": "u" },
+            "spec": { "plan": "business", "region": "fr-par-1", "image": "debian-13" },
+        }))
+        .unwrap();
+        let spec = json!({ "instance": "web", "instanceUID": "u" });
+        let backup = Backup::new("before", serde_json::from_value(spec).unwrap());
+        let alert: Alert = serde_json::from_value(json!({
+            "id": "alr_1", "rule": "cpu", "phase": "Firing", "metric": "cpu_usage", "threshold": 90.0, "value": 95.0,
+            "since": "2026-11-21T10:00:00Z", "firedAt": "2026-11-21T10:05:00Z",
+        }))
+        .unwrap();
+        let user = User {
+            id: "usr_1".into(),
+            email: "ada@example.com".into(),
+        };
+        let (status, now) = (InstanceStatus::default(), Timestamp::UNIX_EPOCH);
+        let source = BackupSource::of(&instance);
+        let ended = BackupStatus::default();
+        for (entry, state) in [
+            (
+                instance_event(&instance, &status, EventType::InstanceDeleted, &user, 1, now),
+                "provisioning",
+            ),
+            (alert_event(&instance, &status, &alert, 1, now), "provisioning"),
+            (
+                backup_event(&backup, &ended, &source, Some(&instance), 1, now),
+                "provisioning",
+            ),
+            (backup_event(&backup, &ended, &source, None, 1, now), "deleting"),
+        ] {
+            let body: serde_json::Value = serde_json::from_str(&entry.body).unwrap();
+            let shown = &body["data"]["instance"];
+            assert_eq!(
+                (&shown["status"], &shown["plan"]),
+                (&json!(state), &json!("business"))
+            );
         }
     }
 }

@@ -21,7 +21,7 @@ impl Service {
                 limit: Some(self.key_quota),
             },
             backups: Quota {
-                used: self.manual_backups(&tenant.namespace),
+                used: self.counted_backups(&tenant.namespace),
                 limit: Some(self.backup_limits.per_account),
             },
         }

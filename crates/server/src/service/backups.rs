@@ -85,12 +85,12 @@ pub struct BackupFilter<'a> {
     pub status: Option<&'a str>,
 }
 
-/// How many manual backups there may be.
+/// How many backups there may be when a manual one is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackupLimits {
     /// Of one instance: those that wait, run or are completed.
     pub per_instance: usize,
-    /// Of an account, failed ones included.
+    /// Of an account: also the completed scheduled ones of its deleted instances.
     pub per_account: usize,
 }
 
@@ -258,20 +258,24 @@ impl Service {
         Ok(())
     }
 
-    /// Number of an account's backups that were not made by the schedule.
-    pub(super) fn manual_backups(&self, namespace: &str) -> usize {
-        let is_manual = |item: &IndexedBackup| counts(&item.backup);
-        self.backups.index().page_of(namespace, 1, 1, is_manual).1
+    /// Number of an account's backups that count when a manual one is made.
+    pub(super) fn counted_backups(&self, namespace: &str) -> usize {
+        let is_counted = |item: &IndexedBackup| counts(&item.backup);
+        self.backups.index().page_of(namespace, 1, 1, is_counted).1
     }
 
     fn check_room(&self, instance: &Instance) -> Result<(), Error> {
         let (namespace, limits) = (instance.namespace(), self.backup_limits);
         let of_instance = |item: &IndexedBackup| counts(&item.backup) && item.backup.is_of(instance);
         if self.backups.index().page_of(namespace, 1, 1, of_instance).1 >= limits.per_instance {
-            return Err(too_many("the instance", limits.per_instance));
+            let what = format!("the instance has {} manual backups", limits.per_instance);
+            return Err(too_many(&what));
         }
-        if self.manual_backups(namespace) >= limits.per_account {
-            return Err(too_many("the account", limits.per_account));
+        if self.counted_backups(namespace) >= limits.per_account {
+            let limit = limits.per_account;
+            let what =
+                format!("the account has {limit} manual backups and scheduled ones of deleted instances");
+            return Err(too_many(&what));
         }
         Ok(())
     }
@@ -368,10 +372,10 @@ pub fn still_running() -> Error {
 }
 
 /// The error for a backup beyond the limit.
-pub fn too_many(whose: &str, limit: usize) -> Error {
+pub fn too_many(what: &str) -> Error {
     Error::new(
         ErrorCode::ResourceLimitExceeded,
-        format!("{whose} has {limit} manual backups, as many as it may have; delete one first"),
+        format!("{what}, as many as it may have; delete one first"),
     )
 }
 

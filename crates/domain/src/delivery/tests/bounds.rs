@@ -69,7 +69,7 @@ fn a_dropped_one_whose_creation_went_unheard_is_deleted_all_the_same() {
 }
 
 #[test]
-fn attempts_keep_to_the_window_of_their_webhook_and_the_bound_of_all() {
+fn attempts_keep_to_the_window_of_their_webhook_and_half_of_the_bound_of_all() {
     let limits = DeliveryLimits {
         in_flight: 40,
         in_flight_per_webhook: 6,
@@ -90,7 +90,7 @@ fn attempts_keep_to_the_window_of_their_webhook_and_the_bound_of_all() {
         world.land(0);
         world.work(false);
     }
-    assert_eq!(most, 40);
+    assert_eq!(most, 20);
     world.run();
     world.audit_end();
 }

@@ -222,7 +222,7 @@ fn nothing_is_quadratic() {
             Origin::Fresh,
             now,
         );
-        while dispatcher.next_command().is_some() {}
+        while dispatcher.next_command(now).is_some() {}
     }
     let unverified: Vec<_> = dispatcher
         .unverified_after(None, usize::MAX)

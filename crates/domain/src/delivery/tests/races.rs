@@ -312,14 +312,17 @@ fn a_record_held_for_a_webhook_that_is_yet_to_be_seen_shows_as_held() {
     let (limits, now) = (world.limits.clone(), world.now());
     world.dispatcher = Dispatcher::new(limits, world.schedule.clone(), world.log);
     world.dispatcher.delivery_seen(record, false, now);
-    assert_eq!(world.dispatcher.next_command(), None);
+    assert_eq!(world.dispatcher.next_command(now), None);
     facts.gate = WebhookGate::Disabled;
     world.dispatcher.webhook_seen(facts, now);
     let Some(WriteRequest::Replace(record)) =
-        world.dispatcher.next_command().and_then(|command| match command {
-            Command::Write { job, .. } => world.dispatcher.begin_write(&job, now),
-            _ => None,
-        })
+        world
+            .dispatcher
+            .next_command(now)
+            .and_then(|command| match command {
+                Command::Write { job, .. } => world.dispatcher.begin_write(&job, now),
+                _ => None,
+            })
     else {
         panic!("it is not written")
     };

@@ -73,7 +73,7 @@ fn a_namespace_waits_for_a_first_attempt_in_flight_even_if_its_object_is_unknown
     let mut dispatcher = Dispatcher::new(world.limits.clone(), world.schedule.clone(), world.log);
     dispatcher.webhook_seen(world.hooks[&webhook].facts.clone(), now);
     dispatcher.delivery_seen(record.into(), true, now);
-    let Some(Command::Attempt { job, .. }) = dispatcher.next_command() else {
+    let Some(Command::Attempt { job, .. }) = dispatcher.next_command(now) else {
         panic!("it is not sent")
     };
     assert!(dispatcher.has_unattempted("ns"));
@@ -104,7 +104,7 @@ fn a_webhook_that_has_replaced_another_with_its_name_gets_none_of_its_deliveries
     };
     world.dispatcher.webhook_seen(after, world.now());
     assert_eq!(world.dispatcher.webhook_of(&job), None);
-    assert!(world.dispatcher.next_command().is_none());
+    assert!(world.dispatcher.next_command(world.now()).is_none());
     assert_eq!(world.dispatcher.webhooks_in("ns"), [webhook]);
 }
 

@@ -602,7 +602,8 @@ impl World {
     // The controller.
 
     pub fn take_commands(&mut self) {
-        while let Some(command) = self.dispatcher.next_command() {
+        let now = self.now();
+        while let Some(command) = self.dispatcher.next_command(now) {
             if let Command::Attempt {
                 job, webhook, number, ..
             } = &command
@@ -1096,6 +1097,16 @@ impl World {
         let d = &self.dispatcher;
         let flights = d.flights.len();
         assert!(flights <= d.limits.in_flight);
+        let (mut taken, mut suspects) = (HashMap::<Arc<str>, usize>::new(), HashMap::new());
+        for (account, is_suspect) in d.flights.values().map(Flight::account) {
+            *taken.entry(account.clone()).or_default() += 1;
+            if is_suspect {
+                *suspects.entry(account.clone()).or_default() += 1;
+            }
+        }
+        assert_eq!(d.slots.taken(), [&taken, &suspects]);
+        let half = (d.limits.in_flight / 2).max(1);
+        assert!(taken.values().all(|taken| *taken <= half), "{taken:?}");
         let mut firsts = HashSet::new();
         for flight in d.flights.values() {
             if let (Some(webhook), Some(subject)) = (flight.webhook(), flight.subject())
@@ -1176,7 +1187,7 @@ impl World {
             self.deliveries.keys()
         );
         assert!(d.tombstones.is_empty(), "tombstones: {:?}", d.tombstones);
-        assert!(d.flights.is_empty() && d.suspects_in_flight == 0);
+        assert!(d.flights.is_empty() && d.slots.taken().iter().all(|it| it.is_empty()));
         assert!(d.entries.is_empty(), "entries left: {:?}", d.entries);
         assert!(d.logs.is_empty(), "to be logged: {:?}", d.logs);
         if self.log == DeliveryLog::All {
@@ -1194,6 +1205,7 @@ impl World {
                 it.first_attempts.is_empty()
                     && it.waiting() == 0
                     && it.in_flight == 0
+                    && it.slow_in_flight == 0
                     && it.draining == 0
                     && it.pending == 0
             );

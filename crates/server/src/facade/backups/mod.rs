@@ -116,7 +116,7 @@ pub async fn list_of_instance(
     request_body(content = CreateBackup, example = json!({"name": "before-upgrade"})),
     responses(
         (status = 201, description = "The backup is being made", body = Single<Backup>, headers(("ETag")), example = json!(examples::new_backup())),
-        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(too_many("the instance", 30)))),
+        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(too_many("the instance has 30 manual backups")))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_backed_up_now()))),
     ),
 )]

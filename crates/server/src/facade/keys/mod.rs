@@ -34,7 +34,7 @@ use super::{
 };
 use crate::service::error::quota_used_up;
 use api::{CreateKey, Key, List, NewKey, Pagination, Single};
-use resources::{KeyScope, ids};
+use resources::{KeyScope, ids, times};
 
 /// Reads a request to create one; 422 names every invalid field. `now` is `None` for a request that may be a repetition: its expiry may be
 /// in the past by then.
@@ -44,6 +44,7 @@ fn read(mut fields: Fields, now: Option<Timestamp>) -> Result<CreateKey, Error> 
         _ => Err("must be read or write"),
     });
     let expires_at = fields.string("expires_at", &|text| match text.parse::<Timestamp>() {
+        Ok(time) if !times::is_in_schema(time) => Err("must be before the year 9000"),
         Ok(time) if now.is_none_or(|now| time > now) => Ok(()),
         Ok(_) => Err("must be in the future"),
         Err(_) => Err("must be an RFC 3339 time such as 2027-02-21T10:00:00Z"),
@@ -215,6 +216,8 @@ mod tests {
             (json!({ "scope": null }), "scope"),
             (json!({ "expires_at": "2026-11-22T10:00:00Z" }), "expires_at"),
             (json!({ "expires_at": "tomorrow" }), "expires_at"),
+            (json!({ "expires_at": "9000-01-01T00:00:00Z" }), "expires_at"),
+            (json!({ "expires_at": "9999-12-29T23:59:59-23:59" }), "expires_at"),
             (json!({ "expires_in": 7 }), "expires_in"),
         ] {
             let error = read(&body).unwrap_err();

@@ -1,10 +1,7 @@
 //! Sign-ins to the console through OpenID Connect. Each has an ApiKey whose key nobody knows, so that the sign-in can be listed and revoked
 //! like any other key, and ends when that key does.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
@@ -14,18 +11,15 @@ use crate::service::{
     error::{Error, quota_used_up},
     index::Object as _,
     precondition::Precondition,
-    store::pause,
 };
 use resources::{
     ApiKey, KeyScope,
     api_key::{KEY_LASTS, SIGN_IN_LABEL, new_key},
-    ids, quota, revision,
+    ids, revision,
 };
 
 /// Maximum number of concurrent sign-ins to one account, as far as its quota of keys has room for them; another one ends the oldest.
 const MOST: usize = 10;
-/// How long the quota of Kubernetes may take to notice that a key is gone.
-const NOTICED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Service {
     /// Begins a sign-in to an account.
@@ -35,6 +29,7 @@ impl Service {
         // Serialised, so that concurrent sign-ins do not exceed the limit.
         let _lock = self.key_locks.lock(namespace).await?;
         self.make_room(namespace).await?;
+        self.delete_expired(namespace).await?;
         let now = self.now();
         // Whole seconds, as the API shows times.
         let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
@@ -45,19 +40,7 @@ impl Service {
         let mut object = ApiKey::new(&name, spec);
         let labels = BTreeMap::from([(SIGN_IN_LABEL.to_owned(), "openid-connect".to_owned())]);
         object.metadata.labels = Some(labels);
-        let begun = Instant::now();
-        let mut attempt = 0;
-        let made = loop {
-            attempt += 1;
-            match self.store_key(namespace, &object).await {
-                Err(error)
-                    if error.status().is_some_and(quota::is_exceeded) && begun.elapsed() < NOTICED_WITHIN =>
-                {
-                    pause(attempt).await;
-                }
-                made => break made?,
-            }
-        };
+        let made = self.store_key(namespace, &object, true).await?;
         self.credentials.progress().wait_for(revision(&made)).await;
         let identity = KeyIdentity {
             account_uid: &tenant.uid,
@@ -94,16 +77,7 @@ impl Service {
                 kept += 1;
                 continue;
             }
-            match self.calls.delete(&*key, false).await {
-                Ok(_) => {
-                    let is_gone = || self.credentials.get(namespace, key.name()).is_none();
-                    self.credentials
-                        .progress()
-                        .wait_for_removal(key.uid(), is_gone)
-                        .await;
-                }
-                Err(error) => return Err(error.into()),
-            }
+            self.delete_key(&key).await?;
         }
         Ok(())
     }

@@ -5,7 +5,11 @@
 pub mod console_links;
 pub mod console_sign_ins;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
@@ -19,11 +23,14 @@ use super::{
     precondition::Precondition,
     store::{MAX_ATTEMPTS, contended, pause},
 };
-use resources::{ApiKey, KeyScope, api_key::new_key, ids, revision};
+use resources::{ApiKey, KeyScope, api_key::new_key, ids, quota, revision};
 use runtime::client::CallError;
 
 /// The name of the kind in messages.
 const WORD: &str = "API key";
+
+/// How long the quota of Kubernetes may take to notice that a key is gone.
+const NOTICED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A key that was created.
 pub struct CreatedKey {
@@ -94,7 +101,8 @@ impl Service {
                 spec,
                 status: None,
             };
-            match (self.store_key(namespace, &object).await, request) {
+            let has_made_room = self.delete_expired(namespace).await?;
+            match (self.store_key(namespace, &object, has_made_room).await, request) {
                 (Ok(object), _) => {
                     self.credentials.progress().wait_for(revision(&object)).await;
                     return Ok(CreatedKey {
@@ -128,12 +136,56 @@ impl Service {
         Ok(())
     }
 
+    /// Deletes the expired keys, which Kubernetes counts in the quota, if there is no room for another key. Returns whether there were
+    /// any.
+    async fn delete_expired(&self, namespace: &str) -> Result<bool, Error> {
+        let (keys, count) = self.credentials.page(namespace, 1, usize::MAX);
+        let now = self.now();
+        let mut has_made_room = false;
+        for key in keys
+            .iter()
+            .filter(|key| count >= self.key_quota && key.is_expired(now))
+        {
+            self.delete_key(key).await?;
+            has_made_room = true;
+        }
+        Ok(has_made_room)
+    }
+
+    /// Deletes a key, and waits until this replica has seen that.
+    async fn delete_key(&self, key: &ApiKey) -> Result<(), Error> {
+        self.calls.delete(key, false).await?;
+        let is_gone = || self.credentials.get(key.namespace(), key.name()).is_none();
+        self.credentials
+            .progress()
+            .wait_for_removal(key.uid(), is_gone)
+            .await;
+        Ok(())
+    }
+
     /// Creates the object of a new key. If that is refused although an earlier attempt stored it, returns what is stored: the client
-    /// retries when the API server answers 503 or 504.
-    async fn store_key(&self, namespace: &str, object: &ApiKey) -> Result<ApiKey, CallError> {
-        let refusal = match self.calls.create(namespace, object).await {
-            Err(refusal) if refusal.status().is_some() => refusal,
-            outcome => return outcome,
+    /// retries when the API server answers 503 or 504. If room has been made for it, waits until Kubernetes has counted that.
+    async fn store_key(
+        &self,
+        namespace: &str,
+        object: &ApiKey,
+        has_made_room: bool,
+    ) -> Result<ApiKey, CallError> {
+        let begun = Instant::now();
+        let mut attempt = 0;
+        let refusal = loop {
+            attempt += 1;
+            match self.calls.create(namespace, object).await {
+                Err(refusal)
+                    if has_made_room
+                        && refusal.status().is_some_and(quota::is_exceeded)
+                        && begun.elapsed() < NOTICED_WITHIN =>
+                {
+                    pause(attempt).await;
+                }
+                Err(refusal) if refusal.status().is_some() => break refusal,
+                outcome => return outcome,
+            }
         };
         let stored: Option<ApiKey> = self.calls.get(namespace, object.name()).await?;
         // No other key has the digest of this one.
