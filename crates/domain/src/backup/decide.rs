@@ -354,14 +354,15 @@ impl Machine<'_> {
 
     /// Waits for what is in the way; a scheduled backup only until the next one is due.
     fn wait_for(&mut self, instance: &Instance, reason: &'static str, obstacle: &str) {
-        let mut message =
-            format!("{obstacle}; the backup begins once it is running or stopped and no other is under way");
+        let mut message = format!(
+            "{obstacle}; the backup begins once the instance is running or stopped and no other backup is under way"
+        );
         if let Some(due) = self.backup.spec.scheduled_for {
             let next = next_run(&instance.id(), due.max(self.backup.created_at()));
             let left = next.duration_since(self.now);
             if left <= SignedDuration::ZERO {
                 self.decision.status.retried = true;
-                let message = format!("{obstacle}, and was so until the next backup was due");
+                let message = format!("it could not begin before the next backup was due: {obstacle}");
                 self.fail("instance_not_ready", message);
                 return;
             }

@@ -17,12 +17,10 @@ pub const FAILED_KEPT: usize = 10;
 /// backup itself may be among them. Completed manual backups are never replaced.
 pub fn is_replaced<'a>(backup: &Backup, others: impl IntoIterator<Item = &'a Backup>) -> bool {
     let phase = backup.phase();
-    let kept = match phase {
-        BackupPhase::Waiting | BackupPhase::Running => return false,
-        BackupPhase::Failed if needs_retry(backup) => return false,
-        BackupPhase::Completed | BackupPhase::Failed if backup.is_scheduled() => KEPT,
-        BackupPhase::Failed => FAILED_KEPT,
-        BackupPhase::Completed => return false,
+    let kept = match (phase, backup.is_scheduled()) {
+        (BackupPhase::Completed | BackupPhase::Failed, true) if !needs_retry(backup) => KEPT,
+        (BackupPhase::Failed, false) => FAILED_KEPT,
+        _ => return false,
     };
     let newer = others.into_iter().filter(|other| {
         other.is_scheduled() == backup.is_scheduled()

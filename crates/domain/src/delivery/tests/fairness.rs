@@ -329,9 +329,9 @@ fn times_of_healthy(attackers: usize, interfere: impl Fn(&mut World)) -> Vec<Dur
             let index = world.sendings.iter().position(|it| it.job == job).unwrap();
             let sending = &world.sendings[index];
             if let Some(at) = recorded.remove(&*sending.event.id) {
-                times.push(world.elapsed - at);
+                times.push(world.elapsed.saturating_sub(at));
             }
-            let took = world.elapsed - sending.at;
+            let took = world.elapsed.saturating_sub(sending.at);
             let mut report = world.report(200, None);
             if let Report::Sent { attempt, .. } = &mut report {
                 attempt.duration_ms = took.as_millis().try_into().unwrap();
@@ -340,7 +340,7 @@ fn times_of_healthy(attackers: usize, interfere: impl Fn(&mut World)) -> Vec<Dur
         }
         world.pass(Duration::from_millis(10));
     }
-    times.extend(recorded.into_values().map(|at| world.elapsed - at));
+    times.extend(recorded.into_values().map(|at| world.elapsed.saturating_sub(at)));
     times.sort_unstable();
     times
 }
