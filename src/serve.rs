@@ -323,6 +323,7 @@ fn service(
     let rules = rules.clone();
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
+        health: watches.health.clone(),
         catalogue,
         clock,
         usage: usage(common),
