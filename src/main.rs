@@ -5,6 +5,7 @@ use std::{io::Write as _, process::ExitCode};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use cli::completions;
+use runtime::kubeconfig::ClusterArgs;
 use stellage::{
     serve::serve,
     settings::{ApiSettings, CommonSettings, ControllerSettings},
@@ -25,6 +26,8 @@ const VERSION: &str = match option_env!("STELLAGE_VERSION") {
 #[derive(Debug, Parser)]
 #[command(version = VERSION, propagate_version = true, disable_help_subcommand = true)]
 struct Arguments {
+    #[command(flatten)]
+    cluster: ClusterArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -100,7 +103,9 @@ fn answer_to_kubectl() -> Option<String> {
     let is_completer = called_as.rsplit('/').next() == Some(completions::PLUGIN_COMPLETER);
     is_completer.then(|| {
         let words: Vec<String> = words.collect();
-        completions::answer_to_kubectl(&Arguments::command(), &words)
+        let mut command = Arguments::command();
+        command.build();
+        completions::answer_to_kubectl(&command, &words)
     })
 }
 
@@ -125,20 +130,20 @@ async fn run() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_arg_matches(&arguments().get_matches());
-    let arguments = arguments.unwrap_or_else(|error| error.exit());
-    let result: Result<(), Box<dyn std::error::Error>> = match arguments.command {
+    let Arguments { cluster, command } = arguments.unwrap_or_else(|error| error.exit());
+    let result: Result<(), Box<dyn std::error::Error>> = match command {
         Command::Run {
             common,
             api,
             controller,
-        } => serve(common, Some(api), Some(controller))
+        } => serve(&cluster, common, Some(api), Some(controller))
             .await
             .map_err(Into::into),
-        Command::Api { common, api } => serve(common, Some(api), None).await.map_err(Into::into),
-        Command::Controller { common, controller } => {
-            serve(common, None, Some(controller)).await.map_err(Into::into)
-        }
-        Command::Client(command) => match cli::run(command).await {
+        Command::Api { common, api } => serve(&cluster, common, Some(api), None).await.map_err(Into::into),
+        Command::Controller { common, controller } => serve(&cluster, common, None, Some(controller))
+            .await
+            .map_err(Into::into),
+        Command::Client(command) => match cli::run(command, &cluster).await {
             Ok(()) => Ok(()),
             Err(error) => {
                 eprintln!("error: {}", cli::printable(&error.to_string()));

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use kube::{Config, Resource, runtime::watcher};
+use kube::{Resource, runtime::watcher};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
@@ -39,7 +39,8 @@ use runtime::{
     client::{self, Observers},
     cluster_addresses::ClusterAddresses,
     events::Events,
-    http::tls::CertificateError,
+    http::{self, tls::CertificateError},
+    kubeconfig::{ClusterArgs, KubeconfigFailure},
     lease, open_files, ops,
     restored::{self, Restored},
     shared_catalogue::{CatalogueFile, SharedCatalogue},
@@ -66,7 +67,7 @@ const CHECKS_PER_LOG: u32 = 1000;
 pub enum ServeError {
     /// There is no usable kubeconfig, and the process does not run in a cluster.
     #[error("cannot find an API server: {0}; set KUBECONFIG to a kubeconfig, or run in a cluster")]
-    Config(#[from] kube::config::InferConfigError),
+    Config(#[from] KubeconfigFailure),
     /// The client could not be built.
     #[error("cannot use the kubeconfig: {0}")]
     Client(#[from] kube::Error),
@@ -116,6 +117,7 @@ pub enum ServeError {
 /// requests (after `--shutdown-delay-seconds`), finishes running work within the grace period, releases the Lease, and returns.
 #[expect(clippy::too_many_lines, reason = "it connects the parts, one after the other")]
 pub async fn serve(
+    cluster: &ClusterArgs,
     common: CommonSettings,
     api: Option<ApiSettings>,
     controller: Option<ControllerSettings>,
@@ -123,7 +125,7 @@ pub async fn serve(
     telemetry::init(common.log_json);
     let shutdown = shutdown_on_signals()?;
     let (catalogue, catalogue_file) = catalogue(&common)?;
-    let config = Config::infer().await?;
+    let config = cluster.choose().await?.config;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
     let (health, metrics, server_time) = (
@@ -138,7 +140,7 @@ pub async fn serve(
     };
     let sending = traces::start(&common.traces, service_name, &metrics)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
+    let ops_listener = bind(common.metrics_listen, "--metrics-listen")?;
     let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
@@ -171,7 +173,7 @@ pub async fn serve(
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
     let mut api_url = None;
     if let Some(settings) = api {
-        let listener = bind(settings.listen, "--listen").await?;
+        let listener = bind(settings.listen, "--listen")?;
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
         let catalogue = catalogue.clone();
@@ -334,6 +336,7 @@ fn service(
     let rules = rules.clone();
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
+        health: watches.health.clone(),
         catalogue,
         clock,
         usage: usage(common),
@@ -422,14 +425,12 @@ fn after_load_balancers(
     delayed
 }
 
-async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, ServeError> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| ServeError::Bind {
-            address,
-            flag,
-            source,
-        })
+fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, ServeError> {
+    http::listen(address).map_err(|source| ServeError::Bind {
+        address,
+        flag,
+        source,
+    })
 }
 
 /// The URL under which a listener can be reached from this machine.

@@ -38,8 +38,8 @@ pub struct CommonSettings {
     #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
     pub namespace: String,
 
-    /// Address for /healthz, /readyz and /metrics; port 0 takes a free one
-    #[arg(long, env = "STELLAGE_METRICS_LISTEN", default_value = "0.0.0.0:9090")]
+    /// Address for /healthz, /readyz and /metrics; [::] is all, of IPv4 too; port 0 takes a free one
+    #[arg(long, env = "STELLAGE_METRICS_LISTEN", default_value = "[::]:9090")]
     pub metrics_listen: SocketAddr,
 
     /// Seconds that provisioning takes; the simulator's other times and the create message scale with it; 0 = at once
@@ -114,8 +114,8 @@ impl CommonSettings {
 /// Settings of the facade.
 #[derive(Args, Clone, Debug)]
 pub struct ApiSettings {
-    /// Address of the REST API; port 0 takes a free one
-    #[arg(long, env = "STELLAGE_LISTEN", default_value = "0.0.0.0:8080")]
+    /// Address of the REST API; [::] is all, of IPv4 too; port 0 takes a free one
+    #[arg(long, env = "STELLAGE_LISTEN", default_value = "[::]:8080")]
     pub listen: SocketAddr,
 
     /// Connections at the same time; beyond that, the one that has been idle for the longest time is closed

@@ -465,15 +465,29 @@ async fn a_code_that_the_provider_was_asked_about_counts_whatever_it_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attempts_are_limited_and_a_console_without_a_provider_has_no_such_page() {
+async fn a_page_that_calls_back_without_a_secret_locks_nobody_out_and_a_console_without_a_provider_has_no_such_page()
+ {
     let signing = Signing::start().await;
+    signing.tenant("oidc-images").await;
     let person = signing.person();
-    for _ in 0..10 {
+    // What an image in any page can make a browser do tests no secret.
+    let long = format!("{CALLBACK}?error={}", "x".repeat(10_000));
+    for _ in 0..12 {
         person.get(&format!("{CALLBACK}?state=a&code=b")).await.is(400);
+        person.get(&long).await.is(400);
     }
-    person.get(&format!("{CALLBACK}?state=a&code=b")).await.is(429);
-    let page = person.get("/console/sign-in/oidc").await;
-    page.is(429).shows("Too many attempts");
+    // The provider itself, or whoever has begun a sign-in, says why it failed.
+    let back = signing.go(&person).await;
+    let denied = format!(
+        "{}&error={}",
+        back.replace("code=", "nocode="),
+        "x".repeat(10_000)
+    );
+    person.get(&denied).await.is(502).shows("error unknown");
+    let log = signing.replica.log();
+    assert!(log.contains("xxx…") && !log.contains(&"x".repeat(1000)), "{log}");
+    signing.provider.sign_in_as("oidc-images@example.com");
+    signing.sign_in().await;
     signing.stop().await;
     let person = Person::at(&shared().await.operator.url);
     person.get("/console/sign-in/oidc").await.is(404);

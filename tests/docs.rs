@@ -62,7 +62,9 @@ fn flags_of(command: &str) -> BTreeMap<String, (String, String)> {
     for line in help.lines().map(str::trim) {
         let long = line.split_whitespace().find(|word| word.starts_with("--"));
         if let (true, Some(long)) = (line.starts_with('-'), long) {
-            flag = Some(long.to_owned()).filter(|long| long != "--help" && long != "--version");
+            // These are for all commands, and no settings.
+            let common = ["--help", "--version", "--context", "--kubeconfig"];
+            flag = Some(long.to_owned()).filter(|long| !common.contains(&long.as_str()));
             if let Some(flag) = &flag {
                 flags.insert(flag.clone(), (String::new(), String::new()));
             }

@@ -9,11 +9,11 @@ use std::{
 use control_plane::{ControlPlane, Identity};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
-    Api,
-    api::{Patch, PatchParams},
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
 };
 use reqwest::{Method, StatusCode};
-use resources::{Instance, InstanceState};
+use resources::{ApiKey, Instance, InstanceState};
 use runtime::lease::LEASE_NAME;
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -183,6 +183,50 @@ async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_s
     tenant.wait_for_state("web", InstanceState::Running).await;
     expect_events(&tenant, &receiver, 2).await;
     first.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_of_the_api_that_is_cut_off_accepts_no_key_after_half_a_minute_and_says_so() {
+    let plane = own_plane().await;
+    let network = Network::to(&plane).await;
+    let mut controller = Operator::start(&plane, &["controller", "--provisioning-seconds=0"]).await;
+    let mut cut_off = Operator::start_with(&plane, &["api"], &network.kubeconfig).await;
+    let tenant = Tenant::on(&plane, &cut_off, "revoked").await;
+    let http = reqwest::Client::new();
+    let list = async || {
+        let url = format!("{}/v1/instances", cut_off.url);
+        let answer = http.get(url).bearer_auth(&tenant.key).send().await.unwrap();
+        answer.status().as_u16()
+    };
+    let ready = async || {
+        let answer = reqwest::get(format!("{}/readyz", cut_off.metrics_url))
+            .await
+            .unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    assert_eq!((list().await, ready().await.0), (200, 200));
+
+    network.set(Mode::Cut);
+    let cut = Instant::now();
+    let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    for key in keys.list(&ListParams::default()).await.unwrap() {
+        keys.delete(&key.name_any(), &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+    eventually("the key not to be accepted", list, |status| *status == 503).await;
+    assert!(cut.elapsed() < Duration::from_secs(60), "{:?}", cut.elapsed());
+    let (status, said) = ready().await;
+    assert!(
+        status == 503 && said.contains("no API key is accepted"),
+        "{status}: {said}"
+    );
+
+    network.set(Mode::Open);
+    eventually("the revocation to be seen", list, |status| *status == 401).await;
+    eventually("readiness", ready, |(status, _)| *status == 200).await;
+    cut_off.stop().await;
+    controller.stop().await;
 }
 
 /// The replicas among these that lead. Each is given with the URL of its metrics.

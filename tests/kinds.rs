@@ -750,6 +750,56 @@ async fn ssh_keys_are_admitted_as_sshd_takes_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_field_that_names_an_object_takes_no_text_that_would_change_the_path_of_a_request() {
+    let plane = support::shared().await.plane;
+    let object = |kind: &str, spec: Value| {
+        json!({
+            "apiVersion": "stellage.dev/v1", "kind": kind, "metadata": { "name": "odd", "namespace": "default" }, "spec": spec,
+        })
+    };
+    let naming = |name: &str| {
+        [
+            (
+                "spec.secretRef.name",
+                webhook("odd", "secretRef", json!({ "name": name })),
+            ),
+            ("spec.instance", object("Backup", json!({ "instance": name }))),
+            (
+                "spec.restoreFrom",
+                object(
+                    "Instance",
+                    json!({ "plan": "starter", "region": "fr-par-1", "image": "debian-13", "restoreFrom": name }),
+                ),
+            ),
+        ]
+    };
+    for odd in [
+        "x?dryRun=All",
+        "../../default/secrets/x",
+        "..",
+        "a/b",
+        "a%2fb",
+        "a#b",
+        "a b",
+        "a\n",
+        "A",
+    ] {
+        for (field, manifest) in naming(odd) {
+            let words = refusal(&manifest);
+            assert!(
+                words.contains(field) && words.contains("must be the name of an object"),
+                "{odd:?} in {field}: {words}"
+            );
+        }
+    }
+    for (field, manifest) in naming("web-1.example") {
+        let create = ["create", "--dry-run=server", "-f", "-"];
+        support::kubectl(plane, &create, Some(&manifest.to_string()))
+            .unwrap_or_else(|refused| panic!("{field}: {refused}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_events_in_an_outbox_are_bounded_in_number_and_length_even_for_the_operator() {
     let plane = support::shared().await.plane;
     support::kubectl(plane, &["create", "namespace", "kinds-outbox"], None).unwrap();

@@ -25,6 +25,7 @@ mod docs;
 mod doctor;
 mod examples;
 mod facade;
+mod gitops;
 mod high_availability;
 mod instances;
 mod invoices;

@@ -3,13 +3,13 @@
 
 use std::{path::Path, process::Command};
 
-use control_plane::ControlPlane;
+use control_plane::{ControlPlane, Identity};
 use kube::{
     Api, Client, Config,
-    api::{Patch, PatchParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
-use resources::{Account, ApiKey};
+use resources::{Account, ApiKey, Backup, BackupPhase, Instance, Webhook};
 use serde_json::{Value, json};
 
 use super::{Helm, chart, kubeconfig_of};
@@ -448,10 +448,227 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     ] {
         thief.may_not(line, "cannot");
     }
+    // The namespace of an Account stays with it, whatever its status says.
+    let accounts_status = json!({ "status": {} });
+    let disowned = Patch::Merge(&accounts_status);
+    accounts
+        .patch_status("ada", &PatchParams::default(), &disowned)
+        .await
+        .unwrap();
+    for line in [
+        "delete namespace owned --wait=false",
+        "label namespace owned stellage.dev/account-",
+        "label --overwrite namespace owned stellage.dev/account=grace",
+    ] {
+        thief.may_not(line, "belongs to Account ada");
+    }
     // An adopted namespace is given back; one that was created for an account is deleted.
     thief.may("-n adopted delete rolebinding stellage-operator-api");
     thief.may("label namespace adopted stellage.dev/account-");
-    thief.may("delete namespace owned --wait=false");
+    kubectl(&plane, &["delete", "account", "ada", "--wait=false"], None).unwrap();
+    let deleted = async || thief.kubectl("delete namespace owned --wait=false", None);
+    support::eventually(
+        "the policy to know that the account is deleted",
+        deleted,
+        Result::is_ok,
+    )
+    .await
+    .unwrap();
+}
+
+/// What an account has: one object of each kind that the controllers may patch, and a key that lasts for ever and one that does not.
+fn belongings() -> Vec<Value> {
+    let object = |kind: &str, name: &str, spec: Value| {
+        json!({
+            "apiVersion": "stellage.dev/v1", "kind": kind, "spec": spec,
+            "metadata": { "name": name, "namespace": "owned", "labels": { "team": "web" }, "annotations": { "note": "mine" }, "finalizers": ["example.com/other", "stellage.dev/backup"] },
+        })
+    };
+    let key = |expires: Value| {
+        let mut key = json!({ "sha256": "0".repeat(64), "scope": "read", "lastCharacters": "0000" });
+        key["expiresAt"] = expires;
+        key
+    };
+    vec![
+        object(
+            "Instance",
+            "web",
+            json!({ "plan": "starter", "region": "fr-par-1", "image": "debian-13" }),
+        ),
+        object(
+            "Webhook",
+            "orders",
+            json!({ "url": "https://hooks.example.com/", "events": ["instance.created"], "secretRef": { "name": "mine" } }),
+        ),
+        object("Backup", "weekly", json!({ "instance": "web" })),
+        object("Backup", "failed", json!({ "instance": "web" })),
+        object("ApiKey", "lasting", key(Value::Null)),
+        object("ApiKey", "passing", key(json!("2099-01-01T00:00:00Z"))),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose_account_stays() {
+    let plane = installed().await;
+    let thief = Thief::of(&plane, "stellage-controller");
+    let account = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "ada", "finalizers": ["example.com/other"] },
+        "spec": { "email": "ada@example.com", "namespace": "owned" },
+    });
+    let wants_it_too = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "grace" },
+        "spec": { "email": "grace@example.com", "namespace": "owned" },
+    });
+    for object in belongings().into_iter().chain([account, wants_it_too]) {
+        kubectl(&plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
+    }
+    // Policies take a moment to take effect, and to know the Accounts.
+    for (policy, line) in [
+        (
+            "operator-metadata.stellage.dev",
+            "-n owned patch instance web --type=merge --dry-run=server -p {\"spec\":{\"powerState\":\"Stopped\"}}",
+        ),
+        (
+            "operator-deletions.stellage.dev",
+            "-n owned delete instance web --dry-run=server",
+        ),
+    ] {
+        let refused = async || thief.kubectl(line, None).unwrap_or_else(|refused| refused);
+        support::eventually(policy, refused, |said| said.contains(policy)).await;
+    }
+
+    // kubectl reads what it patches, and the controllers only list backups.
+    let client = client_of(&thief.kubeconfig).await;
+    let write = async |object: &str, change: Value| {
+        let (kind, name) = object.split_once(' ').unwrap();
+        let resource = match kind {
+            "instance" => ApiResource::erase::<Instance>(&()),
+            "webhook" => ApiResource::erase::<Webhook>(&()),
+            _ => ApiResource::erase::<Backup>(&()),
+        };
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), "owned", &resource);
+        patch(&api, name, change).await
+    };
+    let may_not = async |object: &str, change: Value, why: &str| {
+        let refused = write(object, change.clone()).await;
+        assert!(
+            refused.is_err_and(|refused| refused.contains(why)),
+            "{object}: {change}"
+        );
+    };
+    for (object, spec) in [
+        ("instance web", json!({ "powerState": "Stopped" })),
+        ("instance web", json!({ "plan": "business" })),
+        (
+            "instance web",
+            json!({ "rebootRequestedAt": "2026-11-27T10:00:00Z" }),
+        ),
+        (
+            "instance web",
+            json!({ "rebuildRequestedAt": "2026-11-27T10:00:00Z", "image": "debian-12" }),
+        ),
+        ("instance web", json!({ "deletionProtection": true })),
+        ("webhook orders", json!({ "url": "https://example.com/" })),
+        ("webhook orders", json!({ "active": false })),
+        ("backup weekly", json!({ "name": "mine" })),
+    ] {
+        may_not(
+            object,
+            json!({ "spec": spec }),
+            "the controllers never change a spec",
+        )
+        .await;
+    }
+    for object in ["instance web", "webhook orders", "backup weekly"] {
+        let annotate = |name: &str, value: Value| json!({ "metadata": { "annotations": { name: value } } });
+        for change in [
+            json!({ "metadata": { "finalizers": ["example.com/other", "stellage.dev/server", "stellage.dev/backup"] } }),
+            annotate("stellage.dev/origin", json!("unreadable")),
+            annotate("stellage.dev/origin", json!("first 2026-11-27T10:00:00Z")),
+        ] {
+            write(object, change).await.unwrap();
+        }
+        let owner = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
+        for metadata in [
+            json!({ "finalizers": ["stellage.dev/server"] }),
+            json!({ "finalizers": ["example.com/mine", "example.com/other"] }),
+            json!({ "labels": { "team": null } }),
+            json!({ "labels": { "mine": "1" } }),
+            json!({ "ownerReferences": [owner] }),
+        ] {
+            let why = "of metadata, the controllers change nothing";
+            may_not(object, json!({ "metadata": metadata }), why).await;
+        }
+        for change in [
+            annotate("stellage.dev/origin", json!("second 2026-11-27T10:00:00Z")),
+            annotate("stellage.dev/origin", Value::Null),
+            annotate("stellage.dev/idempotency-keys", json!("[]")),
+            annotate("note", json!("other")),
+            annotate("note", Value::Null),
+        ] {
+            may_not(object, change, "of the annotations, the controllers write").await;
+        }
+    }
+
+    let backup = |name: &str, scheduled: Option<&str>| {
+        let mut backup = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Backup", "metadata": { "name": name, "namespace": "owned" },
+            "spec": { "instance": "web" },
+        });
+        if let Some(scheduled) = scheduled {
+            backup["spec"]["scheduledFor"] = json!(scheduled);
+        }
+        backup
+    };
+    thief.may_not_create(
+        &backup("mine", None),
+        "the controllers create scheduled backups alone",
+    );
+    thief.may_create(&backup("daily", Some("2026-11-27T10:00:00Z")));
+    let read: Api<Backup> = Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "owned");
+    let written: Api<Backup> = Api::namespaced(client.clone(), "owned");
+    let end = async |name: &str, phase: BackupPhase| {
+        let mut backup = read.get(name).await.unwrap();
+        backup.status.get_or_insert_default().phase = Some(phase);
+        let written = written
+            .replace_status(name, &PostParams::default(), &backup)
+            .await;
+        written.map(drop).map_err(|error| error.to_string())
+    };
+    end("weekly", BackupPhase::Completed).await.unwrap();
+    let refused = end("weekly", BackupPhase::Failed).await.unwrap_err();
+    assert!(
+        refused.contains("a completed backup stays completed"),
+        "{refused}"
+    );
+    end("failed", BackupPhase::Failed).await.unwrap();
+
+    let deleting = [
+        "instance web",
+        "webhook orders",
+        "backup weekly",
+        "apikey lasting",
+    ];
+    for object in deleting {
+        thief.may_not(
+            &format!("-n owned delete {object} --wait=false"),
+            "the controllers delete this only with its Account, ada, which is not being deleted",
+        );
+    }
+    for object in ["backup daily", "backup failed", "apikey passing"] {
+        thief.may(&format!("-n owned delete {object} --wait=false"));
+    }
+    kubectl(&plane, &["delete", "account", "ada", "--wait=false"], None).unwrap();
+    for object in deleting {
+        let deleted = async || thief.kubectl(&format!("-n owned delete {object} --wait=false"), None);
+        support::eventually(
+            "the policy to know that the account is deleted",
+            deleted,
+            Result::is_ok,
+        )
+        .await
+        .unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -106,6 +106,59 @@ async fn shells_take_their_completions() {
     assert_eq!(run_words(&["completions", "tcsh"]).await.code, Some(2));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_take_the_cluster_as_kubectl_does_and_name_it_before_they_destroy_something() {
+    let tenant = Tenant::new("cmd-context").await;
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    let plane = shared().await.plane;
+    let config = std::fs::read_to_string(plane.kubeconfig(Identity::Admin)).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let server = config["clusters"][0]["cluster"]["server"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    config["contexts"][0]["name"] = "here".into();
+    let mut elsewhere = config["contexts"][0].clone();
+    elsewhere["name"] = "elsewhere".into();
+    elsewhere["context"]["cluster"] = "elsewhere".into();
+    config["contexts"].as_array_mut().unwrap().push(elsewhere);
+    // Nobody listens on the discard port.
+    let dead = serde_json::json!({ "name": "elsewhere", "cluster": { "server": "https://127.0.0.1:9" } });
+    config["clusters"].as_array_mut().unwrap().push(dead);
+    config["current-context"] = "elsewhere".into();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), config.to_string()).unwrap();
+    let folder = folder();
+    let run = async |flags: &str| {
+        let file = file.path().to_str().unwrap();
+        let line = format!("stellage instance poweroff web -n cmd-context --kubeconfig {file} {flags}");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        kubectl(folder.path(), &words).await
+    };
+
+    let unknown = run("--context nope").await;
+    assert!(
+        unknown
+            .error()
+            .contains("no context nope; it has here, elsewhere"),
+        "{unknown:?}"
+    );
+    let current = run("").await;
+    assert!(
+        current
+            .error()
+            .contains("cannot reach the API server at https://127.0.0.1:9"),
+        "{current:?}"
+    );
+    let done = run("--context here").await;
+    assert_eq!(done.text(), "the power of instance web is being cut");
+    let said = format!(
+        "instance web in namespace cmd-context; what it has not written to its disk is lost (cluster: context here, {server}"
+    );
+    assert!(done.notes.contains(&said), "{done:?}");
+}
+
 /// The commands that a help text lists.
 fn listed(help: &str) -> Vec<&str> {
     help.lines()
@@ -142,7 +195,9 @@ async fn every_command_has_help_with_an_example() {
             let name = path.join(" ");
             let help = run_words(&[&path[..], &["--help"]].concat()).await;
             let example = format!("  stellage {name}");
-            assert!(help.text().contains(&example), "{name}: {}", help.out);
+            for expected in [&*example, "--context <NAME>", "--kubeconfig <FILE>"] {
+                assert!(help.text().contains(expected), "{name}: {}", help.out);
+            }
         }
     }
 }

@@ -20,6 +20,7 @@ use resources::{
     conditions::{READY, STALLED, find, is_true},
     origin,
 };
+use runtime::kubeconfig::ClusterArgs;
 
 /// Create accounts.
 #[derive(Debug, Subcommand)]
@@ -107,8 +108,8 @@ fn view(account: &Account) -> View<'_> {
     }
 }
 
-pub(super) async fn run(command: AccountCommand) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
+pub(super) async fn run(command: AccountCommand, which: &ClusterArgs) -> Result<(), CliError> {
+    let cluster = Cluster::of(which).await?;
     let AccountCommand::Create(args) = command;
     create(&cluster, args).await
 }

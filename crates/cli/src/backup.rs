@@ -16,6 +16,7 @@ use resources::{
     conditions::{self, READY},
     ids, origin, validation,
 };
+use runtime::kubeconfig::ClusterArgs;
 
 /// Make backups of instances.
 ///
@@ -68,9 +69,9 @@ impl Named for Backup {
     }
 }
 
-pub(super) async fn run(command: BackupCommand) -> Result<(), CliError> {
+pub(super) async fn run(command: BackupCommand, which: &ClusterArgs) -> Result<(), CliError> {
     let BackupCommand::Create(args) = command;
-    create(&Cluster::current().await?, args).await
+    create(&Cluster::of(which).await?, args).await
 }
 
 async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {

@@ -16,7 +16,7 @@ pub fn script(shell: Shell, command: &mut Command) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// The answer to kubectl. `words` are those after `kubectl stellage`; the last one is to be completed.
+/// The answer to kubectl. The command must be built, so that all commands have the options that are for all. `words` are those after `kubectl stellage`; the last one is to be completed.
 pub fn answer_to_kubectl(command: &Command, words: &[String]) -> String {
     let mut lines = candidates(command, words);
     lines.push(NO_FILES.to_owned());
@@ -46,8 +46,11 @@ fn candidates(command: &Command, words: &[String]) -> Vec<String> {
     let mut found: Vec<String> = if let Some(arg) = awaits_value {
         values(arg)
     } else if last.starts_with('-') {
-        let visible = command.get_opts().filter(|arg| !arg.is_hide_set());
-        let long = visible.filter_map(|arg| arg.get_long());
+        let options = command.get_arguments().filter(|arg| !arg.is_positional());
+        let visible = options.filter(|arg| !arg.is_hide_set());
+        let long = visible.filter_map(Arg::get_long);
+        // Clap adds these two when the command is built.
+        let long = long.filter(|long| !["help", "version"].contains(long));
         long.map(|long| format!("--{long}"))
             .chain(["--help".to_owned()])
             .collect()
@@ -90,12 +93,15 @@ fn values(arg: &Arg) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Subcommand as _;
+    use clap::{Args as _, Subcommand as _};
 
     use super::*;
+    use runtime::kubeconfig::ClusterArgs;
 
     fn complete(line: &str) -> Vec<String> {
         let command = crate::Command::augment_subcommands(Command::new("stellage"));
+        let mut command = ClusterArgs::augment_args(command);
+        command.build();
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         candidates(&command, &words)
     }
@@ -111,6 +117,8 @@ mod tests {
         );
         assert_eq!(complete("instance resize -n ada web --on"), ["--on-reboot"]);
         assert_eq!(complete("instance stop -o j"), ["json"]);
+        assert_eq!(complete("instance stop --con"), ["--context"]);
+        assert!(complete("instance stop --context ").is_empty());
         assert!(complete("instance stop -n ").is_empty());
         let script = answer_to_kubectl(&Command::new("stellage"), &[]);
         assert!(script.ends_with(":4"), "{script}");

@@ -1,4 +1,4 @@
-//! The connection to the cluster of the current kubeconfig, with error messages that name the fix.
+//! The connection to the cluster that was chosen, with error messages that name the fix.
 
 use std::{error::Error as _, fmt::Debug, future::Future};
 
@@ -14,6 +14,7 @@ use super::{CliError, output};
 use runtime::{
     Health, Metrics, ServerTime,
     client::{self, CallError, Observers, Pages, bounded},
+    kubeconfig::{ClusterArgs, KubeconfigFailure},
 };
 
 /// A cluster, and the client for it.
@@ -24,33 +25,37 @@ pub(super) struct Cluster {
     /// The API server's time, according to its last answer.
     pub(super) time: ServerTime,
     url: String,
+    /// The context of the kubeconfig.
+    context: Option<String>,
 }
 
 impl Cluster {
-    /// Connects to the cluster of the current kubeconfig, or to the one that this runs in.
-    pub(super) async fn current() -> Result<Self, CliError> {
-        Self::connect(|_| {}).await
+    /// Connects to the cluster that the flags name, or else to that of the current kubeconfig, or to the one that this runs in.
+    pub(super) async fn of(which: &ClusterArgs) -> Result<Self, CliError> {
+        Self::connect(which, |_| {}).await
     }
 
-    /// Like [`current`](Self::current), but impersonates another user, with all rights. Requires the right to
+    /// Like [`of`](Self::of), but impersonates another user, with all rights. Requires the right to
     /// impersonate.
-    pub(super) async fn current_as(user: &str) -> Result<Self, CliError> {
-        Self::connect(|config| {
+    pub(super) async fn of_as(which: &ClusterArgs, user: &str) -> Result<Self, CliError> {
+        Self::connect(which, |config| {
             config.auth_info.impersonate = Some(user.to_owned());
             config.auth_info.impersonate_groups = Some(vec!["system:masters".to_owned()]);
         })
         .await
     }
 
-    async fn connect(change: impl FnOnce(&mut Config)) -> Result<Self, CliError> {
-        let mut config = Config::infer().await.map_err(|error| {
+    async fn connect(which: &ClusterArgs, change: impl FnOnce(&mut Config)) -> Result<Self, CliError> {
+        let chosen = which.choose().await.map_err(|error| match error {
             // The source names the kubeconfig file; the error itself is about running inside a cluster.
-            CliError::Kubeconfig(
+            KubeconfigFailure::Neither(error) => CliError::Kubeconfig(
                 error
                     .source()
                     .map_or_else(|| error.to_string(), ToString::to_string),
-            )
+            ),
+            error => CliError::Chosen(error.to_string()),
         })?;
+        let (mut config, context) = (chosen.config, chosen.context);
         change(&mut config);
         let url = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
@@ -67,7 +72,17 @@ impl Cluster {
             namespace,
             time,
             url,
+            context,
         })
+    }
+
+    /// Says what is about to be destroyed, and in which cluster.
+    pub(super) fn announce(&self, what: &str) {
+        let cluster = match &self.context {
+            Some(context) => format!("context {context}, {}", self.url),
+            None => self.url.clone(),
+        };
+        output::note(&format!("{what} (cluster: {cluster})"));
     }
 
     /// Makes an API call. `doing` names it in messages, as in "list accounts".

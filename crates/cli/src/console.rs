@@ -11,6 +11,7 @@ use super::{
     CliError, account,
     connect::Cluster,
     key::{self, PATIENCE, scope_word},
+    objects,
     output::{self, Output},
     program::program,
 };
@@ -19,6 +20,7 @@ use resources::{
     api_key::{KEY_LASTS, LINK_ANNOTATION, new_key, new_link},
     ids, origin,
 };
+use runtime::kubeconfig::ClusterArgs;
 
 /// Make sign-in links for the customer console.
 #[derive(Debug, Subcommand)]
@@ -37,7 +39,7 @@ Examples:
 #[derive(Args, Debug)]
 pub struct LinkArgs {
     /// Account that the link is for
-    #[arg(long)]
+    #[arg(long, value_parser = objects::name)]
     account: String,
 
     /// What the session may do: read (look at everything) or write (everything)
@@ -67,9 +69,9 @@ struct Made<'a> {
     expires_at: Timestamp,
 }
 
-pub(super) async fn run(command: ConsoleCommand) -> Result<(), CliError> {
+pub(super) async fn run(command: ConsoleCommand, which: &ClusterArgs) -> Result<(), CliError> {
     let ConsoleCommand::Link(args) = command;
-    link(&Cluster::current().await?, args).await
+    link(&Cluster::of(which).await?, args).await
 }
 
 async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {

@@ -21,12 +21,12 @@ use kube::{
 use super::{
     CliError, account,
     connect::{Cluster, note_outage},
-    duration,
+    duration, objects,
     output::{self, Output, printable},
 };
 use domain::event::{EventFilter, EventType, instance_of};
 use resources::{EventLog, LoggedEvent, origin};
-use runtime::{client::Pages, watch};
+use runtime::{client::Pages, kubeconfig::ClusterArgs, watch};
 
 /// Pages of the log per list call. Each has at most 1.5 MiB.
 const PAGES_PER_CALL: u32 = 25;
@@ -44,7 +44,7 @@ The log has the events of the last 24 hours, about two seconds after they have h
 #[command(after_help = EXAMPLES)]
 pub struct EventsArgs {
     /// Account whose events to print
-    #[arg(long)]
+    #[arg(long, value_parser = objects::name)]
     account: String,
 
     /// Go on printing new events until Ctrl-C
@@ -64,8 +64,8 @@ pub struct EventsArgs {
     output: Output,
 }
 
-pub(super) async fn run(args: EventsArgs) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
+pub(super) async fn run(args: EventsArgs, which: &ClusterArgs) -> Result<(), CliError> {
+    let cluster = Cluster::of(which).await?;
     let account = account::get(&cluster, &args.account).await?;
     let namespace = account::namespace(&account, "events")?;
     let api = Api::<DeserializeGuard<EventLog>>::namespaced(cluster.client.clone(), namespace);

@@ -17,7 +17,7 @@ use super::{
     CliError, account,
     connect::Cluster,
     duration,
-    objects::{note_unreadable, read_all},
+    objects::{self, note_unreadable, read_all},
     output::{self, Output, or_dash},
     program::program,
 };
@@ -27,7 +27,7 @@ use resources::{
     money::{Cents, UnitPrice},
     origin,
 };
-use runtime::client::Pages;
+use runtime::{client::Pages, kubeconfig::ClusterArgs};
 
 /// How often to look whether the invoice is issued.
 const POLL: Duration = Duration::from_millis(500);
@@ -62,7 +62,7 @@ Examples:
 #[derive(Args, Debug)]
 pub struct ListArgs {
     /// Account whose invoices to list
-    #[arg(long)]
+    #[arg(long, value_parser = objects::name)]
     account: String,
 
     /// Output format
@@ -77,7 +77,7 @@ pub struct ShowArgs {
     name: String,
 
     /// Account whose invoice to show
-    #[arg(long)]
+    #[arg(long, value_parser = objects::name)]
     account: String,
 
     /// Output format
@@ -90,7 +90,7 @@ pub struct ShowArgs {
 #[derive(Args, Debug)]
 pub struct CloseArgs {
     /// Account whose invoice to issue
-    #[arg(long)]
+    #[arg(long, value_parser = objects::name)]
     account: String,
 
     /// The end of its period, an RFC 3339 time that is not in the future [default: now]
@@ -162,8 +162,8 @@ struct Books<'a> {
     namespace: String,
 }
 
-pub(super) async fn run(command: InvoiceCommand) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
+pub(super) async fn run(command: InvoiceCommand, which: &ClusterArgs) -> Result<(), CliError> {
+    let cluster = Cluster::of(which).await?;
     match command {
         InvoiceCommand::List(args) => Books::of(&cluster, &args.account).await?.list(&args).await,
         InvoiceCommand::Show(args) => Books::of(&cluster, &args.account).await?.show(&args).await,
@@ -312,6 +312,10 @@ impl<'a> Books<'a> {
         let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
         let doing = format!("change account {}", args.account);
         let (params, change) = (PatchParams::default(), Patch::Merge(&change));
+        self.cluster.announce(&format!(
+            "issuing the invoice of account {} until {until}, which cannot be taken back",
+            args.account
+        ));
         let patched = api.patch(&args.account, &params, &change);
         self.cluster.call(&doing, patched).await?;
         output::note(

@@ -15,11 +15,12 @@ use super::{
     CliError,
     account::{self, namespace},
     connect::Cluster,
-    duration,
+    duration, objects,
     output::{self, Output},
     program::program,
 };
 use resources::{Account, ApiKey, KeyScope, api_key::new_key, ids, origin, quota};
+use runtime::kubeconfig::ClusterArgs;
 
 /// How long to wait for the account's namespace, and for Kubernetes to count its keys.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -51,7 +52,7 @@ Example:
 #[derive(Args, Debug)]
 pub struct CreateArgs {
     /// Account that the key is for
-    #[arg(long)]
+    #[arg(long, value_parser = objects::name)]
     account: String,
 
     /// What the key may do: read (GET requests only) or write (all requests)
@@ -75,10 +76,11 @@ pub struct CreateArgs {
 #[derive(Args, Debug)]
 pub struct RevokeArgs {
     /// Name of the key, as `kubectl get apikeys` shows it
+    #[arg(value_parser = objects::name)]
     name: String,
 
     /// Account that the key belongs to
-    #[arg(long)]
+    #[arg(long, value_parser = objects::name)]
     account: String,
 }
 
@@ -92,8 +94,8 @@ struct Created<'a> {
     expires_at: Option<Timestamp>,
 }
 
-pub(super) async fn run(command: KeyCommand) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
+pub(super) async fn run(command: KeyCommand, which: &ClusterArgs) -> Result<(), CliError> {
+    let cluster = Cluster::of(which).await?;
     match command {
         KeyCommand::Create(args) => create(&cluster, args).await,
         KeyCommand::Revoke(args) => revoke(&cluster, args).await,
@@ -186,6 +188,7 @@ async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
     let namespace = namespace(&account, "keys")?;
     let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace);
+    cluster.announce(&format!("revoking key {} of account {}", args.name, args.account));
     cluster
         .call(
             &format!("revoke key {} of account {}", args.name, args.account),

@@ -1,5 +1,5 @@
-//! The commands, which work on the cluster of the current kubeconfig: accounts, keys and CRDs for administrators; instances,
-//! backups, webhooks and deliveries for everybody who can use kubectl.
+//! The commands, which work on the cluster of the current kubeconfig, or that of `--context` and `--kubeconfig`: accounts, keys and
+//! CRDs for administrators; instances, backups, webhooks and deliveries for everybody who can use kubectl.
 //!
 //! A command changes the objects directly, with its user's own permissions, as kubectl does. `objects` finds them by name or id,
 //! `change` requests an operation with a guarded patch, `wait` waits until it is done, and `output` prints for people and
@@ -37,6 +37,8 @@ use thiserror::Error;
 pub use crds::render_crd;
 pub use output::printable;
 pub use program::{PLUGIN, program};
+
+use runtime::kubeconfig::ClusterArgs;
 
 /// The exit code after Ctrl-C, by the convention of shells: 128 plus the number of SIGINT.
 const INTERRUPTED: u8 = 130;
@@ -99,21 +101,21 @@ pub enum Command {
 }
 
 /// Runs one command to its end. Results go to stdout, everything else to stderr.
-pub async fn run(command: Command) -> Result<(), CliError> {
+pub async fn run(command: Command, which: &ClusterArgs) -> Result<(), CliError> {
     match command {
-        Command::Instance(command) => instance::run(command).await,
-        Command::Backup(command) => backup::run(command).await,
-        Command::Webhook(command) => webhook::run(command).await,
-        Command::Delivery(command) => delivery::run(command).await,
-        Command::Account(command) => account::run(command).await,
-        Command::Invoice(command) => invoice::run(command).await,
-        Command::Key(command) => key::run(command).await,
-        Command::Console(command) => console::run(command).await,
-        Command::Listen(args) => listen::run(args).await,
-        Command::Events(args) => events::run(args).await,
-        Command::Doctor(args) => doctor::run(args).await,
-        Command::Export(args) => transfer::export(args).await,
-        Command::Import(args) => transfer::import(args).await,
+        Command::Instance(command) => instance::run(command, which).await,
+        Command::Backup(command) => backup::run(command, which).await,
+        Command::Webhook(command) => webhook::run(command, which).await,
+        Command::Delivery(command) => delivery::run(command, which).await,
+        Command::Account(command) => account::run(command, which).await,
+        Command::Invoice(command) => invoice::run(command, which).await,
+        Command::Key(command) => key::run(command, which).await,
+        Command::Console(command) => console::run(command, which).await,
+        Command::Listen(args) => listen::run(args, which).await,
+        Command::Events(args) => events::run(args, which).await,
+        Command::Doctor(args) => doctor::run(args, which).await,
+        Command::Export(args) => transfer::export(args, which).await,
+        Command::Import(args) => transfer::import(args, which).await,
         Command::Crds(args) => crds::run(&args),
     }
 }
@@ -126,6 +128,11 @@ pub enum CliError {
         "no usable kubeconfig: {0}\nSet KUBECONFIG to the kubeconfig of a cluster administrator, or put it at ~/.kube/config."
     )]
     Kubeconfig(String),
+    /// What `--context` or `--kubeconfig` names cannot be used.
+    #[error(
+        "no usable kubeconfig: {0}\n`kubectl config get-contexts` lists the contexts; --kubeconfig takes another file."
+    )]
+    Chosen(String),
     /// The API server cannot be reached.
     #[error(
         "cannot reach the API server at {url}: {reason}\nIs the cluster running, and does `kubectl version` reach it with the same kubeconfig?"

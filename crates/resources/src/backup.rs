@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Instance, conditions,
     event::{HasOutbox, OutboxEntry},
-    ids, origin,
+    ids, names, origin,
     plan::Plan,
     times,
 };
@@ -64,6 +64,7 @@ pub struct BackupSpec {
     /// Name of the Instance to back up (its metadata.name), in the same namespace. The backup begins once the instance is
     /// running or stopped, and no other backup of it is under way.
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = names::of_object())]
     pub instance: String,
 
     /// UID of the Instance. Without it, the Instance of that name is meant that there is when the operator first sees the

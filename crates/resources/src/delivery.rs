@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _, api::ObjectMeta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{event::EventType, ids, origin, size, times, traceparent, webhook::Webhook};
+use super::{event::EventType, ids, names, origin, size, times, traceparent, webhook::Webhook};
 
 /// Label with the name of the Webhook.
 pub const WEBHOOK_LABEL: &str = "stellage.dev/webhook";
@@ -186,6 +186,7 @@ pub fn set_event_order(metadata: &mut ObjectMeta, at: Timestamp, sequence: i64) 
 pub struct DeliverySpec {
     /// Name of the Webhook, in the same namespace.
     #[schemars(length(max = 63))]
+    #[x_kube(validation = names::of_object())]
     pub webhook: String,
     /// Id of the event, `evt_…`.
     #[schemars(length(max = 64))]

@@ -14,7 +14,7 @@ use super::{
     event::{HasOutbox, OutboxEntry},
     ids,
     metering::Metering,
-    origin,
+    names, origin,
     plan::Plan,
     times, traceparent, validation,
 };
@@ -339,6 +339,7 @@ pub struct InstanceSpec {
     /// disk at least as large as its disk. To restore it to an existing server, also set rebuildRequestedAt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = names::of_object())]
     pub restore_from: Option<String>,
 
     /// Whether deletion of this instance, and the reinstallation of its server, are refused, through REST and with kubectl.

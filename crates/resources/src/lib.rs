@@ -36,6 +36,7 @@ pub mod invoice_page;
 mod merge_patch;
 pub mod metering;
 pub mod money;
+mod names;
 pub mod origin;
 pub mod plan;
 pub mod public_id;

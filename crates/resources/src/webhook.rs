@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema, Resource as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, event::EventType, ids, origin, times};
+use super::{conditions, event::EventType, ids, names, origin, times};
 
 /// Webhooks that an account may have if its spec sets no quota (decisions, section 1).
 pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;
@@ -47,12 +47,13 @@ pub const HEALTHY: &str = "Healthy";
 pub const BACKLOG: &str = "Backlog";
 
 /// Where the signing secret is stored.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretReference {
     /// Name of a Secret in the same namespace. It must carry the label `stellage.dev/webhook-secret: "true"`, or be the
     /// webhook's own: one that Stellage created for it, with the Webhook as its controlling owner. No other Secret is used.
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = names::of_object())]
     pub name: String,
     /// Key in that Secret. Its value is the signing secret, 1 to 255 characters. With the keys `previous-secret` and
     /// `previous-expires-at` (RFC 3339) in the same Secret, deliveries are signed with the previous secret too until then. If

@@ -406,6 +406,7 @@ where
                 Some(resource) => {
                     health.watch_progressed();
                     if status.is_some_and(|status| status.is_success()) {
+                        health.watch_answered(&resource);
                         metrics.watch_answered(&resource);
                     }
                 }

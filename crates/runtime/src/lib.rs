@@ -41,6 +41,7 @@ pub mod fair_permits;
 pub mod health;
 pub mod http;
 pub mod instance_metrics;
+pub mod kubeconfig;
 pub mod lease;
 pub mod log_throttle;
 pub mod metrics;

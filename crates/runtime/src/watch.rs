@@ -4,7 +4,7 @@
 use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
 use backon::ExponentialBuilder;
-use futures::{Stream, StreamExt as _, pin_mut};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, pin_mut};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client, Resource,
@@ -297,14 +297,20 @@ impl Watches {
         let (sender, events) = mpsc::channel(capacity);
         let api: Api<Unparsed<K>> = Api::all(self.streams.clone());
         let config = config.timeout(SERVER_TIMEOUT_SECONDS);
-        let metrics = self.metrics.clone();
+        let (health, metrics) = (self.health.clone(), self.metrics.clone());
         tokio::spawn(async move {
-            let watch = |config| watcher(api.clone(), config).backoff(backoff());
+            let resource = K::plural(&K::DynamicType::default()).into_owned();
+            // Noted here, because the next answer may come before the event of this error is processed.
+            let watch = |config| {
+                watcher(api.clone(), config)
+                    .inspect_err(|_| health.watch_lost(&resource))
+                    .backoff(backoff())
+            };
             if !forward_streamed(watch(config.clone().streaming_lists()), &sender).await {
                 forward(watch(config), &sender).await;
             }
             // The stream is gone, so no answer comes after this. Nobody receives events, so nobody counts objects any more.
-            metrics.watch_ended(kind, &K::plural(&K::DynamicType::default()));
+            metrics.watch_ended(kind, &resource);
         });
         events
     }

@@ -19,6 +19,7 @@ use super::{
 };
 use domain::delivery::{When, next_attempt, send_now, shown_phase};
 use resources::{Delivery, DeliveryPhase, Webhook};
+use runtime::kubeconfig::ClusterArgs;
 
 /// Send deliveries to webhooks again.
 ///
@@ -52,9 +53,9 @@ pub struct RedeliverArgs {
     output: Output,
 }
 
-pub(super) async fn run(command: DeliveryCommand) -> Result<(), CliError> {
+pub(super) async fn run(command: DeliveryCommand, which: &ClusterArgs) -> Result<(), CliError> {
     let DeliveryCommand::Redeliver(args) = command;
-    redeliver(&Cluster::current().await?, &args).await
+    redeliver(&Cluster::of(which).await?, &args).await
 }
 
 /// The delivery with this name or id, if it is in the event log, and its webhook.

@@ -253,6 +253,8 @@ struct Policy {
     /// Whether it names the user of the controllers, and the user of the REST API. A single process for both counts as the
     /// controllers.
     names: (bool, bool),
+    /// Whether it holds for a single process for both, too.
+    holds_for_one: bool,
 }
 
 fn own_policies() -> Vec<Policy> {
@@ -270,6 +272,7 @@ fn own_policies() -> Vec<Policy> {
                 name: policy.metadata.name,
                 messages: rules.into_iter().filter_map(message).collect(),
                 names: (names("stellage-controller"), names("stellage-api")),
+                holds_for_one: names("stellage"),
             }
         })
         .collect()
@@ -312,6 +315,7 @@ fn policies(
         let mut named = users.iter().map(|user| text.contains(&format!("'{}'", user.id)));
         let is_right = match ours.names {
             (true, true) => named.all(|is_named| is_named),
+            (true, false) if users.len() == 1 && !ours.holds_for_one => true,
             (true, false) => users.is_empty() || named.any(|is_named| is_named),
             (false, _) => true,
         };

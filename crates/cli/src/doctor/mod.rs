@@ -17,8 +17,10 @@ use self::snapshot::Snapshot;
 use super::{
     CliError,
     connect::Cluster,
+    objects,
     output::{self, Output},
 };
+use runtime::kubeconfig::ClusterArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,7 +33,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct DoctorArgs {
     /// Namespace of the operator
-    #[arg(long, value_name = "NAMESPACE", default_value = "stellage-system")]
+    #[arg(long, value_name = "NAMESPACE", default_value = "stellage-system", value_parser = objects::name)]
     operator_namespace: String,
 
     /// A service account of the operator; give both if the REST API and the controllers have one each; by default those with the
@@ -104,8 +106,8 @@ impl<'a> Report<'a> {
     }
 }
 
-pub(super) async fn run(args: DoctorArgs) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
+pub(super) async fn run(args: DoctorArgs, which: &ClusterArgs) -> Result<(), CliError> {
+    let cluster = Cluster::of(which).await?;
     let snapshot = Snapshot::take(&cluster, &args.operator_namespace, &args.service_accounts).await?;
     let checks = checks::all(&snapshot);
     let report = Report::of(&checks);

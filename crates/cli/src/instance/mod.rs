@@ -14,6 +14,7 @@ use super::{
 };
 use domain::instance::{Action, Installation};
 use resources::{Plan, validation};
+use runtime::kubeconfig::ClusterArgs;
 
 /// Operate instances.
 ///
@@ -138,8 +139,8 @@ fn image(text: &str) -> Result<String, &'static str> {
     validation::image(text).map(|()| text.to_owned())
 }
 
-pub(super) async fn run(command: InstanceCommand) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
+pub(super) async fn run(command: InstanceCommand, which: &ClusterArgs) -> Result<(), CliError> {
+    let cluster = Cluster::of(which).await?;
     let (args, operation) = match command {
         InstanceCommand::Start(args) => (args, Operation::Power(Action::Start)),
         InstanceCommand::Stop(args) => (args, Operation::Power(Action::Stop)),

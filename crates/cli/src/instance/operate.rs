@@ -1,5 +1,7 @@
 //! The operations: each is one guarded patch of the spec, as in REST.
 
+use std::cell::Cell;
+
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde_json::Value;
@@ -94,6 +96,22 @@ impl Operation {
         Ok(spec)
     }
 
+    /// What the operation destroys; `None` if nothing is lost.
+    fn destroys(&self, instance: &Instance) -> Option<String> {
+        let which = || {
+            let (name, namespace) = (instance.name_any(), instance.namespace().unwrap_or_default());
+            format!("instance {name} in namespace {namespace}")
+        };
+        match self {
+            Self::Power(Action::PowerOff) => Some(format!(
+                "cutting the power of {}; what it has not written to its disk is lost",
+                which()
+            )),
+            Self::Rebuild(_) => Some(format!("erasing the disk of {}", which())),
+            _ => None,
+        }
+    }
+
     /// The message for an operation that has been requested.
     fn begun(&self, instance: &Instance) -> String {
         let name = instance.name_any();
@@ -158,7 +176,16 @@ pub(super) async fn operate(
     operation: &Operation,
     waiting: Waiting,
 ) -> Result<Ended, CliError> {
-    let decide = |instance: &Instance| operation.patch(instance, Timestamp::now());
+    let said = Cell::new(false);
+    let decide = |instance: &Instance| {
+        let patch = operation.patch(instance, Timestamp::now())?;
+        if let (Some(_), Some(what)) = (&patch, operation.destroys(instance))
+            && !said.replace(true)
+        {
+            cluster.announce(&what);
+        }
+        Ok(patch)
+    };
     let instance = change(cluster, namespace, name, operation.word(), decide).await?;
     if !waiting.wait {
         let message = operation.begun(&instance);

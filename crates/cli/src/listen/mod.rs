@@ -21,11 +21,13 @@ use self::{
 use super::{
     CliError, account,
     connect::{Cluster, note_outage},
+    objects,
     output::{self, Output},
     secret,
 };
 use domain::event::{EventType, OutboxEntry};
 use resources::{Backup, Instance};
+use runtime::kubeconfig::ClusterArgs;
 use sender::signature;
 
 const EXAMPLES: &str = "\
@@ -45,7 +47,7 @@ The certificate of an https receiver is checked against the system's root certif
 #[command(after_help = EXAMPLES)]
 pub struct ListenArgs {
     /// Account whose events to print
-    #[arg(long)]
+    #[arg(long, value_parser = objects::name)]
     account: String,
 
     /// Only events of these types [default: all]
@@ -70,8 +72,8 @@ pub struct ListenArgs {
     output: Output,
 }
 
-pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
+pub(super) async fn run(args: ListenArgs, which: &ClusterArgs) -> Result<(), CliError> {
+    let cluster = Cluster::of(which).await?;
     let account = account::get(&cluster, &args.account).await?;
     let namespace = account::namespace(&account, "events")?;
     let instances = Api::<DeserializeGuard<Instance>>::namespaced(cluster.client.clone(), namespace);

@@ -20,9 +20,9 @@ use super::{
     kinds::{self, Kind, Which},
     lease::Leadership,
 };
-use crate::{CliError, account, connect::Cluster, output::note};
+use crate::{CliError, account, connect::Cluster, objects, output::note};
 use resources::{ACCOUNT_LABEL, Account, ids, webhook::WEBHOOK_SECRET_LABEL};
-use runtime::client::Pages;
+use runtime::{client::Pages, kubeconfig::ClusterArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,7 +39,7 @@ pub struct ExportArgs {
     output: PathBuf,
 
     /// Only this account
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = objects::name)]
     account: Option<String>,
 
     /// Export although the operator runs: the file has the state of one moment. Once it is imported, what was delivered after that
@@ -48,12 +48,12 @@ pub struct ExportArgs {
     while_running: bool,
 
     /// Namespace of the operator
-    #[arg(long, value_name = "NAMESPACE", default_value = "stellage-system")]
+    #[arg(long, value_name = "NAMESPACE", default_value = "stellage-system", value_parser = objects::name)]
     operator_namespace: String,
 }
 
-pub(crate) async fn run(args: ExportArgs) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
+pub(crate) async fn run(args: ExportArgs, which: &ClusterArgs) -> Result<(), CliError> {
+    let cluster = Cluster::of(which).await?;
     let namespace = &args.operator_namespace;
     let mut before = Leadership::read(&cluster, namespace).await?;
     if let Some(import) = before.import() {

@@ -25,13 +25,14 @@ use super::{
     kinds::{self, Kind, Which},
     lease::Leadership,
 };
-use crate::{CliError, connect::Cluster, crd_differences, output::note, program};
+use crate::{CliError, connect::Cluster, crd_differences, objects, output::note, program};
 use resources::{
     ACCOUNT_LABEL, Account,
     account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION},
     origin::{self, ORIGIN_ANNOTATION},
     webhook::SECRET_CHANGED_ANNOTATION,
 };
+use runtime::kubeconfig::ClusterArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,7 +60,7 @@ pub struct ImportArgs {
     file: PathBuf,
 
     /// Only this account; the installation may have others, and its operator may run
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = objects::name)]
     account: Option<String>,
 
     /// Only check the file and the installation
@@ -67,14 +68,14 @@ pub struct ImportArgs {
     dry_run: bool,
 
     /// Namespace of the operator
-    #[arg(long, value_name = "NAMESPACE", default_value = "stellage-system")]
+    #[arg(long, value_name = "NAMESPACE", default_value = "stellage-system", value_parser = objects::name)]
     operator_namespace: String,
 }
 
-pub(crate) async fn run(args: ImportArgs) -> Result<(), CliError> {
+pub(crate) async fn run(args: ImportArgs, which: &ClusterArgs) -> Result<(), CliError> {
     let refused = |reason| refused(&args.file, reason);
     let (header, counts) = file::check(&mut open(&args.file)?).map_err(refused)?;
-    let cluster = Cluster::current().await?;
+    let cluster = Cluster::of(which).await?;
     let namespace = &args.operator_namespace;
     check_crds(&cluster).await?;
     let only = match &args.account {
@@ -96,9 +97,10 @@ pub(crate) async fn run(args: ImportArgs) -> Result<(), CliError> {
         return Ok(());
     }
     let operator = match operator_user(&cluster).await? {
-        Some(user) => Cluster::current_as(&user).await?,
-        None => Cluster::current().await?,
+        Some(user) => Cluster::of_as(which, &user).await?,
+        None => Cluster::of(which).await?,
     };
+    cluster.announce(&format!("importing {}", args.file.display()));
     if let Some(lease) = &mut lease {
         lease.take(&header.id).await?;
     }

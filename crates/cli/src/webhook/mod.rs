@@ -28,6 +28,7 @@ use resources::{
     conditions::{READY, find},
     ids, merge_patch,
 };
+use runtime::kubeconfig::ClusterArgs;
 
 /// Test and enable webhooks, and rotate their secrets.
 ///
@@ -93,8 +94,8 @@ pub struct EnableArgs {
     output: Output,
 }
 
-pub(super) async fn run(command: WebhookCommand) -> Result<(), CliError> {
-    let cluster = Cluster::current().await?;
+pub(super) async fn run(command: WebhookCommand, which: &ClusterArgs) -> Result<(), CliError> {
+    let cluster = Cluster::of(which).await?;
     match command {
         WebhookCommand::Test(args) => test(&cluster, &args).await,
         WebhookCommand::Enable(args) => enable(&cluster, &args).await,

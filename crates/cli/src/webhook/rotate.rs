@@ -22,7 +22,7 @@ use crate::{
 };
 use domain::webhook::SecretChange;
 use resources::{
-    Webhook,
+    Webhook, ids,
     webhook::{SECRET_CHANGED_ANNOTATION, WEBHOOK_SECRET_LABEL, random_secret},
 };
 
@@ -102,6 +102,10 @@ pub(super) async fn rotate(cluster: &Cluster, args: &RotateArgs) -> Result<(), C
         ));
     }
     let previous_until = expiry(args.overlap, Timestamp::now());
+    cluster.announce(&format!(
+        "replacing the signing secret of webhook {} in namespace {namespace}",
+        webhook.name_any()
+    ));
     let overlaps = write(cluster, &webhook, namespace, &secret, previous_until).await?;
     let previous_until = previous_until.filter(|_| overlaps);
     let name = webhook.name_any();
@@ -165,6 +169,13 @@ async fn write(
 ) -> Result<bool, CliError> {
     let api = Api::<Secret>::namespaced(cluster.client.clone(), namespace);
     let name = &webhook.spec.secret_ref.name;
+    if !ids::is_object_name(name) {
+        return Err(CliError::WrongState {
+            what: format!("webhook {}", webhook.name_any()),
+            why: format!("names no Secret: spec.secretRef.name is {name:?}"),
+            fix: "Set it to the name of a Secret in this namespace.".to_owned(),
+        });
+    }
     let change = SecretChange {
         webhook,
         secret,

@@ -92,10 +92,9 @@ impl Admission {
         }
     }
 
-    /// Adds a connection. If there is no room, closes the connection that has been idle the longest: one of this peer's
+    /// Adds a connection of a canonical address. If there is no room, closes the connection that has been idle the longest: one of this peer's
     /// if it has used up its share, otherwise any.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Admitted, NoRoom> {
-        let address = address.to_canonical();
         let is_trusted = self.limits.trusted.iter().any(|range| range.contains(&address));
         let peer = (!is_trusted).then(|| sharing(address));
         let now = self.now();
@@ -400,7 +399,7 @@ mod tests {
     #[test]
     fn a_trusted_proxy_has_no_share_and_makes_room_last() {
         let all = admission(6, 2);
-        let proxy = [0; 5].map(|_| admit(&all, "::ffff:10.0.0.1").unwrap());
+        let proxy = [0; 5].map(|_| admit(&all, "10.0.0.1").unwrap());
         let direct = admit(&all, "192.0.2.1").unwrap();
         let another = admit(&all, "192.0.2.2").unwrap();
         assert!(must_close(&direct) && !proxy.iter().any(must_close));

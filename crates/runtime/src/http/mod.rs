@@ -17,7 +17,8 @@ use std::{
     error::Error,
     fmt::Write as _,
     future::Future,
-    net::IpAddr,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -31,9 +32,10 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::{body::Incoming, server::conn::http1, service::Service};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use ipnet::IpNet;
+use rustix::{io::Errno, net::sockopt::set_ipv6_v6only};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tokio_rustls::TlsAcceptor;
@@ -53,6 +55,8 @@ const NEXT_HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 const MAX_HEAD: usize = 32 * 1024;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 100;
+/// Connections that the kernel keeps until they are accepted, as in the standard library.
+const BACKLOG: u32 = 1024;
 /// Pause after a failed accept, usually because the process has run out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a refused client may take to read its answer, and to stop sending. A connection that is closed while it is still
@@ -89,7 +93,31 @@ impl ConnectionLimits {
     }
 }
 
-/// The address that a request came from, as a request extension: that of the client, or of the nearest proxy.
+/// Listens at an address: at `[::]` for IPv4 as well, whatever the system's default is, and for IPv4 alone where there is no IPv6.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    };
+    let socket = match socket {
+        Err(error)
+            if address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED)
+                && error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) =>
+        {
+            return listen((Ipv4Addr::UNSPECIFIED, address.port()).into());
+        }
+        socket => socket?,
+    };
+    socket.set_reuseaddr(true)?;
+    if address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED) {
+        set_ipv6_v6only(&socket, false)?;
+    }
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// The address that a request came from, as a request extension: that of the client, or of the nearest proxy. An IPv4 address is one also
+/// where the listener is that of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
 
@@ -180,7 +208,7 @@ impl Server {
                 accepted = listener.accept() => accepted,
             };
             let (stream, address) = match accepted {
-                Ok(accepted) => accepted,
+                Ok((stream, address)) => (stream, address.ip().to_canonical()),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -191,7 +219,7 @@ impl Server {
             let _ = stream.set_nodelay(true);
             let admitted = tokio::select! {
                 () = self.shutdown.cancelled() => return None,
-                admitted = self.admit(address.ip()) => admitted,
+                admitted = self.admit(address) => admitted,
             };
             if let Some(admitted) = admitted {
                 return Some((stream, admitted));
@@ -228,7 +256,10 @@ impl Server {
     {
         let limits = &self.options.limits;
         let deadline = Instant::now() + limits.first_head;
-        let peer = stream.peer_addr().ok().map(|address| Peer(address.ip()));
+        let peer = stream
+            .peer_addr()
+            .ok()
+            .map(|address| Peer(address.ip().to_canonical()));
         let stream = Impatient::new(stream, limits.write_progress);
         let Some(tls) = &self.tls else {
             return self.speak(stream, service, &admitted, peer, deadline).await;

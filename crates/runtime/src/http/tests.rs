@@ -1,7 +1,5 @@
 //! A server under attack, on loopback, at a reduced scale.
 
-use std::net::{Ipv4Addr, SocketAddr};
-
 use http_body_util::Full;
 use tokio::{net::TcpSocket, task::JoinSet};
 
@@ -12,7 +10,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The size of a body that does not fit into the buffers of the kernel.
 const LARGE: usize = 16 * 1024 * 1024;
 
-/// A server of `/`, which answers at once, `/large`, and `/slow`, which takes half a second.
+/// A server of `/`, which answers at once, `/peer`, which says from where it was asked, `/large`, and `/slow`, which takes half a second.
 struct Served {
     address: SocketAddr,
     shutdown: CancellationToken,
@@ -27,7 +25,11 @@ fn plain(status: StatusCode) -> Response<Bytes> {
 
 impl Served {
     async fn start(limits: ConnectionLimits) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        Self::at((Ipv4Addr::LOCALHOST, 0).into(), limits)
+    }
+
+    fn at(address: SocketAddr, limits: ConnectionLimits) -> Self {
+        let listener = listen(address).unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let large = Bytes::from(vec![b'x'; LARGE]);
@@ -35,6 +37,10 @@ impl Served {
             let large = large.clone();
             async move {
                 let body = match request.uri().path() {
+                    "/peer" => {
+                        let Peer(address) = request.extensions().get().unwrap();
+                        Bytes::from(format!("from {address}."))
+                    }
                     "/large" => large,
                     "/slow" => {
                         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -105,6 +111,40 @@ fn short() -> ConnectionLimits {
         write_progress: Duration::from_millis(300),
         ..ConnectionLimits::of(200, 200)
     }
+}
+
+#[tokio::test]
+async fn a_server_that_listens_on_all_addresses_of_ipv6_serves_ipv4_and_knows_its_peers_by_their_own_addresses()
+ {
+    let limits = ConnectionLimits::of(10, 1);
+    let mut served = Served::at((Ipv6Addr::UNSPECIFIED, 0).into(), limits);
+    let port = served.address.port();
+    served.address = (Ipv4Addr::LOCALHOST, port).into();
+    let answer = served.ask("/peer").await;
+    assert!(answer.contains("from 127.0.0.1."), "{answer}");
+    // Each IPv4 address has a share of its own: mapped ones would all be in one /64 network.
+    let mut held = Vec::new();
+    for host in 1..=3 {
+        let mut stream = served.connect_from(host).await;
+        let asked = b"GET /peer HTTP/1.1\r\nhost: a\r\n\r\n";
+        stream.write_all(asked).await.unwrap();
+        let mut answer = [0; 1024];
+        let count = timeout(PATIENCE, stream.read(&mut answer))
+            .await
+            .unwrap()
+            .unwrap();
+        let answer = String::from_utf8_lossy(&answer[..count]).into_owned();
+        assert!(answer.contains(&format!("from 127.0.1.{host}.")), "{answer}");
+        held.push(stream);
+    }
+    served.address = (Ipv6Addr::LOCALHOST, port).into();
+    // Not every machine has it.
+    if TcpStream::connect(served.address).await.is_ok() {
+        let answer = served.ask("/peer").await;
+        assert!(answer.contains("from ::1."), "{answer}");
+    }
+    drop(held);
+    served.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,6 @@
 //! Signing in through an OpenID Connect provider.
 
-use std::sync::Arc;
+use std::{fmt::Display, net::IpAddr, sync::Arc};
 
 use askama::Template;
 use axum::{
@@ -14,7 +14,7 @@ use super::{
     oidc::{Failure, Flow, Person, Provider},
     page::{Query, Shell, page, see_other},
     refusal::Refusal,
-    sign_in::{begin_with, problem, refused, too_many},
+    sign_in::{begin_with, problem, refused, too_many, wait},
 };
 use crate::service::{
     credentials::{Credential, Tenant},
@@ -23,6 +23,8 @@ use crate::service::{
 
 /// Maximum length of the provider's error code that is shown.
 const MAX_ERROR: usize = 64;
+/// Maximum length of what a browser or the provider says in the log, in characters.
+const MAX_LOGGED: usize = 512;
 
 /// The page after a sign-in, which goes on to the next page by itself. It is not a redirect, because a browser that was redirected here
 /// from the provider would not send the session's cookie, which is `SameSite=Strict`, after another redirect.
@@ -49,7 +51,8 @@ pub async fn start(State(app): State<Arc<App>>, request: Request) -> Result<Resp
             Ok(response)
         }
         Err(failure) => {
-            tracing::warn!(%failure, "nobody can sign in to the console through OpenID Connect");
+            let reason = logged(&failure);
+            tracing::warn!(reason, "nobody can sign in to the console through OpenID Connect");
             Ok(SignInFailure::Failed(failure).page(&app, provider))
         }
     }
@@ -66,16 +69,13 @@ pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Result<R
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let flow = app.cookies.flow(request.headers(), seal, app.service.now());
     drop(request);
-    let mut response = match finish(&app, provider, &query, flow.as_ref()).await {
+    let mut response = match finish(&app, provider, address, &query, flow.as_ref()).await {
         Ok(credential) => {
             let shell = Shell::bare("Signed in");
             begin_with(&app, &credential, page(StatusCode::OK, &SignedIn { shell })).await
         }
         Err(problem) => {
             problem.log();
-            if problem.is_attempt() {
-                app.attempts.failed(address, app.service.now());
-            }
             Ok(problem.page(&app, provider))
         }
     }
@@ -90,6 +90,7 @@ pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Result<R
 async fn finish(
     app: &App,
     provider: &Provider,
+    address: IpAddr,
     query: &Query,
     flow: Option<&Flow>,
 ) -> Result<Credential, SignInFailure> {
@@ -100,10 +101,35 @@ async fn finish(
     if query.has_any(&["error"]) {
         return Err(SignInFailure::Denied(query.get("error").to_owned()));
     }
+    // From here on it counts, whatever the outcome: the request to the provider carries the client's secret. What comes before, any page
+    // can make a browser do.
+    let attempt = app
+        .attempts
+        .begin(address, app.service.now())
+        .map_err(SignInFailure::TooMany)?;
     let redeeming = provider.redeem(query.get("code"), flow);
-    let person = redeeming.await.map_err(SignInFailure::Unredeemed)?;
+    let person = redeeming.await.map_err(SignInFailure::Failed)?;
     let tenant = account_of(app, person)?;
-    Ok(app.service.begin_sign_in(&tenant).await?)
+    let credential = app.service.begin_sign_in(&tenant).await?;
+    attempt.take_back();
+    Ok(credential)
+}
+
+/// What somebody else has said, as the log may have it: not long, on one line.
+fn logged(text: impl Display) -> String {
+    let text = text.to_string();
+    let mut cut = String::new();
+    for character in text.chars().take(MAX_LOGGED) {
+        if character.is_control() {
+            cut.extend(character.escape_default());
+        } else {
+            cut.push(character);
+        }
+    }
+    if text.chars().nth(MAX_LOGGED).is_some() {
+        cut.push('…');
+    }
+    cut
 }
 
 /// The one account with this person's e-mail address.
@@ -128,8 +154,8 @@ enum SignInFailure {
     Denied(String),
     /// The provider cannot be reached, or its answer cannot be trusted.
     Failed(Failure),
-    /// The same, but when redeeming the code.
-    Unredeemed(Failure),
+    /// Too many attempts have failed; how many seconds to wait.
+    TooMany(u64),
     /// The provider knows no e-mail address, or has not verified it.
     Unverified,
     /// No account has the e-mail address.
@@ -153,28 +179,18 @@ impl From<Error> for SignInFailure {
 }
 
 impl SignInFailure {
-    /// Whether this counts as a failed attempt to sign in. It does, whatever the outcome, if the provider was asked about the code, because
-    /// each such request carries the client's secret.
-    fn is_attempt(&self) -> bool {
-        match self {
-            Self::Denied(_) | Self::Failed(Failure::Unavailable(_)) => false,
-            Self::Stale
-            | Self::Failed(Failure::Refused(_))
-            | Self::Unredeemed(_)
-            | Self::Unverified
-            | Self::NoAccount(_)
-            | Self::SeveralAccounts(_)
-            | Self::Service(_) => true,
-        }
-    }
-
     fn log(&self) {
         match self {
-            Self::Failed(failure) | Self::Unredeemed(failure) => {
-                tracing::warn!(%failure, "a sign-in to the console through OpenID Connect has failed");
+            Self::Failed(failure) => {
+                let reason = logged(failure);
+                tracing::warn!(
+                    reason,
+                    "a sign-in to the console through OpenID Connect has failed"
+                );
             }
             Self::Denied(error) if error != "access_denied" => {
-                tracing::warn!(?error, "the OpenID Connect provider has refused a sign-in");
+                let error = logged(error);
+                tracing::warn!(error, "the OpenID Connect provider has refused a sign-in");
             }
             Self::Service(error) => {
                 tracing::warn!(%error, "a session cannot be begun after a sign-in through OpenID Connect");
@@ -213,11 +229,12 @@ impl SignInFailure {
                     ),
                 )
             }
-            Self::Failed(Failure::Unavailable(_)) | Self::Unredeemed(Failure::Unavailable(_)) => (
+            Self::TooMany(seconds) => return wait(app, *seconds),
+            Self::Failed(Failure::Unavailable(_)) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("{name} cannot be used at the moment. Try again later, or sign in with an API key."),
             ),
-            Self::Failed(Failure::Refused(_)) | Self::Unredeemed(Failure::Refused(_)) => (
+            Self::Failed(Failure::Refused(_)) => (
                 StatusCode::UNAUTHORIZED,
                 format!("The answer of {name} is not valid. Begin again."),
             ),
@@ -247,5 +264,18 @@ impl SignInFailure {
             Self::Service(error) => return refused(app, error),
         };
         problem(app, status, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_browser_says_is_cut_and_escaped_before_it_is_logged() {
+        assert_eq!(logged("server_error"), "server_error");
+        assert_eq!(logged("a\nb\u{1b}[2J"), "a\\nb\\u{1b}[2J");
+        let long = logged("é".repeat(30_000));
+        assert_eq!(long, format!("{}…", "é".repeat(MAX_LOGGED)));
     }
 }

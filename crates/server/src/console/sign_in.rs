@@ -1,6 +1,6 @@
 //! Signing in, with an API key or a one-time link, and out.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use askama::Template;
 use axum::{
@@ -15,12 +15,14 @@ use super::{
     page::{Query, Shell, page, see_other},
     refusal::Refusal,
     session::Session,
+    sign_in_limiter::Attempt,
     text::sentence,
 };
 use crate::service::{
     credentials::Credential,
     error::{Error, ErrorCode},
 };
+use resources::ids;
 
 /// Maximum length of a key or token.
 const MAX_KEY: usize = 512;
@@ -72,19 +74,32 @@ pub async fn with_key(State(app): State<Arc<App>>, request: Request) -> Result<R
     }
     let form = Form::from_request(request, &()).await?;
     let key = form.text("key");
-    let credential = if key.is_empty() || key.len() > MAX_KEY {
-        Err(Error::new(ErrorCode::Unauthorized, "paste an API key"))
-    } else {
-        app.service.credentials().authenticate(key, || app.service.now())
+    if key.is_empty() || key.len() > MAX_KEY {
+        return Ok(refused(
+            &app,
+            &Error::new(ErrorCode::Unauthorized, "paste an API key"),
+        ));
+    }
+    let attempt = match app.attempts.begin(address, app.service.now()) {
+        Ok(attempt) => attempt,
+        Err(seconds) => return Ok(wait(&app, seconds)),
     };
+    let credential = app.service.credentials().authenticate(key, || app.service.now());
+    ended(&app, attempt, credential).await
+}
+
+/// The answer to an attempt that has tested a secret.
+async fn ended(
+    app: &App,
+    attempt: Attempt<'_>,
+    credential: Result<Credential, Error>,
+) -> Result<Response, Refusal> {
+    if !matches!(&credential, Err(error) if error.code == ErrorCode::Unauthorized) {
+        attempt.take_back();
+    }
     match credential {
-        Ok(credential) => begin(&app, &credential).await,
-        Err(error) => {
-            if error.code == ErrorCode::Unauthorized {
-                app.attempts.failed(address, app.service.now());
-            }
-            Ok(refused(&app, &error))
-        }
+        Ok(credential) => begin(app, &credential).await,
+        Err(error) => Ok(refused(app, &error)),
     }
 }
 
@@ -119,26 +134,16 @@ pub async fn with_link(State(app): State<Arc<App>>, request: Request) -> Result<
     }
     let form = Form::from_request(request, &()).await?;
     let [account, key, token] = ["account", "key", "token"].map(|name| form.text(name));
-    let is_name = |text: &str| {
-        (1..=253).contains(&text.len())
-            && text
-                .bytes()
-                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte))
-    };
-    let used = if is_name(account) && is_name(key) && token.len() <= MAX_KEY {
-        app.service.use_console_link(account, key, token).await
-    } else {
-        Err(Error::new(ErrorCode::Unauthorized, "this link is not complete"))
-    };
-    match used {
-        Ok(credential) => begin(&app, &credential).await,
-        Err(error) => {
-            if error.code == ErrorCode::Unauthorized {
-                app.attempts.failed(address, app.service.now());
-            }
-            Ok(refused(&app, &error))
-        }
+    if !ids::is_object_name(account) || !ids::is_object_name(key) || token.len() > MAX_KEY {
+        let incomplete = Error::new(ErrorCode::Unauthorized, "this link is not complete");
+        return Ok(refused(&app, &incomplete));
     }
+    let attempt = match app.attempts.begin(address, app.service.now()) {
+        Ok(attempt) => attempt,
+        Err(seconds) => return Ok(wait(&app, seconds)),
+    };
+    let used = app.service.use_console_link(account, key, token).await;
+    ended(&app, attempt, used).await
 }
 
 /// Signs out.
@@ -203,11 +208,16 @@ pub fn problem(app: &App, status: StatusCode, message: String) -> Response {
 }
 
 /// Refuses an address that has failed too often.
-pub fn too_many(app: &App, address: std::net::IpAddr) -> Option<Response> {
+pub fn too_many(app: &App, address: IpAddr) -> Option<Response> {
     let seconds = app.attempts.wait(address, app.service.now())?;
+    Some(wait(app, seconds))
+}
+
+/// The page that says how long to wait.
+pub fn wait(app: &App, seconds: u64) -> Response {
     let message = format!("Too many attempts have failed. Try again in {seconds} s.");
     let mut response = problem(app, StatusCode::TOO_MANY_REQUESTS, message);
     let headers: &mut HeaderMap = response.headers_mut();
     headers.insert(header::RETRY_AFTER, seconds.into());
-    Some(response)
+    response
 }

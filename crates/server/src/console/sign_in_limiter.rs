@@ -1,4 +1,4 @@
-//! Limits failed attempts to sign in, per client address.
+//! Limits failed attempts to sign in, per client address. An attempt is what tests a secret: a key, a link's token, a provider's code.
 
 use std::{
     collections::HashMap,
@@ -24,6 +24,33 @@ struct Failed {
     count: u32,
 }
 
+impl Failed {
+    /// Seconds to wait, if there are too many.
+    fn wait(&self, now: Timestamp) -> Option<u64> {
+        let left = WINDOW - now.duration_since(self.since);
+        (self.count >= MOST && left.is_positive()).then(|| u64::try_from(left.as_secs()).unwrap_or(0).max(1))
+    }
+}
+
+/// An attempt that has begun. It counts as failed unless it is taken back.
+pub struct Attempt<'a> {
+    limiter: &'a SignInLimiter,
+    address: IpAddr,
+    since: Timestamp,
+}
+
+impl Attempt<'_> {
+    /// The attempt has succeeded, or nothing was tested.
+    pub fn take_back(self) {
+        let mut by_address = self.limiter.by_address.lock();
+        if let Some(failed) = by_address.get_mut(&self.address)
+            && failed.since == self.since
+        {
+            failed.count = failed.count.saturating_sub(1);
+        }
+    }
+}
+
 /// The recent failed attempts.
 #[derive(Default)]
 pub struct SignInLimiter {
@@ -33,16 +60,18 @@ pub struct SignInLimiter {
 impl SignInLimiter {
     /// Seconds to wait until an address may try again; `None` if it may now.
     pub fn wait(&self, address: IpAddr, now: Timestamp) -> Option<u64> {
-        let failed = *self.by_address.lock().get(&sharing(address))?;
-        let left = WINDOW - now.duration_since(failed.since);
-        (failed.count >= MOST && left.is_positive())
-            .then(|| u64::try_from(left.as_secs()).unwrap_or(0).max(1))
+        self.by_address.lock().get(&sharing(address))?.wait(now)
     }
 
-    /// Notes a failed attempt.
-    pub fn failed(&self, address: IpAddr, now: Timestamp) {
+    /// Begins an attempt, or says how many seconds to wait. It counts from now on, so that attempts at the same time do not exceed the
+    /// limit together.
+    pub fn begin(&self, address: IpAddr, now: Timestamp) -> Result<Attempt<'_>, u64> {
+        let address = sharing(address);
         let mut by_address = self.by_address.lock();
-        if by_address.len() >= MOST_ADDRESSES && !by_address.contains_key(&sharing(address)) {
+        if let Some(seconds) = by_address.get(&address).and_then(|failed| failed.wait(now)) {
+            return Err(seconds);
+        }
+        if by_address.len() >= MOST_ADDRESSES && !by_address.contains_key(&address) {
             by_address.retain(|_, failed| now.duration_since(failed.since) < WINDOW);
             if by_address.len() >= MOST_ADDRESSES {
                 let oldest = by_address.iter().min_by_key(|(_, failed)| failed.since);
@@ -52,12 +81,17 @@ impl SignInLimiter {
             }
         }
         let failed = by_address
-            .entry(sharing(address))
+            .entry(address)
             .or_insert(Failed { since: now, count: 0 });
         if now.duration_since(failed.since) >= WINDOW {
             *failed = Failed { since: now, count: 0 };
         }
         failed.count = failed.count.saturating_add(1);
+        Ok(Attempt {
+            limiter: self,
+            address,
+            since: failed.since,
+        })
     }
 }
 
@@ -107,17 +141,17 @@ mod tests {
         let start: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
         let later = |seconds: i64| start + SignedDuration::from_secs(seconds);
         for _ in 0..MOST {
-            assert_eq!(attempts.wait(ip("192.0.2.1"), start), None);
-            attempts.failed(ip("192.0.2.1"), start);
+            assert!(attempts.begin(ip("192.0.2.1"), start).is_ok());
         }
         assert_eq!(attempts.wait(ip("192.0.2.1"), later(10)), Some(290));
         assert_eq!(attempts.wait(ip("::ffff:192.0.2.1"), later(10)), Some(290));
         assert_eq!(attempts.wait(ip("192.0.2.2"), later(10)), None);
         assert_eq!(attempts.wait(ip("192.0.2.1"), later(300)), None);
-        attempts.failed(ip("192.0.2.1"), later(300));
+        assert_eq!(attempts.begin(ip("192.0.2.1"), later(299)).err(), Some(1));
+        assert!(attempts.begin(ip("192.0.2.1"), later(300)).is_ok());
         assert_eq!(attempts.wait(ip("192.0.2.1"), later(300)), None, "a new window");
         for host in 1..=MOST {
-            attempts.failed(ip(&format!("2001:db8::{host}")), start);
+            assert!(attempts.begin(ip(&format!("2001:db8::{host}")), start).is_ok());
         }
         assert!(
             attempts.wait(ip("2001:db8::ffff"), start).is_some(),
@@ -127,12 +161,28 @@ mod tests {
     }
 
     #[test]
+    fn attempts_count_as_soon_as_they_begin_and_those_that_succeed_are_taken_back() {
+        let attempts = SignInLimiter::default();
+        let now: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
+        let begin = || attempts.begin(ip("192.0.2.1"), now);
+        let begun: Vec<_> = (0..MOST).map(|_| begin().ok().unwrap()).collect();
+        assert_eq!(begin().err(), Some(300), "none of them has ended");
+        begun.into_iter().for_each(Attempt::take_back);
+        assert_eq!(attempts.wait(ip("192.0.2.1"), now), None);
+        for _ in 0..3 * MOST {
+            begin().ok().unwrap().take_back();
+        }
+        assert!(begin().is_ok());
+    }
+
+    #[test]
     fn the_number_of_addresses_is_bounded() {
         let attempts = SignInLimiter::default();
         let start: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
         for number in 0..u32::try_from(MOST_ADDRESSES).unwrap() + 10 {
             let address = IpAddr::V4(std::net::Ipv4Addr::from_bits(number));
-            attempts.failed(address, start + SignedDuration::from_millis(number.into()));
+            let begun = attempts.begin(address, start + SignedDuration::from_millis(number.into()));
+            assert!(begun.is_ok());
         }
         assert_eq!(attempts.by_address.lock().len(), MOST_ADDRESSES);
     }

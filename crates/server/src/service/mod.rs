@@ -40,8 +40,11 @@ pub use resources::public_id as id;
 
 use domain::{catalogue::Catalogue, nonce};
 use providers::UsageSource;
-use resources::{Account, ApiKey, Backup, Instance, Webhook, api_key::DEFAULT_KEY_QUOTA, backup};
-use runtime::{Clock, FairPermits, shared_catalogue::SharedCatalogue, watch::Listener};
+use resources::{
+    Account, ApiKey, Backup, Instance, Webhook, account::DEFAULT_INSTANCE_QUOTA, api_key::DEFAULT_KEY_QUOTA,
+    backup,
+};
+use runtime::{Clock, FairPermits, Health, shared_catalogue::SharedCatalogue, watch::Listener};
 
 use self::{
     backups::{BackupLimits, IndexedBackup},
@@ -56,6 +59,8 @@ use self::{
 pub struct Dependencies {
     /// Client of the API server.
     pub client: Client,
+    /// Whether the watches go on.
+    pub health: Health,
     /// Clock for expiry times and nonces.
     pub clock: Arc<dyn Clock>,
     /// What can be ordered.
@@ -77,6 +82,7 @@ pub struct Service {
     backups: Store<OrderedIndex<IndexedBackup>>,
     webhooks: Store<OrderedIndex<IndexedWebhook>>,
     credentials: Arc<Credentials>,
+    health: Health,
     /// Receives keys on their first use of a day. Not set until something records them.
     first_uses: OnceLock<mpsc::UnboundedSender<Arc<ApiKey>>>,
     /// For creating keys, by namespace.
@@ -143,6 +149,7 @@ impl Service {
     pub(crate) fn with_client(client: Client) -> Self {
         Self::new(Dependencies {
             client,
+            health: Health::default(),
             clock: Arc::new(runtime::SystemClock),
             catalogue: SharedCatalogue::default(),
             usage: Arc::new(providers::simulator::SimulatedUsage::default()),
@@ -178,6 +185,7 @@ impl Service {
     pub fn with_calls(dependencies: Dependencies, at_once: usize) -> Self {
         let Dependencies {
             client,
+            health,
             clock,
             catalogue,
             usage,
@@ -189,7 +197,8 @@ impl Service {
             backups: Store::new(calls.clone(), Arc::default()),
             webhooks: Store::new(calls.clone(), Arc::default()),
             calls,
-            credentials: Arc::default(),
+            credentials: Arc::new(Credentials::new(DEFAULT_INSTANCE_QUOTA, health.clone())),
+            health,
             first_uses: OnceLock::new(),
             key_locks: KeyedLocks::default(),
             bulk_locks: KeyedLocks::default(),
@@ -216,7 +225,7 @@ impl Service {
     #[must_use]
     pub fn with_instance_quota(self, quota: u32) -> Self {
         Self {
-            credentials: Arc::new(Credentials::new(quota)),
+            credentials: Arc::new(Credentials::new(quota, self.health.clone())),
             ..self
         }
     }

@@ -118,6 +118,7 @@ mod tests {
     use providers::simulator::SimulatedUsage;
     use resources::api_key::new_key;
     use runtime::{
+        Health,
         shared_catalogue::SharedCatalogue,
         testing::{TestClock, answered_by},
         watch::{Change, Listener},
@@ -159,6 +160,7 @@ mod tests {
             };
             let service = Arc::new(Service::new(Dependencies {
                 client: answered_by(answer),
+                health: Health::default(),
                 clock: Arc::new(clock.clone()),
                 catalogue: SharedCatalogue::default(),
                 usage: Arc::new(SimulatedUsage::default()),

@@ -24,7 +24,10 @@ use super::{
     index::{Object as _, Progress, items_before},
 };
 use resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, origin, revision};
-use runtime::watch::{Change, Listener};
+use runtime::{
+    Health,
+    watch::{Change, Listener},
+};
 
 type KeyDigest = [u8; 32];
 
@@ -159,6 +162,8 @@ pub struct Credentials {
     instance_quota: u32,
     /// How far the watch of keys has come.
     progress: Progress,
+    /// Whether these watches go on.
+    health: Health,
 }
 
 #[derive(Default)]
@@ -181,14 +186,18 @@ struct Tables {
 
 impl Default for Credentials {
     fn default() -> Self {
-        Self::new(DEFAULT_INSTANCE_QUOTA)
+        Self::new(DEFAULT_INSTANCE_QUOTA, Health::default())
     }
 }
 
 impl Credentials {
-    /// An empty index. `instance_quota` applies to accounts that set none.
-    pub fn new(instance_quota: u32) -> Self {
+    /// An empty index. `instance_quota` applies to accounts that set none; `health` knows whether the watches go on.
+    pub fn new(instance_quota: u32, health: Health) -> Self {
+        for resource in ["apikeys", "accounts"] {
+            health.require_watch(resource);
+        }
         Self {
+            health,
             tables: RwLock::default(),
             instance_quota,
             progress: Progress::default(),
@@ -205,13 +214,24 @@ impl Credentials {
         Box::new(move |change: &Change<Account>| keys.accounts_changed(change))
     }
 
-    /// Authenticates a key. `Unauthorized` if it is unknown, expired or revoked; `Unavailable` until keys and accounts have
-    /// been listed once.
-    pub fn authenticate(&self, key: &str, now: impl FnOnce() -> Timestamp) -> Result<Credential, Error> {
-        let tables = self.tables.read();
+    /// `Unavailable` until keys and accounts have been listed once, and while their watches are lost: a key may have been revoked
+    /// since.
+    fn check(&self, tables: &Tables) -> Result<(), Error> {
         if !(tables.keys_listed && tables.accounts_listed) {
             return Err(Error::unavailable("the service is starting; try again"));
         }
+        if self.health.is_stale() {
+            return Err(Error::unavailable(
+                "the service cannot tell at the moment whether the API key is still valid; try again",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Authenticates a key. `Unauthorized` if it is unknown, expired or revoked; `Unavailable` as [`check`](Self::check) says.
+    pub fn authenticate(&self, key: &str, now: impl FnOnce() -> Timestamp) -> Result<Credential, Error> {
+        let tables = self.tables.read();
+        self.check(&tables)?;
         tables.find(key, now).ok_or_else(|| {
             Error::new(
                 ErrorCode::Unauthorized,
@@ -221,12 +241,10 @@ impl Credentials {
     }
 
     /// Finds the key of a session again. `Unauthorized` if the key is revoked or expired, or if its namespace now belongs to another
-    /// account; `Unavailable` until keys and accounts have been listed once.
+    /// account; `Unavailable` as [`check`](Self::check) says.
     pub fn resume(&self, identity: &KeyIdentity<'_>, now: Timestamp) -> Result<Credential, Error> {
         let tables = self.tables.read();
-        if !(tables.keys_listed && tables.accounts_listed) {
-            return Err(Error::unavailable("the service is starting; try again"));
-        }
+        self.check(&tables)?;
         tables.resume(identity, now).ok_or_else(|| {
             Error::new(
                 ErrorCode::Unauthorized,
@@ -243,13 +261,11 @@ impl Credentials {
         (owner.uid == tenant.uid).then(|| tenant.clone())
     }
 
-    /// The Accounts with this e-mail address that own their namespaces. The case of ASCII letters is ignored. `Unavailable` until
-    /// keys and accounts have been listed once.
+    /// The Accounts with this e-mail address that own their namespaces. The case of ASCII letters is ignored. `Unavailable` as
+    /// [`check`](Self::check) says.
     pub fn accounts_with_email(&self, email: &str) -> Result<Vec<Arc<Tenant>>, Error> {
         let tables = self.tables.read();
-        if !(tables.keys_listed && tables.accounts_listed) {
-            return Err(Error::unavailable("the service is starting; try again"));
-        }
+        self.check(&tables)?;
         let owners = tables.by_namespace.values().filter_map(|tenants| tenants.first());
         Ok(owners
             .filter(|tenant| tenant.email.eq_ignore_ascii_case(email))
@@ -564,6 +580,26 @@ mod tests {
         let error = answer.err().unwrap();
         assert_eq!(error.code, ErrorCode::Unauthorized);
         error.message.into_owned()
+    }
+
+    #[test]
+    fn no_key_is_accepted_while_the_watch_that_would_show_its_revocation_is_lost_for_long() {
+        let health = Health::default();
+        let table = Credentials::new(DEFAULT_INSTANCE_QUOTA, health.clone());
+        table.keys_changed(&Change::Replaced(vec![Arc::new(key("acme", "k", "s", NOW))]));
+        table.accounts_changed(&Change::Replaced(vec![Arc::new(account("acme", "acme", NOW))]));
+        let authenticate = || {
+            let text = api_key::test_key("uid-acme", "s");
+            let found = table.authenticate(&text, || NOW.parse().unwrap());
+            found.map(drop).map_err(|error| error.code)
+        };
+        assert_eq!(authenticate(), Ok(()));
+        for watch in ["apikeys", "accounts"] {
+            health.lose_watch_for_long(watch);
+            assert_eq!(authenticate(), Err(ErrorCode::ServiceUnavailable));
+            health.watch_answered(watch);
+            assert_eq!(authenticate(), Ok(()));
+        }
     }
 
     #[test]

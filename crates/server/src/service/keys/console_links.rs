@@ -26,12 +26,21 @@ impl Service {
     /// Uses the link of an ApiKey, once: the first caller with its token gets the rights of the ApiKey. `Unauthorized` if the link has
     /// been used, is too old, or never existed.
     pub async fn use_console_link(&self, account: &str, key: &str, token: &str) -> Result<Credential, Error> {
-        let tenant = self.credentials.account_named(account).ok_or_else(refused)?;
-        let mut object = match self.credentials.get(&tenant.namespace, key) {
-            Some(object) => object,
-            // The link may be too new for the index.
-            None => self.fetch_linked(&tenant, key).await?,
+        let tenant = self.credentials.account_named(account);
+        let indexed = tenant
+            .as_ref()
+            .and_then(|tenant| self.credentials.get(&tenant.namespace, key).zip(Some(tenant)))
+            .filter(|(object, tenant)| check(object, tenant, token, self.now()).is_ok());
+        let mut object = match indexed {
+            Some((object, _)) => object,
+            // The link may be too new for the index. Whatever it is that does not exist, it costs this one call, so that the time of the
+            // answer does not tell either which accounts and keys there are.
+            None => {
+                let namespace = tenant.as_ref().map_or(account, |tenant| &*tenant.namespace);
+                self.fetch_linked(namespace, key).await?
+            }
         };
+        let tenant = tenant.ok_or_else(refused)?;
         for _ in 0..MAX_ATTEMPTS {
             check(&object, &tenant, token, self.now())?;
             let patch = json!({ "metadata": {
@@ -52,7 +61,9 @@ impl Service {
                     return self.credentials.resume(&identity, self.now());
                 }
                 // Somebody else has used it, or has changed something else.
-                Err(error) if error.is_conflict() => object = self.fetch_linked(&tenant, key).await?,
+                Err(error) if error.is_conflict() => {
+                    object = self.fetch_linked(&tenant.namespace, key).await?;
+                }
                 Err(error) if error.is_not_found() => return Err(refused()),
                 Err(error) => return Err(error.into()),
             }
@@ -62,8 +73,8 @@ impl Service {
         ))
     }
 
-    async fn fetch_linked(&self, tenant: &Tenant, key: &str) -> Result<Arc<ApiKey>, Error> {
-        let object: Option<ApiKey> = self.calls.get(&tenant.namespace, key).await?;
+    async fn fetch_linked(&self, namespace: &str, key: &str) -> Result<Arc<ApiKey>, Error> {
+        let object: Option<ApiKey> = self.calls.get(namespace, key).await?;
         object.map(Arc::new).ok_or_else(refused)
     }
 }
@@ -84,4 +95,46 @@ fn refused() -> Error {
         ErrorCode::Unauthorized,
         "this link has been used already, or is too old: it works once, within 15 minutes",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use resources::{
+        KeyScope,
+        api_key::{new_key, new_link},
+    };
+    use runtime::{testing::answered_by, watch::Change};
+
+    #[tokio::test]
+    async fn a_link_that_is_refused_costs_one_call_whether_or_not_its_account_and_key_exist() {
+        let asked = Arc::new(AtomicU32::new(0));
+        let counted = asked.clone();
+        let service = Service::with_client(answered_by(move |_, _, _| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let missing = json!({
+                "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found",
+                "details": { "name": "link" },
+            });
+            async move { (404, missing) }
+        }));
+        service.show_demo_account();
+        let now = service.now();
+        let (_, spec) = new_key("uid", KeyScope::Write, None);
+        let mut object = ApiKey::new("link", spec);
+        object.metadata.namespace = Some("demo".to_owned());
+        object.metadata.uid = Some("key".to_owned());
+        let (_, link) = new_link("uid", now);
+        object.metadata.annotations = Some([(LINK_ANNOTATION.to_owned(), link.annotation())].into());
+        let mut listeners = service.listeners();
+        listeners.keys.changed(&Change::Replaced(vec![Arc::new(object)]));
+        for (account, key) in [("demo", "link"), ("demo", "nope"), ("nope", "link")] {
+            let before = asked.load(Ordering::Relaxed);
+            let refusal = service.use_console_link(account, key, "wrong").await;
+            assert_eq!(refusal.err().unwrap().message, refused().message);
+            assert_eq!(asked.load(Ordering::Relaxed) - before, 1, "{account} {key}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::modify::{MAX_ATTEMPTS, pause};
 use crate::service::index::Object;
-use resources::{quota, tracking::API_MANAGER};
+use resources::{ids, quota, tracking::API_MANAGER};
 use runtime::{
     FairPermits,
     client::{CallError, Pages, bounded},
@@ -79,8 +79,11 @@ impl ApiCalls {
             .map_err(|_| CallError::Busy)
     }
 
-    /// The current object, if it exists.
+    /// The current object, if it exists. A text that cannot be a name does not become part of a path.
     pub async fn get<K: Object>(&self, namespace: &str, name: &str) -> Result<Option<K>, CallError> {
+        if !ids::is_object_name(name) {
+            return Ok(None);
+        }
         let _permit = self.permit(namespace).await?;
         bounded(self.api(namespace).get_opt(name)).await
     }
@@ -195,6 +198,7 @@ impl LongRead<'_> {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use k8s_openapi::api::core::v1::Secret;
     use kube::Config;
     use serde_json::json;
 
@@ -232,6 +236,23 @@ mod tests {
             assert_eq!(created.is_ok(), attempts < MAX_ATTEMPTS);
             assert_eq!(received.load(Ordering::Relaxed), attempts);
         }
+    }
+
+    #[tokio::test]
+    async fn a_text_that_is_no_name_does_not_become_part_of_a_path() {
+        let asked = Arc::new(AtomicU32::new(0));
+        let counted = asked.clone();
+        let client = answered_by(move |_, _, _| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            async { (200, json!({ "metadata": { "name": "x" } })) }
+        });
+        let calls = ApiCalls::new(client, 4);
+        for odd in ["x?dryRun=All", "../../other/secrets/x", "a/b", "..", ""] {
+            let found: Option<Secret> = calls.get("demo", odd).await.unwrap();
+            assert!(found.is_none(), "{odd}");
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 0);
+        assert!(calls.get::<Secret>("demo", "x").await.unwrap().is_some());
     }
 
     #[tokio::test]
