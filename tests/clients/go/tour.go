@@ -249,7 +249,7 @@ func (t tour) deliver(id stellage.WebhookId) error {
 	if list.JSON200 == nil {
 		return unexpected("deliveries", list)
 	}
-	fmt.Printf("deliveries: %d\n", list.JSON200.Pagination.Total)
+	fmt.Printf("deliveries: %d\n", len(list.JSON200.Data))
 	return nil
 }
 

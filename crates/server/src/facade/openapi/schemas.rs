@@ -17,11 +17,11 @@ pub(super) fn complete(document: &mut Value) {
     }
 }
 
-/// Renames `Single_Instance` to `InstanceAnswer`, and `List_Plan` to `PlanList`.
+/// Renames `Single_Instance` to `InstanceAnswer`, and `List_Plan` and `CursorList_Event` to `PlanList` and `EventList`.
 fn name_generics(document: &mut Value) {
     let rename = |name: &str| match name.split_once('_') {
         Some(("Single", of)) => format!("{of}Answer"),
-        Some(("List", of)) => format!("{of}List"),
+        Some(("List" | "CursorList", of)) => format!("{of}List"),
         _ => name.to_owned(),
     };
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
