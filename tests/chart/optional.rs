@@ -292,7 +292,7 @@ async fn existing_secrets_reach_the_processes_that_need_them_and_there_are_none_
         "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
         "traces": { "existingSecret": "collector" }, "oidc": { "existingSecret": "login" },
         "api": { "settings": {
-            "consoleUrl": "https://cloud.example.com", "oidcIssuer": "https://login.example.com", "oidcClientId": "console",
+            "publicUrl": "https://cloud.example.com", "oidcIssuer": "https://login.example.com", "oidcClientId": "console",
         } },
     });
     for (name, wanted) in [
@@ -313,7 +313,7 @@ fn login_by_env(mut issuer: Value) -> Value {
     issuer["name"] = json!("STELLAGE_OIDC_ISSUER");
     let id = json!({ "name": "STELLAGE_OIDC_CLIENT_ID", "value": "console" });
     json!({
-        "api": { "settings": { "consoleUrl": "https://cloud.example.com" }, "extraEnv": [issuer, id] },
+        "api": { "settings": { "publicUrl": "https://cloud.example.com" }, "extraEnv": [issuer, id] },
         "oidc": { "existingSecret": "login" },
     })
 }
@@ -341,7 +341,7 @@ async fn the_network_policies_let_pods_call_what_the_values_name_and_nothing_of_
     };
     let any_port = json!([{ "protocol": "TCP", "port": 1, "endPort": 65535 }]);
     let extra = json!({ "to": [{ "podSelector": { "matchLabels": { "app": "collector" } } }], "ports": [{ "port": 4318 }] });
-    let login = json!({ "consoleUrl": "https://cloud.example.com", "oidcClientId": "console", "oidcIssuer": "https://login.example.com" });
+    let login = json!({ "publicUrl": "https://cloud.example.com", "oidcClientId": "console", "oidcIssuer": "https://login.example.com" });
     for (values, of_api, of_controller) in [
         (
             json!({ "settings": { "receiverNameServer": ["10.0.0.53:5353", "[fd00::53]:53"] } }),

@@ -468,7 +468,7 @@ mod tests {
         listeners
             .keys
             .changed(&Change::Replaced(vec![key("read"), key("write")]));
-        Facade::new(service, Duration::from_secs(150), metrics)
+        Facade::new(service, Duration::from_secs(150), None, metrics)
     }
 
     fn synced_with(metrics: &Metrics) -> Facade {

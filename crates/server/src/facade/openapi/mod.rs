@@ -12,7 +12,7 @@ mod schemas;
 
 use std::sync::{Arc, LazyLock};
 
-use axum::{Router, response::Response};
+use axum::{Router, extract::State, response::Response};
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header::CACHE_CONTROL};
 use serde_json::{Value, json};
@@ -25,6 +25,8 @@ use super::{
     invoices, keys, monitoring, response,
     webhooks::{self, actions as webhook_actions},
 };
+
+use crate::public_url::PublicUrl;
 
 /// `Cache-Control` of the document, which is the same for everybody.
 const DOCUMENT_MAY_BE_CACHED: HeaderValue = HeaderValue::from_static("public, max-age=300");
@@ -60,8 +62,7 @@ pub struct Served {
         (name = "catalogue", description = "Plans, regions and images that can be ordered."),
         (name = "document", description = "This document."),
     ),
-    servers((url = "/", description = "The server that serves this document.")),
-    security(("key" = [])),
+    security(("bearer" = [])),
     components(schemas(api::ErrorAnswer, api::Pagination)),
 )]
 struct Described;
@@ -105,22 +106,17 @@ fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// The routes of the API, and the paths that they serve.
 pub(super) fn router() -> (Router<Arc<App>>, Vec<Served>) {
-    (routes().split_for_parts().0, DOCUMENT.served.clone())
+    static SERVED: LazyLock<Vec<Served>> = LazyLock::new(|| served(&value()));
+    (routes().split_for_parts().0, SERVED.clone())
 }
 
-struct Document {
-    /// As text: parsed, it takes some megabytes.
-    bytes: Bytes,
-    served: Vec<Served>,
+/// The OpenAPI document of the service that clients see at this URL.
+pub(super) fn text(public_url: Option<&PublicUrl>) -> Bytes {
+    let mut document = value();
+    let url = public_url.map_or("/", PublicUrl::as_str);
+    document["servers"] = json!([{ "url": url, "description": "The server that serves this document." }]);
+    serde_json::to_vec(&document).unwrap_or_default().into()
 }
-
-static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
-    let value = value();
-    Document {
-        bytes: serde_json::to_vec(&value).unwrap_or_default().into(),
-        served: served(&value),
-    }
-});
 
 /// Builds the OpenAPI document. Nothing is cached: each call builds it again.
 pub fn value() -> Value {
@@ -141,8 +137,8 @@ pub fn value() -> Value {
     responses((status = 200, description = "The OpenAPI 3.1 document", body = Object)),
     security(()),
 )]
-async fn document() -> Response {
-    let mut response = response::rendered(StatusCode::OK, DOCUMENT.bytes.clone());
+async fn document(State(app): State<Arc<App>>) -> Response {
+    let mut response = response::rendered(StatusCode::OK, app.document.clone());
     response
         .headers_mut()
         .insert(CACHE_CONTROL, DOCUMENT_MAY_BE_CACHED);
