@@ -68,9 +68,10 @@ async fn a_key_is_created_works_at_once_is_listed_without_its_secret_and_revoked
     let tenant = Tenant::new("acct-keys").await;
     let key = create_key(
         &tenant,
-        &json!({ "scope": "read", "expires_at": "2099-01-01T00:00:00Z" }),
+        &json!({ "name": "dashboard", "scope": "read", "expires_at": "2099-01-01T00:00:00Z" }),
     )
     .await;
+    assert_eq!(key["name"], "dashboard");
     let (id, secret) = (key["id"].as_str().unwrap(), key["key"].as_str().unwrap());
     assert!(secret.ends_with(key["last_characters"].as_str().unwrap()));
     let other = with_key(&tenant, &key);

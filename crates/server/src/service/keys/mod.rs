@@ -7,7 +7,6 @@ pub mod console_sign_ins;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use jiff::Timestamp;
 use kube::api::ObjectMeta;
 
 use super::{
@@ -19,7 +18,8 @@ use super::{
     precondition::Precondition,
     store::{MAX_ATTEMPTS, contended, pause},
 };
-use resources::{ApiKey, KeyScope, api_key::new_key, ids, revision};
+use api::CreateKey;
+use resources::{ApiKey, api_key::new_key, ids, revision};
 use runtime::client::CallError;
 
 /// The name of the kind in messages.
@@ -57,8 +57,7 @@ impl Service {
     pub async fn create_key(
         &self,
         tenant: &Tenant,
-        scope: KeyScope,
-        expires_at: Option<Timestamp>,
+        new: &CreateKey,
         request: Option<&IdempotentRequest>,
     ) -> Result<CreatedKey, Error> {
         let namespace = &tenant.namespace;
@@ -73,14 +72,15 @@ impl Service {
                 return replayed(object, request);
             }
             tenant.check_not_terminating()?;
-            if expires_at.is_some_and(|end| end <= self.clock.now()) {
+            if new.expires_at.is_some_and(|end| end <= self.clock.now()) {
                 let detail = Detail::new("expires_at", "invalid_value", "must be in the future");
                 return Err(Error::invalid(vec![detail]));
             }
             if self.credentials.count(namespace, self.clock.now()) >= self.key_quota {
                 return Err(quota_used_up("API keys"));
             }
-            let (key, spec) = new_key(&tenant.uid, scope, expires_at);
+            let (key, mut spec) = new_key(&tenant.uid, new.scope, new.expires_at);
+            spec.name = new.name.clone().filter(|text| !text.is_empty());
             let object = ApiKey {
                 metadata: ObjectMeta {
                     name: Some(name.clone()),
@@ -183,7 +183,7 @@ mod tests {
     use sha2::Digest as _;
 
     use super::*;
-    use resources::api_key;
+    use resources::{KeyScope, api_key};
     use runtime::{
         testing::{first_create_answered_with_504, refusals_of_a_second_try},
         watch::Change,
@@ -197,7 +197,7 @@ mod tests {
             let service = Service::with_client(client);
             service.show_demo_account();
             let tenant = service.credentials().account_named("demo").unwrap();
-            let created = service.create_key(&tenant, KeyScope::Write, None, request).await;
+            let created = service.create_key(&tenant, &CreateKey::default(), request).await;
             let key = created.unwrap().key.unwrap();
             let stored = stored.lock();
             assert_eq!(stored.len(), 1, "{stored:?}");
@@ -225,7 +225,7 @@ mod tests {
         let tenant = &credential.tenant;
         let quota = service.quotas(tenant).api_keys;
         assert_eq!((quota.used, quota.limit), (1, Some(1)));
-        let refusal = service.create_key(tenant, KeyScope::Read, None, None).await;
+        let refusal = service.create_key(tenant, &CreateKey::default(), None).await;
         assert_eq!(refusal.err().unwrap().code, ErrorCode::ResourceLimitExceeded);
     }
 
