@@ -54,7 +54,8 @@ pub struct Served {
         (name = "actions", description = "Operations on a virtual server. Requests that repeat an `Idempotency-Key` are carried out once."),
         (name = "backups", description = "Backups of virtual servers. `POST /v1/instances/{id}/rebuild` and `POST /v1/instances` restore them."),
         (name = "monitoring", description = "The usage of monitored servers over time, and the alerts that follow from it."),
-        (name = "webhooks", description = "Receivers of the account's events. The section `webhooks` describes the requests that they get."),
+        (name = "webhooks", description = "Receivers of the account's events."),
+        (name = "receivers", description = "The requests that receivers get: the section `webhooks`."),
         (name = "deliveries", description = "Events sent to a webhook, waiting to be sent, or held."),
         (name = "events", description = "What has happened to the account's resources in the last 24 hours."),
         (name = "invoices", description = "What the account is billed. The prices are in `GET /v1/plans`."),
@@ -292,7 +293,7 @@ mod tests {
         }
         assert_eq!(found.len(), expected.len(), "{}", found.join("\n"));
         assert_eq!(
-            document()["components"]["securitySchemes"]["key"]["scheme"],
+            document()["components"]["securitySchemes"]["bearer"]["scheme"],
             "bearer"
         );
     }
@@ -364,6 +365,83 @@ mod tests {
                 operation["summary"].is_string() && operation["tags"][0].is_string(),
                 "{method} {id}"
             );
+        }
+    }
+
+    #[test]
+    fn only_what_requests_can_ask_for_is_limited_to_the_values_of_today() {
+        fn walk(node: &Value, path: &str, found: &mut BTreeSet<String>) {
+            match node {
+                Value::Object(map) => {
+                    if map.contains_key("enum") {
+                        found.insert(path.to_owned());
+                    }
+                    map.iter()
+                        .for_each(|(key, child)| walk(child, &format!("{path}/{key}"), found));
+                }
+                Value::Array(items) => items.iter().for_each(|child| walk(child, path, found)),
+                _ => {}
+            }
+        }
+        let mut closed = BTreeSet::new();
+        walk(&document()["components"]["schemas"], "", &mut closed);
+        assert_eq!(
+            closed,
+            ["/EventType", "/KeyScope", "/Plan"].map(str::to_owned).into()
+        );
+        let status = &document()["components"]["schemas"]["InstanceStatus"];
+        assert_eq!(status["type"], "string");
+        assert!(
+            status["x-extensible-enum"]
+                .as_array()
+                .unwrap()
+                .contains(&json!("running"))
+        );
+    }
+
+    #[test]
+    fn an_instance_is_created_and_rebuilt_from_an_image_or_from_a_backup() {
+        let image = ("image", "debian-13");
+        let backup = ("backup", "bkp_9c2m8x1ta4q7hz0k");
+        let rest = json!({ "name": "web", "plan": "starter", "region": "fr-par-1" });
+        for (schema, rest) in [("CreateInstance", rest), ("RebuildInstance", json!({}))] {
+            let mut of = document()["components"]["schemas"][schema].clone();
+            of["components"] = document()["components"].clone();
+            let validator = jsonschema::draft202012::new(&of).unwrap();
+            for (given, is_valid) in [
+                (&[image][..], true),
+                (&[backup], true),
+                (&[], false),
+                (&[image, backup], false),
+            ] {
+                let mut body = rest.clone();
+                for (field, value) in given {
+                    body[field] = json!(value);
+                }
+                assert_eq!(validator.is_valid(&body), is_valid, "{schema} {body}");
+            }
+        }
+    }
+
+    #[test]
+    fn generators_make_a_file_of_each_tag_and_a_type_of_each_name_without_losing_any() {
+        let document = document();
+        let tags = |section: &str| -> BTreeSet<&str> {
+            let items = document[section].as_object().unwrap().values();
+            let operations = items.flat_map(|item| item.as_object().unwrap().values());
+            operations
+                .map(|operation| operation["tags"][0].as_str().unwrap())
+                .collect()
+        };
+        assert!(tags("paths").is_disjoint(&tags("webhooks")));
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        for scheme in document["components"]["securitySchemes"]
+            .as_object()
+            .unwrap()
+            .keys()
+        {
+            let is_taken = schemas.keys().any(|name| name.eq_ignore_ascii_case(scheme));
+            assert!(!is_taken, "{scheme} is a schema, too");
         }
     }
 
