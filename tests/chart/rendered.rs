@@ -391,7 +391,7 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
         ),
         (
             json!({ "oidc": { "existingSecret": "login" } }),
-            "also needs api.settings.publicUrl, api.settings.oidcClientId, api.settings.oidcIssuer: oidc.existingSecret",
+            "also needs api.settings.oidcClientId, api.settings.oidcIssuer, api.settings.publicUrl: oidc.existingSecret",
         ),
         (
             json!({ "api": { "settings": { "oidcIssuer": "https://login.example.com", "oidcClientId": "console" } } }),

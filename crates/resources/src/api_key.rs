@@ -79,7 +79,7 @@ pub struct ApiKeySpec {
     /// What the key is for, in the words of whoever created it: up to 63 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
-    #[x_kube(validation = Rule::new("self.matches('^[^\\p{Cc}\\x{202a}-\\x{202e}\\x{2066}-\\x{2069}]*$')").message("must not have control or bidirectional characters such as line breaks"))]
+    #[x_kube(validation = Rule::new("self.matches(r'^[^\\p{Cc}\\x{202a}-\\x{202e}\\x{2066}-\\x{2069}]*$')").message("must not have control or bidirectional characters such as line breaks"))]
     pub name: Option<String>,
 
     /// `read` or `write`.
