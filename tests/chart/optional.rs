@@ -19,6 +19,29 @@ fn names(helm: &Helm, values: &Value) -> BTreeSet<String> {
 }
 
 #[tokio::test]
+async fn an_ingress_and_a_route_serve_the_path_of_the_public_url() {
+    let helm = Helm::alone().await;
+    for (url, path) in [
+        (Value::Null, "/"),
+        (json!("https://example.com"), "/"),
+        (json!("https://example.com/cloud/"), "/cloud"),
+    ] {
+        let values = json!({
+            "api": { "settings": { "publicUrl": url } },
+            "ingress": { "enabled": true, "hosts": ["example.com"] },
+            "httpRoute": { "enabled": true, "parentRefs": [{ "name": "gateway" }] },
+        });
+        let text = helm.template("stellage-system", &values).unwrap();
+        let found = |kind: &str, pointer: &str| {
+            let object = objects(&text).into_iter().find(|object| object["kind"] == kind);
+            object.unwrap().pointer(pointer).cloned().unwrap()
+        };
+        assert_eq!(found("Ingress", "/spec/rules/0/http/paths/0/path"), path);
+        assert_eq!(found("HTTPRoute", "/spec/rules/0/matches/0/path/value"), path);
+    }
+}
+
+#[tokio::test]
 async fn an_optional_object_is_there_if_it_is_asked_for_and_not_otherwise() {
     let helm = Helm::alone().await;
     let usual = names(&helm, &json!({}));
