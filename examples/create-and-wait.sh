@@ -7,13 +7,30 @@ set -euo pipefail
 : "${STELLAGE_URL:?set it to the URL of the API, without /v1}"
 : "${STELLAGE_API_KEY:?set it to an API key (stellage key create)}"
 
-# Prints the body of the response, or the error message, in which case the script ends.
+# A create that takes longer has failed, which its status says.
+give_up_after=1200
+# With a key, a request that is sent again creates no second instance.
+key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+headers=$(mktemp)
+trap 'rm -f "$headers"' EXIT
+
+# Prints the body of the response, or the error message, in which case the script ends. What is refused for now (429, 503) is sent
+# again when the response says.
 request() {
-    local method=$1 path=$2 body=${3:-} answer status
-    answer=$(curl --silent --show-error --request "$method" --write-out '\n%{http_code}' \
-        --header "Authorization: Bearer $STELLAGE_API_KEY" --header 'Content-Type: application/json' \
-        ${body:+--data "$body"} "$STELLAGE_URL$path")
-    status=${answer##*$'\n'} answer=${answer%$'\n'*}
+    local method=$1 path=$2 body=${3:-} answer status wait
+    for attempt in 1 2 3 4 5; do
+        answer=$(curl --silent --show-error --request "$method" --write-out '\n%{http_code}' --dump-header "$headers" \
+            --header "Authorization: Bearer $STELLAGE_API_KEY" ${body:+--header "Idempotency-Key: $key"} \
+            ${body:+--header 'Content-Type: application/json' --data "$body"} "$STELLAGE_URL$path")
+        status=${answer##*$'\n'} answer=${answer%$'\n'*}
+        case $status in
+            429 | 503)
+                wait=$(sed -n 's/^retry-after: *\([0-9][0-9]*\).*/\1/Ip' "$headers")
+                [ "$attempt" -eq 5 ] || sleep "${wait:-5}"
+                ;;
+            *) break ;;
+        esac
+    done
     if [ "$status" -ge 400 ]; then
         jq -r '"\(.error.code): \(.error.message)", (.error.details[]? | "  \(.field) \(.message)")' <<<"$answer" >&2
         return 1
@@ -38,6 +55,10 @@ while :; do
             exit 1
             ;;
     esac
+    if [ "$SECONDS" -ge "$give_up_after" ]; then
+        echo "$id is still $status after $((give_up_after / 60)) minutes: $(jq -r '.data | .status_message // .status_reason' <<<"$instance")" >&2
+        exit 1
+    fi
     sleep 5
 done
 jq .data <<<"$instance"

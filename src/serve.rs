@@ -181,7 +181,12 @@ pub async fn serve(
         let service = service(&common, &settings, catalogue, &rules, &watches, clock);
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
-        let facade = Facade::new(service.clone(), provisioning, &metrics);
+        let facade = Facade::new(
+            service.clone(),
+            provisioning,
+            settings.public_url.clone(),
+            &metrics,
+        );
         on_accounts.push(listeners.accounts);
         on_instances.push(listeners.instances);
         on_backups.push(listeners.backups);
@@ -373,7 +378,7 @@ fn with_console(
         namespace: namespace.to_owned(),
         insecure_cookie: settings.console_insecure_cookie,
         trusted_proxies: settings.trusted_proxies.clone(),
-        provider: console::Provider::new(&settings.oidc)?,
+        provider: console::Provider::new(&settings.oidc, settings.public_url.as_ref())?,
         metrics: watches.metrics.clone(),
     });
     Ok(facade.mounting(console::PREFIX, pages))

@@ -25,7 +25,7 @@ use runtime::{
     traces::TraceSettings,
 };
 use sender::ReceiverSettings;
-use server::console::OidcSettings;
+use server::{console::OidcSettings, public_url::PublicUrl};
 
 /// Allowed durations of the Lease. A shorter one leaves no time to retry a renewal; with a longer one, a takeover from a dead
 /// leader takes too long.
@@ -145,6 +145,11 @@ pub struct ApiSettings {
     /// Calls of the API server that the REST API makes at the same time; accounts take turns, and one gets at most half of them
     #[arg(long, env = "STELLAGE_MAX_API_CALLS", default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..=4096))]
     pub max_api_calls: u16,
+
+    /// Where clients see the API and the console, such as `https://example.com/cloud`: behind a proxy, which may serve them below a path.
+    /// Links begin with it
+    #[arg(long, env = "STELLAGE_PUBLIC_URL", value_name = "URL")]
+    pub public_url: Option<PublicUrl>,
 
     /// Whether the customer console is served, at /console
     #[arg(long, env = "STELLAGE_CONSOLE", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]

@@ -921,7 +921,6 @@ async fn a_webhook_is_created_tested_rotated_switched_and_deleted() {
             "{path}/deliveries?status=exhausted&event_type=instance.started"
         ))
         .await
-        .shows("1 in all")
         .shows("418");
     person
         .get(&format!("{path}/deliveries?status=delivered"))
@@ -1466,6 +1465,41 @@ async fn pages_that_refresh_themselves_leave_the_limit_of_the_key_alone() {
     person.post("/console/webhooks", &[("url", "x")]).await;
     let answer = tenant.call(Method::GET, "/v1/instances", None).await;
     assert_eq!(answer.header("ratelimit-remaining"), "1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn below_the_path_of_a_proxy_every_link_leads_below_it() {
+    let plane = shared().await.plane;
+    let public = "https://example.com/cloud";
+    let mut replica = Operator::start(plane, &["api", "--public-url", public]).await;
+    let tenant = Tenant::on(plane, &replica, "console-below").await;
+    let body = json!({ "name": "web", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+    // A proxy may remove the path, or pass it on.
+    for path in ["/v1/instances", "/cloud/v1/instances"] {
+        let created = tenant.call(Method::POST, path, Some(&body)).await;
+        let created_at = created.header("location").to_owned();
+        assert!(created_at.starts_with("/cloud/v1/instances/i-"), "{created_at}");
+        assert_eq!(tenant.call(Method::GET, &created_at, None).await.status, 200);
+    }
+    let document = tenant.call(Method::GET, "/v1/openapi.json", None).await.json();
+    assert_eq!(document["servers"][0]["url"], public);
+
+    let person = Person::at(&replica.url);
+    let signed_in = person
+        .post("/cloud/console/sign-in", &[("key", &tenant.key)])
+        .await;
+    assert_eq!(signed_in.location(), "/cloud/console/welcome");
+    for path in ["/console/instances", "/cloud/console/instances"] {
+        let page = person.get(path).await;
+        page.is(200).shows(&format!("{public}/v1/instances?limit=20"));
+        for attribute in ["href", "src", "action", "hx-get"] {
+            page.shows(&format!("{attribute}=\"/cloud/console/"))
+                .hides(&format!("{attribute}=\"/console"));
+        }
+    }
+    let assets = person.get("/console/instances").await.between("src=\"", "\"");
+    person.get(assets.strip_prefix("/cloud").unwrap()).await.is(200);
+    replica.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -33,7 +33,7 @@ impl Signing {
         let secret = provider.secret_file();
         let arguments = [
             "api",
-            "--console-url",
+            "--public-url",
             CONSOLE,
             "--oidc-issuer",
             provider.issuer(),

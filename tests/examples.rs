@@ -6,7 +6,10 @@ use kube::api::{Patch, PatchParams};
 use providers::simulator::FAULT_ANNOTATION;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
 
 use crate::{
     facade::{contract::expect, wait_for},
@@ -71,6 +74,62 @@ async fn the_tour_runs_as_the_readme_says() {
     assert_eq!(output_of("DELETE"), "");
     let path = format!("/v1/instances/{id}");
     expect(&tenant, 404, Method::GET, &path, None, &[]).await;
+}
+
+/// A server that gives these answers, one after the other, each on its own connection. Returns its URL and the requests that came.
+async fn answering(answers: &'static [&'static str]) -> (String, tokio::task::JoinHandle<Vec<String>>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serve = async move {
+        let mut requests = Vec::new();
+        for answer in answers {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            let is_whole = |request: &[u8]| {
+                let text = String::from_utf8_lossy(request).into_owned();
+                text.split_once("\r\n\r\n")
+                    .is_some_and(|(head, body)| head.starts_with("GET ") || body.ends_with('}'))
+            };
+            while !is_whole(&request) {
+                assert_ne!(connection.read_buf(&mut request).await.unwrap(), 0);
+            }
+            requests.push(String::from_utf8(request).unwrap());
+            let answer = answer.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
+            connection.write_all(answer.as_bytes()).await.unwrap();
+        }
+        requests
+    };
+    (url, tokio::spawn(serve))
+}
+
+#[tokio::test]
+async fn the_example_asks_again_with_the_same_key_when_it_is_told_to_wait() {
+    const WAIT: &str = "HTTP/1.1 429 Too Many Requests\r\nRetry-After: 0\r\n\r\n{\"error\":{\"code\":\"rate_limit_exceeded\",\"message\":\"wait\"}}";
+    let (url, requests) = answering(&[
+        WAIT,
+        "HTTP/1.1 201 Created\r\n\r\n{\"data\":{\"id\":\"i-1\"},\"message\":\"soon\"}",
+        WAIT,
+        "HTTP/1.1 200 OK\r\n\r\n{\"data\":{\"id\":\"i-1\",\"status\":\"running\"}}",
+    ])
+    .await;
+    let mut script = tokio::process::Command::new("examples/create-and-wait.sh");
+    script
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("STELLAGE_URL", &url)
+        .env("STELLAGE_API_KEY", "stl_x")
+        .kill_on_drop(true);
+    let ended = timeout(PATIENCE, script.output()).await.unwrap().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let requests = requests.await.unwrap();
+    let keys = requests.iter().map(|request| {
+        let key = request
+            .lines()
+            .find_map(|line| line.strip_prefix("Idempotency-Key: "));
+        key.map(str::to_owned)
+    });
+    let keys: Vec<_> = keys.collect();
+    assert!(keys[0].is_some() && keys[0] == keys[1], "{keys:?}");
+    assert_eq!(keys[2..], [None, None], "of a POST alone");
 }
 
 #[tokio::test]

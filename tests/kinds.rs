@@ -94,7 +94,7 @@ fn whole_webhook() -> Value {
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "whole" },
         "spec": {
             "url": "https://hooks.example.com:8443/in?a=b", "events": ["instance.created", "invoice.created"],
-            "secretRef": { "name": "signing", "key": "key" }, "active": false, "enableRequestedAt": "2026-11-21T10:00:00.5Z",
+            "secretRef": { "name": "signing", "key": "key" }, "description": "orders", "active": false, "enableRequestedAt": "2026-11-21T10:00:00.5Z",
         },
     })
 }
@@ -300,7 +300,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
     support::kubectl(plane, &["create", "namespace", "kinds-round-trip"], None).unwrap();
     let key = json!({
         "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "whole" },
-        "spec": { "sha256": "0".repeat(64), "scope": "read", "expiresAt": "2027-01-31T00:00:00Z", "lastCharacters": "abcd" },
+        "spec": { "sha256": "0".repeat(64), "name": "dashboard", "scope": "read", "expiresAt": "2027-01-31T00:00:00Z", "lastCharacters": "abcd" },
     });
     let account = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "kinds-whole" },

@@ -77,10 +77,10 @@ fn described(processes: &[&str]) -> BTreeMap<String, Shown> {
 }
 
 async fn page(operator: &Operator) -> String {
-    let answer = reqwest::get(format!("{}/metrics", operator.metrics_url))
-        .await
-        .unwrap();
-    answer.text().await.unwrap()
+    let request = reqwest::Client::new()
+        .get(format!("{}/metrics", operator.metrics_url))
+        .header("accept", "application/openmetrics-text; version=1.0.0");
+    request.send().await.unwrap().text().await.unwrap()
 }
 
 /// A catalogue with samples every three seconds.

@@ -33,7 +33,7 @@ async fn console(
 ) -> (Operator, JoinHandle<()>) {
     let arguments = [
         "api",
-        "--console-url",
+        "--public-url",
         &url,
         "--oidc-issuer",
         issuer,

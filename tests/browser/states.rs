@@ -123,7 +123,7 @@ impl Browser {
         let secret = provider.secret_file();
         let arguments = [
             "api",
-            "--console-url",
+            "--public-url",
             CONSOLE,
             "--oidc-issuer",
             provider.issuer(),

@@ -19,6 +19,29 @@ fn names(helm: &Helm, values: &Value) -> BTreeSet<String> {
 }
 
 #[tokio::test]
+async fn an_ingress_and_a_route_serve_the_path_of_the_public_url() {
+    let helm = Helm::alone().await;
+    for (url, path) in [
+        (Value::Null, "/"),
+        (json!("https://example.com"), "/"),
+        (json!("https://example.com/cloud/"), "/cloud"),
+    ] {
+        let values = json!({
+            "api": { "settings": { "publicUrl": url } },
+            "ingress": { "enabled": true, "hosts": ["example.com"] },
+            "httpRoute": { "enabled": true, "parentRefs": [{ "name": "gateway" }] },
+        });
+        let text = helm.template("stellage-system", &values).unwrap();
+        let found = |kind: &str, pointer: &str| {
+            let object = objects(&text).into_iter().find(|object| object["kind"] == kind);
+            object.unwrap().pointer(pointer).cloned().unwrap()
+        };
+        assert_eq!(found("Ingress", "/spec/rules/0/http/paths/0/path"), path);
+        assert_eq!(found("HTTPRoute", "/spec/rules/0/matches/0/path/value"), path);
+    }
+}
+
+#[tokio::test]
 async fn an_optional_object_is_there_if_it_is_asked_for_and_not_otherwise() {
     let helm = Helm::alone().await;
     let usual = names(&helm, &json!({}));
@@ -292,7 +315,7 @@ async fn existing_secrets_reach_the_processes_that_need_them_and_there_are_none_
         "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
         "traces": { "existingSecret": "collector" }, "oidc": { "existingSecret": "login" },
         "api": { "settings": {
-            "consoleUrl": "https://cloud.example.com", "oidcIssuer": "https://login.example.com", "oidcClientId": "console",
+            "publicUrl": "https://cloud.example.com", "oidcIssuer": "https://login.example.com", "oidcClientId": "console",
         } },
     });
     for (name, wanted) in [
@@ -313,7 +336,7 @@ fn login_by_env(mut issuer: Value) -> Value {
     issuer["name"] = json!("STELLAGE_OIDC_ISSUER");
     let id = json!({ "name": "STELLAGE_OIDC_CLIENT_ID", "value": "console" });
     json!({
-        "api": { "settings": { "consoleUrl": "https://cloud.example.com" }, "extraEnv": [issuer, id] },
+        "api": { "settings": { "publicUrl": "https://cloud.example.com" }, "extraEnv": [issuer, id] },
         "oidc": { "existingSecret": "login" },
     })
 }
@@ -341,7 +364,7 @@ async fn the_network_policies_let_pods_call_what_the_values_name_and_nothing_of_
     };
     let any_port = json!([{ "protocol": "TCP", "port": 1, "endPort": 65535 }]);
     let extra = json!({ "to": [{ "podSelector": { "matchLabels": { "app": "collector" } } }], "ports": [{ "port": 4318 }] });
-    let login = json!({ "consoleUrl": "https://cloud.example.com", "oidcClientId": "console", "oidcIssuer": "https://login.example.com" });
+    let login = json!({ "publicUrl": "https://cloud.example.com", "oidcClientId": "console", "oidcIssuer": "https://login.example.com" });
     for (values, of_api, of_controller) in [
         (
             json!({ "settings": { "receiverNameServer": ["10.0.0.53:5353", "[fd00::53]:53"] } }),

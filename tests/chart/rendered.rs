@@ -26,7 +26,7 @@ pub(super) fn everything() -> Value {
     let mut api = pods.clone();
     api["autoscaling"] = json!({ "enabled": true });
     api["settings"] = json!({
-        "trustedProxies": ["10.20.0.0/16", "10.21.0.0/16"], "maxConnections": 1_000_000, "consoleUrl": "https://cloud.example.com",
+        "trustedProxies": ["10.20.0.0/16", "10.21.0.0/16"], "maxConnections": 1_000_000, "publicUrl": "https://cloud.example.com",
         "oidcIssuer": "https://login.example.com:8443/realms/cloud", "oidcClientId": "console", "oidcName": "Example",
     });
     let mut controller = pods;
@@ -391,11 +391,11 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
         ),
         (
             json!({ "oidc": { "existingSecret": "login" } }),
-            "also needs api.settings.consoleUrl, api.settings.oidcClientId, api.settings.oidcIssuer: oidc.existingSecret",
+            "also needs api.settings.oidcClientId, api.settings.oidcIssuer, api.settings.publicUrl: oidc.existingSecret",
         ),
         (
             json!({ "api": { "settings": { "oidcIssuer": "https://login.example.com", "oidcClientId": "console" } } }),
-            "also needs api.settings.consoleUrl, oidc.existingSecret: ",
+            "also needs api.settings.publicUrl, oidc.existingSecret: ",
         ),
         (
             json!({ "api": { "settings": { "oidcName": "Example" } } }),
@@ -409,11 +409,11 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
     let from_secret = json!({ "name": "STELLAGE_OIDC_CLIENT_ID", "valueFrom": { "secretKeyRef": { "name": "login", "key": "id" } } });
     for right in [
         json!({ "api": { "autoscaling": { "minReplicas": 7 } } }),
-        json!({ "api": { "settings": { "consoleUrl": "https://cloud.example.com" } } }),
+        json!({ "api": { "settings": { "publicUrl": "https://cloud.example.com" } } }),
         json!({
             "oidc": { "existingSecret": "login" },
             "api": {
-                "settings": { "consoleUrl": "https://cloud.example.com", "oidcIssuer": "https://login.example.com" },
+                "settings": { "publicUrl": "https://cloud.example.com", "oidcIssuer": "https://login.example.com" },
                 "extraEnv": [from_secret],
             },
         }),

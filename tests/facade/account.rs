@@ -73,9 +73,10 @@ async fn a_key_is_created_works_at_once_is_listed_without_its_secret_and_revoked
     let tenant = Tenant::new("acct-keys").await;
     let key = create_key(
         &tenant,
-        &json!({ "scope": "read", "expires_at": "2099-01-01T00:00:00Z" }),
+        &json!({ "name": "dashboard", "scope": "read", "expires_at": "2099-01-01T00:00:00Z" }),
     )
     .await;
+    assert_eq!(key["name"], "dashboard");
     let (id, secret) = (key["id"].as_str().unwrap(), key["key"].as_str().unwrap());
     assert!(secret.ends_with(key["last_characters"].as_str().unwrap()));
     let other = with_key(&tenant, &key);
@@ -151,9 +152,10 @@ async fn the_same_create_of_a_key_is_done_once_and_shows_the_key_once() {
 #[tokio::test]
 async fn wrong_fields_of_a_key_are_named_and_the_fifty_first_is_refused() {
     let tenant = Tenant::new("acct-bounds").await;
-    let body = json!({ "scope": "admin", "expires_at": "2020-01-01T00:00:00Z", "name": "x" });
+    let body =
+        json!({ "scope": "admin", "expires_at": "2020-01-01T00:00:00Z", "name": "two\nlines", "names": "x" });
     let refused = expect(&tenant, 422, Method::POST, PATH, Some(&body), &[]).await;
-    assert_eq!(fields(&refused), ["scope", "expires_at", "name"]);
+    assert_eq!(fields(&refused), ["name", "scope", "expires_at", "names"]);
     for _ in 2..50 {
         create_key(&tenant, &json!({ "scope": "read" })).await;
     }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::{
     contract::{code, expect, fields},
+    events::all_pages,
     secrets::refer,
     webhooks::{create, name_of, url_of, webhooks},
 };
@@ -135,26 +136,18 @@ async fn the_log_is_filtered_ordered_and_paged() {
     let mut ids: Vec<&String> = keys.iter().map(|(_, id)| id).collect();
     ids.sort();
     assert_eq!(ids, expected.iter().collect::<Vec<_>>());
-    let mut paged = Vec::new();
-    for page in 1..=3 {
-        let one = list(&format!("limit=7&page={page}")).await;
-        assert_eq!(
-            one["pagination"],
-            json!({ "page": page, "limit": 7, "total": 16, "total_pages": 3 })
-        );
-        paged.extend(one["data"].as_array().unwrap().clone());
-    }
+    let paged = all_pages(&tenant, &path, 7).await;
     assert_eq!(&paged, all["data"].as_array().unwrap());
     for (query, total) in [
         ("status=delivered", 4),
         ("status=exhausted", 4),
         ("event_type=backup.failed", 8),
-        ("status=exhausted&event_type=instance.created&limit=1", 2),
+        ("status=exhausted&event_type=instance.created", 2),
         ("status=nonsense", 0),
         ("event_type=instance", 0),
-        ("page=9007199254740991&status=delivered", 4),
     ] {
-        assert_eq!(list(query).await["pagination"]["total"], total, "{query}");
+        let found = list(query).await;
+        assert_eq!(found["data"].as_array().unwrap().len(), total, "{query}");
     }
     for status in ["pending", "held"] {
         let found = list(&format!("status={status}")).await;

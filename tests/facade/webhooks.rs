@@ -416,6 +416,30 @@ async fn the_etag_of_a_webhook_changes_with_its_secret_and_a_repeated_rotation_i
 }
 
 #[tokio::test]
+async fn a_webhook_is_described_and_the_description_is_removed_by_an_empty_one() {
+    let tenant = Tenant::new("hook-described").await;
+    let body =
+        json!({ "url": "https://example.com", "events": ["instance.created"], "description": "orders" });
+    let created = expect(&tenant, 201, Method::POST, PATH, Some(&body), &[])
+        .await
+        .json();
+    assert_eq!(created["data"]["description"], "orders");
+    let path = url_of(&created["data"]);
+    let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    assert_eq!(shown["data"]["description"], "orders");
+    let kept = json!({ "active": false });
+    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&kept), &[])
+        .await
+        .json();
+    assert_eq!(changed["data"]["description"], "orders");
+    let none = json!({ "description": "" });
+    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&none), &[])
+        .await
+        .json();
+    assert_eq!(changed["data"]["description"], Value::Null);
+}
+
+#[tokio::test]
 async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() {
     let tenant = Tenant::new("hook-rotate").await;
     let webhook = create(&tenant).await;
@@ -426,6 +450,9 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
     let now = first.json()["data"].clone();
     assert_ne!(now["secret"], webhook["secret"]);
     assert!(now["previous_secret_expires_at"].is_string());
+    let shown = async || expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()["data"].clone();
+    let until = shown().await["previous_secret_expires_at"].clone();
+    assert_eq!(until, now["previous_secret_expires_at"]);
     assert_eq!(
         stored(&tenant, &name, "secret").await.as_deref(),
         now["secret"].as_str()
@@ -451,6 +478,7 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
         .json();
     assert_eq!(rotated["data"]["secret"], "my own");
     assert!(rotated["data"].get("previous_secret_expires_at").is_none());
+    assert!(shown().await.get("previous_secret_expires_at").is_none());
     for gone in ["previous-secret", "previous-expires-at"] {
         assert_eq!(stored(&tenant, &name, gone).await, None);
     }

@@ -30,7 +30,7 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- end }}
 {{- if $given }}
 {{- $missing := list }}
-{{- range $name, $value := merge (dict "api.settings.consoleUrl" (or $settings.consoleUrl (has "STELLAGE_CONSOLE_URL" $variables))) $needed }}
+{{- range $name, $value := merge (dict "api.settings.publicUrl" (or $settings.publicUrl (has "STELLAGE_PUBLIC_URL" $variables))) $needed }}
 {{- if not $value }}{{ $missing = append $missing $name }}{{ end }}
 {{- end }}
 {{- if $missing }}

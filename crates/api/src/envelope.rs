@@ -51,6 +51,26 @@ impl Pagination {
     }
 }
 
+/// A page of a list that changes while it is being read, newest items first.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, ToSchema)]
+pub struct CursorList<T> {
+    /// The resources.
+    pub data: Vec<T>,
+    /// Where the list goes on.
+    pub pagination: CursorPagination,
+}
+
+/// Where a list goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[schema(example = json!({"limit": 20, "next": null}))]
+pub struct CursorPagination {
+    /// Maximum number of items per page. A page may have fewer, although others follow.
+    #[schema(minimum = 1, maximum = 100)]
+    pub limit: usize,
+    /// What to give as `after` for the next page; `null` at the end of the list.
+    pub next: Option<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -300,7 +300,7 @@ pub struct ChangeInstance {
 
 /// The image or backup to reinstall a server from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
-#[schema(min_properties = 1, example = json!({"image": "debian-13"}))]
+#[schema(min_properties = 1, max_properties = 1, example = json!({"image": "debian-13"}))]
 #[serde(deny_unknown_fields)]
 pub struct RebuildInstance {
     /// Operating-system image; `GET /v1/images` lists them. Required, unless `backup` is given.

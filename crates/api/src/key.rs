@@ -13,6 +13,9 @@ pub struct Key {
     /// Identifier: the name of the ApiKey.
     #[schema(schema_with = schema::key_id)]
     pub id: String,
+    /// What the key is for; `null` if that was not said.
+    #[schema(required, max_length = 63, example = "dashboard")]
+    pub name: Option<String>,
     /// What the key may do.
     #[schema(schema_with = schema::key_scope)]
     pub scope: KeyScope,
@@ -44,6 +47,9 @@ pub struct NewKey {
         example = "stl_4q7hz0c9k2m8x1ta0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY"
     )]
     pub key: Option<String>,
+    /// What the key is for; `null` if that was not said.
+    #[schema(required, max_length = 63, example = "dashboard")]
+    pub name: Option<String>,
     /// What the key may do.
     #[schema(schema_with = schema::key_scope)]
     pub scope: KeyScope,
@@ -65,6 +71,15 @@ pub struct NewKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateKey {
+    /// What the key is for, in your words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(
+        nullable = false,
+        max_length = 63,
+        pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u202a-\\u202e\\u2066-\\u2069]*$",
+        example = "dashboard"
+    )]
+    pub name: Option<String>,
     /// What the key may do; by default `write`.
     #[serde(default)]
     #[schema(required = false, schema_with = schema::key_scope)]

@@ -73,7 +73,7 @@ pub use account::{Account, AccountQuotas, Quota};
 pub use backup::{Backup, BackupError, BackupStatus, CreateBackup};
 pub use catalogue::{ImageOffer, PlanOffer, RegionOffer};
 pub use delivery::{Delivery, DeliveryAttempt, DeliveryHeaders, DeliveryRequest, DeliveryStatus, Retry};
-pub use envelope::{List, Pagination, Single};
+pub use envelope::{CursorList, CursorPagination, List, Pagination, Single};
 pub use error::{Detail, ErrorAnswer, ErrorBody, ErrorCode};
 pub use event::Event;
 pub use instance::{

@@ -22,6 +22,9 @@ pub struct Webhook {
     /// Event types that are sent.
     #[schema(example = json!(["instance.created"]))]
     pub events: Vec<EventType>,
+    /// What the webhook is for; `null` if that was not said.
+    #[schema(required, max_length = 255, example = "orders")]
+    pub description: Option<String>,
     /// Whether events are sent. `false` if the webhook is switched off or disabled.
     pub active: bool,
     /// Health of the deliveries.
@@ -62,6 +65,11 @@ pub struct Webhook {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub disabled: Option<WebhookDisabled>,
+    /// Until when deliveries are also signed with the previous secret. Present only after a rotation with an overlap; in lists, some
+    /// seconds later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, nullable = false, format = DateTime, example = "2026-11-22T10:00:00Z")]
+    pub previous_secret_expires_at: Option<Seconds>,
 }
 
 /// Since when and why a webhook is disabled.
@@ -96,6 +104,9 @@ pub struct WebhookWithSecret {
     /// Event types that are sent.
     #[schema(example = json!(["instance.created"]))]
     pub events: Vec<EventType>,
+    /// What the webhook is for; `null` if that was not said.
+    #[schema(required, max_length = 255, example = "orders")]
+    pub description: Option<String>,
     /// The signing secret; `null` in the answer to a create that is repeated more than a day later.
     #[schema(required, example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=")]
     pub secret: Option<String>,
@@ -133,6 +144,15 @@ pub struct CreateWebhook {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, min_length = 1, max_length = 255)]
     pub secret: Option<String>,
+    /// What the webhook is for, in your words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(
+        nullable = false,
+        max_length = 255,
+        pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u202a-\\u202e\\u2066-\\u2069]*$",
+        example = "orders"
+    )]
+    pub description: Option<String>,
     /// Whether events are recorded and sent.
     #[serde(default = "active_by_default")]
     #[schema(required = false, default = true)]
@@ -152,6 +172,14 @@ pub struct ChangeWebhook {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, min_items = 1, max_items = 8)]
     pub events: Option<Vec<EventType>>,
+    /// What the webhook is for, in your words; an empty text removes what was said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(
+        nullable = false,
+        max_length = 255,
+        pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u202a-\\u202e\\u2066-\\u2069]*$"
+    )]
+    pub description: Option<String>,
     /// Whether events are recorded and sent; `true` also enables a webhook that was disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]

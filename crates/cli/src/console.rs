@@ -46,7 +46,7 @@ pub struct LinkArgs {
     #[arg(long, value_enum, default_value_t)]
     scope: KeyScope,
 
-    /// Where the console is, such as https://cloud.example.com
+    /// Where the service is, as in --public-url, such as https://cloud.example.com
     #[arg(long, env = "STELLAGE_URL", value_name = "URL")]
     url: Url,
 
@@ -91,7 +91,7 @@ async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {
     object.metadata.annotations = Some(BTreeMap::from([(LINK_ANNOTATION.to_owned(), made.annotation())]));
     key::store(cluster, &account, &object).await?;
     let mut url = args.url;
-    url.set_path("/console/link");
+    url.set_path(&format!("{}/console/link", url.path().trim_end_matches('/')));
     url.set_fragment(None);
     url.query_pairs_mut()
         .clear()

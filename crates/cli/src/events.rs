@@ -24,7 +24,7 @@ use super::{
     duration, objects,
     output::{self, Output, printable},
 };
-use domain::event::{EventFilter, EventType, instance_of};
+use domain::event::{EventFilter, EventType, Period, instance_of};
 use resources::{EventLog, LoggedEvent, origin};
 use runtime::{client::Pages, kubeconfig::ClusterArgs, watch};
 
@@ -74,7 +74,10 @@ pub(super) async fn run(args: EventsArgs, which: &ClusterArgs) -> Result<(), Cli
         filter: EventFilter {
             event_type: args.event_type,
             instance: None,
-            since: args.since,
+            period: Period {
+                since: args.since,
+                until: None,
+            },
         },
         output: args.output,
         printed: HashSet::new(),

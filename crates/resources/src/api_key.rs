@@ -62,7 +62,8 @@ pub enum KeyScope {
     printcolumn(name = "Ends-In", type_ = "string", json_path = ".spec.lastCharacters"),
     printcolumn(name = "Expires", type_ = "string", json_path = ".spec.expiresAt"),
     printcolumn(name = "Last-Used", type_ = "string", json_path = ".status.lastUsedOn"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "For", type_ = "string", json_path = ".spec.name", priority = 1)
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ApiKeySpec {
@@ -74,6 +75,12 @@ pub struct ApiKeySpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: delete this ApiKey and create another"))]
     #[schemars(length(max = 64))]
     pub sha256: String,
+
+    /// What the key is for, in the words of whoever created it: up to 63 characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = Rule::new("self.matches(r'^[^\\p{Cc}\\x{202a}-\\x{202e}\\x{2066}-\\x{2069}]*$')").message("must not have control or bidirectional characters such as line breaks"))]
+    pub name: Option<String>,
 
     /// `read` or `write`.
     #[serde(default)]
@@ -165,6 +172,7 @@ pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>
     let key = format!("{PREFIX}{}{}", ids::suffix_of_account(&account), random());
     let spec = ApiKeySpec {
         sha256: hex::encode(digest(account_uid, &key)),
+        name: None,
         scope,
         expires_at,
         last_characters: Some(key[key.len() - 4..].to_owned()),

@@ -48,6 +48,21 @@ pub fn name(value: &str) -> Result<(), &'static str> {
     }
 }
 
+/// Most characters of a webhook's description.
+pub const MAX_DESCRIPTION: usize = 255;
+
+/// A text of the account holder's choice, of up to `most` characters, which does not confuse those who read it on a terminal.
+pub fn label(value: &str, most: usize) -> Result<(), String> {
+    let confuses = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if value.chars().count() <= most && !value.contains(confuses) {
+        Ok(())
+    } else {
+        Err(format!(
+            "must be at most {most} characters, without control and bidirectional ones such as line breaks"
+        ))
+    }
+}
+
 /// A region code `<country>-<city>-<n>`.
 pub fn region(value: &str) -> Result<(), &'static str> {
     let mut parts = value.split('-');

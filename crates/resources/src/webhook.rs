@@ -113,6 +113,12 @@ impl SecretReference {
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1),
     printcolumn(name = "Events", type_ = "string", json_path = ".spec.events", priority = 1),
+    printcolumn(
+        name = "Description",
+        type_ = "string",
+        json_path = ".spec.description",
+        priority = 1
+    ),
     printcolumn(name = "Held", type_ = "integer", json_path = ".status.held", priority = 1),
     printcolumn(
         name = "Ready",
@@ -146,6 +152,12 @@ pub struct WebhookSpec {
 
     /// The Secret in the same namespace that holds the signing secret.
     pub secret_ref: SecretReference,
+
+    /// What the webhook is for, in the words of whoever created it: up to 255 characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 255))]
+    #[x_kube(validation = Rule::new("self.matches(r'^[^\\p{Cc}\\x{202a}-\\x{202e}\\x{2066}-\\x{2069}]*$')").message("must not have control or bidirectional characters such as line breaks"))]
+    pub description: Option<String>,
 
     /// Whether events are recorded and sent. Events that happen while this is false are never sent.
     #[serde(default = "yes")]

@@ -9,7 +9,7 @@ use std::{
 use http::Method;
 use jiff::Timestamp;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
+    encoding::{EncodeLabelSet, prometheus_text, text},
     metrics::{
         counter::Counter,
         family::Family,
@@ -445,11 +445,60 @@ impl Metrics {
         );
     }
 
-    /// All metrics in the OpenMetrics text format.
-    pub fn render(&self) -> Result<String, std::fmt::Error> {
+    /// All metrics in this format.
+    pub fn render(&self, format: Format) -> Result<String, std::fmt::Error> {
         let mut page = String::new();
-        encode(&mut page, &self.registry)?;
+        match format {
+            Format::OpenMetrics => text::encode(&mut page, &self.registry)?,
+            Format::Prometheus => prometheus_text::encode(&mut page, &self.registry)?,
+        }
         Ok(page)
+    }
+}
+
+/// A text format for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// OpenMetrics 1.0.0.
+    OpenMetrics,
+    /// That of Prometheus, version 0.0.4, which every scraper reads.
+    Prometheus,
+}
+
+impl Format {
+    /// The format for a request with this `Accept`: OpenMetrics for those who ask for it, and do not prefer plain text.
+    pub fn accepted(accept: &str) -> Self {
+        let weight = |kind: &str| {
+            let ranges = accept.split(',').filter_map(|range| {
+                let mut parts = range.split(';').map(str::trim);
+                let is_kind = parts.next().is_some_and(|it| it.eq_ignore_ascii_case(kind));
+                let mut weight = 1.0;
+                for parameter in parts {
+                    match parameter.split_once('=') {
+                        Some(("q", value)) => weight = value.parse::<f32>().unwrap_or(0.0),
+                        // Of an early version there is no encoder.
+                        Some(("version", "0.0.1")) => return None,
+                        _ => {}
+                    }
+                }
+                is_kind.then_some(weight)
+            });
+            ranges.fold(0.0, f32::max)
+        };
+        let wanted = weight("application/openmetrics-text");
+        if wanted > 0.0 && wanted >= weight("text/plain") {
+            Self::OpenMetrics
+        } else {
+            Self::Prometheus
+        }
+    }
+
+    /// Its media type.
+    pub const fn media_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Prometheus => prometheus_text::CONTENT_TYPE,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
-    header::{ALLOW, CONTENT_TYPE},
+    header::{ACCEPT, ALLOW, CONTENT_TYPE},
 };
 use http_body_util::Full;
 use tokio::net::TcpListener;
@@ -14,12 +14,10 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Health, Metrics,
     http::{ConnectionLimits, Options, connections},
+    metrics::Format,
 };
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// The media type of the text that `prometheus-client` writes.
-const OPEN_METRICS: HeaderValue =
-    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 /// Maximum number of simultaneous connections, in total and from one address. This port has its own limits, so that
 /// clients of the REST API cannot keep probes from being answered; and a probe opens, asks and closes within
@@ -30,7 +28,7 @@ const CONNECTIONS_PER_PEER: usize = 64;
 /// Serves until `shutdown`.
 pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics, shutdown: CancellationToken) {
     let service = hyper::service::service_fn(move |request: Request<super::http::Arriving>| {
-        let response = answer(request.method(), request.uri().path(), &health, &metrics);
+        let response = answer(&request, &health, &metrics);
         async move { Ok::<_, Infallible>(response) }
     });
     let options = Options {
@@ -51,9 +49,9 @@ fn unreadable(status: StatusCode) -> Response<Bytes> {
     response
 }
 
-fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Full<Bytes>> {
-    let (status, kind, text) = match path {
-        _ if !matches!(*method, Method::GET | Method::HEAD) => (
+fn answer<B>(request: &Request<B>, health: &Health, metrics: &Metrics) -> Response<Full<Bytes>> {
+    let (status, kind, text) = match request.uri().path() {
+        _ if !matches!(*request.method(), Method::GET | Method::HEAD) => (
             StatusCode::METHOD_NOT_ALLOWED,
             TEXT,
             "method not allowed; use GET\n".to_owned(),
@@ -72,10 +70,19 @@ fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Re
                 format!("not ready:\n{}\n", waiting.join("\n")),
             ),
         },
-        "/metrics" => match metrics.render() {
-            Ok(page) => (StatusCode::OK, OPEN_METRICS, page),
-            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, String::new()),
-        },
+        "/metrics" => {
+            let accept = request.headers().get_all(ACCEPT).iter();
+            let accept: Vec<_> = accept.filter_map(|value| value.to_str().ok()).collect();
+            let format = Format::accepted(&accept.join(","));
+            match metrics.render(format) {
+                Ok(page) => (
+                    StatusCode::OK,
+                    HeaderValue::from_static(format.media_type()),
+                    page,
+                ),
+                Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, String::new()),
+            }
+        }
         _ => (
             StatusCode::NOT_FOUND,
             TEXT,
@@ -100,7 +107,8 @@ mod tests {
     use super::*;
 
     async fn get(path: &str, health: &Health) -> (u16, String) {
-        let response = answer(&Method::GET, path, health, &Metrics::new());
+        let request = Request::get(path).body(()).unwrap();
+        let response = answer(&request, health, &Metrics::new());
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, String::from_utf8(body.to_vec()).unwrap())
@@ -122,8 +130,42 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_are_in_the_text_format() {
-        let (status, text) = get("/metrics", &Health::default()).await;
-        assert!(status == 200 && text.ends_with("# EOF\n"), "{text}");
+    async fn metrics_are_in_the_format_that_is_asked_for_and_in_that_of_prometheus_by_default() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
+        for (accept, is_open) in [
+            (None, false),
+            (Some("*/*"), false),
+            (Some("text/plain"), false),
+            (Some("text/plain;version=0.0.4;q=0.5,*/*;q=0.1"), false),
+            (Some("application/openmetrics-text;version=0.0.1"), false),
+            (Some("application/openmetrics-text;q=0"), false),
+            (Some("application/openmetrics-text;q=0.1, text/plain"), false),
+            (Some("application/openmetrics-text; version=1.0.0"), true),
+            (Some("application/OpenMetrics-text"), true),
+            (Some(prometheus), true),
+        ] {
+            let mut request = Request::get("/metrics").body(()).unwrap();
+            if let Some(accept) = accept {
+                request.headers_mut().insert(ACCEPT, accept.parse().unwrap());
+            }
+            let response = answer(&request, &Health::default(), &Metrics::new());
+            assert_eq!(response.status(), StatusCode::OK);
+            let kind = response.headers()[CONTENT_TYPE].to_str().unwrap().to_owned();
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let text = String::from_utf8(body.to_vec()).unwrap();
+            assert_eq!(text.ends_with("# EOF\n"), is_open, "{accept:?}");
+            if is_open {
+                assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
+            } else {
+                assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+                for line in text.lines().filter(|line| line.starts_with("# TYPE ")) {
+                    let kind = line.rsplit(' ').next().unwrap();
+                    assert!(
+                        ["counter", "gauge", "histogram", "untyped"].contains(&kind),
+                        "{line}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -171,7 +171,7 @@ mod tests {
         shutdown.cancel();
         task.await.unwrap();
         assert!(heard.recv().await.is_none(), "each problem is told once");
-        let page = metrics.render().unwrap();
+        let page = metrics.render(crate::metrics::Format::OpenMetrics).unwrap();
         for line in [
             "stellage_catalogue_reloads_total{outcome=\"ok\"} 2",
             "stellage_catalogue_reloads_total{outcome=\"invalid\"} 2",

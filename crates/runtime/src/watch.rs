@@ -487,7 +487,12 @@ mod tests {
         metrics.watch_answered("accounts");
         let of_others = KindLabels { kind: "Account" };
         metrics.objects.get_or_create_owned(&of_others).set(1);
-        let shows = |series: &str| metrics.render().unwrap().contains(series);
+        let shows = |series: &str| {
+            metrics
+                .render(crate::metrics::Format::OpenMetrics)
+                .unwrap()
+                .contains(series)
+        };
         let answered = "{resource=\"instances\"}";
         let objects = "stellage_objects{kind=\"Instance\"}";
         assert!(shows(answered) && shows(objects));

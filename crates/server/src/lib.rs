@@ -2,8 +2,10 @@
 //!
 //! - [`service`]: everything that an account holder can do, independent of HTTP;
 //! - [`facade`]: the REST API;
-//! - [`console`]: the customer console, on top of the REST API.
+//! - [`console`]: the customer console, on top of the REST API;
+//! - [`public_url`]: where clients see both.
 
 pub mod console;
 pub mod facade;
+pub mod public_url;
 pub mod service;

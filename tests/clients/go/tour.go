@@ -107,7 +107,7 @@ func (t tour) instances() error {
 	if err != nil {
 		return err
 	}
-	running, err := t.waitForStatus(id, stellage.InstanceStatusRunning)
+	running, err := t.waitForStatus(id, "running")
 	if err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (t tour) stop(id stellage.InstanceId) error {
 		return unexpected("stop", stopped)
 	}
 	fmt.Printf("stop: %s\n", stopped.JSON202.Data.Status)
-	if _, err := t.waitForStatus(id, stellage.InstanceStatusStopped); err != nil {
+	if _, err := t.waitForStatus(id, "stopped"); err != nil {
 		return err
 	}
 	refused, err := t.client.RebootInstanceWithResponse(t.ctx, id, nil)
@@ -236,7 +236,7 @@ func (t tour) deliver(id stellage.WebhookId) error {
 		}
 		return got.JSON200.Data, nil
 	}
-	isDelivered := func(delivery stellage.Delivery) bool { return delivery.Status == stellage.DeliveryStatusDelivered }
+	isDelivered := func(delivery stellage.Delivery) bool { return delivery.Status == "delivered" }
 	delivered, err := wait(t.ctx, look, isDelivered)
 	if err != nil {
 		return err
@@ -249,7 +249,7 @@ func (t tour) deliver(id stellage.WebhookId) error {
 	if list.JSON200 == nil {
 		return unexpected("deliveries", list)
 	}
-	fmt.Printf("deliveries: %d\n", list.JSON200.Pagination.Total)
+	fmt.Printf("deliveries: %d\n", len(list.JSON200.Data))
 	return nil
 }
 

@@ -102,7 +102,7 @@ async function webhooks(url: string): Promise<void> {
   const delivered = await wait("delivered", look, ({ status }) => status === "delivered");
   console.log(`delivery: ${delivered.event_type} ${delivered.status} ${delivered.attempts[0]?.status_code ?? "-"}`);
   const list = success(await client.GET("/v1/webhooks/{id}/deliveries", { params: { path } }));
-  console.log(`deliveries: ${list.pagination.total}`);
+  console.log(`deliveries: ${list.data.length}`);
   const deleted = await client.DELETE("/v1/webhooks/{id}", { params: { path } });
   console.log(`deleted: ${deleted.response.status}`);
 }

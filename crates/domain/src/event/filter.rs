@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use resources::{EventType, LoggedEvent, PageIndex, public_id::InstanceId};
+use resources::{EventType, LoggedEvent, public_id::InstanceId};
 
 /// The filters of a request for events. Events must match all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,23 +14,39 @@ pub struct EventFilter {
     pub event_type: Option<EventType>,
     /// The instance that the events are about.
     pub instance: Option<InstanceId>,
-    /// The events happened at this time or later.
+    /// When the events happened.
+    pub period: Period,
+}
+
+/// A period of time, possibly without a beginning or an end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Period {
+    /// Its beginning, which is part of it.
     pub since: Option<Timestamp>,
+    /// Its end, which is not.
+    pub until: Option<Timestamp>,
+}
+
+impl Period {
+    /// Whether this time lies in it.
+    pub fn has(&self, time: Timestamp) -> bool {
+        self.since.is_none_or(|since| time >= since) && self.until.is_none_or(|until| time < until)
+    }
+
+    /// Whether any time from `from` to `to`, both included, may lie in it.
+    pub fn overlaps(&self, from: Timestamp, to: Timestamp) -> bool {
+        self.since.is_none_or(|since| to >= since) && self.until.is_none_or(|until| from < until)
+    }
 }
 
 impl EventFilter {
     /// Whether an event matches. The instance is looked up in its body.
     pub fn matches(&self, event: &LoggedEvent) -> bool {
         self.event_type.is_none_or(|wanted| wanted == event.event_type)
-            && self.since.is_none_or(|since| event.created_at >= since)
+            && self.period.has(event.created_at)
             && self
                 .instance
                 .is_none_or(|instance| is_about(&event.body, &instance.to_string()))
-    }
-
-    /// Whether the index of a page does not tell how many of its events match.
-    pub fn cuts(&self, index: &PageIndex) -> bool {
-        self.instance.is_some() || self.since.is_some_and(|since| index.from < since)
     }
 }
 
@@ -68,6 +84,23 @@ pub fn instance_of(body: &str) -> Option<EventInstance<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_period_has_its_beginning_but_not_its_end() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let period = Period {
+            since: Some(at(10)),
+            until: Some(at(20)),
+        };
+        assert_eq!(
+            [9, 10, 19, 20].map(|second| period.has(at(second))),
+            [false, true, true, false]
+        );
+        let overlaps = |from, to| period.overlaps(at(from), at(to));
+        assert!(overlaps(0, 10) && overlaps(19, 30) && overlaps(0, 30) && overlaps(12, 13));
+        assert!(!overlaps(0, 9) && !overlaps(20, 30));
+        assert!(Period::default().has(Timestamp::MIN) && Period::default().overlaps(at(1), at(1)));
+    }
 
     #[test]
     fn the_instance_of_an_event_is_in_its_data() {

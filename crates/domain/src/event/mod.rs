@@ -13,7 +13,7 @@ mod filter;
 pub mod outbox;
 pub mod payload;
 
-pub use filter::{EventFilter, EventInstance, instance_of};
+pub use filter::{EventFilter, EventInstance, Period, instance_of};
 pub use outbox::{Outbox, OutboxVersion};
 
 pub use resources::event::{EventType, OutboxEntry};

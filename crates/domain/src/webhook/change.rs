@@ -15,6 +15,9 @@ pub fn changed_spec(change: &ChangeWebhook, webhook: &Webhook, now: Timestamp) -
     if let Some(events) = &change.events {
         spec.events.clone_from(events);
     }
+    if let Some(description) = &change.description {
+        spec.description = Some(description.clone()).filter(|text| !text.is_empty());
+    }
     spec.active = change.active.unwrap_or(spec.active);
     if change.active == Some(true) && webhook.disabled().is_some() {
         spec.enable_requested_at = Some(nonce(now, &[spec.enable_requested_at.as_deref()]));
@@ -36,6 +39,21 @@ mod tests {
             "spec": { "events": ["instance.stopped"], "enableRequestedAt": "2026-11-21T10:00:00.000000Z" },
             "status": status,
         }))
+    }
+
+    #[test]
+    fn an_empty_description_removes_it() {
+        let described = |text: &str, webhook: &Webhook| {
+            let change = ChangeWebhook {
+                description: Some(text.to_owned()),
+                ..ChangeWebhook::default()
+            };
+            changed_spec(&change, webhook, Timestamp::UNIX_EPOCH)
+        };
+        let mut webhook = webhook(false);
+        webhook.spec = described("orders", &webhook);
+        assert_eq!(webhook.spec.description.as_deref(), Some("orders"));
+        assert_eq!(described("", &webhook).description, None);
     }
 
     #[test]

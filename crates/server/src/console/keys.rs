@@ -63,6 +63,10 @@ struct ListPage {
 
 fn create_call(request: &SessionRequest, form: &Form) -> Call {
     let mut body = json!({ "scope": form.value("scope") });
+    let name = form.text("name");
+    if !name.is_empty() {
+        body["name"] = json!(name);
+    }
     if let Ok(days) = form.text("days").parse::<i64>()
         && let Some(life) = SignedDuration::try_from_hours(days.clamp(0, MAX_DAYS) * 24)
         && let Ok(end) = request.now().checked_add(life)

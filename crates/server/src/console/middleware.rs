@@ -18,11 +18,11 @@ use url::Url;
 use super::{
     App,
     assets::{self, accepts_gzip, compressed},
-    oidc::is_safe,
     page::{Shell, problem},
     refusal::Refusal,
     same_origin, session_request,
 };
+use crate::public_url::{PublicUrl, is_safe};
 use api::ErrorCode;
 use runtime::metrics::RequestLabels;
 
@@ -66,7 +66,7 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
     {
         response.headers_mut().append(header::SET_COOKIE, told);
     }
-    response = compress(response, accepts_gzip(&headers)).await;
+    response = complete(response, app.facade.public_url(), accepts_gzip(&headers)).await;
     app.count(&RequestLabels {
         method: if method == Method::POST { "POST" } else { "GET" },
         route: "/console",
@@ -108,21 +108,26 @@ fn is_of_this_machine(headers: &HeaderMap) -> bool {
     url.is_some_and(|url| is_safe(&url))
 }
 
-/// Compresses a page. Another site cannot mix input of its own into what the page shows, because the session's cookie is `SameSite=Strict`.
-async fn compress(response: Response, is_accepted: bool) -> Response {
+/// Adds the path of the public URL to the links of a page, and compresses it. Another site cannot mix input of its own into what the page shows, because the session's cookie is `SameSite=Strict`.
+async fn complete(response: Response, public_url: Option<&PublicUrl>, is_accepted: bool) -> Response {
     let is_page = response
         .headers()
         .get(header::CONTENT_TYPE)
         .is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
     // A printable invoice is sent while it is being read; all other pages are complete when they are answered.
     let is_complete = response.body().size_hint().exact().is_some();
-    if !is_page || !is_complete || !is_accepted {
+    let public_url = public_url.filter(|url| !url.path().is_empty());
+    if !is_page || !is_complete || !is_accepted && public_url.is_none() {
         return response;
     }
     let (mut head, body) = response.into_parts();
     let bytes = body.collect().await.map(http_body_util::Collected::to_bytes);
-    let bytes = bytes.unwrap_or_default();
-    if bytes.len() < WORTH_COMPRESSING {
+    let mut bytes = bytes.unwrap_or_default();
+    if let Some(public_url) = public_url {
+        bytes = public_url.links_below(&String::from_utf8_lossy(&bytes)).into();
+        head.headers.remove(header::CONTENT_LENGTH);
+    }
+    if !is_accepted || bytes.len() < WORTH_COMPRESSING {
         return Response::from_parts(head, Body::from(bytes));
     }
     head.headers.remove(header::CONTENT_LENGTH);

@@ -111,8 +111,11 @@ impl App {
         sign_in_limiter::client(peer, request.headers(), &self.trusted_proxies)
     }
 
-    /// Scheme, host and port as the browser knows them.
+    /// The URL of the service as the browser knows it.
     fn origin(&self, headers: &HeaderMap) -> String {
+        if let Some(url) = self.facade.public_url() {
+            return url.as_str().to_owned();
+        }
         let scheme = if self.cookies.insecure { "http" } else { "https" };
         let is_plain = |host: &&str| {
             !host.is_empty()

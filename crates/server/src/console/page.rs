@@ -10,10 +10,11 @@ use url::form_urlencoded;
 
 use super::{
     assets::{ASSETS, Assets},
+    call::with_query,
     refusal::Refusal,
     session::Note,
 };
-use api::Pagination;
+use api::{CursorPagination, Pagination};
 
 /// The Content-Type of every page.
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
@@ -230,6 +231,27 @@ impl Pager {
     }
 }
 
+/// Links to the other pages of a list with cursors.
+#[derive(Clone, Debug)]
+pub struct CursorPager {
+    /// Link to the first page, from the others.
+    pub newest: Option<String>,
+    /// Link to the next page.
+    pub older: Option<String>,
+}
+
+impl CursorPager {
+    /// The pager of the list shown at `path` with this query.
+    pub fn new(pagination: &CursorPagination, path: &str, query: &Query) -> Self {
+        let is_first = query.get("after").is_empty();
+        let next = pagination.next.as_deref();
+        Self {
+            newest: (!is_first).then(|| query.with(path, "after", "")),
+            older: next.map(|next| query.with(path, "after", next)),
+        }
+    }
+}
+
 /// The query of a page.
 #[derive(Clone, Debug, Default)]
 pub struct Query(Vec<(String, String)>);
@@ -257,13 +279,11 @@ impl Query {
         names.iter().any(|name| !self.get(name).is_empty())
     }
 
-    /// The path with this query, except that one parameter has another value.
+    /// The path with this query, except that one parameter has another value, or, if that is empty, is left out.
     pub fn with(&self, path: &str, name: &str, value: &str) -> String {
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        let others = self.0.iter().filter(|(key, it)| key != name && !it.is_empty());
-        query.extend_pairs(others);
-        query.append_pair(name, value);
-        format!("{path}?{}", query.finish())
+        let others = self.0.iter().filter(|(key, _)| key != name);
+        let others = others.map(|(key, value)| (key.as_str(), value.as_str()));
+        with_query(path, &others.chain([(name, value)]).collect::<Vec<_>>())
     }
 }
 
@@ -307,5 +327,31 @@ mod tests {
         };
         let pager = Pager::new(far, "/x", &Query::default());
         assert_eq!((pager.previous.as_deref(), pager.next), (Some("/x?page=3"), None));
+    }
+
+    #[test]
+    fn a_pager_with_cursors_leads_on_and_back_to_the_newest() {
+        let next = |next: Option<&str>| CursorPagination {
+            limit: 20,
+            next: next.map(str::to_owned),
+        };
+        let links = |query: &str, pagination: &CursorPagination| {
+            let pager = CursorPager::new(pagination, "/x", &Query::parse(query));
+            (pager.newest, pager.older)
+        };
+        let some = |link: &str| Some(link.to_owned());
+        assert_eq!(links("", &next(None)), (None, None));
+        assert_eq!(
+            links("type=a", &next(Some("evt_1"))),
+            (None, some("/x?type=a&after=evt_1"))
+        );
+        assert_eq!(
+            links("after=evt_1", &next(Some("evt_2"))),
+            (some("/x"), some("/x?after=evt_2"))
+        );
+        assert_eq!(
+            links("type=a&after=evt_2", &next(None)),
+            (some("/x?type=a"), None)
+        );
     }
 }

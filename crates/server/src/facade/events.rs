@@ -9,7 +9,7 @@ use super::{
     App,
     extract::{
         Caller, Charged, Target,
-        query::{Paging, Parameters, not_a_time},
+        query::{CursorPaging, Parameters},
     },
     openapi::examples,
     response::{
@@ -18,23 +18,22 @@ use super::{
     },
 };
 use crate::service::{
-    events::{EventFilter, not_logged},
+    events::{EventFilter, Period, not_kept, not_logged},
     id::{EventId, InstanceId, PublicId},
 };
-use api::{Event, List, Pagination, Single};
+use api::{CursorList, CursorPagination, Event, Single};
 use domain::event::EventType;
 
-/// The filter in the query; `None` if a value does not exist, so that nothing is selected. 422 if `since` is not a time.
-fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, Error> {
-    let since = parameters.time("since")?;
+/// The filter in the query; `None` if a value does not exist, so that nothing is selected.
+fn filter(parameters: &Parameters, period: Period) -> Option<EventFilter> {
     let event_type = parameters.get("type").map(EventType::parse);
     let instance = parameters.get("instance_id").map(InstanceId::parse);
     let is_known = event_type != Some(None) && instance != Some(None);
-    Ok(is_known.then_some(EventFilter {
+    is_known.then_some(EventFilter {
         event_type: event_type.flatten(),
         instance: instance.flatten(),
-        since,
-    }))
+        period,
+    })
 }
 
 /// Lists the events of the account
@@ -43,8 +42,8 @@ fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, Error> {
 /// exactly as receivers get it; test events are not among them. An event is listed some two seconds after it has happened, and of
 /// two events of different instances the later one may be listed first: to catch up, begin a minute before the last event that
 /// you know, and leave out by their ids those that you know. An account with very many events has those of a shorter time.
-/// Filters can be combined with each other and with paging. A filter that matches nothing gives an empty list. Pages do not lead
-/// beyond the newest 10,000 events that match. Each further 500 pages of the log that have to be gone through count as one more request
+/// Filters can be combined with each other and with paging. A filter that matches nothing gives an empty list. `pagination.next`
+/// leads to the next page. Each further 500 pages of the log that have to be gone through count as one more request
 /// against the rate limits; `since` saves them. 404 if the operator is configured to log no events.
 #[utoipa::path(
     get,
@@ -52,15 +51,14 @@ fn filter(parameters: &Parameters) -> Result<Option<EventFilter>, Error> {
     operation_id = "listEvents",
     tag = "events",
     params(
-        Paging,
+        CursorPaging,
         ("type" = Option<String>, Query, description = "Only events of this type.", example = "instance.created"),
         ("instance_id" = Option<String>, Query, description = "Only events about this instance, which may have been deleted.", example = "i-4q7hz0c9k2m8x1ta"),
-        ("since" = Option<String>, Query, description = "Only events that happened at this RFC 3339 time or later.", example = "2026-11-21T10:00:00Z"),
     ),
     responses(
-        (status = 200, description = "A page of events", body = List<Event>, example = json!(examples::page(examples::event()))),
+        (status = 200, description = "A page of events", body = CursorList<Event>, example = json!(examples::cursor_page(examples::event()))),
         (status = 404, description = "Not Found", body = ErrorAnswer, example = json!(examples::error(not_logged()))),
-        (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(not_a_time("since")))),
+        (status = 422, description = "Unprocessable Entity", body = ErrorAnswer, example = json!(examples::error(not_kept("event")))),
     ),
 )]
 pub async fn list(
@@ -68,14 +66,18 @@ pub async fn list(
     caller: Caller,
     parameters: Parameters,
 ) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
-    let filter = filter(&parameters)?;
+    let (cursor, period) = parameters.cursor()?;
+    let filter = filter(&parameters, period);
     let cost = Charged::new(&app, &caller);
-    let (bodies, total) = app
+    let listed = app
         .service
-        .list_events(caller.tenant(), filter, paging.page, paging.limit, &cost)
+        .list_events(caller.tenant(), filter, cursor, &cost)
         .await?;
-    response::page(&bodies, Pagination::new(paging.page, paging.limit, total))
+    let pagination = CursorPagination {
+        limit: cursor.limit,
+        next: listed.next,
+    };
+    response::page(&listed.items, &pagination)
 }
 
 /// Shows an event
@@ -111,28 +113,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_with_an_unknown_value_selects_nothing_and_since_must_be_a_time() {
-        let read = |query: &str| filter(&Parameters::of(&format!("/v1/events?{query}").parse().unwrap()));
-        assert_eq!(read(""), Ok(Some(EventFilter::default())));
-        let all = "type=instance.stopped&instance_id=i-abcdefgh01234567&since=2026-11-21T10:00:00Z";
+    fn a_filter_with_an_unknown_value_selects_nothing() {
+        let read = |query: &str| {
+            let parameters = Parameters::of(&format!("/v1/events?{query}").parse().unwrap());
+            filter(&parameters, Period::default())
+        };
+        assert_eq!(read(""), Some(EventFilter::default()));
         assert_eq!(
-            read(all),
-            Ok(Some(EventFilter {
+            read("type=instance.stopped&instance_id=i-abcdefgh01234567"),
+            Some(EventFilter {
                 event_type: Some(EventType::InstanceStopped),
                 instance: InstanceId::parse("i-abcdefgh01234567"),
-                since: Some("2026-11-21T10:00:00Z".parse().unwrap()),
-            }))
+                period: Period::default(),
+            })
         );
         for nothing in ["type=instance", "type=", "instance_id=web", "instance_id="] {
-            assert_eq!(read(nothing), Ok(None), "{nothing}");
-        }
-        for wrong in [
-            "since=",
-            "since=yesterday",
-            "since=2026-11-21",
-            "since=2026-11-21T10:00:00&type=x",
-        ] {
-            assert_eq!(read(wrong).unwrap_err().details[0].field, "since", "{wrong}");
+            assert_eq!(read(nothing), None, "{nothing}");
         }
     }
 }

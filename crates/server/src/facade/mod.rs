@@ -42,6 +42,7 @@ use tower::Service as _;
 
 pub use self::response::error::status;
 use self::{middleware::Writes, rate_limit::RateLimits, response::unreadable};
+use crate::public_url::PublicUrl;
 use crate::service::{Service, credentials::Credential, instances::duration_in_words};
 use runtime::{
     Metrics, http as server,
@@ -58,6 +59,10 @@ struct App {
     writing: TaskTracker,
     /// How many of them each account has in progress.
     writes: Arc<Writes>,
+    /// The OpenAPI document, as text: parsed, it takes some megabytes.
+    document: bytes::Bytes,
+    /// Where clients see the service, if that was said.
+    public_url: Option<PublicUrl>,
 }
 
 /// In the extensions of a request: the credential to answer it with. Nothing that arrives on a port can set it.
@@ -75,13 +80,22 @@ pub struct Facade {
 
 impl Facade {
     /// The REST API of a service. `provisioning` is how long creating a server takes, which the response to a create says.
-    pub fn new(service: Arc<Service>, provisioning: Duration, metrics: &Metrics) -> Self {
+    /// `public_url` is where clients see it.
+    pub fn new(
+        service: Arc<Service>,
+        provisioning: Duration,
+        public_url: Option<PublicUrl>,
+        metrics: &Metrics,
+    ) -> Self {
+        let document = openapi::text(public_url.as_ref());
         let app = Arc::new(App {
             service,
             rate_limits: RateLimits::default(),
             provisioning: duration_in_words(provisioning),
             writing: TaskTracker::new(),
             writes: Arc::default(),
+            document,
+            public_url,
         });
         let (handlers, served) = openapi::router();
         let router = middleware::around(handlers, &served, &app, metrics);
@@ -90,6 +104,11 @@ impl Facade {
             router,
             mounted: None,
         }
+    }
+
+    /// Where clients see it, if that was said.
+    pub fn public_url(&self) -> Option<&PublicUrl> {
+        self.app.public_url.as_ref()
     }
 
     /// Lets `router` answer `prefix` and the paths below it, with the same connections and the same shutdown.
@@ -166,7 +185,17 @@ impl Facade {
         let ended = shutdown.clone();
         let facade = self.clone();
         let service = hyper::service::service_fn(move |request| {
-            facade.answer(request).map(Ok::<_, std::convert::Infallible>)
+            let public_url = facade.app.public_url.clone();
+            let request = match &public_url {
+                Some(url) => url.at_root(request),
+                None => request,
+            };
+            facade.answer(request).map(move |response| {
+                Ok::<_, std::convert::Infallible>(match &public_url {
+                    Some(url) => url.below(response),
+                    None => response,
+                })
+            })
         });
         let options = server::Options {
             limits,
@@ -205,7 +234,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_writes_runs_to_its_end_although_its_client_has_hung_up() {
         let service = Service::without_cluster();
-        let mut facade = Facade::new(Arc::new(service), Duration::ZERO, &Metrics::new());
+        let mut facade = Facade::new(Arc::new(service), Duration::ZERO, None, &Metrics::new());
         let (begun, go_on, ended) = (
             Arc::new(Notify::new()),
             Arc::new(Notify::new()),

@@ -82,7 +82,7 @@ fn delivery(number: usize) -> Arc<Delivery> {
 
 /// How often the lock has been taken.
 fn locked(metrics: &Metrics) -> u64 {
-    let page = metrics.render().unwrap();
+    let page = metrics.render(runtime::metrics::Format::OpenMetrics).unwrap();
     let counts = page
         .lines()
         .filter_map(|line| line.strip_prefix("stellage_webhook_lock_hold_seconds_count "));

@@ -205,6 +205,7 @@ fn a_disablement_is_of_one_generation_of_one_webhook() {
                 name: "secret".to_owned(),
                 key: "secret".to_owned(),
             },
+            description: None,
             active: true,
             enable_requested_at: None,
         };

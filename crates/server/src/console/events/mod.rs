@@ -19,13 +19,13 @@ use self::{
 use super::{
     App,
     call::{Call, segment, with_query},
-    page::{Pager, Query, Shell, page},
+    page::{CursorPager, Query, Shell, page},
     refresh::Refresh,
     refusal::Refusal,
     session_request::SessionRequest,
     text::{Moment as _, indented},
 };
-use api::{List, Single};
+use api::{CursorList, Single};
 use domain::event::EventType;
 
 const SECTION: &str = "events";
@@ -44,25 +44,26 @@ struct ListPage {
     types: Vec<&'static str>,
     /// `None` if events are not logged.
     items: Option<Vec<Event>>,
-    pager: Option<Pager>,
+    pager: Option<CursorPager>,
     is_filtered: bool,
     refresh: Refresh,
 }
 
 async fn list(request: SessionRequest) -> Result<Response, Refusal> {
-    let filters = ["type", "instance_id", "since"];
-    let since = since(request.query.get("since"));
+    let filters = ["type", "instance_id", "since", "until"];
+    let [since, until] = ["since", "until"].map(|name| in_utc(request.query.get(name)));
     let parameters = [
         ("type", request.query.get("type")),
         ("instance_id", request.query.get("instance_id")),
         ("since", &since),
-        ("page", request.query.get("page")),
+        ("until", &until),
+        ("after", request.query.get("after")),
     ];
     let call = Call::get(with_query("/v1/events", &parameters));
-    let found: Option<List<Event>> = request.find(&call).await?;
+    let found: Option<CursorList<Event>> = request.find(&call).await?;
     let pager = found
         .as_ref()
-        .map(|found| Pager::new(found.pagination, "/console/events", &request.query));
+        .map(|found| CursorPager::new(&found.pagination, "/console/events", &request.query));
     let template = ListPage {
         shell: request.shell_with(SECTION, "Events", &[call]),
         types: EventType::ALL.map(EventType::as_str).to_vec(),
@@ -76,7 +77,7 @@ async fn list(request: SessionRequest) -> Result<Response, Refusal> {
 }
 
 /// The time in a field, which has no zone, as UTC. Anything else goes to `/v1` unchanged, which says what is wrong with it.
-fn since(text: &str) -> String {
+fn in_utc(text: &str) -> String {
     match text.parse::<jiff::civil::DateTime>() {
         Ok(time) => format!("{time}Z"),
         Err(_) => text.to_owned(),
@@ -130,8 +131,8 @@ mod tests {
 
     #[test]
     fn the_time_of_a_field_is_in_utc() {
-        assert_eq!(since("2026-11-23T10:00"), "2026-11-23T10:00:00Z");
-        assert_eq!(since("2026-11-23T10:00:00Z"), "2026-11-23T10:00:00Z");
-        assert_eq!((since("x"), since("")), ("x".to_owned(), String::new()));
+        assert_eq!(in_utc("2026-11-23T10:00"), "2026-11-23T10:00:00Z");
+        assert_eq!(in_utc("2026-11-23T10:00:00Z"), "2026-11-23T10:00:00Z");
+        assert_eq!((in_utc("x"), in_utc("")), ("x".to_owned(), String::new()));
     }
 }

@@ -10,7 +10,7 @@ use crate::console::{
     session_request::SessionRequest,
     webhooks::view::{Delivery, Webhook},
 };
-use api::List;
+use api::{CursorList, List};
 
 /// Webhooks to ask about concurrently: as many as the long reads that an account may have.
 const READS_AT_ONCE: usize = 2;
@@ -67,7 +67,7 @@ pub async fn sent(
         let deliveries = match request.find(&call).await {
             // It has been deleted since.
             Ok(None) => return Ok(None),
-            Ok(Some(List::<Delivery> { data, .. })) => Some(data),
+            Ok(Some(CursorList::<Delivery> { data, .. })) => Some(data),
             // The page is useful without them.
             Err(refusal) if refusal.status == StatusCode::SERVICE_UNAVAILABLE => None,
             Err(refusal) => return Err(refusal),

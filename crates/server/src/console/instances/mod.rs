@@ -36,7 +36,7 @@ use super::{
     text::Moment as _,
     webhooks::view::Webhook,
 };
-use api::{List, RegionOffer, Seconds, Single};
+use api::{CursorList, List, RegionOffer, Seconds, Single};
 use domain::instance::Action;
 
 /// The section in the navigation.
@@ -178,7 +178,7 @@ impl More {
             None
         };
         let call = Call::get(with_query("/v1/events", &[("instance_id", id), ("limit", FEW)]));
-        let Some(List { data: events, .. }) = request.find::<List<Event>>(&call).await? else {
+        let Some(CursorList { data: events, .. }) = request.find::<CursorList<Event>>(&call).await? else {
             return Ok(Self {
                 events: None,
                 sent: Vec::new(),

@@ -15,7 +15,7 @@ mod settings;
 
 pub use self::{
     flow::{Flow, LASTS as FLOW_LASTS},
-    settings::{OidcSettings, is_safe},
+    settings::OidcSettings,
 };
 
 use std::{error::Error as StdError, path::PathBuf, sync::Arc, time::Duration};
@@ -31,6 +31,7 @@ use tokio::{sync::Mutex, time::Instant};
 use url::{Url, form_urlencoded};
 
 use self::id_token::{Claims, Email};
+use crate::public_url::{PublicUrl, is_safe};
 use runtime::system_tls;
 
 /// The path that the provider sends browsers back to.
@@ -160,12 +161,12 @@ struct UserInfo {
 
 impl Provider {
     /// The provider in these settings, if they have one.
-    pub fn new(settings: &OidcSettings) -> Result<Option<Self>, OidcError> {
-        let (Some(issuer), Some(client_id), Some(secret_file), Some(console)) = (
+    pub fn new(settings: &OidcSettings, public_url: Option<&PublicUrl>) -> Result<Option<Self>, OidcError> {
+        let (Some(issuer), Some(client_id), Some(secret_file), Some(public_url)) = (
             settings.oidc_issuer.clone(),
             settings.oidc_client_id.clone(),
             settings.oidc_client_secret_file.clone(),
-            &settings.console_url,
+            public_url,
         ) else {
             return Ok(None);
         };
@@ -187,7 +188,7 @@ impl Provider {
             .build()?;
         Ok(Some(Self {
             name: settings.oidc_name.clone().or(host).unwrap_or_default(),
-            redirect_uri: format!("{}{CALLBACK}", console.as_str().trim_end_matches('/')),
+            redirect_uri: format!("{}{CALLBACK}", public_url.as_str()),
             issuer,
             client_id,
             secret_file,

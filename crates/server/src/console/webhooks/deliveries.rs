@@ -12,13 +12,13 @@ use super::{
 use crate::console::{
     call::{Call, segment, with_query},
     form::Form,
-    page::{Pager, Query, Shell, page},
+    page::{CursorPager, Query, Shell, page},
     refresh::Refresh,
     refusal::Refusal,
     session_request::SessionRequest,
     text::{Moment as _, indented},
 };
-use api::{List, Single};
+use api::{CursorList, Single};
 use domain::event::EventType;
 use resources::DeliveryPhase;
 
@@ -31,7 +31,7 @@ struct ListPage {
     statuses: Vec<&'static str>,
     types: Vec<&'static str>,
     deliveries: Vec<Delivery>,
-    pager: Pager,
+    pager: CursorPager,
     is_filtered: bool,
     refresh: Refresh,
 }
@@ -44,13 +44,13 @@ pub async fn list(request: SessionRequest, Path(id): Path<String>) -> Result<Res
     let parameters = [
         ("status", request.query.get("status")),
         ("event_type", request.query.get("event_type")),
-        ("page", request.query.get("page")),
+        ("after", request.query.get("after")),
     ];
     let call = Call::get(with_query(&format!("/v1/webhooks/{id}/deliveries"), &parameters));
-    let List {
+    let CursorList {
         data: items,
         pagination,
-    }: List<Delivery> = request.get(&call).await?;
+    }: CursorList<Delivery> = request.get(&call).await?;
     let now = request.now();
     let is_under_way = items.iter().any(|delivery| delivery.is_under_way(now));
     let path = format!("/console/webhooks/{id}/deliveries");
@@ -59,7 +59,7 @@ pub async fn list(request: SessionRequest, Path(id): Path<String>) -> Result<Res
         webhook,
         statuses: DeliveryPhase::ALL.map(DeliveryPhase::as_str).to_vec(),
         types: EventType::ALL.map(EventType::as_str).to_vec(),
-        pager: Pager::new(pagination, &path, &request.query),
+        pager: CursorPager::new(&pagination, &path, &request.query),
         is_filtered: request.query.has_any(&filters),
         refresh: request.refresh(is_under_way),
         query: request.query,

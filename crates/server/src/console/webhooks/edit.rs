@@ -40,6 +40,10 @@ pub(super) struct SecretPage {
 fn body(form: &Form, is_new: bool) -> Value {
     let mut body = Map::new();
     body.insert("url".to_owned(), json!(form.text("url")));
+    let description = form.text("description");
+    if !is_new || !description.is_empty() {
+        body.insert("description".to_owned(), json!(description));
+    }
     let events = if form.has("all", "true") {
         EventType::ALL.map(EventType::as_str).to_vec()
     } else {
@@ -129,10 +133,15 @@ pub async fn create(request: SessionRequest, mut form: Form) -> Result<Response,
 }
 
 /// The fields that can be changed.
-const FIELDS: [Field; 3] = [
+const FIELDS: [Field; 4] = [
     Field {
         name: "url",
         label: "URL of the receiver",
+        is_choice: false,
+    },
+    Field {
+        name: "description",
+        label: "Description",
         is_choice: false,
     },
     Field {
@@ -151,7 +160,10 @@ const FIELDS: [Field; 3] = [
 async fn current(request: &SessionRequest, id: &str) -> Result<(Form, String), Refusal> {
     let call = Call::get(format!("/v1/webhooks/{id}"));
     let (found, version): (Single<Webhook>, _) = request.get_version(&call).await?;
-    let mut form = Form::default().with("url", &found.data.url);
+    let description = found.data.description.as_deref().unwrap_or_default();
+    let mut form = Form::default()
+        .with("url", &found.data.url)
+        .with("description", description);
     for event in &found.data.events {
         form = form.with("events", event.as_str());
     }

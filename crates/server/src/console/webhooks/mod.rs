@@ -32,7 +32,7 @@ use super::{
     session_request::SessionRequest,
     text::Moment as _,
 };
-use api::{List, Single};
+use api::{CursorList, List, Single};
 use domain::event::{EventType, catalogue};
 
 /// The section of the navigation.
@@ -154,7 +154,7 @@ async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Respo
         &format!("/v1/webhooks/{id}/deliveries"),
         &[("limit", FEW)],
     ));
-    let deliveries: List<Delivery> = request.get(&log).await?;
+    let deliveries: CursorList<Delivery> = request.get(&log).await?;
     let now = request.now();
     let is_under_way =
         webhook.is_sent_to() && deliveries.data.iter().any(|delivery| delivery.is_under_way(now));

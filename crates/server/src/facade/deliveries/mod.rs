@@ -18,7 +18,7 @@ use super::{
     extract::{
         Caller, Charged, IfMatch, Inner, Post, Target,
         idempotency::{self, Retention},
-        query::{Paging, Parameters},
+        query::{CursorPaging, Parameters},
     },
     openapi::examples,
     response::{
@@ -32,12 +32,12 @@ use crate::service::{
     id::{DeliveryId, WebhookId},
     webhooks::not_active,
 };
-use api::{Delivery, List, Pagination, Retry, Single};
-use domain::event::EventType;
+use api::{CursorList, CursorPagination, Delivery, Retry, Single};
+use domain::event::{EventType, Period};
 use resources::DeliveryPhase;
 
 /// The selection in the query; `None` if a value does not exist, so that nothing is selected.
-fn selection(parameters: &Parameters) -> Option<Selection> {
+fn selection(parameters: &Parameters, period: Period) -> Option<Selection> {
     let status = match parameters.get("status") {
         Some(text) => Some(
             DeliveryPhase::ALL
@@ -50,7 +50,11 @@ fn selection(parameters: &Parameters) -> Option<Selection> {
         Some(text) => Some(EventType::parse(text)?),
         None => None,
     };
-    Some(Selection { status, event_type })
+    Some(Selection {
+        status,
+        event_type,
+        period,
+    })
 }
 
 /// Most events that `event_id` names.
@@ -78,8 +82,8 @@ fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, Error> {
 /// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of those that failed at least
 /// once, unless the operator is configured otherwise. One that succeeds at the first attempt is listed some two seconds later.
 /// Filters can be combined with each other and with paging. A filter that matches nothing gives an empty
-/// list. Pages do not lead beyond the newest 10,000 deliveries that match. Each further 500 deliveries or pages of the event log that have to
-/// be gone through count as one more request against the rate limits.
+/// list. `pagination.next` leads to the next page. `since` and `until` are about the time of the event. Each further 500 deliveries or
+/// pages of the event log that have to be gone through count as one more request against the rate limits.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}/deliveries",
@@ -87,12 +91,12 @@ fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, Error> {
     tag = "deliveries",
     params(
         Target<WebhookId>,
-        Paging,
+        CursorPaging,
         ("status" = Option<String>, Query, description = "Only deliveries with this status: `pending`, `held`, `delivered` or `exhausted`.", example = "exhausted"),
         ("event_type" = Option<String>, Query, description = "Only deliveries of this event type.", example = "instance.created"),
         ("event_id" = Option<String>, Query, description = "Only the delivery of this event; of several events, if there are up to 20 ids, separated by commas.", example = "evt_5m2k8x1ta4q7hz0c"),
     ),
-    responses((status = 200, description = "A page of deliveries", body = List<Delivery>, example = json!(examples::page(examples::delivery_summary())))),
+    responses((status = 200, description = "A page of deliveries", body = CursorList<Delivery>, example = json!(examples::cursor_page(examples::delivery_summary())))),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -100,29 +104,21 @@ pub async fn list(
     Target(id): Target<WebhookId>,
     parameters: Parameters,
 ) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
-    let (tenant, selection) = (caller.tenant(), selection(&parameters));
+    let (cursor, period) = parameters.cursor()?;
+    let (selection, events) = (selection(&parameters, period), events(&parameters)?);
     let cost = Charged::new(&app, &caller);
-    let (page, total) = match events(&parameters)? {
-        Some(events) => {
-            let found = app
-                .service
-                .deliveries_of_events(tenant, id, selection, events, &cost)
-                .await?;
-            let total = found.len();
-            let skip = usize::try_from(paging.page - 1).unwrap_or(usize::MAX);
-            let page = found.into_iter().skip(skip.saturating_mul(paging.limit));
-            (page.take(paging.limit).collect(), total)
-        }
-        None => {
-            app.service
-                .list_deliveries(tenant, id, selection, paging.page, paging.limit, &cost)
-                .await?
-        }
+    let listed = app
+        .service
+        .list_deliveries(caller.tenant(), id, selection, events, cursor, &cost)
+        .await?;
+    let list = CursorList {
+        data: listed.items.iter().map(view::delivery).collect(),
+        pagination: CursorPagination {
+            limit: cursor.limit,
+            next: listed.next,
+        },
     };
-    let data: Vec<_> = page.iter().map(view::delivery).collect();
-    let pagination = Pagination::new(paging.page, paging.limit, total);
-    response::json(StatusCode::OK, &List { data, pagination }, 4096)
+    response::json(StatusCode::OK, &list, 4096)
 }
 
 /// Shows a delivery
@@ -271,7 +267,7 @@ mod tests {
     fn a_filter_with_an_unknown_value_selects_nothing() {
         let selected = |query: &str| {
             let uri = format!("/v1/webhooks/x/deliveries?{query}").parse().unwrap();
-            selection(&Parameters::of(&uri))
+            selection(&Parameters::of(&uri), Period::default())
         };
         assert_eq!(selected(""), Some(Selection::default()));
         assert_eq!(
@@ -279,6 +275,7 @@ mod tests {
             Some(Selection {
                 status: Some(DeliveryPhase::Pending),
                 event_type: Some(EventType::BackupFailed),
+                period: Period::default(),
             })
         );
         for unknown in ["status=Held", "status=", "event_type=instance"] {

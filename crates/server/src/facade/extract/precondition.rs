@@ -4,7 +4,8 @@ use http::{HeaderMap, header};
 
 use crate::service::precondition::Precondition;
 
-/// The precondition of a request. Weak and malformed tags never match.
+/// The precondition of a request. A weak tag counts like a strong one, since proxies that compress answers make ours weak. Malformed
+/// tags never match.
 pub fn if_match(headers: &HeaderMap) -> Precondition {
     let mut values = headers.get_all(header::IF_MATCH).iter().peekable();
     if values.peek().is_none() {
@@ -17,7 +18,8 @@ pub fn if_match(headers: &HeaderMap) -> Precondition {
             if tag == "*" {
                 return Precondition::Exists;
             }
-            let version = tag.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+            let opaque = tag.strip_prefix("W/").unwrap_or(tag);
+            let version = opaque.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
             versions.extend(version.map(str::to_owned));
         }
     }
@@ -61,10 +63,20 @@ mod tests {
             &["\"u-1-3\""],
             &["\"x\", \"u-1-3\""],
             &["\"x\"", "\"u-1-3\""],
+            &["W/\"u-1-3\""],
+            &["\"x\", W/\"u-1-3\""],
         ] {
             assert_eq!(precondition(good).check(&object), Ok(()), "{good:?}");
         }
-        for bad in ["", "\"u-1-2\"", "u-1-3", "W/\"u-1-3\"", "\"x\",\"y\""] {
+        for bad in [
+            "",
+            "\"u-1-2\"",
+            "u-1-3",
+            "W/\"u-1-2\"",
+            "W/u-1-3",
+            "w/\"u-1-3\"",
+            "\"x\",\"y\"",
+        ] {
             let refusal = precondition(&[bad]).check(&object).unwrap_err();
             assert_eq!(refusal.code, ErrorCode::PreconditionFailed, "{bad}");
         }

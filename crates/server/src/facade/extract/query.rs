@@ -5,7 +5,13 @@ use jiff::Timestamp;
 use url::form_urlencoded;
 use utoipa::IntoParams;
 
-use crate::facade::response::error::{Detail, Error};
+use crate::{
+    facade::response::error::{Detail, Error},
+    service::{
+        events::{Cursor, Period},
+        id::PublicId,
+    },
+};
 
 /// Maximum page size (decisions, section 6).
 pub const MAX_LIMIT: u64 = 100;
@@ -17,8 +23,7 @@ const MAX_PAGE: u64 = (1 << 53) - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct Paging {
-    /// Number of the page, counted from 1. A page past the end is empty. Only the newest 10,000 matching deliveries or events can be
-    /// paged through; a page beyond them is answered with 422.
+    /// Number of the page, counted from 1. A page past the end is empty.
     #[param(
         required = false,
         minimum = 1,
@@ -29,6 +34,29 @@ pub struct Paging {
     /// Maximum number of items per page.
     #[param(required = false, minimum = 1, maximum = 100, default = 20)]
     pub limit: usize,
+}
+
+/// The page to show of a list with cursors, and the period of its items.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(
+    dead_code,
+    reason = "describes parameters that `Parameters::cursor` and `Parameters::period` read"
+)]
+pub struct CursorPaging {
+    /// The `next` of the page before: only items that follow the one with this id. 422 if it is not kept any more: then go on with
+    /// `until`.
+    #[param(required = false)]
+    after: String,
+    /// Maximum number of items per page.
+    #[param(required = false, minimum = 1, maximum = 100, default = 20)]
+    limit: usize,
+    /// Only events that happened at this RFC 3339 time or later.
+    #[param(required = false, format = DateTime, example = "2026-11-21T10:00:00Z")]
+    since: String,
+    /// Only events that happened before this RFC 3339 time.
+    #[param(required = false, format = DateTime, example = "2026-11-21T11:00:00Z")]
+    until: String,
 }
 
 /// A query parameter of an operation.
@@ -97,39 +125,48 @@ impl Parameters {
 
     /// `page` and `limit`; 422 if one is out of range.
     pub fn paging(&self) -> Result<Paging, Error> {
-        let mut problems = Vec::new();
-        let mut number = |name: &'static str, default: u64, most: u64, must: &'static str| {
-            let Some(text) = self.get(name) else {
-                return default;
-            };
-            let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-            match text.parse() {
-                Ok(value) if digits && (1..=most).contains(&value) => value,
-                _ => {
-                    problems.push(Detail::new(name, "invalid_value", must));
-                    default
-                }
-            }
+        let (page, limit) = both(self.page(), self.limit())?;
+        Ok(Paging { page, limit })
+    }
+
+    /// `after` and `limit`, `since` and `until`; 422 if one is out of range.
+    pub fn cursor<I: PublicId>(&self) -> Result<(Cursor<I>, Period), Error> {
+        let (cursor, period) = both(
+            both(self.after(), self.limit()),
+            both(self.time("since"), self.time("until")),
+        )?;
+        let (after, limit) = cursor;
+        let (since, until) = period;
+        Ok((Cursor { after, limit }, Period { since, until }))
+    }
+
+    fn after<I: PublicId>(&self) -> Result<Option<I>, Error> {
+        let id = self.get("after").map(|text| I::parse(text).ok_or(I::PREFIX));
+        id.transpose().map_err(|prefix| {
+            let must = format!("must be the next of the page before, which begins with {prefix}");
+            Error::invalid(vec![Detail::new("after", "invalid_value", must)])
+        })
+    }
+
+    fn page(&self) -> Result<u64, Error> {
+        let must = "must be an integer from 1 to 9007199254740991";
+        self.number("page", 1, MAX_PAGE, must)
+    }
+
+    fn limit(&self) -> Result<usize, Error> {
+        let must = "must be an integer from 1 to 100";
+        let limit = self.number("limit", DEFAULT_LIMIT, MAX_LIMIT, must)?;
+        Ok(usize::try_from(limit).unwrap_or(1))
+    }
+
+    fn number(&self, name: &'static str, default: u64, most: u64, must: &'static str) -> Result<u64, Error> {
+        let Some(text) = self.get(name) else {
+            return Ok(default);
         };
-        let page = number(
-            "page",
-            1,
-            MAX_PAGE,
-            "must be an integer from 1 to 9007199254740991",
-        );
-        let limit = number(
-            "limit",
-            DEFAULT_LIMIT,
-            MAX_LIMIT,
-            "must be an integer from 1 to 100",
-        );
-        if problems.is_empty() {
-            Ok(Paging {
-                page,
-                limit: usize::try_from(limit).unwrap_or(1),
-            })
-        } else {
-            Err(Error::invalid(problems))
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        match text.parse() {
+            Ok(value) if digits && (1..=most).contains(&value) => Ok(value),
+            _ => Err(Error::invalid(vec![Detail::new(name, "invalid_value", must)])),
         }
     }
 
@@ -150,6 +187,15 @@ impl Parameters {
     }
 }
 
+/// Both values, or the refusals of both.
+fn both<A, B>(a: Result<A, Error>, b: Result<B, Error>) -> Result<(A, B), Error> {
+    match (a, b) {
+        (Ok(a), Ok(b)) => Ok((a, b)),
+        (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
+        (Err(a), Err(b)) => Err(Error::invalid([a.details, b.details].concat())),
+    }
+}
+
 /// The refusal of a value that is not a time.
 pub fn not_a_time(field: &'static str) -> Error {
     Error::invalid(vec![Detail::new(field, "invalid_value", TIME_MUST)])
@@ -161,6 +207,38 @@ pub const TIME_MUST: &str = "must be an RFC 3339 time such as 2026-11-21T10:00:0
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::id::EventId;
+
+    #[test]
+    fn a_cursor_has_an_id_a_limit_and_a_period_and_all_that_is_wrong_is_named_at_once() {
+        let read = |query: &str| parameters(query).cursor::<EventId>();
+        let first = Cursor {
+            after: None,
+            limit: 20,
+        };
+        assert_eq!(read(""), Ok((first, Period::default())));
+        let all =
+            "?after=evt_abcdefgh01234567&limit=7&since=2026-11-21T10:00:00Z&until=2026-11-21T12:00:00+02:00";
+        let at = "2026-11-21T10:00:00Z".parse().ok();
+        assert_eq!(
+            read(all),
+            Ok((
+                Cursor {
+                    after: EventId::parse("evt_abcdefgh01234567"),
+                    limit: 7
+                },
+                Period { since: at, until: at }
+            ))
+        );
+        let wrong = read("?after=dlv_abcdefgh01234567&limit=0&since=yesterday&until=2026-11-21");
+        let named: Vec<_> = wrong
+            .unwrap_err()
+            .details
+            .into_iter()
+            .map(|detail| detail.field)
+            .collect();
+        assert_eq!(named, ["after", "limit", "since", "until"]);
+    }
 
     #[test]
     fn unknown_parameters_and_those_given_twice_are_refused() {

@@ -89,7 +89,7 @@ pub async fn list(
     path = "/v1/invoices/current",
     operation_id = "getCurrentInvoice",
     tag = "invoices",
-    params(Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", example = "json")),
+    params(Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", pattern = "^(json|csv|html)$", example = "json")),
     responses((status = 200, description = "The open invoice", content(
         (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(false))), (String = "text/csv"), (String = "text/html"),
     ))),
@@ -115,7 +115,7 @@ pub async fn current(
     path = "/v1/invoices/{id}",
     operation_id = "getInvoice",
     tag = "invoices",
-    params(Target<InvoiceId>, Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", example = "json")),
+    params(Target<InvoiceId>, Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", pattern = "^(json|csv|html)$", example = "json")),
     responses((status = 200, description = "The invoice", content(
         (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(true))), (String = "text/csv"), (String = "text/html"),
     ), headers(("ETag")))),

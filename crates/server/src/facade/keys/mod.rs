@@ -34,11 +34,15 @@ use super::{
 };
 use crate::service::error::quota_used_up;
 use api::{CreateKey, Key, List, NewKey, Pagination, Single};
-use resources::{KeyScope, ids, times};
+use resources::{
+    KeyScope, ids, times,
+    validation::{self, MAX_NAME},
+};
 
 /// Reads a request to create one; 422 names every invalid field. `now` is `None` for a request that may be a repetition: its expiry may be
 /// in the past by then.
 fn read(mut fields: Fields, now: Option<Timestamp>) -> Result<CreateKey, Error> {
+    let name = fields.string("name", &|text| validation::label(text, MAX_NAME));
     let scope = fields.string("scope", &|text| match text {
         "read" | "write" => Ok(()),
         _ => Err("must be read or write"),
@@ -51,6 +55,7 @@ fn read(mut fields: Fields, now: Option<Timestamp>) -> Result<CreateKey, Error> 
     });
     fields.finish()?;
     Ok(CreateKey {
+        name,
         scope: match scope.as_deref() {
             Some("read") => KeyScope::Read,
             _ => KeyScope::Write,
@@ -105,7 +110,7 @@ pub async fn list(
 /// was created, with `null` in place of the key itself.
 #[utoipa::path(
     post, path = "/v1/keys", operation_id = "createKey", tag = "account",
-    request_body(content = CreateKey, example = json!({"scope": "read", "expires_at": "2027-02-21T00:00:00Z"})),
+    request_body(content = CreateKey, example = json!({"name": "dashboard", "scope": "read", "expires_at": "2027-02-21T00:00:00Z"})),
     responses(
         (status = 201, description = "The API key", body = Single<NewKey>, headers(("ETag")), example = json!(examples::new_key())),
         (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(quota_used_up("API keys")))),
@@ -121,12 +126,7 @@ pub async fn create(
     let body = read(post.fields, now)?;
     let created = app
         .service
-        .create_key(
-            caller.tenant(),
-            body.scope,
-            body.expires_at,
-            post.idempotent.as_ref(),
-        )
+        .create_key(caller.tenant(), &body, post.idempotent.as_ref())
         .await?;
     let message = match created.key {
         Some(_) => "Store the key now; it will not be shown again.",
@@ -207,6 +207,13 @@ mod tests {
         assert_eq!((key.scope, key.expires_at), (KeyScope::Write, None));
         let key = read(&json!({ "scope": "read", "expires_at": "2026-11-22T11:30:00+01:00" })).unwrap();
         assert!(key.scope == KeyScope::Read && key.expires_at.is_some());
+        let name = "Größe 42: \u{1f511}".repeat(5);
+        let key = read(&json!({ "name": name })).unwrap();
+        assert_eq!(
+            key.name,
+            Some(name),
+            "any characters, and they are counted, not bytes"
+        );
     }
 
     #[test]
@@ -219,6 +226,9 @@ mod tests {
             (json!({ "expires_at": "9000-01-01T00:00:00Z" }), "expires_at"),
             (json!({ "expires_at": "9999-12-29T23:59:59-23:59" }), "expires_at"),
             (json!({ "expires_in": 7 }), "expires_in"),
+            (json!({ "name": "ä".repeat(64) }), "name"),
+            (json!({ "name": "two\nlines" }), "name"),
+            (json!({ "name": "\u{202e}drawkcab" }), "name"),
         ] {
             let error = read(&body).unwrap_err();
             assert_eq!(error.details[0].field, field, "{body}");

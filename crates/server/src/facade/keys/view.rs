@@ -10,6 +10,7 @@ use resources::{ApiKey, origin};
 pub fn key(key: &ApiKey) -> Key {
     Key {
         id: key.name().to_owned(),
+        name: key.spec.name.clone(),
         scope: key.spec.scope,
         created_at: Seconds(origin::created_at(&key.metadata).unwrap_or(Timestamp::UNIX_EPOCH)),
         expires_at: key.spec.expires_at.map(Seconds),
@@ -24,6 +25,7 @@ pub fn created(object: &ApiKey, key: Option<String>) -> NewKey {
     NewKey {
         id: shown.id,
         key,
+        name: shown.name,
         scope: shown.scope,
         created_at: shown.created_at,
         expires_at: shown.expires_at,

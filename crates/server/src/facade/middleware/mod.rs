@@ -489,7 +489,7 @@ mod tests {
         listeners
             .keys
             .changed(&Change::Replaced(vec![key("read"), key("write")]));
-        Facade::new(service, Duration::from_secs(150), metrics)
+        Facade::new(service, Duration::from_secs(150), None, metrics)
     }
 
     fn synced_with(metrics: &Metrics) -> Facade {
@@ -769,7 +769,7 @@ mod tests {
         assert_eq!((status, &body["error"]["code"]), (500, &json!("server_error")));
         assert!(headers.contains_key("ratelimit-remaining"));
         assert!(!body.to_string().contains("on purpose"));
-        let page = metrics.render().unwrap();
+        let page = metrics.render(runtime::metrics::Format::OpenMetrics).unwrap();
         assert!(
             page.contains(r#"method="GET",route="/v1/panic",status="500""#),
             "{page}"
@@ -934,12 +934,12 @@ mod tests {
                 .replace("{id}", "i-0000000000000000")
                 .replace("{delivery_id}", "dlv_0000000000000000");
             ask(&facade, "PUT", &asked, None).await;
-            let page = metrics.render().unwrap();
+            let page = metrics.render(runtime::metrics::Format::OpenMetrics).unwrap();
             let counted = format!(r#"method="PUT",route="{path}",status="405""#);
             assert!(page.contains(&counted), "{counted}: {page}");
         }
         ask(&facade, "GET", "/v1/nothing", None).await;
-        let page = metrics.render().unwrap();
+        let page = metrics.render(runtime::metrics::Format::OpenMetrics).unwrap();
         assert!(page.contains(r#"route="unknown",status="404""#), "{page}");
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::examples;
 
 pub(super) fn security_schemes() -> Value {
-    json!({ "key": {
+    json!({ "bearer": {
         "type": "http", "scheme": "bearer",
         "description": "An API key of the account, with the scope `read` or `write`. `POST /v1/keys` or `stellage key create` creates one.",
     } })
@@ -27,8 +27,8 @@ pub(super) fn parameters() -> Value {
         },
         "RequestId": {
             "name": "X-Request-Id", "in": "header",
-            "description": "An id of the client's choice for the request. By default the service generates one.",
-            "schema": { "type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[!-~]+$" },
+            "description": "An id of the client's choice for the request: 1 to 128 visible ASCII characters. Without one, and in place of any other, the service generates one.",
+            "schema": { "type": "string" },
         },
     })
 }

@@ -24,7 +24,7 @@ use crate::service::{
     precondition,
     webhooks::IndexedWebhook,
 };
-use api::{InstanceMetrics, InstanceSeries, List, Pagination, Single};
+use api::{CursorList, CursorPagination, InstanceMetrics, InstanceSeries, List, Pagination, Single};
 use domain::{
     event::{EventType, catalogue},
     instance::Action,
@@ -187,6 +187,17 @@ pub fn page(item: impl Serialize) -> Value {
     json!(List {
         data: vec![item],
         pagination: Pagination::new(1, 20, 1),
+    })
+}
+
+/// The body of an answer with a page of a list with cursors, which has one item and no others.
+pub fn cursor_page(item: impl Serialize) -> Value {
+    json!(CursorList {
+        data: vec![item],
+        pagination: CursorPagination {
+            limit: 20,
+            next: None
+        },
     })
 }
 

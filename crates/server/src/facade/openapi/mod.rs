@@ -12,7 +12,7 @@ mod schemas;
 
 use std::sync::{Arc, LazyLock};
 
-use axum::{Router, response::Response};
+use axum::{Router, extract::State, response::Response};
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header::CACHE_CONTROL};
 use serde_json::{Value, json};
@@ -26,6 +26,8 @@ use super::{
     invoices, keys, monitoring, response,
     webhooks::{self, actions as webhook_actions},
 };
+
+use crate::public_url::PublicUrl;
 
 /// `Cache-Control` of the document, which is the same for everybody.
 const DOCUMENT_MAY_BE_CACHED: HeaderValue = HeaderValue::from_static("public, max-age=300");
@@ -55,7 +57,8 @@ pub struct Served {
         (name = "actions", description = "Operations on a virtual server. Requests that repeat an `Idempotency-Key` are carried out once."),
         (name = "backups", description = "Backups of virtual servers. `POST /v1/instances/{id}/rebuild` and `POST /v1/instances` restore them."),
         (name = "monitoring", description = "The usage of monitored servers over time, and the alerts that follow from it."),
-        (name = "webhooks", description = "Receivers of the account's events. The section `webhooks` describes the requests that they get."),
+        (name = "webhooks", description = "Receivers of the account's events."),
+        (name = "receivers", description = "The requests that receivers get: the section `webhooks`."),
         (name = "deliveries", description = "Events sent to a webhook, waiting to be sent, or held."),
         (name = "events", description = "What has happened to the account's resources in the last 24 hours."),
         (name = "invoices", description = "What the account is billed. The prices are in `GET /v1/plans`."),
@@ -63,8 +66,7 @@ pub struct Served {
         (name = "catalogue", description = "Plans, regions and images that can be ordered."),
         (name = "document", description = "This document."),
     ),
-    servers((url = "/", description = "The server that serves this document.")),
-    security(("key" = [])),
+    security(("bearer" = [])),
     components(schemas(api::ErrorAnswer, api::Pagination)),
 )]
 struct Described;
@@ -108,22 +110,17 @@ fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// The routes of the API, and the paths that they serve.
 pub(super) fn router() -> (Router<Arc<App>>, Vec<Served>) {
-    (routes().split_for_parts().0, DOCUMENT.served.clone())
+    static SERVED: LazyLock<Vec<Served>> = LazyLock::new(|| served(&value()));
+    (routes().split_for_parts().0, SERVED.clone())
 }
 
-struct Document {
-    /// As text: parsed, it takes some megabytes.
-    bytes: Bytes,
-    served: Vec<Served>,
+/// The OpenAPI document of the service that clients see at this URL.
+pub(super) fn text(public_url: Option<&PublicUrl>) -> Bytes {
+    let mut document = value();
+    let url = public_url.map_or("/", PublicUrl::as_str);
+    document["servers"] = json!([{ "url": url, "description": "The server that serves this document." }]);
+    serde_json::to_vec(&document).unwrap_or_default().into()
 }
-
-static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
-    let value = value();
-    Document {
-        bytes: serde_json::to_vec(&value).unwrap_or_default().into(),
-        served: served(&value),
-    }
-});
 
 /// Builds the OpenAPI document. Nothing is cached: each call builds it again.
 pub fn value() -> Value {
@@ -144,8 +141,8 @@ pub fn value() -> Value {
     responses((status = 200, description = "The OpenAPI 3.1 document", body = Object)),
     security(()),
 )]
-async fn document() -> Response {
-    let mut response = response::rendered(StatusCode::OK, DOCUMENT.bytes.clone());
+async fn document(State(app): State<Arc<App>>) -> Response {
+    let mut response = response::rendered(StatusCode::OK, app.document.clone());
     response
         .headers_mut()
         .insert(CACHE_CONTROL, DOCUMENT_MAY_BE_CACHED);
@@ -312,7 +309,7 @@ mod tests {
         }
         assert_eq!(found.len(), expected.len(), "{}", found.join("\n"));
         assert_eq!(
-            document()["components"]["securitySchemes"]["key"]["scheme"],
+            document()["components"]["securitySchemes"]["bearer"]["scheme"],
             "bearer"
         );
     }
@@ -384,6 +381,83 @@ mod tests {
                 operation["summary"].is_string() && operation["tags"][0].is_string(),
                 "{method} {id}"
             );
+        }
+    }
+
+    #[test]
+    fn only_what_requests_can_ask_for_is_limited_to_the_values_of_today() {
+        fn walk(node: &Value, path: &str, found: &mut BTreeSet<String>) {
+            match node {
+                Value::Object(map) => {
+                    if map.contains_key("enum") {
+                        found.insert(path.to_owned());
+                    }
+                    map.iter()
+                        .for_each(|(key, child)| walk(child, &format!("{path}/{key}"), found));
+                }
+                Value::Array(items) => items.iter().for_each(|child| walk(child, path, found)),
+                _ => {}
+            }
+        }
+        let mut closed = BTreeSet::new();
+        walk(&document()["components"]["schemas"], "", &mut closed);
+        assert_eq!(
+            closed,
+            ["/EventType", "/KeyScope", "/Plan"].map(str::to_owned).into()
+        );
+        let status = &document()["components"]["schemas"]["InstanceStatus"];
+        assert_eq!(status["type"], "string");
+        assert!(
+            status["x-extensible-enum"]
+                .as_array()
+                .unwrap()
+                .contains(&json!("running"))
+        );
+    }
+
+    #[test]
+    fn an_instance_is_created_and_rebuilt_from_an_image_or_from_a_backup() {
+        let image = ("image", "debian-13");
+        let backup = ("backup", "bkp_9c2m8x1ta4q7hz0k");
+        let rest = json!({ "name": "web", "plan": "starter", "region": "fr-par-1" });
+        for (schema, rest) in [("CreateInstance", rest), ("RebuildInstance", json!({}))] {
+            let mut of = document()["components"]["schemas"][schema].clone();
+            of["components"] = document()["components"].clone();
+            let validator = jsonschema::draft202012::new(&of).unwrap();
+            for (given, is_valid) in [
+                (&[image][..], true),
+                (&[backup], true),
+                (&[], false),
+                (&[image, backup], false),
+            ] {
+                let mut body = rest.clone();
+                for (field, value) in given {
+                    body[field] = json!(value);
+                }
+                assert_eq!(validator.is_valid(&body), is_valid, "{schema} {body}");
+            }
+        }
+    }
+
+    #[test]
+    fn generators_make_a_file_of_each_tag_and_a_type_of_each_name_without_losing_any() {
+        let document = document();
+        let tags = |section: &str| -> BTreeSet<&str> {
+            let items = document[section].as_object().unwrap().values();
+            let operations = items.flat_map(|item| item.as_object().unwrap().values());
+            operations
+                .map(|operation| operation["tags"][0].as_str().unwrap())
+                .collect()
+        };
+        assert!(tags("paths").is_disjoint(&tags("webhooks")));
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        for scheme in document["components"]["securitySchemes"]
+            .as_object()
+            .unwrap()
+            .keys()
+        {
+            let is_taken = schemas.keys().any(|name| name.eq_ignore_ascii_case(scheme));
+            assert!(!is_taken, "{scheme} is a schema, too");
         }
     }
 

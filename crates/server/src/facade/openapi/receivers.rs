@@ -88,7 +88,8 @@ fn operation(event_type: EventType) -> Value {
     let example = catalogue::example(event_type);
     json!({
         "operationId": format!("receive{}", event_name(event_type)),
-        "tags": ["webhooks"],
+        // Not that of the operations on webhooks: generators make one file of a tag.
+        "tags": ["receivers"],
         "summary": summary(event_type),
         "description": "POSTed to every active webhook that subscribes to this type. An event is delivered at least once, with the same id and the same bytes each time. Verify the signature over the raw body, in constant time; deduplicate by the event id; answer first, then process the event.",
         "security": [],

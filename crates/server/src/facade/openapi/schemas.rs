@@ -4,10 +4,21 @@ use serde_json::{Map, Value};
 
 use super::{receivers, schema_reference};
 
+/// The enumerations that requests have, too: other values are refused. They grow only with what a request can ask for.
+const CLOSED: [&str; 3] = ["EventType", "KeyScope", "Plan"];
+
 pub(super) fn complete(document: &mut Value) {
     name_generics(document);
     refer_to_data(document);
     clean_descriptions(document);
+    if let Value::Object(rules) = api::schema::rules() {
+        for (name, rule) in rules {
+            let schema = document["components"]["schemas"][name].as_object_mut();
+            schema.into_iter().for_each(|schema| {
+                schema.extend(rule.as_object().cloned().unwrap_or_default());
+            });
+        }
+    }
     for shared in [api::schema::shared(), receivers::schemas()] {
         if let (Some(schemas), Value::Object(shared)) =
             (document["components"]["schemas"].as_object_mut(), shared)
@@ -15,13 +26,30 @@ pub(super) fn complete(document: &mut Value) {
             schemas.extend(shared);
         }
     }
+    open_enums(document);
 }
 
-/// Renames `Single_Instance` to `InstanceAnswer`, and `List_Plan` to `PlanList`.
+/// Makes the enumerations of answers and events strings, whose values `x-extensible-enum` lists: values may be added, and a generated
+/// client must not fail at one. `anyOf` of the enumeration and a string would say the same, but ogen and openapi-generator for C#
+/// do not read it, and oapi-codegen makes a type without values of it.
+fn open_enums(document: &mut Value) {
+    let schemas = document["components"]["schemas"].as_object_mut();
+    for (name, schema) in schemas.into_iter().flatten() {
+        if !CLOSED.contains(&name.as_str()) {
+            walk(schema, &mut |node| {
+                if let Some(values) = node.remove("enum") {
+                    node.insert("x-extensible-enum".to_owned(), values);
+                }
+            });
+        }
+    }
+}
+
+/// Renames `Single_Instance` to `InstanceAnswer`, and `List_Plan` and `CursorList_Event` to `PlanList` and `EventList`.
 fn name_generics(document: &mut Value) {
     let rename = |name: &str| match name.split_once('_') {
         Some(("Single", of)) => format!("{of}Answer"),
-        Some(("List", of)) => format!("{of}List"),
+        Some(("List" | "CursorList", of)) => format!("{of}List"),
         _ => name.to_owned(),
     };
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {

@@ -10,7 +10,10 @@ use api::{
     ChangeWebhook, CreateWebhook, RecoverWebhook, RotateSecret, TestWebhook, webhook::DEFAULT_OVERLAP_SECONDS,
 };
 use domain::event::EventType;
-use resources::webhook::MAX_SECRET_CHARACTERS;
+use resources::{
+    validation::{self, MAX_DESCRIPTION},
+    webhook::MAX_SECRET_CHARACTERS,
+};
 
 /// Longest overlap: a week, the longest that other webhook senders offer.
 const MAX_OVERLAP_SECONDS: u64 = 604_800;
@@ -29,6 +32,10 @@ fn read_secret(fields: &mut Fields) -> Option<String> {
             Err("must be 1 to 255 characters")
         }
     })
+}
+
+fn read_description(fields: &mut Fields) -> Option<String> {
+    fields.string("description", &|text| validation::label(text, MAX_DESCRIPTION))
 }
 
 /// Checks that a text is an event type.
@@ -67,6 +74,7 @@ pub fn create(mut fields: Fields, check: UrlCheck<'_>) -> Result<CreateWebhook, 
     let events = read_events(&mut fields);
     let events = fields.missing("events", events);
     let secret = read_secret(&mut fields);
+    let description = read_description(&mut fields);
     let active = fields.boolean("active");
     fields.finish()?;
     let (Some(url), Some(events)) = (url, events) else {
@@ -77,6 +85,7 @@ pub fn create(mut fields: Fields, check: UrlCheck<'_>) -> Result<CreateWebhook, 
         url,
         events,
         secret,
+        description,
         active: active.unwrap_or(true),
     })
 }
@@ -87,12 +96,13 @@ pub fn change(mut fields: Fields, check: UrlCheck<'_>) -> Result<ChangeWebhook, 
         return Err(Error::invalid(vec![Detail::new(
             "body",
             "missing",
-            "must have at least one of url, events, active, secret",
+            "must have at least one of url, events, description, active, secret",
         )]));
     }
     let change = ChangeWebhook {
         url: read_url(&mut fields, check),
         events: read_events(&mut fields),
+        description: read_description(&mut fields),
         active: fields.boolean("active"),
         secret: read_secret(&mut fields),
     };
@@ -107,6 +117,7 @@ pub fn change(mut fields: Fields, check: UrlCheck<'_>) -> Result<ChangeWebhook, 
         "pending",
         "held",
         "dropped",
+        "previous_secret_expires_at",
     ] {
         fields.immutable(field, "cannot be set by clients");
     }
@@ -232,6 +243,8 @@ mod tests {
             ("url", json!("https://example.com/#top")),
             ("url", json!("https:///path")),
             ("url", json!("ftp://example.com/")),
+            ("description", json!("d".repeat(256))),
+            ("description", json!("two\nlines")),
         ] {
             let mut body = minimal();
             body[field] = value.clone();

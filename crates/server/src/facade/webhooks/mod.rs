@@ -31,7 +31,7 @@ use super::{
     },
 };
 use crate::service::{error::quota_used_up, id::WebhookId, webhooks::IndexedWebhook};
-use api::{ChangeWebhook, CreateWebhook, List, Pagination, Single, Webhook, WebhookWithSecret};
+use api::{ChangeWebhook, CreateWebhook, List, Pagination, Seconds, Single, Webhook, WebhookWithSecret};
 
 /// Lists webhooks
 ///
@@ -122,13 +122,13 @@ pub async fn detail(
     Target(id): Target<WebhookId>,
 ) -> Result<Response, Error> {
     let item = app.service.webhook(caller.namespace(), id).await?;
-    detail_of(&item)
+    detail_of(&app, &item).await
 }
 
 /// Changes a webhook
 ///
-/// Fields left out stay as they are; `events` replaces all event types. `"active": true`, and any change of `url`, `events` or
-/// `active`, enables a disabled webhook, and held deliveries are sent. A new `secret` replaces the old one at once;
+/// Fields left out stay as they are; `events` replaces all event types. `"active": true`, and any change of `url`, `events`,
+/// `description` or `active`, enables a disabled webhook, and held deliveries are sent. A new `secret` replaces the old one at once;
 /// `POST …/rotate-secret` lets both sign for a while.
 #[utoipa::path(
     patch,
@@ -152,12 +152,17 @@ pub async fn change(
         .service
         .change_webhook(caller.namespace(), id, &change, &precondition)
         .await?;
-    detail_of(&item)
+    detail_of(&app, &item).await
 }
 
 /// An answer with the detail of a webhook, without its secret.
-fn detail_of(item: &IndexedWebhook) -> Result<Response, Error> {
-    response::single(StatusCode::OK, &*item.webhook, view::webhook(item), None)
+async fn detail_of(app: &App, item: &IndexedWebhook) -> Result<Response, Error> {
+    let until = app.service.previous_secret_until(&item.webhook).await;
+    let data = Webhook {
+        previous_secret_expires_at: until.map(Seconds),
+        ..view::webhook(item)
+    };
+    response::single(StatusCode::OK, &*item.webhook, data, None)
 }
 
 /// Deletes a webhook

@@ -18,6 +18,7 @@ pub fn webhook(item: &IndexedWebhook) -> Webhook {
         id: item.id.to_string(),
         url: webhook.spec.url.clone(),
         events: webhook.spec.events.clone(),
+        description: webhook.spec.description.clone(),
         active: webhook.is_active(),
         health,
         health_reason: complaint.map(|complaint| snake_case(complaint.reason_for_api())),
@@ -29,6 +30,9 @@ pub fn webhook(item: &IndexedWebhook) -> Webhook {
         dropped: status.map_or(0, |status| status.dropped),
         created_at: Seconds(webhook.created_at()),
         disabled: webhook.disabled().map(disabled),
+        previous_secret_expires_at: status
+            .and_then(|status| status.previous_secret_expires_at)
+            .map(Seconds),
     }
 }
 
@@ -56,6 +60,7 @@ pub fn with_secret(
         id: item.id.to_string(),
         url: webhook.spec.url.clone(),
         events: webhook.spec.events.clone(),
+        description: webhook.spec.description.clone(),
         secret,
         active: webhook.is_active(),
         created_at: Seconds(webhook.created_at()),
@@ -86,7 +91,7 @@ mod tests {
         assert_eq!(
             plain,
             json!({
-                "id": "wh_abcdefgh01234567", "url": "https://example.com", "events": ["instance.created"], "active": false,
+                "id": "wh_abcdefgh01234567", "url": "https://example.com", "events": ["instance.created"], "description": null, "active": false,
                 "health": "disabled", "health_reason": "retries_exhausted", "health_message": "m", "last_success_at": null, "last_failure_at": null,
                 "pending": 0, "held": 0, "dropped": 0, "created_at": "2026-11-21T10:00:00Z",
                 "disabled": {
@@ -97,6 +102,17 @@ mod tests {
         );
         let created = serde_json::to_value(with_secret(&item, Some("s3cret".to_owned()), None)).unwrap();
         let fields: Vec<_> = created.as_object().unwrap().keys().cloned().collect();
-        assert_eq!(fields, ["active", "created_at", "events", "id", "secret", "url"]);
+        assert_eq!(
+            fields,
+            [
+                "active",
+                "created_at",
+                "description",
+                "events",
+                "id",
+                "secret",
+                "url"
+            ]
+        );
     }
 }

@@ -194,7 +194,7 @@ impl Service {
         let reading = self.calls.long_read(webhook.namespace()).await?;
         let selection = Selection {
             status: Some(bulk.phase()),
-            event_type: None,
+            ..Selection::default()
         };
         // Patch those about the same object one after the other, so that they are attempted in order.
         let mut by_object: BTreeMap<String, Vec<_>> = BTreeMap::new();

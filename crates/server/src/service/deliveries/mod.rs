@@ -10,7 +10,6 @@ mod logged;
 mod selection;
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeSet, HashMap, HashSet},
     ops::ControlFlow,
     sync::Arc,
@@ -35,8 +34,8 @@ use super::{
     Service,
     cost::Cost,
     credentials::Tenant,
-    error::Error,
-    events::{ListedPage, Merge, Position, Segment, Selected, Span, plan},
+    error::{Error, ErrorCode},
+    events::{Cursor, ListedPage, Newest, Position, Slice, not_kept},
     id::{DeliveryId, PublicId as _, WebhookId},
     idempotency::IdempotentRequest,
     index::Object as _,
@@ -55,9 +54,6 @@ use runtime::client::Pages;
 const READS_AT_ONCE: usize = 8;
 /// How long a request may read deliveries in total.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// The error message for a page that is too deep.
-const TOO_DEEP: &str =
-    "must not lead beyond the newest 10000 deliveries; use the filters status and event_type";
 /// The name of the kind in messages.
 const WORD: &str = "delivery";
 
@@ -72,56 +68,69 @@ pub struct Redelivered {
 }
 
 impl Service {
-    /// One page of a webhook's deliveries, newest first, without bodies, and their total number. `page` counts from 1. A selection of
-    /// `None` selects nothing. `invalid_input` if the page is too deep, but not past the end.
+    /// One page of a webhook's deliveries, newest first, without bodies; with `events`, of those of these events. A selection of
+    /// `None` selects nothing. `invalid_input` if the delivery that it is to follow is not kept.
     pub async fn list_deliveries(
         &self,
         tenant: &Tenant,
         webhook: Option<WebhookId>,
         selection: Option<Selection>,
-        page: u64,
-        limit: usize,
+        events: Option<BTreeSet<String>>,
+        cursor: Cursor<DeliveryId>,
         cost: &Cost,
-    ) -> Result<(Vec<Delivery>, usize), Error> {
+    ) -> Result<Slice<Delivery>, Error> {
         let item = self.webhook(&tenant.namespace, webhook).await?;
         let Some(selection) = selection else {
-            return Ok((Vec::new(), 0));
+            return Ok(Slice::empty());
         };
-        let reading = self.read_deliveries(tenant, &item.webhook, selection, Span::of(page, limit), cost);
+        let reading = async {
+            let after = match cursor.after {
+                Some(id) => Some(self.position_of(tenant, &item.webhook, id, cost).await?),
+                None => None,
+            };
+            let (webhook, limit) = (&*item.webhook, cursor.limit);
+            match events {
+                Some(events) => {
+                    let newest = Newest::of(limit, after);
+                    self.read_deliveries_of(tenant, webhook, selection, events, newest, cost)
+                        .await
+                }
+                None => {
+                    let newest = Newest::of(limit, after);
+                    self.read_deliveries(tenant, webhook, selection, newest, cost)
+                        .await
+                }
+            }
+        };
         tokio::time::timeout(DEADLINE, reading)
             .await
             .map_err(|_| too_slow())?
     }
 
-    /// The deliveries of these events to a webhook, newest first, without bodies. A selection of `None` selects nothing.
-    pub async fn deliveries_of_events(
+    /// The position of a delivery in the list; `invalid_input` if it is not kept.
+    async fn position_of(
         &self,
         tenant: &Tenant,
-        webhook: Option<WebhookId>,
-        selection: Option<Selection>,
-        events: BTreeSet<String>,
+        webhook: &Webhook,
+        id: DeliveryId,
         cost: &Cost,
-    ) -> Result<Vec<Delivery>, Error> {
-        let item = self.webhook(&tenant.namespace, webhook).await?;
-        let Some(selection) = selection else {
-            return Ok(Vec::new());
-        };
-        let reading = self.read_deliveries_of(tenant, &item.webhook, events, cost);
-        let mut found = tokio::time::timeout(DEADLINE, reading)
-            .await
-            .map_err(|_| too_slow())??;
-        found.retain(|delivery| selection.includes(delivery));
-        found.sort_by_cached_key(|delivery| newest_first(&delivery.metadata));
-        Ok(found.into_iter().map(without_body).collect())
+    ) -> Result<Position, Error> {
+        match self.delivery_of(tenant, webhook, Some(id), cost).await {
+            Ok(Found::Stored(delivery) | Found::Logged(delivery)) => Ok(newest_first(&delivery.metadata)),
+            Err(error) if error.code == ErrorCode::NotFound => Err(not_kept(WORD)),
+            Err(error) => Err(error),
+        }
     }
 
     async fn read_deliveries_of(
         &self,
         tenant: &Tenant,
         webhook: &Webhook,
+        selection: Selection,
         events: BTreeSet<String>,
+        mut newest: Newest<Delivery>,
         cost: &Cost,
-    ) -> Result<Vec<Delivery>, Error> {
+    ) -> Result<Slice<Delivery>, Error> {
         let uid = webhook.origin_uid();
         let reads = events.into_iter().map(async |event| {
             let name = ids::delivery_name(uid, &event);
@@ -140,11 +149,25 @@ impl Service {
                 None => missing.push(event),
             }
         }
-        if missing.is_empty() {
-            return Ok(found);
+        if !missing.is_empty() {
+            found.extend(self.logged_deliveries_of(tenant, uid, missing, cost).await?);
         }
+        for delivery in found.into_iter().filter(|delivery| selection.includes(delivery)) {
+            newest.add(newest_first(&delivery.metadata), without_body(delivery));
+        }
+        Ok(slice(newest))
+    }
+
+    /// The deliveries of these events to the Webhook with this UID that are in the event log.
+    async fn logged_deliveries_of(
+        &self,
+        tenant: &Tenant,
+        uid: &str,
+        events: Vec<String>,
+        cost: &Cost,
+    ) -> Result<Vec<Delivery>, Error> {
         let pages = self.pages(tenant, cost).await?;
-        let (mut names, mut left) = (Vec::new(), missing.clone());
+        let (mut names, mut left) = (Vec::new(), events.clone());
         let see = |page: ListedPage| {
             let index = &page.index;
             let before = left.len();
@@ -160,10 +183,11 @@ impl Service {
             ControlFlow::Continue(())
         };
         pages.each(see).await?;
+        let mut found = Vec::new();
         let mut contents = std::pin::pin!(pages.read(names));
         while let Some(page) = contents.try_next().await? {
             let logged = |event: &String| page.as_ref()?.delivery_of(event, uid);
-            found.extend(missing.iter().filter_map(logged));
+            found.extend(events.iter().filter_map(logged));
         }
         Ok(found)
     }
@@ -173,11 +197,10 @@ impl Service {
         tenant: &Tenant,
         webhook: &Webhook,
         selection: Selection,
-        span: Span,
+        mut newest: Newest<Shown>,
         cost: &Cost,
-    ) -> Result<(Vec<Delivery>, usize), Error> {
+    ) -> Result<Slice<Delivery>, Error> {
         let pages = self.pages(tenant, cost).await?;
-        let mut newest = Newest::of(span.depth);
         let mut replaced = Replaced::default();
         let listed = if selection.has_logged() {
             // Of any status: a Delivery that is being sent again also replaces its entry in the log.
@@ -191,78 +214,39 @@ impl Service {
         let see = |metadata: ObjectMeta| {
             replaced.add(&metadata);
             if selection.has_key(&metadata, webhook) {
-                newest.add(&metadata);
+                let position = newest_first(&metadata);
+                let name = position.1.clone();
+                newest.add(position, Shown::Stored(name));
             }
         };
         self.each_key(pages.reading(), webhook, listed, cost, see).await?;
-
-        let mut logged = Vec::new();
         if selection.has_logged() {
-            let see = |page: ListedPage| {
-                let count = page
-                    .index
-                    .delivered_to(webhook.origin_uid(), selection.event_type);
-                let segment = Segment {
-                    from: page.index.from,
-                    to: page.index.to,
-                    count: count.saturating_sub(replaced.count_in(
-                        &page.name,
-                        &page.index,
-                        webhook.origin_uid(),
-                    )),
-                };
-                if segment.count > 0 {
-                    logged.push(Selected {
-                        name: page.name,
-                        segment,
-                    });
-                }
-                ControlFlow::Continue(())
+            let uid = webhook.origin_uid();
+            let count = |page: &str, index: &PageIndex| {
+                let delivered = index.delivered_to(uid, selection.event_type);
+                delivered.saturating_sub(replaced.count_in(page, index, uid))
             };
-            pages.each(see).await?;
+            let selected = pages.select(&newest, selection.period, true, count).await?;
+            let items = |page: EventLog| {
+                let deliveries = logged::deliveries_to(uid, &page, selection.event_type);
+                deliveries
+                    .filter(|delivery| selection.includes(delivery) && !replaced.has(&page, delivery.name()))
+                    .map(|delivery| {
+                        let delivery = without_body(delivery);
+                        (
+                            newest_first(&delivery.metadata),
+                            Shown::Logged(Box::new(delivery)),
+                        )
+                    })
+                    .collect()
+            };
+            pages.merge(selected, &mut newest, items).await?;
         }
-
-        let stored: Vec<Position> = newest.keys.into_iter().collect();
-        let single = |(Reverse((time, _)), _): &Position| Segment {
-            from: *time,
-            to: *time,
-            count: 1,
-        };
-        let segments: Vec<Segment> = stored
-            .iter()
-            .map(single)
-            .chain(logged.iter().map(|page| page.segment))
-            .collect();
-        let in_pages: usize = logged.iter().map(|page| page.segment.count).sum();
-        let total = newest.total + in_pages;
-        span.check(total, TOO_DEEP)?;
-        let plan = plan(&segments, span);
-        let mut merge = Merge::new(span, plan.before);
-        let mut needed = Vec::new();
-        for index in plan.needed {
-            match index.checked_sub(stored.len()) {
-                None => merge.add(stored[index].clone(), Shown::Stored(stored[index].1.clone())),
-                Some(page) => needed.push(logged[page].clone()),
-            }
-        }
-        let items = |page: EventLog| {
-            let deliveries = logged::deliveries_to(webhook.origin_uid(), &page, selection.event_type);
-            deliveries
-                .filter(|delivery| !replaced.has(&page, delivery.name()))
-                .map(|delivery| {
-                    let delivery = without_body(delivery);
-                    (
-                        newest_first(&delivery.metadata),
-                        Shown::Logged(Box::new(delivery)),
-                    )
-                })
-                .collect()
-        };
-        pages.merge(needed, &mut merge, items).await?;
-        let page = self
-            .read_all(webhook, selection, merge.finish().0.into_iter(), cost)
-            .await?;
-        Ok((page, total))
+        let Slice { items, next } = slice(newest);
+        Ok(Slice {
+            items: self.read_all(webhook, selection, items.into_iter(), cost).await?,
+            next,
+        })
     }
 
     /// The delivery with this id, and its webhook; `not_found` if the delivery does not belong to the webhook.
@@ -527,28 +511,13 @@ impl Replaced {
     }
 }
 
-/// The newest of the deliveries added.
-struct Newest {
-    most: usize,
-    keys: BTreeSet<Position>,
-    total: usize,
-}
-
-impl Newest {
-    fn of(most: usize) -> Self {
-        Self {
-            most,
-            keys: BTreeSet::new(),
-            total: 0,
-        }
-    }
-
-    fn add(&mut self, metadata: &ObjectMeta) {
-        self.total += 1;
-        self.keys.insert(newest_first(metadata));
-        if self.keys.len() > self.most {
-            self.keys.pop_last();
-        }
+/// The page that these deliveries are.
+fn slice<T>(newest: Newest<T>) -> Slice<T> {
+    let (found, has_more) = newest.finish();
+    let last = found.last().map(|((_, name), _)| ids::delivery_id(name));
+    Slice {
+        items: found.into_iter().map(|(_, delivery)| delivery).collect(),
+        next: last.filter(|_| has_more),
     }
 }
 
@@ -724,29 +693,15 @@ mod tests {
             *lists.lock() = 0;
             let asked = events.iter().map(|number| event(*number).id).collect();
             let (cost, all) = (Cost::default(), Some(Selection::default()));
-            let found = service.deliveries_of_events(&tenant, webhook, all, asked, &cost);
+            let cursor = Cursor {
+                after: None,
+                limit: 20,
+            };
+            let found = service.list_deliveries(&tenant, webhook, all, Some(asked), cursor, &cost);
             let logged = events.iter().filter(|number| **number < 4).count();
-            assert_eq!(found.await.unwrap().len(), logged);
+            assert_eq!(found.await.unwrap().items.len(), logged);
             assert_eq!(*lists.lock(), expected, "{events:?}");
             assert_eq!(cost.requests(), expected - 1);
         }
-    }
-
-    #[test]
-    fn of_all_deliveries_only_the_keys_of_the_newest_are_kept() {
-        let mut newest = Newest::of(3);
-        for second in [5, 1, 9, 7, 3, 9] {
-            newest.add(
-                &serde_json::from_value(json!({
-                    "name": format!("dlv-{second}-{}", newest.total),
-                    "creationTimestamp": format!("2026-11-22T10:00:0{second}Z"),
-                }))
-                .unwrap(),
-            );
-            assert!(newest.keys.len() <= 3);
-        }
-        let names: Vec<_> = newest.keys.into_iter().map(|(_, name)| name).collect();
-        assert_eq!(names, ["dlv-9-2", "dlv-9-5", "dlv-7-3"]);
-        assert_eq!(newest.total, 6);
     }
 }

@@ -10,7 +10,7 @@ use crate::service::{
     index::Object as _,
 };
 use domain::delivery::shown_phase;
-use domain::event::EventType;
+use domain::event::{EventType, Period};
 use resources::{
     Delivery, DeliveryPhase, Webhook,
     delivery::{EVENT_TYPE_LABEL, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL, event_order, is_unowned},
@@ -24,6 +24,8 @@ pub struct Selection {
     pub status: Option<DeliveryPhase>,
     /// Their event type.
     pub event_type: Option<EventType>,
+    /// When their events happened.
+    pub period: Period,
 }
 
 impl Selection {
@@ -70,6 +72,7 @@ impl Selection {
             .unwrap_or(DeliveryPhase::Pending);
         metadata.deletion_timestamp.is_none()
             && self.status.is_none_or(|status| status == phase)
+            && self.period.has(event_order(metadata).0)
             && is_owned(metadata, webhook)
     }
 
@@ -84,6 +87,7 @@ impl Selection {
             && self
                 .event_type
                 .is_none_or(|wanted| wanted == delivery.spec.event_type)
+            && self.period.has(created_at(delivery))
     }
 }
 
@@ -140,7 +144,11 @@ mod tests {
                 "stellage.dev/webhook=orders,stellage.dev/phase=held",
             ),
         ] {
-            let selection = Selection { status, event_type };
+            let selection = Selection {
+                status,
+                event_type,
+                ..Selection::default()
+            };
             assert_eq!(selection.labels(&testing::webhook(json!({}))), expected);
         }
     }
@@ -246,7 +254,7 @@ mod tests {
             for status in DeliveryPhase::ALL {
                 let selection = Selection {
                     status: Some(status),
-                    event_type: None,
+                    ..Selection::default()
                 };
                 assert_eq!(
                     selection.has_key(&metadata, &testing::webhook(json!({}))),

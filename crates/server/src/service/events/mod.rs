@@ -1,59 +1,78 @@
 //! The log of an account's events: list and find them. It consists of pages ([`EventLog`]) that are read from the API server.
 //!
 //! - `pages`: lists and reads the pages;
-//! - `window`: which pages a part of a list needs;
-//! - `filter`: which events a request asks for.
+//! - `newest`: what is shown of a list, of which only some pages are read.
 
-mod filter;
+mod newest;
 mod pages;
-mod window;
 
-use std::{cmp::Reverse, ops::ControlFlow, time::Duration};
+use std::{cmp::Reverse, time::Duration};
 
-use futures::TryStreamExt as _;
 use jiff::Timestamp;
 
 pub use self::{
-    pages::{ListedPage, Pages, Selected},
-    window::{Merge, Position, Segment, Span, plan},
+    newest::{Newest, Position},
+    pages::{ListedPage, Pages},
 };
-pub use domain::event::{EventFilter, EventInstance, instance_of};
+pub use domain::event::{EventFilter, EventInstance, Period, instance_of};
 
 use super::{
     Service,
     cost::Cost,
     credentials::Tenant,
-    error::{Error, ErrorCode},
+    error::{Detail, Error, ErrorCode},
     id::EventId,
 };
-use resources::{EventLog, LoggedEvent};
+use resources::{EventLog, LoggedEvent, PageIndex};
 
 /// How long a request may read the log in total.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// The error message for a page that is too deep.
-const TOO_DEEP: &str =
-    "must not lead beyond the newest 10000 events; use the filters type, instance_id and since";
 /// The name of the kind in messages.
 const WORD: &str = "event";
 
+/// The page of a list that a request asks for. Its pages follow each other by cursors, since it changes while it is being read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor<I> {
+    /// The item that it follows; `None` for the first page.
+    pub after: Option<I>,
+    /// Most items on it.
+    pub limit: usize,
+}
+
+/// A page of such a list.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Slice<T> {
+    /// Its items.
+    pub items: Vec<T>,
+    /// The item that the next page follows; `None` at the end.
+    pub next: Option<String>,
+}
+
+impl<T> Slice<T> {
+    /// Without items.
+    pub const fn empty() -> Self {
+        Self {
+            items: Vec::new(),
+            next: None,
+        }
+    }
+}
+
 impl Service {
-    /// One page of an account's events, newest first, as the bodies that receivers get, and their total number. `page` counts
-    /// from 1. A filter of `None` selects nothing. `invalid_input` if the page is too deep, but not past the end; `not_found`
-    /// if events are not logged.
+    /// One page of an account's events, newest first, as the bodies that receivers get. A filter of `None` selects nothing.
+    /// `invalid_input` if the event that it is to follow is not kept; `not_found` if events are not logged.
     pub async fn list_events(
         &self,
         tenant: &Tenant,
         filter: Option<EventFilter>,
-        page: u64,
-        limit: usize,
+        cursor: Cursor<EventId>,
         cost: &Cost,
-    ) -> Result<(Vec<String>, usize), Error> {
+    ) -> Result<Slice<String>, Error> {
         self.check_event_log()?;
         let Some(filter) = filter else {
-            return Ok((Vec::new(), 0));
+            return Ok(Slice::empty());
         };
-        let reading = self.read_events(tenant, filter, Span::of(page, limit), cost);
-        tokio::time::timeout(DEADLINE, reading)
+        tokio::time::timeout(DEADLINE, self.read_events(tenant, filter, cursor, cost))
             .await
             .map_err(|_| too_slow())?
     }
@@ -62,14 +81,10 @@ impl Service {
     pub async fn event(&self, tenant: &Tenant, id: Option<EventId>, cost: &Cost) -> Result<String, Error> {
         self.check_event_log()?;
         let unknown = || Error::no_such(WORD);
-        let id = id.ok_or_else(unknown)?.to_string();
+        let id = id.ok_or_else(unknown)?;
         let finding = async {
             let pages = self.pages(tenant, cost).await?;
-            let found = pages.find(|index| index.has(&id).then_some(())).await?;
-            let (page, ()) = found.ok_or_else(unknown)?;
-            let page = pages.get(&page).await?;
-            let mut events = page.into_iter().flat_map(|page| page.spec.events);
-            let event = events.find(|event| event.id == id).ok_or_else(unknown)?;
+            let event = find_event(&pages, id).await?.ok_or_else(unknown)?;
             Ok(event.body)
         };
         tokio::time::timeout(DEADLINE, finding)
@@ -96,63 +111,54 @@ impl Service {
         &self,
         tenant: &Tenant,
         filter: EventFilter,
-        span: Span,
+        cursor: Cursor<EventId>,
         cost: &Cost,
-    ) -> Result<(Vec<String>, usize), Error> {
+    ) -> Result<Slice<String>, Error> {
         let pages = self.pages(tenant, cost).await?;
+        let after = match cursor.after {
+            Some(id) => {
+                let event = find_event(&pages, id).await?;
+                Some(position(&event.ok_or_else(|| not_kept(WORD))?))
+            }
+            None => None,
+        };
+        let mut newest = Newest::of(cursor.limit, after);
+        // Which events are about an instance, only the contents of the pages tell.
+        let is_exact = filter.instance.is_none();
+        let count = |_: &str, index: &PageIndex| index.count(filter.event_type);
+        let selected = pages.select(&newest, filter.period, is_exact, count).await?;
         let items = |page: EventLog| {
             let matching = page.spec.events.into_iter().filter(|event| filter.matches(event));
             matching.map(|event| (position(&event), event.body)).collect()
         };
-        let (mut selected, mut cut) = (Vec::new(), Vec::new());
-        let see = |page: ListedPage| {
-            if filter.since.is_some_and(|since| page.is_before(since)) {
-                return ControlFlow::Break(());
-            }
-            if let Some(segment) = filter::selected(&filter, &page.index) {
-                let to = if filter.cuts(&page.index) {
-                    &mut cut
-                } else {
-                    &mut selected
-                };
-                to.push(Selected {
-                    name: page.name,
-                    segment,
-                });
-            }
-            ControlFlow::Continue(())
-        };
-        pages.each(see).await?;
-        if filter.instance.is_some() {
-            // All contents have to be read.
-            let mut merge = Merge::new(span, 0);
-            pages.merge(cut, &mut merge, items).await?;
-            let (shown, total) = merge.finish();
-            span.check(total, TOO_DEEP)?;
-            return Ok((shown, total));
-        }
-        // For pages that reach back beyond `since`, only the contents tell how many events match.
-        let mut contents =
-            std::pin::pin!(pages.read(cut.iter().map(|page| page.name.clone()).collect::<Vec<_>>()));
-        for page in &mut cut {
-            let events = contents
-                .try_next()
-                .await?
-                .flatten()
-                .into_iter()
-                .flat_map(|page| page.spec.events);
-            page.segment.count = events.filter(|event| filter.matches(event)).count();
-        }
-        selected.extend(cut);
-        let segments: Vec<Segment> = selected.iter().map(|page| page.segment).collect();
-        let total = segments.iter().map(|segment| segment.count).sum();
-        span.check(total, TOO_DEEP)?;
-        let plan = plan(&segments, span);
-        let mut merge = Merge::new(span, plan.before);
-        let needed = plan.needed.iter().map(|index| selected[*index].clone());
-        pages.merge(needed.collect(), &mut merge, items).await?;
-        Ok((merge.finish().0, total))
+        pages.merge(selected, &mut newest, items).await?;
+        let (events, has_more) = newest.finish();
+        let last = events.last().map(|((_, id), _)| id.clone());
+        Ok(Slice {
+            items: events.into_iter().map(|(_, body)| body).collect(),
+            next: last.filter(|_| has_more),
+        })
     }
+}
+
+/// The event with this id, if it is in the log.
+async fn find_event(pages: &Pages<'_>, id: EventId) -> Result<Option<LoggedEvent>, Error> {
+    let id = id.to_string();
+    let Some((page, ())) = pages.find(|index| index.has(&id).then_some(())).await? else {
+        return Ok(None);
+    };
+    let page = pages.get(&page).await?;
+    let mut events = page.into_iter().flat_map(|page| page.spec.events);
+    Ok(events.find(|event| event.id == id))
+}
+
+/// The refusal of a cursor that names nothing: what follows it is not known.
+pub fn not_kept(word: &str) -> Error {
+    let must = format!(
+        "must be the id of {} {word} that is still kept; to go on where you were, leave it out and use until, with a time just after the last {word} that you know",
+        if word.starts_with('e') { "an" } else { "a" }
+    );
+    Error::invalid(vec![Detail::new("after", "invalid_value", must)])
 }
 
 /// The position of an event in a list.

@@ -6,13 +6,14 @@ use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use kube::api::ListParams;
 
-use super::window::{Merge, Position, Segment};
+use super::newest::{Newest, Position};
 use crate::service::{
     cost::Cost,
     credentials::Tenant,
     error::Error,
     store::{ApiCalls, LongRead},
 };
+use domain::event::Period;
 use resources::{
     EventLog, PageIndex,
     event_log::{CLOCKS_DIFFER, written_at},
@@ -54,12 +55,12 @@ impl ListedPage {
     }
 }
 
-/// A page with selected events.
+/// A page that may have events to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selected {
-    pub name: String,
-    /// The selected events.
-    pub segment: Segment,
+    name: String,
+    /// When the latest of its events happened.
+    to: Timestamp,
 }
 
 impl<'a> Pages<'a> {
@@ -171,27 +172,68 @@ impl<'a> Pages<'a> {
             .try_flatten()
     }
 
-    /// Adds the items of pages to a merge. `items` selects them.
+    /// The pages that may have some of the newest items of a period. `count` tells from a page's name and index how many items it
+    /// has: exactly, or at most. If exactly, older pages are not listed once there are enough.
+    pub async fn select<T>(
+        &self,
+        newest: &Newest<T>,
+        period: Period,
+        is_exact: bool,
+        count: impl Fn(&str, &PageIndex) -> usize,
+    ) -> Result<Vec<Selected>, Error> {
+        let mut selected = Vec::new();
+        let (mut counted, mut earliest) = (0, Timestamp::MAX);
+        // Nothing older is needed.
+        let mut oldest = period.since;
+        let see = |page: ListedPage| {
+            if oldest.is_some_and(|oldest| page.is_before(oldest)) {
+                return ControlFlow::Break(());
+            }
+            let (from, to) = (page.index.from, page.index.to);
+            if !period.overlaps(from, to) || !newest.may_follow(from) {
+                return ControlFlow::Continue(());
+            }
+            let count = count(&page.name, &page.index);
+            if count == 0 {
+                return ControlFlow::Continue(());
+            }
+            if is_exact
+                && counted <= newest.limit()
+                && period.has(from)
+                && period.has(to)
+                && newest.follows(to)
+            {
+                counted += count;
+                earliest = earliest.min(from);
+                if counted > newest.limit() {
+                    oldest = oldest.max(Some(earliest));
+                }
+            }
+            selected.push(Selected { name: page.name, to });
+            ControlFlow::Continue(())
+        };
+        self.each(see).await?;
+        Ok(selected)
+    }
+
+    /// Adds the items of pages to the newest, as long as they may be among them. `items` selects them.
     pub async fn merge<T>(
         &self,
         mut pages: Vec<Selected>,
-        merge: &mut Merge<T>,
+        newest: &mut Newest<T>,
         mut items: impl FnMut(EventLog) -> Vec<(Position, T)>,
     ) -> Result<(), Error> {
-        pages.sort_by_key(|page| Reverse(page.segment.to));
-        let newest: Vec<_> = pages.iter().map(|page| page.segment.to).collect();
+        pages.sort_by_key(|page| Reverse(page.to));
+        let latest: Vec<_> = pages.iter().map(|page| page.to).collect();
         let read = self.read(pages.into_iter().map(|page| page.name));
         let mut read = std::pin::pin!(read);
-        for newest in newest {
-            merge.settle(Some(newest));
-            for (position, item) in read
-                .try_next()
-                .await?
-                .flatten()
-                .map(&mut items)
-                .unwrap_or_default()
-            {
-                merge.add(position, item);
+        for latest in latest {
+            if !newest.may_have(latest) {
+                break;
+            }
+            let page = read.try_next().await?.flatten();
+            for (position, item) in page.map(&mut items).unwrap_or_default() {
+                newest.add(position, item);
             }
         }
         Ok(())
@@ -209,7 +251,7 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::service::events::{EventFilter, position, window::Span};
+    use crate::service::events::position;
     use domain::event::EventType;
     use resources::LoggedEvent;
     use runtime::testing::answered_by;
@@ -408,30 +450,70 @@ mod tests {
         ];
         let (client, requests) = server(all.clone());
         let calls = ApiCalls::new(client, 4);
-        let filter = EventFilter::default();
         let selected = all.iter().map(|page| Selected {
             name: page.metadata.name.clone().unwrap(),
-            segment: crate::service::events::filter::selected(
-                &filter,
-                &PageIndex::read(&page.metadata).unwrap(),
-            )
-            .unwrap(),
+            to: page.spec.to,
         });
-        let mut merge = Merge::new(Span::of(1, 4), 0);
-        let items = |page: EventLog| {
-            let events = page.spec.events.into_iter();
-            events.map(|event| (position(&event), event.body)).collect()
-        };
+        let mut newest = Newest::of(4, None);
         let cost = Cost::default();
         let pages = pages_through(&calls, &cost).await;
-        pages.merge(selected.collect(), &mut merge, items).await.unwrap();
-        let (shown, total) = merge.finish();
+        pages.merge(selected.collect(), &mut newest, items).await.unwrap();
+        let (shown, has_more) = newest.finish();
+        let shown: Vec<_> = shown.into_iter().map(|(_, body)| body).collect();
         assert_eq!(shown, ["18", "17", "16", "15"]);
-        assert_eq!(total, 7);
+        assert!(has_more);
         assert_eq!((requests.lock().len(), cost.requests()), (4, 0));
         let names = all.iter().filter_map(|page| page.metadata.name.clone());
         let read = pages.read(names.cycle().take(11));
         assert_eq!(read.count().await, 11);
         assert_eq!(cost.requests(), 3, "five of them cost as much as a request");
+    }
+
+    /// The items of a page.
+    fn items(page: EventLog) -> Vec<(Position, String)> {
+        let events = page.spec.events.into_iter();
+        events.map(|event| (position(&event), event.body)).collect()
+    }
+
+    #[tokio::test]
+    async fn a_list_is_read_no_further_than_what_is_shown_and_its_pages_lead_to_the_last_event() {
+        let written: Vec<_> = (0..40)
+            .rev()
+            .map(|n| page("u", &[n * 1000 + 1, n * 1000 + 2]))
+            .collect();
+        let all: Vec<_> = written
+            .iter()
+            .flat_map(|page| page.spec.events.iter().rev())
+            .map(|event| event.body.clone())
+            .collect();
+        let (client, requests) = server(written);
+        let calls = ApiCalls::new(client, 4);
+        let cost = Cost::default();
+        let pages = pages_through(&calls, &cost).await;
+        let (mut after, mut shown) = (None, Vec::new());
+        loop {
+            let mut newest = Newest::of(3, after);
+            let count = |_: &str, index: &PageIndex| index.count(None);
+            let selected = pages
+                .select(&newest, Period::default(), true, count)
+                .await
+                .unwrap();
+            pages.merge(selected, &mut newest, items).await.unwrap();
+            if shown.is_empty() {
+                let lists = requests.lock().iter().filter(|path| *path == "eventlogs").count();
+                assert_eq!(
+                    lists, 3,
+                    "two pages with what is shown, and the one that shows that it is enough"
+                );
+                assert_eq!(requests.lock().len(), 3 + 2);
+            }
+            let (items, has_more) = newest.finish();
+            after = items.last().map(|(position, _)| position.clone());
+            shown.extend(items.into_iter().map(|(_, body)| body));
+            if !has_more {
+                break;
+            }
+        }
+        assert_eq!(shown, all);
     }
 }

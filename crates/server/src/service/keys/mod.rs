@@ -11,7 +11,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use jiff::Timestamp;
 use kube::api::ObjectMeta;
 
 use super::{
@@ -23,7 +22,8 @@ use super::{
     precondition::Precondition,
     store::{MAX_ATTEMPTS, contended, pause},
 };
-use resources::{ApiKey, KeyScope, api_key::new_key, ids, quota, revision};
+use api::CreateKey;
+use resources::{ApiKey, api_key::new_key, ids, quota, revision};
 use runtime::client::CallError;
 
 /// The name of the kind in messages.
@@ -64,8 +64,7 @@ impl Service {
     pub async fn create_key(
         &self,
         tenant: &Tenant,
-        scope: KeyScope,
-        expires_at: Option<Timestamp>,
+        new: &CreateKey,
         request: Option<&IdempotentRequest>,
     ) -> Result<CreatedKey, Error> {
         let namespace = &tenant.namespace;
@@ -79,7 +78,7 @@ impl Service {
             {
                 return replayed(object, request);
             }
-            if let Err(refusal) = self.check_new_key(tenant, expires_at) {
+            if let Err(refusal) = self.check_new_key(tenant, new) {
                 // The watch may lag behind.
                 if let Some(request) = request
                     && let Some(object) = self.calls.get(namespace, &name).await?
@@ -88,7 +87,8 @@ impl Service {
                 }
                 return Err(refusal);
             }
-            let (key, spec) = new_key(&tenant.uid, scope, expires_at);
+            let (key, mut spec) = new_key(&tenant.uid, new.scope, new.expires_at);
+            spec.name = new.name.clone().filter(|text| !text.is_empty());
             let object = ApiKey {
                 metadata: ObjectMeta {
                     name: Some(name.clone()),
@@ -123,10 +123,10 @@ impl Service {
     }
 
     /// Whether the account may have another key, with this expiry.
-    fn check_new_key(&self, tenant: &Tenant, expires_at: Option<Timestamp>) -> Result<(), Error> {
+    fn check_new_key(&self, tenant: &Tenant, new: &CreateKey) -> Result<(), Error> {
         tenant.check_not_terminating()?;
         let now = self.clock.now();
-        if expires_at.is_some_and(|end| end <= now) {
+        if new.expires_at.is_some_and(|end| end <= now) {
             let detail = Detail::new("expires_at", "invalid_value", "must be in the future");
             return Err(Error::invalid(vec![detail]));
         }
@@ -250,7 +250,7 @@ mod tests {
     use sha2::Digest as _;
 
     use super::*;
-    use resources::api_key;
+    use resources::{KeyScope, api_key};
     use runtime::{
         testing::{first_create_answered_with_504, refusals_of_a_second_try},
         watch::Change,
@@ -264,7 +264,7 @@ mod tests {
             let service = Service::with_client(client);
             service.show_demo_account();
             let tenant = service.credentials().account_named("demo").unwrap();
-            let created = service.create_key(&tenant, KeyScope::Write, None, request).await;
+            let created = service.create_key(&tenant, &CreateKey::default(), request).await;
             let key = created.unwrap().key.unwrap();
             let stored = stored.lock();
             assert_eq!(stored.len(), 1, "{stored:?}");
@@ -315,7 +315,7 @@ mod tests {
         let tenant = &credential.tenant;
         let quota = service.quotas(tenant).api_keys;
         assert_eq!((quota.used, quota.limit), (1, Some(1)));
-        let refusal = service.create_key(tenant, KeyScope::Read, None, None).await;
+        let refusal = service.create_key(tenant, &CreateKey::default(), None).await;
         assert_eq!(refusal.err().unwrap().code, ErrorCode::ResourceLimitExceeded);
     }
 

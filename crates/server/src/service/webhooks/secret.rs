@@ -38,6 +38,14 @@ fn text(secret: &Secret, key: &str) -> Option<String> {
         .filter(|text| !text.is_empty())
 }
 
+/// Until when the previous secret of a webhook also signs.
+fn previous_until(secret: &Secret, webhook: &Webhook, now: Timestamp) -> Option<Timestamp> {
+    let reference = &webhook.spec.secret_ref;
+    text(secret, &reference.previous_key())?;
+    let until = text(secret, &reference.previous_expires_key())?.parse().ok();
+    until.filter(|until| *until > now)
+}
+
 /// The result of a write of a Secret.
 pub(super) struct Written {
     pub(super) secret: Secret,
@@ -67,12 +75,9 @@ pub struct Rotated {
 
 impl Rotated {
     fn of(secret: &Secret, webhook: &Webhook, replayed: bool, now: Timestamp) -> Option<Self> {
-        let reference = &webhook.spec.secret_ref;
-        let previous_until =
-            text(secret, &reference.previous_expires_key()).and_then(|until| until.parse().ok());
         Some(Self {
-            secret: text(secret, &reference.key)?,
-            previous_until: previous_until.filter(|until| *until > now),
+            secret: text(secret, &webhook.spec.secret_ref.key)?,
+            previous_until: previous_until(secret, webhook, now),
             replayed,
         })
     }
@@ -147,6 +152,18 @@ impl Service {
             }
         }
         Err(contended("Secret of the webhook"))
+    }
+
+    /// Until when the previous secret of a webhook also signs; `None` without a rotation, or after its overlap. The status has it
+    /// some seconds after a rotation, the Secret at once.
+    pub async fn previous_secret_until(&self, webhook: &Webhook) -> Option<Timestamp> {
+        let name = &webhook.spec.secret_ref.name;
+        match self.calls.get::<Secret>(webhook.namespace(), name).await {
+            Ok(Some(secret)) if webhook.may_use(&secret) => {
+                previous_until(&secret, webhook, self.clock.now())
+            }
+            _ => webhook.status.as_ref()?.previous_secret_expires_at,
+        }
     }
 
     /// Replaces the secret without an overlap. The caller announces it.

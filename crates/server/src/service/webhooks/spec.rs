@@ -28,6 +28,7 @@ pub(super) fn object(
                 name: name.to_owned(),
                 key: SECRET_KEY.to_owned(),
             },
+            description: new.description.clone().filter(|text| !text.is_empty()),
             active: new.active,
             enable_requested_at: None,
         },
@@ -53,11 +54,13 @@ mod tests {
             url: "https://hooks.example.com/in".to_owned(),
             events: vec![EventType::InstanceCreated],
             secret: None,
+            description: Some(String::new()),
             active: true,
         };
         let webhook = object(&new, "wh-abcdefgh01234567", Some("hash".into()), Timestamp::now());
         assert_eq!(webhook.spec.secret_ref.name, "wh-abcdefgh01234567");
         assert_eq!(webhook.spec.secret_ref.key, "secret");
         assert_eq!(webhook.id(), "wh_abcdefgh01234567");
+        assert_eq!(webhook.spec.description, None);
     }
 }
