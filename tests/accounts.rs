@@ -179,7 +179,7 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
             (WEBHOOKS, "20"),
             (KEYS, "50"),
             (DELIVERIES, "34k"),
-            (BACKUPS, "1032"),
+            (BACKUPS, "1062"),
         ]
         .map(|(k, v)| (k.to_owned(), v.to_owned())),
     );

@@ -26,7 +26,7 @@ const RATE: f64 = 4.0;
 fn delay(answer: u64) -> Duration {
     match answer {
         0..=15 => Duration::ZERO,
-        _ if answer % 16 == 0 => Duration::from_secs(1),
+        _ if answer.is_multiple_of(16) => Duration::from_secs(1),
         _ => Duration::from_secs(29),
     }
 }

@@ -166,7 +166,12 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
 }
 
 /// Like [`watch`], for long enough. Fails if there are too few events for a p99.
-pub async fn counted(stage: &Stage, receivers: &Receivers, churn: &Churn, sizes: &Sizes) -> Result<Seen> {
+pub(super) async fn counted(
+    stage: &Stage,
+    receivers: &Receivers,
+    churn: &Churn,
+    sizes: &Sizes,
+) -> Result<Seen> {
     let seen = watch(stage, receivers, churn, sizes.hostile).await?;
     if seen.events < sizes.hostile_events {
         return Err(format!("{} events are too few for a p99", seen.events).into());
@@ -211,7 +216,12 @@ async fn alone(receivers: &Receivers, hostile: &[HostileReceiver], extent: Durat
     Ok(latencies.millis(0.99))
 }
 
-pub async fn watch(stage: &Stage, receivers: &Receivers, churn: &Churn, extent: Duration) -> Result<Seen> {
+pub(super) async fn watch(
+    stage: &Stage,
+    receivers: &Receivers,
+    churn: &Churn,
+    extent: Duration,
+) -> Result<Seen> {
     receivers.take_ages()?;
     let before = receivers.count();
     let writes = Writes::count(&stage.cluster.admin).await?;

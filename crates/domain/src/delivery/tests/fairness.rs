@@ -317,7 +317,7 @@ fn times_of_healthy(attackers: usize, interfere: impl Fn(&mut World)) -> Vec<Dur
                 let latency = match *number {
                     _ if begun.webhook.starts_with("healthy") => Duration::from_millis(50),
                     ..=16 => Duration::ZERO,
-                    number if number % 16 == 0 => Duration::from_secs(1),
+                    number if number.is_multiple_of(16) => Duration::from_secs(1),
                     _ => Duration::from_secs(29),
                 };
                 under_way.push((begun.at + latency, begun.job));
