@@ -70,7 +70,7 @@ async fn post_backup(tenant: &Tenant, instance: &str, body: &Value) -> Answer {
 
 #[tokio::test]
 async fn a_repeated_backup_create_is_answered_although_its_instance_has_changed_or_is_gone() {
-    let tenant = Tenant::new("bkp-repeat").await;
+    let tenant = Tenant::new("bkp-answered").await;
     let web = tenant.running("web").await;
     let path = format!("/v1/instances/{web}/backups");
     let shown = expect(

@@ -184,7 +184,7 @@ async fn bodies_are_checked_before_anything_is_done() {
             "rebot"
         ]
     );
-    for query in ["page=0", "limit=0", "limit=101", "page=x"] {
+    for query in ["page=0", "limit=0", "limit=101", "page=x", "x=y"] {
         let answer = expect(&tenant, 422, Method::GET, &format!("{path}?{query}"), None, &[]).await;
         assert_eq!(fields(&answer), [query.split('=').next().unwrap()]);
     }
@@ -192,7 +192,7 @@ async fn bodies_are_checked_before_anything_is_done() {
         &tenant,
         200,
         Method::GET,
-        &format!("{path}?page=9007199254740991&limit=100&x=y"),
+        &format!("{path}?page=9007199254740991&limit=100"),
         None,
         &[],
     )

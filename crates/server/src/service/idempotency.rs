@@ -50,6 +50,7 @@ impl IdempotentRequest {
     }
 
     /// This request, to be looked up and remembered with its secrets. Only for the Secret.
+    #[must_use]
     pub fn with_secrets(&self) -> Self {
         Self {
             visible_hash: self.body_hash.clone(),

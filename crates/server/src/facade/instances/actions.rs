@@ -121,7 +121,10 @@ pub async fn reboot(
     request_body(content = RebuildInstance, example = json!({"image": "debian-13"})),
     responses(
         (status = 202, description = "The server is being reinstalled", body = Single<Instance>, headers(("ETag")), example = json!(examples::acting(Action::Rebuild))),
-        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(protected()))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, examples(
+            ("invalid_state" = (value = json!(examples::error(examples::not_running())))),
+            ("protected" = (value = json!(examples::error(protected())))),
+        )),
     ),
 )]
 pub async fn rebuild(
