@@ -124,7 +124,9 @@ async fn commands_take_the_cluster_as_kubectl_does_and_name_it_before_they_destr
     elsewhere["context"]["cluster"] = "elsewhere".into();
     config["contexts"].as_array_mut().unwrap().push(elsewhere);
     // Nobody listens on the discard port.
-    let dead = serde_json::json!({ "name": "elsewhere", "cluster": { "server": "https://127.0.0.1:9" } });
+    let mut dead = config["clusters"][0].clone();
+    dead["name"] = "elsewhere".into();
+    dead["cluster"]["server"] = "https://127.0.0.1:9".into();
     config["clusters"].as_array_mut().unwrap().push(dead);
     config["current-context"] = "elsewhere".into();
     let file = tempfile::NamedTempFile::new().unwrap();

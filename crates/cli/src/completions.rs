@@ -16,7 +16,8 @@ pub fn script(shell: Shell, command: &mut Command) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// The answer to kubectl. The command must be built, so that all commands have the options that are for all. `words` are those after `kubectl stellage`; the last one is to be completed.
+/// The answer to kubectl. `words` are those after `kubectl stellage`; the last one is to be completed. The command must be built, so
+/// that all commands have the options that are for all.
 pub fn answer_to_kubectl(command: &Command, words: &[String]) -> String {
     let mut lines = candidates(command, words);
     lines.push(NO_FILES.to_owned());

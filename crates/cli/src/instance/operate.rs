@@ -177,7 +177,7 @@ pub(super) async fn operate(
     waiting: Waiting,
 ) -> Result<Ended, CliError> {
     let said = Cell::new(false);
-    let decide = |instance: &Instance| {
+    let decide = |instance: &Instance| -> Result<Option<Value>, CliError> {
         let patch = operation.patch(instance, Timestamp::now())?;
         if let (Some(_), Some(what)) = (&patch, operation.destroys(instance))
             && !said.replace(true)

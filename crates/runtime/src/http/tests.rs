@@ -38,7 +38,7 @@ impl Served {
             async move {
                 let body = match request.uri().path() {
                     "/peer" => {
-                        let Peer(address) = request.extensions().get().unwrap();
+                        let Peer(address) = request.extensions().get::<Peer>().unwrap();
                         Bytes::from(format!("from {address}."))
                     }
                     "/large" => large,
