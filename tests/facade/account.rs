@@ -1,5 +1,6 @@
 //! The account and its API keys.
 
+use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::{
     Api,
     api::{ListParams, PostParams},
@@ -194,8 +195,20 @@ async fn expired_keys_keep_nobody_from_creating_keys_and_sign_in_links() {
         "--url",
         &tenant.url,
     ];
+    let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     for with_link in [false, true] {
-        let used = keys.list(&ListParams::default()).await.unwrap().items.len();
+        // It notices a little later that keys are gone.
+        let count = async || {
+            let used = keys.list(&ListParams::default()).await.unwrap().items.len();
+            let status = quotas.get("stellage").await.unwrap().status;
+            let counted = status.and_then(|status| status.used).unwrap_or_default();
+            let counted = counted.get("count/apikeys.stellage.dev");
+            (used, counted.map(|count| count.0.clone()))
+        };
+        let (used, _) = eventually("Kubernetes to count the keys", count, |(used, counted)| {
+            *counted == Some(used.to_string())
+        })
+        .await;
         for _ in used..50 {
             let (_, spec) = new_key("uid", KeyScope::Read, Some(jiff::Timestamp::UNIX_EPOCH));
             let name = format!("old-{}", ids::random_suffix());
