@@ -25,12 +25,12 @@ use super::{
     idempotency::IdempotentRequest,
     nonce::instance_nonce,
     precondition::Precondition,
-    store::{Created, KeyedCreate, Verdict},
+    store::{Created, KeyedCreate, Verdict, WRITE_ANNOTATION},
 };
 use api::ChangeInstance;
 use domain::instance::{Action, changed_spec, disk_of};
 use resources::{
-    InstanceSpec,
+    InstanceSpec, ids,
     instance::IDEMPOTENCY_ANNOTATION,
     times::milliseconds,
     traceparent::TRACEPARENT_ANNOTATION,
@@ -203,9 +203,10 @@ impl Service {
         let trace = is_change.then(traces::current).flatten();
         let trace = trace.map(|parent| (TRACEPARENT_ANNOTATION, parent));
         let done = done.map(|done| (IDEMPOTENCY_ANNOTATION, done));
+        let mark = is_change.then(|| (WRITE_ANNOTATION, ids::random_suffix()));
         Verdict::Write {
             spec: Box::new(spec),
-            annotations: changed.into_iter().chain(trace).chain(done).collect(),
+            annotations: changed.into_iter().chain(trace).chain(done).chain(mark).collect(),
         }
     }
 

@@ -18,7 +18,7 @@ pub use self::{
     calls::{ApiCalls, LongRead, MAX_CALLS},
     create::{Created, KeyedCreate, annotations},
     locks::{KeyedLock, KeyedLocks},
-    modify::{MAX_ATTEMPTS, Verdict, contended, pause},
+    modify::{MAX_ATTEMPTS, Verdict, WRITE_ANNOTATION, contended, pause},
 };
 
 use super::index::{Index, Indexed, Object as _, ObjectOf};

@@ -177,14 +177,17 @@ impl<X: Index> Store<X> {
     }
 }
 
-/// Whether an object is as a verdict has it.
+/// Annotation with a random text for each write, so that a request recognises its own: another may ask for the same.
+pub const WRITE_ANNOTATION: &str = "stellage.dev/last-write";
+
+/// Whether an object is as a verdict, which has a [`WRITE_ANNOTATION`], has it.
 fn is_in<E: Indexed>(item: &E, verdict: &Verdict<E::Spec>) -> bool {
     match verdict {
         Verdict::Leave => false,
         Verdict::Write { spec, annotations } => {
-            let mut annotations = annotations.iter();
+            let mut marks = annotations.iter().filter(|(name, _)| *name == WRITE_ANNOTATION);
             *item.spec() == **spec
-                && annotations.all(|(name, value)| item.object().annotation_of(name) == Some(value.as_str()))
+                && marks.any(|(name, value)| item.object().annotation_of(name) == Some(value.as_str()))
         }
     }
 }
