@@ -570,7 +570,6 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
         ("instance web", json!({ "deletionProtection": true })),
         ("webhook orders", json!({ "url": "https://example.com/" })),
         ("webhook orders", json!({ "active": false })),
-        ("backup weekly", json!({ "name": "mine" })),
     ] {
         may_not(
             object,
