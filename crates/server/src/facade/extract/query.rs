@@ -3,7 +3,13 @@
 use http::Uri;
 use jiff::Timestamp;
 use url::form_urlencoded;
-use utoipa::IntoParams;
+use utoipa::{
+    IntoParams,
+    openapi::{
+        Ref, Required,
+        path::{Parameter, ParameterBuilder, ParameterIn},
+    },
+};
 
 use crate::{
     facade::response::error::{Detail, Error},
@@ -36,18 +42,11 @@ pub struct Paging {
     pub limit: usize,
 }
 
-/// The page to show of a list with cursors, and the period of its items.
+/// The page to show of a list with cursors, beside its [`Cursor`], and the period of its items.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
-#[expect(
-    dead_code,
-    reason = "describes parameters that `Parameters::cursor` and `Parameters::period` read"
-)]
+#[expect(dead_code, reason = "describes parameters that `Parameters::cursor` reads")]
 pub struct CursorPaging {
-    /// The `next` of the page before: only items that follow the one with this id. 422 if it is not kept any more: then go on with
-    /// `until`.
-    #[param(required = false)]
-    after: String,
     /// Maximum number of items per page.
     #[param(required = false, minimum = 1, maximum = 100, default = 20)]
     limit: usize,
@@ -57,6 +56,20 @@ pub struct CursorPaging {
     /// Only events that happened before this RFC 3339 time.
     #[param(required = false, format = DateTime, example = "2026-11-21T11:00:00Z")]
     until: String,
+}
+
+/// The `after` of such a list.
+impl<I: PublicId> IntoParams for Cursor<I> {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let description = "The `next` of the page before: only items that follow the one with this id. 422 if it is not kept any more: then go on with `until`.";
+        let after = ParameterBuilder::new()
+            .name("after")
+            .parameter_in(ParameterIn::Query)
+            .required(Required::False)
+            .description(Some(description))
+            .schema(Some(Ref::from_schema_name(I::TYPE)));
+        vec![after.build()]
+    }
 }
 
 /// The query parameters. If one is repeated, the last value counts; unknown ones are ignored.
