@@ -135,7 +135,7 @@ pub struct Recovery {
 pub struct CreateWebhook {
     /// HTTPS URL that events are POSTed to. Its host must have a public address; user name, password and fragment are not
     /// allowed.
-    #[schema(max_length = 2048, pattern = "^https://")]
+    #[schema(max_length = 2048, pattern = "^https://[^/?#@\\s]+")]
     pub url: String,
     /// Event types to send; duplicates are ignored.
     #[schema(min_items = 1, max_items = 8)]
@@ -166,7 +166,7 @@ pub struct CreateWebhook {
 pub struct ChangeWebhook {
     /// The new URL.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false, max_length = 2048, pattern = "^https://")]
+    #[schema(nullable = false, max_length = 2048, pattern = "^https://[^/?#@\\s]+")]
     pub url: Option<String>,
     /// The new event types; they replace all present ones.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -18,7 +18,7 @@ use super::{
     },
 };
 use crate::service::{
-    events::{EventFilter, Period, not_kept, not_logged},
+    events::{Cursor, EventFilter, Period, not_kept, not_logged},
     id::{EventId, InstanceId, PublicId},
 };
 use api::{CursorList, CursorPagination, Event, Single};
@@ -51,6 +51,7 @@ fn filter(parameters: &Parameters, period: Period) -> Option<EventFilter> {
     operation_id = "listEvents",
     tag = "events",
     params(
+        Cursor<EventId>,
         CursorPaging,
         ("type" = Option<String>, Query, description = "Only events of this type.", example = "instance.created"),
         ("instance_id" = Option<String>, Query, description = "Only events about this instance, which may have been deleted.", example = "i-4q7hz0c9k2m8x1ta"),

@@ -29,6 +29,7 @@ use super::{
 use crate::service::{
     deliveries::{Selection, When},
     error::quota_used_up,
+    events::Cursor,
     id::{DeliveryId, WebhookId},
     webhooks::not_active,
 };
@@ -91,6 +92,7 @@ fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, Error> {
     tag = "deliveries",
     params(
         Target<WebhookId>,
+        Cursor<DeliveryId>,
         CursorPaging,
         ("status" = Option<String>, Query, description = "Only deliveries with this status: `pending`, `held`, `delivered` or `exhausted`.", example = "exhausted"),
         ("event_type" = Option<String>, Query, description = "Only deliveries of this event type.", example = "instance.created"),

@@ -3,7 +3,13 @@
 use http::Uri;
 use jiff::Timestamp;
 use url::form_urlencoded;
-use utoipa::IntoParams;
+use utoipa::{
+    IntoParams,
+    openapi::{
+        Ref, Required,
+        path::{Parameter, ParameterBuilder, ParameterIn},
+    },
+};
 
 use crate::{
     facade::response::error::{Detail, Error},
@@ -36,18 +42,11 @@ pub struct Paging {
     pub limit: usize,
 }
 
-/// The page to show of a list with cursors, and the period of its items.
+/// The page to show of a list with cursors, beside its [`Cursor`], and the period of its items.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
-#[expect(
-    dead_code,
-    reason = "describes parameters that `Parameters::cursor` and `Parameters::period` read"
-)]
+#[expect(dead_code, reason = "describes parameters that `Parameters::cursor` reads")]
 pub struct CursorPaging {
-    /// The `next` of the page before: only items that follow the one with this id. 422 if it is not kept any more: then go on with
-    /// `until`.
-    #[param(required = false)]
-    after: String,
     /// Maximum number of items per page.
     #[param(required = false, minimum = 1, maximum = 100, default = 20)]
     limit: usize,
@@ -57,6 +56,20 @@ pub struct CursorPaging {
     /// Only events that happened before this RFC 3339 time.
     #[param(required = false, format = DateTime, example = "2026-11-21T11:00:00Z")]
     until: String,
+}
+
+/// The `after` of such a list.
+impl<I: PublicId> IntoParams for Cursor<I> {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let description = "The `next` of the page before: only items that follow the one with this id. 422 if it is not kept any more: then go on with `until`.";
+        let after = ParameterBuilder::new()
+            .name("after")
+            .parameter_in(ParameterIn::Query)
+            .required(Required::False)
+            .description(Some(description))
+            .schema(Some(Ref::from_schema_name(I::TYPE)));
+        vec![after.build()]
+    }
 }
 
 /// A query parameter of an operation.
@@ -119,7 +132,10 @@ impl Parameters {
 
     /// The time that a parameter names. A blank in it was a `+` that the client has not escaped.
     pub fn time(&self, name: &'static str) -> Result<Option<Timestamp>, Error> {
-        let time = self.get(name).map(|text| text.replace(' ', "+").parse());
+        let time = self.get(name).map(|text| match text.rsplit_once(' ') {
+            Some((time, offset)) if time.contains(['T', 't', ' ']) => format!("{time}+{offset}").parse(),
+            _ => text.parse(),
+        });
         time.transpose().map_err(|_| not_a_time(name))
     }
 
@@ -159,13 +175,13 @@ impl Parameters {
         Ok(usize::try_from(limit).unwrap_or(1))
     }
 
-    fn number(&self, name: &'static str, default: u64, most: u64, must: &'static str) -> Result<u64, Error> {
+    fn number(&self, name: &'static str, default: u64, max: u64, must: &'static str) -> Result<u64, Error> {
         let Some(text) = self.get(name) else {
             return Ok(default);
         };
         let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         match text.parse() {
-            Ok(value) if digits && (1..=most).contains(&value) => Ok(value),
+            Ok(value) if digits && (1..=max).contains(&value) => Ok(value),
             _ => Err(Error::invalid(vec![Detail::new(name, "invalid_value", must)])),
         }
     }
@@ -270,6 +286,8 @@ mod tests {
             "2026-11-21T10:00:00Z",
             "2026-11-21T12:00:00+02:00",
             "2026-11-21T12:00:00%2B02:00",
+            "2026-11-21+10:00:00Z",
+            "2026-11-21 12:00:00+02:00",
         ] {
             assert_eq!(time(good), Ok(expected), "{good}");
         }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::{receivers, schema_reference};
 
 /// The enumerations that requests have, too: other values are refused. They grow only with what a request can ask for.
-const CLOSED: [&str; 3] = ["EventType", "KeyScope", "Plan"];
+const CLOSED: [&str; 4] = ["EventType", "KeyScope", "Plan", "WantedPower"];
 
 pub(super) fn complete(document: &mut Value) {
     name_generics(document);
@@ -14,9 +14,9 @@ pub(super) fn complete(document: &mut Value) {
     if let Value::Object(rules) = api::schema::rules() {
         for (name, rule) in rules {
             let schema = document["components"]["schemas"][name].as_object_mut();
-            schema.into_iter().for_each(|schema| {
+            if let Some(schema) = schema {
                 schema.extend(rule.as_object().cloned().unwrap_or_default());
-            });
+            }
         }
     }
     for shared in [api::schema::shared(), receivers::schemas()] {

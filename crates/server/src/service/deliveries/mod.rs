@@ -89,17 +89,14 @@ impl Service {
                 None => None,
             };
             let (webhook, limit) = (&*item.webhook, cursor.limit);
-            match events {
-                Some(events) => {
-                    let newest = Newest::of(limit, after);
-                    self.read_deliveries_of(tenant, webhook, selection, events, newest, cost)
-                        .await
-                }
-                None => {
-                    let newest = Newest::of(limit, after);
-                    self.read_deliveries(tenant, webhook, selection, newest, cost)
-                        .await
-                }
+            if let Some(events) = events {
+                let newest = Newest::of(limit, after);
+                self.read_deliveries_of(tenant, webhook, selection, events, newest, cost)
+                    .await
+            } else {
+                let newest = Newest::of(limit, after);
+                self.read_deliveries(tenant, webhook, selection, newest, cost)
+                    .await
             }
         };
         tokio::time::timeout(DEADLINE, reading)

@@ -31,14 +31,13 @@ impl Service {
             .as_ref()
             .and_then(|tenant| self.credentials.get(&tenant.namespace, key).zip(Some(tenant)))
             .filter(|(object, tenant)| check(object, tenant, token, self.now()).is_ok());
-        let mut object = match indexed {
-            Some((object, _)) => object,
+        let mut object = if let Some((object, _)) = indexed {
+            object
+        } else {
             // The link may be too new for the index. Whatever it is that does not exist, it costs this one call, so that the time of the
             // answer does not tell either which accounts and keys there are.
-            None => {
-                let namespace = tenant.as_ref().map_or(account, |tenant| &*tenant.namespace);
-                self.fetch_linked(namespace, key).await?
-            }
+            let namespace = tenant.as_ref().map_or(account, |tenant| &*tenant.namespace);
+            self.fetch_linked(namespace, key).await?
         };
         let tenant = tenant.ok_or_else(refused)?;
         for _ in 0..MAX_ATTEMPTS {
