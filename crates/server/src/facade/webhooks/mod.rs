@@ -61,7 +61,8 @@ pub async fn list(
 /// Creates a webhook
 ///
 /// The webhook gets the events of all operations requested after this answer. The secret is shown only in this answer and in
-/// that of a rotation. A repetition with the same `Idempotency-Key` shows the current secret, for a day.
+/// that of a rotation. A repetition with the same `Idempotency-Key` shows the current secret, for a day. `message` says if
+/// another webhook sends the same events to this URL, and if the secret begins or ends in white space, which is part of it.
 #[utoipa::path(
     post,
     path = "/v1/webhooks",
@@ -88,8 +89,12 @@ pub async fn create(
         .create_webhook(caller.tenant(), &new, post.idempotent.as_ref())
         .await?;
     let item = &*created.item;
+    let remarks = [
+        view::remark_on_secret(new.secret.as_deref()),
+        remark_on_url(&app, item),
+    ];
     let data = view::with_secret(item, created.secret.clone(), None);
-    let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, None)?;
+    let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, view::message(remarks))?;
     response::locate(&mut response, "/v1/webhooks", item.id);
     Ok(idempotency::answered(
         post.idempotent.as_ref(),
@@ -116,7 +121,7 @@ pub async fn detail(
     Target(id): Target<WebhookId>,
 ) -> Result<Response, Error> {
     let item = app.service.webhook(caller.namespace(), id).await?;
-    detail_of(&item)
+    detail_of(&item, None)
 }
 
 /// Changes a webhook
@@ -146,12 +151,33 @@ pub async fn change(
         .service
         .change_webhook(caller.namespace(), id, &change, &precondition)
         .await?;
-    detail_of(&item)
+    let has_moved = change.url.is_some() || change.events.is_some();
+    let remarks = [
+        view::remark_on_secret(change.secret.as_deref()),
+        has_moved.then(|| remark_on_url(&app, &item)).flatten(),
+    ];
+    detail_of(&item, view::message(remarks))
 }
 
 /// An answer with the detail of a webhook, without its secret.
-fn detail_of(item: &IndexedWebhook) -> Result<Response, Error> {
-    response::single(StatusCode::OK, &*item.webhook, view::webhook(item), None)
+fn detail_of(item: &IndexedWebhook, message: Option<String>) -> Result<Response, Error> {
+    response::single(StatusCode::OK, &*item.webhook, view::webhook(item), message)
+}
+
+/// Says which other webhooks send events of this one to the same URL.
+fn remark_on_url(app: &App, item: &IndexedWebhook) -> Option<String> {
+    let (others, total) = app.service.webhooks_beside(item);
+    let mut names: Vec<_> = others.iter().map(|other| other.id.to_string()).collect();
+    if names.is_empty() {
+        return None;
+    }
+    if total > names.len() {
+        names.push(format!("{} more", total - names.len()));
+    }
+    Some(format!(
+        "This URL also gets events of these types from {}, so it receives each of them more than once, with the same id.",
+        names.join(", ")
+    ))
 }
 
 /// Deletes a webhook
