@@ -183,7 +183,7 @@ fn whole_delivery() -> Value {
         "status": {
             "phase": "Exhausted", "attemptCount": 6, "retries": 5, "nextAttemptAt": "2026-11-21T10:00:00Z",
             "attemptRequestedAt": "2026-11-21T10:00:00Z", "lastStatusCode": 503, "lastError": "no",
-            "attempts": [{ "at": "2026-11-21T10:00:00.123456Z", "durationMs": 7, "statusCode": 503, "error": "no", "response": "x" }],
+            "attempts": [{ "at": "2026-11-21T10:00:00.123456Z", "durationMs": 7, "statusCode": 503, "error": "no", "response": "x", "url": "https://example.com/" }],
         },
     })
 }

@@ -1,5 +1,6 @@
 //! Deliveries over real TLS on loopback.
 
+mod answers;
 mod client;
 mod hostile;
 mod proxied;

@@ -184,7 +184,7 @@ async fn the_log_is_filtered_ordered_and_paged() {
             "request": {
                 "url": "https://hooks.example.com/in",
                 "headers": {
-                    "Content-Type": "application/json", "User-Agent": AGENT,
+                    "Content-Type": "application/json", "User-Agent": AGENT, "Accept": "*/*",
                     "X-Service-Event-ID": "evt_3", "X-Service-Event-Type": "instance.created",
                     "X-Service-Timestamp": "1795255203",
                     "webhook-id": "evt_3", "webhook-timestamp": "1795255200",

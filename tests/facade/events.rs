@@ -71,6 +71,7 @@ pub fn event(start: Timestamp, number: usize, delivered_to: &[&Webhook]) -> Logg
             status_code: Some(204),
             error: None,
             response: Some("thanks".to_owned()),
+            url: Some(webhook.spec.url.clone()),
         },
     });
     LoggedEvent {

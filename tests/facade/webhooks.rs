@@ -56,6 +56,53 @@ pub(super) async fn stored(tenant: &Tenant, name: &str, key: &str) -> Option<Str
 }
 
 #[tokio::test]
+async fn what_is_rarely_meant_is_said_in_the_message() {
+    let tenant = Tenant::new("hook-remarks").await;
+    let said = |answer: Answer| answer.json()["message"].as_str().unwrap_or_default().to_owned();
+    let created = create_with(&tenant, &hook(), &[]).await;
+    assert!(created.json().get("message").is_none());
+    let first = created.json()["data"].clone();
+    // The same URL for other events is no remark.
+    let mut body = hook();
+    body["events"] = json!(["invoice.created"]);
+    let second = create_with(&tenant, &body, &[]).await;
+    assert!(second.json().get("message").is_none());
+    let second = url_of(&second.json()["data"]);
+    body["events"] = json!(["instance.deleted", "invoice.created"]);
+    let beside = said(
+        expect(
+            &tenant,
+            200,
+            Method::PATCH,
+            &second,
+            Some(&json!({"events": body["events"]})),
+            &[],
+        )
+        .await,
+    );
+    assert!(beside.contains(first["id"].as_str().unwrap()), "{beside}");
+    body["secret"] = json!("s3cret\n");
+    let both = said(create_with(&tenant, &body, &[]).await);
+    assert!(
+        both.contains("white space") && both.contains(first["id"].as_str().unwrap()),
+        "{both}"
+    );
+    let secret = json!({ "secret": " s3cret" });
+    let changed = said(expect(&tenant, 200, Method::PATCH, &second, Some(&secret), &[]).await);
+    assert!(
+        changed.contains("white space") && !changed.contains("wh_"),
+        "{changed}"
+    );
+    let other = json!({ "secret": "another\t" });
+    let rotate = format!("{second}/rotate-secret");
+    let rotated = said(expect(&tenant, 200, Method::POST, &rotate, Some(&other), &[]).await);
+    assert!(
+        rotated.contains("overlap") && rotated.contains("white space"),
+        "{rotated}"
+    );
+}
+
+#[tokio::test]
 async fn a_webhook_is_created_listed_read_changed_and_deleted() {
     let tenant = Tenant::new("hook-life").await;
     let answer = create_with(&tenant, &hook(), &[]).await;

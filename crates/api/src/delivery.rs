@@ -42,7 +42,7 @@ pub struct Delivery {
 /// The request to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 pub struct DeliveryRequest {
-    /// Current URL of the webhook.
+    /// The URL of the last attempt; before the first, the current one of the webhook.
     #[schema(example = "https://hooks.example.com/stellage")]
     pub url: String,
     /// The headers, without the signatures.
@@ -66,6 +66,10 @@ pub struct DeliveryHeaders {
     #[serde(rename = "User-Agent")]
     #[schema(pattern = "^Stellage/", example = "Stellage/0.1.0")]
     pub user_agent: String,
+    /// Any answer will do.
+    #[serde(rename = "Accept")]
+    #[schema(example = "*/*")]
+    pub accept: String,
     /// Identifier of the event, the same in every attempt.
     #[serde(rename = "X-Service-Event-ID")]
     #[schema(example = "evt_5m2k8x1ta4q7hz0c")]

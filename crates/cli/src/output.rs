@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::CliError;
+use resources::text::is_control;
 
 /// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -81,10 +82,7 @@ pub(super) fn or_dash(value: Option<impl ToString>) -> String {
 pub fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
-        // The ranges are bidirectional control characters.
-        let is_harmful = character.is_control() && !matches!(character, '\n' | '\t')
-            || matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if is_harmful {
+        if is_control(character) && !matches!(character, '\n' | '\t') {
             safe.extend(character.escape_default());
         } else {
             safe.push(character);

@@ -107,6 +107,10 @@ pub struct Attempt {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub response: Option<String>,
+    /// The URL that it was sent to; only of the last attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub url: Option<String>,
 }
 
 /// Whether a Delivery has no owner: its webhook was deleted with `--cascade=orphan`. It belongs to no webhook, so nobody sends it, and
@@ -304,8 +308,13 @@ impl Delivery {
     pub fn bytes(&self) -> u64 {
         let attempts = self.status.iter().flat_map(|status| &status.attempts);
         let of_attempt = |attempt: &Attempt| {
-            let texts = attempt.error.iter().chain(&attempt.response);
-            ATTEMPT_BYTES + texts.map(|text| size::of_text(text)).sum::<usize>()
+            let texts = [&attempt.error, &attempt.response, &attempt.url];
+            ATTEMPT_BYTES
+                + texts
+                    .into_iter()
+                    .flatten()
+                    .map(|text| size::of_text(text))
+                    .sum::<usize>()
         };
         let attempts: usize = attempts.map(of_attempt).sum();
         (DELIVERY_BYTES + size::of_text(&self.spec.body) + attempts) as u64

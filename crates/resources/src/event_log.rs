@@ -95,7 +95,7 @@ pub struct LoggedEvent {
     #[schemars(schema_with = "traceparent::optional")]
     pub traceparent: Option<String>,
     /// The deliveries that succeeded at the first attempt, as the text of a JSON array of objects with webhook (its name),
-    /// webhookUid, at, durationMs, statusCode and response. Others are Deliveries.
+    /// webhookUid, at, durationMs, statusCode, response and url. Others are Deliveries.
     // As objects, they would cost the API server several times what the rest of the page costs it: it checks each field.
     #[serde(
         default,
@@ -382,6 +382,7 @@ mod tests {
                     status_code: Some(200),
                     error: None,
                     response: Some("<p class=\"ok\">\\</p>\n".to_owned()),
+                    url: Some("https://example.com/hook".to_owned()),
                 },
             }],
         }

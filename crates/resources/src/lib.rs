@@ -46,6 +46,7 @@ mod revision;
 pub mod size;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod text;
 pub mod times;
 pub mod traceparent;
 pub mod tracking;

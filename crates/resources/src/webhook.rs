@@ -18,6 +18,11 @@ pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;
 /// Maximum length of a signing secret, in characters (decisions, section 5).
 pub const MAX_SECRET_CHARACTERS: usize = 255;
 
+/// Whether a signing secret begins or ends in white space. It is used as it is, but that is rarely meant.
+pub fn has_outer_white_space(secret: &str) -> bool {
+    secret.trim() != secret
+}
+
 /// A random secret in the form of Standard Webhooks.
 pub fn random_secret() -> String {
     format!("whsec_{}", BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))

@@ -1,13 +1,12 @@
 //! The outcome of an attempt, with messages for the account holder. They never contain an address that was looked up.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
-use http::HeaderValue;
 use jiff::Timestamp;
 use thiserror::Error;
 
-use super::{UrlError, connect_error::ConnectError};
-use resources::size;
+use super::UrlError;
+use resources::{size, text::is_control};
 
 /// How much of a response body is read, in bytes (decisions, section 5).
 pub const MAX_RESPONSE: usize = 4096;
@@ -32,14 +31,13 @@ pub struct AttemptOutcome {
 }
 
 impl AttemptOutcome {
-    /// The response text to record. Control characters other than line breaks and tabs are replaced, and its JSON takes
-    /// at most `most` bytes in the API server's store.
+    /// The response text to record. Control characters other than line breaks and tabs are replaced, as are those that change the
+    /// direction of the text, and its JSON takes at most `most` bytes in the API server's store.
     pub fn recorded_response(&self, most: usize) -> Option<String> {
         let mut size = 0;
         let characters = self.response.chars().map(|c| match c {
             '\n' | '\t' => c,
-            c if c.is_control() => char::REPLACEMENT_CHARACTER,
-            c => c,
+            c => shown(c),
         });
         let kept: String = characters
             .take_while(|c| {
@@ -71,8 +69,8 @@ pub enum RetryAfter {
 
 impl RetryAfter {
     /// Parses a header value. Returns `None` if it is neither a number of seconds nor an HTTP date.
-    pub fn parse(value: &HeaderValue) -> Option<Self> {
-        let text = value.to_str().ok()?.trim();
+    pub fn parse(value: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(value).ok()?.trim();
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
             let seconds = text.parse().unwrap_or(u64::MAX);
             return Some(Self::Delay(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER)));
@@ -131,26 +129,35 @@ pub enum AttemptError {
     )]
     TlsUnknownIssuer,
     /// The certificate is for another host.
-    #[error("the receiver's certificate is not for the URL's host")]
+    #[error("the receiver's certificate is not for the URL's host; get one whose subjectAltName has it")]
     TlsWrongName,
-    /// Any other failure of TLS.
+    /// The certificate is for no host at all.
+    #[error(
+        "the receiver's certificate has no subjectAltName; get one whose subjectAltName has the URL's host (its common name does \
+         not count)"
+    )]
+    TlsNoName,
+    /// Any other failure of TLS, for this reason.
     #[error("TLS with the receiver failed: {0}")]
-    Tls(String),
+    Tls(Cow<'static, str>),
     /// No response in time.
     #[error("the receiver did not answer within {} s", .0.as_secs_f64())]
     Timeout(Duration),
     /// The connection ended before the status line.
     #[error("the receiver closed the connection before it answered")]
     Reset,
+    /// The request ended before the status line, for this reason.
+    #[error("the receiver ended the request before it answered: {0}")]
+    Cancelled(Cow<'static, str>),
     /// The response is not valid HTTP, or exceeds a limit.
-    #[error("the receiver's answer is not valid HTTP, or its headers are too large")]
-    Protocol,
+    #[error("the receiver's answer is not valid HTTP: {0}")]
+    Protocol(Cow<'static, str>),
     /// A 3xx, which is never followed.
     #[error("the receiver answered {status}, a redirect, which is never followed{}", .location.as_ref().map(|l| format!("; it points to {l}")).unwrap_or_default())]
     Redirect {
         /// The status code.
         status: u16,
-        /// The `Location` header, cut to 200 characters.
+        /// The `Location` header, cut to 200 characters, without control characters.
         location: Option<String>,
     },
     /// Any other status than 2xx.
@@ -176,106 +183,47 @@ impl AttemptError {
             Self::TlsTimeout(_) => "tls_timeout",
             Self::TlsExpired => "tls_expired",
             Self::TlsUnknownIssuer => "tls_unknown_issuer",
-            Self::TlsWrongName => "tls_wrong_name",
+            Self::TlsWrongName | Self::TlsNoName => "tls_wrong_name",
             Self::Tls(_) => "tls",
             Self::Timeout(_) => "timeout",
-            Self::Reset => "reset",
-            Self::Protocol => "protocol",
+            Self::Reset | Self::Cancelled(_) => "reset",
+            Self::Protocol(_) => "protocol",
             Self::Redirect { .. } => "redirect",
             Self::Status(_) => "status",
         }
     }
 
     /// The error for a response with this status; `None` for 2xx.
-    pub(super) fn of_status(status: u16, location: Option<&HeaderValue>) -> Option<Self> {
+    pub(super) fn of_status(status: u16, location: Option<&[u8]>) -> Option<Self> {
         match status {
             200..=299 => None,
             300..=399 => Some(Self::Redirect {
                 status,
-                location: location.map(|value| {
-                    let text = String::from_utf8_lossy(value.as_bytes());
-                    cut(&text)
-                }),
+                location: location.map(quoted),
             }),
             _ => Some(Self::Status(status)),
         }
     }
 }
 
-impl From<&ConnectError> for AttemptError {
-    fn from(error: &ConnectError) -> Self {
-        match error {
-            ConnectError::Forbidden => Self::ForbiddenAddress,
-            ConnectError::NoAddress => Self::NoAddress,
-            ConnectError::Lookup => Self::Dns,
-            ConnectError::Tcp(reason) => Self::Connect(reason),
-            ConnectError::TcpTimeout(limit) => Self::ConnectTimeout(*limit),
-            ConnectError::Proxy(reason) => Self::Proxy(reason),
-            ConnectError::BrokenProxy(reason) => Self::BrokenProxy(reason),
-            ConnectError::TlsTimeout(limit) => Self::TlsTimeout(*limit),
-            ConnectError::Tls(error) => of_tls(error),
-            ConnectError::Closed => Self::Reset,
-            ConnectError::Flood => Self::Protocol,
-        }
-    }
+/// Text from a receiver as errors quote it: cut, since errors are stored in objects, and without control characters.
+fn quoted(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    text.chars().take(MAX_TEXT).map(shown).collect()
 }
 
-fn of_tls(error: &rustls::Error) -> AttemptError {
-    use rustls::{CertificateError as Certificate, Error};
-    match error {
-        Error::InvalidCertificate(certificate) => match certificate {
-            Certificate::Expired
-            | Certificate::ExpiredContext { .. }
-            | Certificate::NotValidYet
-            | Certificate::NotValidYetContext { .. } => AttemptError::TlsExpired,
-            // `BadSignature`: the issuer has the name of a trusted authority but a different key.
-            Certificate::UnknownIssuer | Certificate::BadSignature => AttemptError::TlsUnknownIssuer,
-            Certificate::NotValidForName | Certificate::NotValidForNameContext { .. } => {
-                AttemptError::TlsWrongName
-            }
-            Certificate::InvalidPurpose | Certificate::InvalidPurposeContext { .. } => AttemptError::Tls(
-                "its certificate is not valid for servers; get one for serverAuth".to_owned(),
-            ),
-            other => AttemptError::Tls(cut(&format!("its certificate is not valid ({other:?})"))),
-        },
-        Error::InvalidMessage(_)
-        | Error::InappropriateMessage { .. }
-        | Error::InappropriateHandshakeMessage { .. } => {
-            AttemptError::Tls("it does not speak TLS on this port".to_owned())
-        }
-        Error::PeerIncompatible(_) => {
-            AttemptError::Tls("it supports neither TLS 1.2 nor 1.3 with a secure cipher".to_owned())
-        }
-        Error::AlertReceived(alert) => AttemptError::Tls(format!("it answered with the alert {alert:?}")),
-        other => AttemptError::Tls(cut(&other.to_string())),
+/// The character, or a replacement if it changes how the text around it is shown.
+fn shown(c: char) -> char {
+    if is_control(c) {
+        char::REPLACEMENT_CHARACTER
+    } else {
+        c
     }
-}
-
-/// Truncates text that a receiver can make arbitrarily long, because errors are stored in objects.
-fn cut(text: &str) -> String {
-    text.chars().take(MAX_TEXT).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn whatever_a_certificate_holds_an_error_of_it_is_short() {
-        use rustls::{CertificateError, Error};
-        let presented = vec![vec![1, 2, 3]; 10_000];
-        let purpose = CertificateError::InvalidPurposeContext {
-            required: rustls::ExtendedKeyPurpose::ServerAuth,
-            presented: Vec::new(),
-        };
-        let other = CertificateError::Other(rustls::OtherError(std::sync::Arc::new(std::io::Error::other(
-            format!("{presented:?}"),
-        ))));
-        for error in [purpose, other] {
-            let text = of_tls(&Error::InvalidCertificate(error)).to_string();
-            assert!(text.len() < 300, "{text}");
-        }
-    }
 
     #[test]
     fn what_is_recorded_of_a_response_is_bounded_as_it_is_stored() {
@@ -296,8 +244,8 @@ mod tests {
             "busy,\n\ttry later"
         );
         assert_eq!(
-            recorded("a\u{0}b\u{1b}[2Jc\u{85}\r".to_owned()).unwrap(),
-            "a\u{fffd}b\u{fffd}[2Jc\u{fffd}\u{fffd}"
+            recorded("a\u{0}b\u{1b}[2Jc\u{85}\r\u{202e}d".to_owned()).unwrap(),
+            "a\u{fffd}b\u{fffd}[2Jc\u{fffd}\u{fffd}\u{fffd}d"
         );
         assert_eq!(recorded("x".repeat(4096)).unwrap().len(), 1024);
         assert_eq!(recorded_of("x".repeat(4096), 100).unwrap().len(), 100);
@@ -310,7 +258,7 @@ mod tests {
 
     #[test]
     fn retry_after_is_read_as_seconds_or_as_a_date() {
-        let parse = |text: &str| RetryAfter::parse(&HeaderValue::from_str(text).unwrap());
+        let parse = |text: &str| RetryAfter::parse(text.as_bytes());
         let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
         let seconds = |text| parse(text).map(|after| after.delay(now).as_secs());
         assert_eq!(seconds("120"), Some(120));
@@ -335,20 +283,22 @@ mod tests {
                 Some(AttemptError::Status(status))
             );
         }
-        let location = HeaderValue::from_static("https://elsewhere.example/");
-        let error = AttemptError::of_status(302, Some(&location)).unwrap();
+        let error = AttemptError::of_status(302, Some(b"https://elsewhere.example/")).unwrap();
         assert_eq!(error.label(), "redirect");
         assert_eq!(
             error.to_string(),
             "the receiver answered 302, a redirect, which is never followed; it points to https://elsewhere.example/"
         );
-        let long = HeaderValue::from_str(&"x".repeat(5000)).unwrap();
-        assert!(
-            AttemptError::of_status(308, Some(&long))
-                .unwrap()
-                .to_string()
-                .len()
-                < 400
+        let long = AttemptError::of_status(308, Some("x".repeat(5000).as_bytes()));
+        assert!(long.unwrap().to_string().len() < 400);
+        let hostile = "https://\u{202e}moc\u{2066}.example\t\u{1b}[2J\u{85}\r\n/";
+        let error = AttemptError::of_status(301, Some(hostile.as_bytes())).unwrap();
+        let AttemptError::Redirect { location, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(
+            location.unwrap(),
+            "https://\u{fffd}moc\u{fffd}.example\u{fffd}\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}/"
         );
     }
 }

@@ -13,8 +13,6 @@
 //! some 200 KiB.
 
 use std::{
-    error::Error as StdError,
-    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -23,16 +21,13 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    Extensions, HeaderMap, HeaderValue, Method, Request, Response,
+    HeaderMap, HeaderValue, Method, Request, Response,
     header::{LOCATION, RETRY_AFTER, USER_AGENT},
 };
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::{
-    client::legacy::{
-        Client, Error as HttpError,
-        connect::{CaptureConnection, capture_connection},
-    },
+    client::legacy::{Client, connect::capture_connection},
     rt::{TokioExecutor, TokioTimer},
 };
 use rustls::{
@@ -46,14 +41,16 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     AttemptError, AttemptOutcome, ProxyUrl, ReceiverUrl, RetryAfter, TargetRules,
+    answer::{Exchange, Payload, SharedHead},
     attempt::MAX_RESPONSE,
-    connect_error::{ConnectError, find},
-    connector::{Allowance, Connector},
+    connector::Connector,
+    failure::of_http,
     resolver::GuardedResolver,
+    signature,
 };
 
 /// User-Agent, unless the headers of the delivery have one.
-const AGENT: HeaderValue = HeaderValue::from_static(concat!("Stellage/", env!("CARGO_PKG_VERSION")));
+const AGENT: HeaderValue = HeaderValue::from_static(signature::AGENT);
 /// Largest head of an HTTP/1.1 response, and so the largest buffer for one, in bytes.
 const MAX_HEAD: usize = 32 * 1024;
 /// Most headers of an HTTP/1.1 response.
@@ -135,7 +132,7 @@ pub enum ClientError {
 /// Posts to receivers. Cheap to clone; clones share connections.
 #[derive(Clone)]
 pub struct ReceiverClient {
-    http: Client<Connector, Full<Bytes>>,
+    http: Client<Connector, Payload>,
     rules: Arc<TargetRules>,
     timeout: Duration,
     response_timeout: Duration,
@@ -160,6 +157,7 @@ impl ReceiverClient {
             .pool_max_idle_per_host(MAX_IDLE)
             // Retries only if no byte was written, because an idle connection turned out to be closed.
             .retry_canceled_requests(true)
+            .http1_title_case_headers(true)
             .http1_max_buf_size(MAX_HEAD)
             .http1_max_headers(MAX_HEADERS)
             .http2_initial_stream_window_size(STREAM_WINDOW)
@@ -205,60 +203,63 @@ impl ReceiverClient {
         deadline: Instant,
     ) -> Result<Answer, AttemptError> {
         let url = ReceiverUrl::parse(url, &self.rules)?;
-        let mut request = Request::new(Full::new(body));
+        let mut request = Request::new(());
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = url.uri().clone();
+        *request.uri_mut() = url.into();
         *request.headers_mut() = headers;
         request.headers_mut().entry(USER_AGENT).or_insert(AGENT);
         let connection = capture_connection(&mut request);
-        let Ok(answer) = timeout_at(deadline, head(&self.http, request, connection.clone())).await else {
-            let Some(connection) = &*connection.connection_metadata() else {
-                return Err(AttemptError::ConnectTimeout(self.timeout));
-            };
-            // An HTTP/2 connection outlives its requests; the next request must not use a dead one.
-            connection.poison();
-            return Err(AttemptError::Timeout(self.timeout));
+        let seen = SharedHead::default();
+        let request = request.map(|()| Payload::new(body, connection.clone(), seen.clone()));
+        let failure = match timeout_at(deadline, self.http.request(request)).await {
+            Ok(Ok(response)) => return Ok(self.answer(response, deadline).await),
+            Ok(Err(error)) => {
+                let exchange = Exchange::of(&connection);
+                of_http(&error, exchange.and_then(|exchange| exchange.failure()))
+            }
+            Err(_) => match &*connection.connection_metadata() {
+                None => AttemptError::ConnectTimeout(self.timeout),
+                Some(connection) => {
+                    // An HTTP/2 connection outlives its requests; the next request must not use a dead one.
+                    connection.poison();
+                    AttemptError::Timeout(self.timeout)
+                }
+            },
         };
-        let (head, body) = answer.map_err(|error| of_http(&error))?.into_parts();
-        let at = Instant::now();
-        let status = head.status.as_u16();
-        let error = AttemptError::of_status(status, head.headers.get(LOCATION));
-        let retry_after = error.as_ref().and(head.headers.get(RETRY_AFTER));
+        // A status line counts, whatever the client thought of the rest.
+        let seen = seen.lock();
+        let (status, at) = seen.status().ok_or(failure)?;
+        let error = AttemptError::of_status(status, seen.location());
+        let retry_after = error.as_ref().and(seen.retry_after());
         Ok(Answer {
             at,
             status,
             retry_after: retry_after.and_then(RetryAfter::parse),
             error,
-            response: beginning(body, deadline.min(at + self.response_timeout)).await,
+            response: String::new(),
         })
     }
-}
 
-/// Sends the request and returns the response head. Grants the connection the byte allowance of one request.
-async fn head(
-    http: &Client<Connector, Full<Bytes>>,
-    request: Request<Full<Bytes>>,
-    mut connection: CaptureConnection,
-) -> Result<Response<Incoming>, HttpError> {
-    let mut answer = http.request(request);
-    tokio::select! {
-        biased;
-        connected = connection.wait_for_connection_metadata() => {
-            let mut extras = Extensions::new();
-            if let Some(connected) = &*connected {
-                connected.get_extras(&mut extras);
-            }
-            if let Some(allowance) = extras.get::<Allowance>() {
-                allowance.grant();
-            }
+    /// Reads the answer.
+    async fn answer(&self, response: Response<Incoming>, deadline: Instant) -> Answer {
+        let (head, body) = response.into_parts();
+        let at = Instant::now();
+        let status = head.status.as_u16();
+        let value = |name| head.headers.get(name).map(HeaderValue::as_bytes);
+        let error = AttemptError::of_status(status, value(LOCATION));
+        let retry_after = error.as_ref().and(value(RETRY_AFTER));
+        Answer {
+            at,
+            status,
+            retry_after: retry_after.and_then(RetryAfter::parse),
+            error,
+            response: beginning(body, deadline.min(at + self.response_timeout)).await,
         }
-        answer = &mut answer => return answer,
     }
-    answer.await
 }
 
 struct Answer {
-    /// When the response head arrived.
+    /// When the status line or the head of the response arrived.
     at: Instant,
     status: u16,
     retry_after: Option<RetryAfter>,
@@ -283,41 +284,6 @@ async fn beginning(mut body: Incoming, deadline: Instant) -> String {
     // The replacement for an invalid byte is longer than the byte.
     text.truncate(text.floor_char_boundary(MAX_RESPONSE));
     text
-}
-
-/// Converts an error of the HTTP client.
-fn of_http(error: &HttpError) -> AttemptError {
-    let error: &(dyn StdError + 'static) = error;
-    if let Some(error) = find::<ConnectError>(error) {
-        return error.into();
-    }
-    // In TLS 1.3 a server can refuse after the handshake.
-    if let Some(error) = find::<rustls::Error>(error) {
-        return AttemptError::from(&ConnectError::Tls(error.clone()));
-    }
-    let io = find::<io::Error>(error);
-    let http2 = find::<h2::Error>(error);
-    if let Some(io) = io.or_else(|| http2.and_then(h2::Error::get_io)) {
-        return match io.kind() {
-            io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::BrokenPipe
-            | io::ErrorKind::NotConnected => AttemptError::Reset,
-            _ => AttemptError::Protocol,
-        };
-    }
-    if let Some(http2) = http2 {
-        return if http2.is_remote() {
-            AttemptError::Reset
-        } else {
-            AttemptError::Protocol
-        };
-    }
-    match find::<hyper::Error>(error) {
-        Some(error) if error.is_parse() || error.is_parse_too_large() => AttemptError::Protocol,
-        _ => AttemptError::Reset,
-    }
 }
 
 /// The certificate authorities of the system and of the administrator.

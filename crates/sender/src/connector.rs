@@ -14,7 +14,6 @@ use std::{
 };
 
 use http::Uri;
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::{
     client::legacy::connect::{Connected, Connection, HttpConnector},
     rt::TokioIo,
@@ -22,7 +21,7 @@ use hyper_util::{
 use parking_lot::Mutex;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
-    io::{AsyncRead, Join, ReadBuf},
+    io::{AsyncRead, AsyncWrite, Join, ReadBuf},
     net::{
         TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -34,6 +33,7 @@ use tower::Service;
 
 use super::{
     ProxyUrl,
+    answer::Exchange,
     connect_error::{ConnectError, find},
     resolver::GuardedResolver,
     tunnel,
@@ -141,12 +141,13 @@ impl Connector {
         let name = ServerName::try_from(host).map_err(|_| ConnectError::NoAddress)?;
         let (inner, writer) = tcp.into_inner().into_split();
         let allowance = Allowance::new();
+        let exchange = Exchange::new(allowance.clone());
         let stream = tokio::io::join(Metered { inner, allowance }, writer);
         let tls = tokio::time::timeout_at(deadline, self.tls.connect(name, stream))
             .await
             .map_err(|_| ConnectError::TlsTimeout(self.timeout))?
             .map_err(|error| of_tls(&error))?;
-        Ok(ReceiverStream(TokioIo::new(tls)))
+        Ok(ReceiverStream { tls, exchange })
     }
 
     fn of_tcp(&self, error: &(dyn StdError + 'static)) -> ConnectError {
@@ -185,27 +186,36 @@ fn of_tls(error: &io::Error) -> ConnectError {
 }
 
 impl Service<Uri> for Connector {
-    type Response = ReceiverStream;
+    type Response = TokioIo<ReceiverStream>;
     type Error = ConnectError;
-    type Future = Pin<Box<dyn Future<Output = Result<ReceiverStream, ConnectError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectError>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        Box::pin(self.clone().connect(uri))
+        let stream = self.clone().connect(uri);
+        Box::pin(async { stream.await.map(TokioIo::new) })
     }
 }
 
 /// A connection to a receiver, for the HTTP client.
-pub(super) struct ReceiverStream(TokioIo<TlsStream<MeteredStream>>);
+pub(super) struct ReceiverStream {
+    tls: TlsStream<MeteredStream>,
+    exchange: Exchange,
+}
+
+impl ReceiverStream {
+    fn is_http2(&self) -> bool {
+        self.tls.get_ref().1.alpn_protocol() == Some(b"h2")
+    }
+}
 
 impl Connection for ReceiverStream {
     fn connected(&self) -> Connected {
-        let (stream, tls) = self.0.inner().get_ref();
-        let connected = Connected::new().extra(stream.reader().allowance.clone());
-        if tls.alpn_protocol() == Some(b"h2") {
+        let connected = Connected::new().extra(self.exchange.clone());
+        if self.is_http2() {
             connected.negotiated_h2()
         } else {
             connected
@@ -213,31 +223,42 @@ impl Connection for ReceiverStream {
     }
 }
 
-impl Read for ReceiverStream {
+impl AsyncRead for ReceiverStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        buf: ReadBufCursor<'_>,
+        buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
+        let before = buf.filled().len();
+        if let Err(error) = ready!(Pin::new(&mut self.tls).poll_read(cx, buf)) {
+            match of_tls(&error) {
+                ConnectError::Closed => {}
+                failure => self.exchange.failed(failure),
+            }
+            return Poll::Ready(Err(error));
+        }
+        if !self.is_http2() {
+            self.exchange.received(&buf.filled()[before..]);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
-impl Write for ReceiverStream {
+impl AsyncWrite for ReceiverStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
+        Pin::new(&mut self.tls).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+        Pin::new(&mut self.tls).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut self.tls).poll_shutdown(cx)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.tls.is_write_vectored()
     }
 
     fn poll_write_vectored(
@@ -245,7 +266,7 @@ impl Write for ReceiverStream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, bufs)
+        Pin::new(&mut self.tls).poll_write_vectored(cx, bufs)
     }
 }
 

@@ -13,7 +13,8 @@
 //! - [`client`]: makes an attempt, which is one POST;
 //! - [`resolver`]: looks up names and returns only allowed addresses; `connector`: dials exactly those, or goes through
 //!   a [`proxy`] (`tunnel`), and limits how much a receiver may send; `connect_error`: why a connection failed;
-//! - [`attempt`]: the outcome of an attempt, with messages for the account holder.
+//! - [`answer`]: the status line that counts although the client cannot parse what follows it;
+//! - [`attempt`]: the outcome of an attempt, with messages for the account holder; `failure`: those for the errors of libraries.
 //!
 //! - [`settings`]: the flags for all of this.
 //!
@@ -22,10 +23,12 @@
 //! connection.
 
 mod addresses;
+pub mod answer;
 pub mod attempt;
 pub mod client;
 mod connect_error;
 mod connector;
+mod failure;
 pub mod own_ranges;
 mod ports;
 pub mod proxy;

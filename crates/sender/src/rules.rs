@@ -178,7 +178,7 @@ mod tests {
     use crate::{ReceiverUrl, UrlError};
 
     fn parse(url: &str, rules: &TargetRules) -> Result<String, UrlError> {
-        ReceiverUrl::parse(url, rules).map(|url| url.as_str().to_owned())
+        ReceiverUrl::parse(url, rules).map(|url| url.uri().to_string())
     }
 
     fn allowing(ranges: &[&str]) -> TargetRules {

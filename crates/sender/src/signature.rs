@@ -10,7 +10,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _, digest::InvalidLength};
 use http::{
     HeaderMap, HeaderName, HeaderValue,
-    header::{CONTENT_TYPE, USER_AGENT},
+    header::{ACCEPT, CONTENT_TYPE, USER_AGENT},
 };
 use jiff::Timestamp;
 use rand::RngExt as _;
@@ -37,6 +37,9 @@ const SECRET_PREFIX: &str = "whsec_";
 const SECRET_BYTES: usize = 32;
 /// User-Agent of deliveries.
 pub const AGENT: &str = concat!("Stellage/", env!("CARGO_PKG_VERSION"));
+
+/// Accept of deliveries: some firewalls reject requests without it.
+pub const ACCEPTED: &str = "*/*";
 
 /// A new signing secret: `whsec_` and 32 random bytes in base64 (decisions, section 5).
 pub fn new_secret() -> String {
@@ -109,6 +112,7 @@ pub fn headers(
     let id = value(event_id);
     HeaderMap::from_iter([
         (USER_AGENT, HeaderValue::from_static(AGENT)),
+        (ACCEPT, HeaderValue::from_static(ACCEPTED)),
         (CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (SERVICE_SIGNATURE, value(&service)),
         (SERVICE_EVENT_ID, id.clone()),
@@ -232,6 +236,7 @@ mod tests {
         assert_eq!(
             names,
             [
+                "accept",
                 "content-type",
                 "user-agent",
                 "webhook-id",

@@ -5,9 +5,10 @@
 
 use std::net::IpAddr;
 
-use http::Uri;
+use http::{Uri, uri::InvalidUri};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use thiserror::Error;
-use url::{Host, Url};
+use url::{Host, Position, Url};
 
 use super::{Forbidden, TargetRules, rules::ForbiddenName};
 
@@ -16,6 +17,9 @@ pub const MAX_URL: usize = 2048;
 /// Longest name and longest label of a name, in bytes (RFC 1035, section 2.3.4).
 const MAX_HOST: usize = 253;
 const MAX_LABEL: usize = 63;
+/// What path and query of no URI have (RFC 3986, section 3.3), beside what is not ASCII, and what no server has to take. The
+/// others of this kind, such as `{` and `|`, are what signed URLs and templates are written with.
+const IN_NO_URI: &AsciiSet = &CONTROLS.add(b'"').add(b'<').add(b'>').add(b'`');
 
 /// Why a URL is refused. `Display` says what it must be instead.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -78,13 +82,11 @@ impl UrlError {
     }
 }
 
-/// An allowed URL of a receiver, normalised: host in lower case and punycode, addresses in their usual form, no final dot in a
-/// name.
+/// An allowed URL of a receiver. Its host is normalised: in lower case and punycode, addresses in their usual form, no final dot
+/// in a name. Path and query stay as they were written, since the URL may be signed; only what can be in no URI is
+/// percent-encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReceiverUrl {
-    url: Url,
-    uri: Uri,
-}
+pub struct ReceiverUrl(Uri);
 
 impl ReceiverUrl {
     /// Parses a URL and checks it against the rules, without looking up its name.
@@ -141,25 +143,29 @@ impl ReceiverUrl {
             }
             None => return Err(UrlError::Malformed("empty host".to_owned())),
         }
-        // The two parsers must agree on the host.
-        let uri: Uri = url
-            .as_str()
+        let host = &url[Position::BeforeHost..Position::AfterPort];
+        let path = &rest[authority.len()..];
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        let path = utf8_percent_encode(path, IN_NO_URI);
+        let uri: Uri = format!("https://{host}{slash}{path}")
             .parse()
-            .map_err(|error: http::uri::InvalidUri| UrlError::Malformed(error.to_string()))?;
+            .map_err(|error: InvalidUri| UrlError::Malformed(error.to_string()))?;
+        // The two parsers must agree on the host.
         if uri.host() != url.host_str() || uri.port_u16() != url.port() {
             return Err(UrlError::Malformed("unclear host".to_owned()));
         }
-        Ok(Self { url, uri })
+        Ok(Self(uri))
     }
 
-    /// The normalised URL.
-    pub fn as_str(&self) -> &str {
-        self.url.as_str()
-    }
-
-    /// The normalised URL, for the HTTP client.
+    /// The URL, for the HTTP client.
     pub fn uri(&self) -> &Uri {
-        &self.uri
+        &self.0
+    }
+}
+
+impl From<ReceiverUrl> for Uri {
+    fn from(url: ReceiverUrl) -> Self {
+        url.0
     }
 }
 
@@ -191,7 +197,7 @@ mod tests {
     use super::*;
 
     fn parse(url: &str, rules: &TargetRules) -> Result<String, UrlError> {
-        ReceiverUrl::parse(url, rules).map(|url| url.as_str().to_owned())
+        ReceiverUrl::parse(url, rules).map(|url| url.uri().to_string())
     }
 
     fn allowing(ranges: &[&str]) -> TargetRules {
@@ -394,8 +400,43 @@ mod tests {
                     .as_str(),
                 &TargetRules::default()
             ),
-            Ok("https://hooks.example.com/b?C=%7ed".to_owned())
+            Ok("https://hooks.example.com/A/../b?C=%7ed".to_owned())
         );
+    }
+
+    #[test]
+    fn path_and_query_are_sent_as_they_were_written() {
+        let parsed = |rest: &str| {
+            let url = parse(
+                &format!("https://Hooks.Example.com{rest}"),
+                &TargetRules::default(),
+            )
+            .unwrap();
+            url.strip_prefix("https://hooks.example.com").unwrap().to_owned()
+        };
+        for rest in [
+            "/",
+            "/?",
+            "/a'b/c?d='e'&f=g",
+            "/%27?%27",
+            "/a//b/./c/../d/%2e%2E/",
+            "/;v=1,2/(x)*!$&+=:@~-._",
+            "/%7e%7E%zz%",
+            "/{id}/a|b^c?q={\"x\"}|^".replace('"', "%22").as_str(),
+            "/hook?sig=a+b/c==&se=2026-11-21T10:00:00Z&x[]=1&y=?&z=/",
+            "/?a=%20&b=%C3%A9",
+        ] {
+            assert_eq!(parsed(rest), rest);
+        }
+        for (rest, sent) in [
+            ("", "/"),
+            ("?a=b", "/?a=b"),
+            (":443/a", "/a"),
+            ("/é?ü=√", "/%C3%A9?%C3%BC=%E2%88%9A"),
+            ("/\"<`>?\"<`>", "/%22%3C%60%3E?%22%3C%60%3E"),
+        ] {
+            assert_eq!(parsed(rest), sent, "{rest}");
+        }
     }
 
     #[test]
@@ -491,10 +532,12 @@ mod tests {
         #[test]
         fn whatever_is_written_both_parsers_agree_on_the_host(rest in "[a-z0-9./:@%#?\\[\\]\\\\|^`{}'\"<>é-]{0,40}") {
             if let Ok(url) = ReceiverUrl::parse(&format!("https://{rest}"), &TargetRules::default()) {
-                prop_assert_eq!(url.uri().host(), url.url.host_str());
+                let text = url.uri().to_string();
+                let again = Url::parse(&text).unwrap();
+                prop_assert_eq!(url.uri().host(), again.host_str());
                 prop_assert_eq!(url.uri().scheme_str(), Some("https"));
                 // Normalising twice changes nothing.
-                prop_assert_eq!(&ReceiverUrl::parse(url.as_str(), &TargetRules::default()).unwrap(), &url);
+                prop_assert_eq!(&ReceiverUrl::parse(&text, &TargetRules::default()).unwrap(), &url);
             }
         }
 

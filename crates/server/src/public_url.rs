@@ -76,7 +76,8 @@ impl PublicUrl {
             let link = |path: &str| format!("{attribute}=\"{path}/console");
             html = html.replace(&link(""), &link(self.path()));
         }
-        html
+        // Where a page goes on by itself.
+        html.replace("; url=/console", &format!("; url={}/console", self.path()))
     }
 }
 

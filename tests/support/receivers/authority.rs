@@ -7,8 +7,9 @@ use rcgen::{
     date_time_ymd,
 };
 use rustls::{
-    ALL_VERSIONS, ServerConfig, SupportedProtocolVersion,
+    ALL_VERSIONS, RootCertStore, ServerConfig, SupportedProtocolVersion,
     pki_types::{CertificateDer, PrivatePkcs8KeyDer},
+    server::WebPkiClientVerifier,
     version::TLS12,
 };
 
@@ -58,8 +59,20 @@ impl Authority {
 
     /// TLS for a server with these names and protocols (ALPN).
     pub fn server(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
+        self.server_with(alpn, names, |_| {})
+    }
+
+    /// Like `server`, with another certificate.
+    pub fn server_with(
+        &self,
+        alpn: &[&str],
+        names: &[&str],
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> Arc<ServerConfig> {
         let key = KeyPair::generate().unwrap();
-        let certificate = params(names).signed_by(&key, &self.issuer).unwrap();
+        let mut params = params(names);
+        change(&mut params);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
         config(certificate.der().clone(), &key, alpn)
     }
 
@@ -68,6 +81,29 @@ impl Authority {
         let key = KeyPair::generate().unwrap();
         let certificate = params(names).signed_by(&key, &self.issuer).unwrap();
         (certificate.pem(), key.serialize_pem())
+    }
+
+    /// Like `server`, for clients that have a certificate of this authority.
+    pub fn server_for_clients_of_its_own(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.issuer.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone())
+            .build()
+            .unwrap();
+        let key = KeyPair::generate().unwrap();
+        let certificate = params(names).signed_by(&key, &self.issuer).unwrap();
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(ALL_VERSIONS)
+            .unwrap()
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+            )
+            .unwrap();
+        config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        Arc::new(config)
     }
 
     /// Like `server`, with TLS 1.2 only.
@@ -79,12 +115,10 @@ impl Authority {
 
     /// TLS with a certificate that expired in 2001.
     pub fn expired(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
-        let key = KeyPair::generate().unwrap();
-        let mut params = params(names);
-        params.not_before = date_time_ymd(2000, 1, 1);
-        params.not_after = date_time_ymd(2001, 1, 1);
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        config(certificate.der().clone(), &key, alpn)
+        self.server_with(alpn, names, |params| {
+            params.not_before = date_time_ymd(2000, 1, 1);
+            params.not_after = date_time_ymd(2001, 1, 1);
+        })
     }
 
     /// TLS with a self-signed certificate.

@@ -48,11 +48,13 @@ pub enum Hostile {
     SilentHttp,
     /// Takes an HTTP/2 request and never answers.
     SilentHttp2,
-    /// The head of the answer at one byte a second.
+    /// The head of an interim answer at one byte a second.
     SlowHead,
     /// A status line that is too late.
     LateStatus(Duration),
-    /// Resets the connection in the middle of the head.
+    /// Resets the connection in the middle of the status line.
+    ResetInStatusLine,
+    /// Resets the connection in the middle of the headers.
     ResetInHead,
     /// Resets the connection in the middle of the body.
     ResetInBody,
@@ -101,6 +103,7 @@ impl Hostile {
             SilentHttp2,
             SlowHead,
             LateStatus(late),
+            ResetInStatusLine,
             ResetInHead,
             ResetInBody,
             GarbageForHttp,
@@ -127,18 +130,21 @@ impl Hostile {
             Self::ExpiredCertificate => "tls_expired",
             Self::SelfSignedCertificate => "tls_unknown_issuer",
             Self::WrongNameCertificate => "tls_wrong_name",
-            Self::ResetOnAccept | Self::ResetInHead | Self::RefusedStream | Self::GoAway => "reset",
+            Self::ResetOnAccept | Self::ResetInStatusLine | Self::RefusedStream | Self::GoAway => "reset",
             Self::SilentHttp | Self::SilentHttp2 | Self::SlowHead | Self::LateStatus(_) => "timeout",
             Self::GarbageForHttp
-            | Self::EndlessHeader
-            | Self::EndlessHeaders
             | Self::EndlessHttp2Headers
             | Self::PingFlood
             | Self::InformationalFlood
             | Self::InformationalHttp2Flood => "protocol",
-            Self::ResetInBody | Self::SlowBody | Self::EndlessBody | Self::HugeBody | Self::GzipBomb => {
-                "success"
-            }
+            Self::ResetInHead
+            | Self::EndlessHeader
+            | Self::EndlessHeaders
+            | Self::ResetInBody
+            | Self::SlowBody
+            | Self::EndlessBody
+            | Self::HugeBody
+            | Self::GzipBomb => "success",
         }
     }
 
@@ -325,7 +331,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<'_, S> {
 }
 
 /// An HTTP/2 frame (RFC 9113, section 4.1).
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut frame = vec![length[1], length[2], length[3], kind, flags];
     frame.extend(stream.to_be_bytes());
@@ -397,12 +403,20 @@ async fn with_tls(kind: Hostile, mut wire: Wire<'_, TlsStream<TcpStream>>) -> io
         wire.request().await?;
     }
     match kind {
-        Hostile::SlowHead => wire.drip(&HEAD.repeat(50)).await,
+        Hostile::SlowHead => {
+            let head = format!("HTTP/1.1 102 Processing\r\nX-Slow: {}", "y".repeat(600));
+            wire.drip(head.as_bytes()).await
+        }
         Hostile::LateStatus(delay) => {
             tokio::time::sleep(delay).await;
             wire.send(HEAD).await?;
             wire.send(b"Content-Length: 0\r\n\r\n").await?;
             wire.hold().await
+        }
+        Hostile::ResetInStatusLine => {
+            wire.send(&HEAD[..10]).await?;
+            reset(wire.stream.get_ref().0);
+            Ok(())
         }
         Hostile::ResetInHead => {
             wire.send(HEAD).await?;

@@ -23,6 +23,6 @@ mod receiver;
 
 pub use authority::{Authority, OWN_ADDRESS};
 pub use dns::{DnsServer, Reply};
-pub use hostile::{Hostile, HostileReceiver};
+pub use hostile::{Hostile, HostileReceiver, frame};
 pub use proxy::{ConnectProxy, Proxying};
 pub use receiver::{Answer, Options, Protocols, Received, Receiver};

@@ -74,6 +74,7 @@ pub(crate) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
             status_code: outcome.status.map(i32::from),
             error: outcome.error.as_ref().map(ToString::to_string),
             response: outcome.recorded_response(shared.deps.settings.kept_response_bytes.into()),
+            url: Some(webhook.spec.url.clone()),
         },
         retry_after,
     }

@@ -77,11 +77,7 @@ impl Header for AutoSubmitted {
 /// Makes untrusted text safe to use within a line: replaces line breaks, control characters and bidirectional controls by
 /// spaces, collapses runs of spaces, and cuts the text to `characters`.
 pub(super) fn one_line(text: &str, characters: usize) -> String {
-    let is_unwanted = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    let spaced = text.replace(is_unwanted, " ");
+    let spaced = text.replace(resources::text::is_control, " ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let spaced = words.join(" ");
     if spaced.chars().count() <= characters {

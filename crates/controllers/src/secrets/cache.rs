@@ -16,7 +16,9 @@ use super::unread::UnreadSecrets;
 use domain::delivery::{WebhookKey, keys_after};
 use resources::{
     SecretReference, Webhook,
-    webhook::{MAX_SECRET_CHARACTERS, SECRET_CHANGED_ANNOTATION, WEBHOOK_SECRET_LABEL},
+    webhook::{
+        MAX_SECRET_CHARACTERS, SECRET_CHANGED_ANNOTATION, WEBHOOK_SECRET_LABEL, has_outer_white_space,
+    },
 };
 use sender::signature::SigningKeys;
 
@@ -140,6 +142,11 @@ impl CachedSecret {
         self.result()?.as_ref().err().cloned()
     }
 
+    /// What the account holder should know about a usable secret, if anything.
+    pub(crate) fn remark(&self) -> Option<String> {
+        self.result()?.as_ref().ok()?.remark.clone()
+    }
+
     /// Until when deliveries are signed with the previous secret too.
     pub(crate) fn overlap(&self) -> Option<Timestamp> {
         let usable = self.result()?.as_ref().ok()?;
@@ -153,6 +160,8 @@ pub(super) struct Usable {
     both: Arc<SigningKeys>,
     /// The keys of the current secret alone, and the time from which to use them.
     alone: Option<(Timestamp, Arc<SigningKeys>)>,
+    /// What the account holder should know although the secret is usable.
+    remark: Option<String>,
 }
 
 impl Usable {
@@ -276,7 +285,12 @@ pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable
         .and_then(|text| text.trim().parse().ok());
     // A previous secret without an expiry is ignored.
     let overlap = previous.as_deref().zip(expires);
+    let is_padded =
+        has_outer_white_space(&current) || overlap.is_some_and(|(it, _)| has_outer_white_space(it));
     Ok(Usable {
+        remark: is_padded.then(|| format!(
+            "a signing secret in Secret {name} begins or ends in white space, such as the line break at the end of a file, and deliveries are signed with it; unless that is meant, write the secret again without it"
+        )),
         both: Arc::new(SigningKeys::new(&current, overlap.map(|(previous, _)| previous))),
         alone: overlap.map(|(_, until)| (until, Arc::new(SigningKeys::new(&current, None)))),
     })
@@ -388,6 +402,43 @@ mod tests {
         assert!(complaint(Some(&secret(&[("secret", "")]))).contains("1 to 255"));
         assert!(complaint(Some(&secret(&[("secret", &"x".repeat(256))]))).contains("1 to 255"));
         assert_eq!(complaint(Some(&secret(&[("secret", &"é".repeat(255))]))), "");
+    }
+
+    #[test]
+    fn white_space_around_a_secret_is_part_of_it_and_remarked_on() {
+        for (value, is_remarked) in [
+            ("s3cret", false),
+            ("s3 cret", false),
+            ("s3cret\n", true),
+            ("s3cret\r\n", true),
+            (" s3cret", true),
+            ("s3cret\u{a0}", true),
+            ("\t", true),
+        ] {
+            let found = secret(&[("secret", value)]);
+            let usable = parse(Some(&found), &webhook()).ok().unwrap();
+            assert_eq!(usable.remark.is_some(), is_remarked, "{value:?}");
+            let now = Timestamp::UNIX_EPOCH;
+            let sent = |keys: &SigningKeys| {
+                sender::signature::headers(keys, "evt_1", "instance.created", now, now, b"{}")
+            };
+            assert_eq!(
+                sent(&usable.at(now)),
+                sent(&SigningKeys::new(value, None)),
+                "{value:?}"
+            );
+        }
+        let previous = |expires| {
+            let pairs = [
+                ("secret", "new"),
+                ("previous-secret", "old\n"),
+                ("previous-expires-at", expires),
+            ];
+            parse(Some(&secret(&pairs)), &webhook()).ok().unwrap().remark
+        };
+        assert!(previous("2026-11-21T10:00:00Z").unwrap().contains("Secret hook"));
+        // It signs nothing.
+        assert_eq!(previous("never"), None);
     }
 
     #[test]

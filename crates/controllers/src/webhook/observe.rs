@@ -37,6 +37,7 @@ impl Shared {
             obstacle: self.obstacle(&state.webhooks, &cached.webhook, key),
             is_secret_known: secret.was_read(),
             secret_problem: secret.problem().map(SecretProblem::reason_and_message),
+            secret_remark: secret.remark(),
             overlap: secret.overlap(),
             disablement: cached.disablement.as_ref(),
         };

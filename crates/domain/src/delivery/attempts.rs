@@ -436,6 +436,7 @@ fn not_sent(why: String, now: Now) -> Attempt {
         status_code: None,
         error: Some(why),
         response: None,
+        url: None,
     }
 }
 
@@ -447,9 +448,10 @@ fn record_attempt(status: &mut DeliveryStatus, attempt: Attempt, request: Option
     status.next_attempt_at = None;
     status.last_status_code = attempt.status_code;
     status.last_error.clone_from(&attempt.error);
-    // Only the last attempt keeps the receiver's text (decisions, section 8).
+    // Only the last attempt keeps the receiver's text (decisions, section 8) and its URL.
     for earlier in &mut status.attempts {
         earlier.response = None;
+        earlier.url = None;
     }
     status.attempts.push(attempt);
     let surplus = status.attempts.len().saturating_sub(MAX_ATTEMPTS_KEPT);

@@ -37,6 +37,8 @@ pub struct Situation<'a> {
     pub is_secret_known: bool,
     /// Why its secret cannot be used.
     pub secret_problem: Option<Obstacle>,
+    /// What to say about its secret although it can be used.
+    pub secret_remark: Option<String>,
     /// Until when deliveries are signed with the previous secret too.
     pub overlap: Option<Timestamp>,
     /// A disablement to write.
@@ -89,12 +91,11 @@ pub fn decide(webhook: &Webhook, situation: &Situation<'_>, now: Timestamp) -> W
         None if !situation.is_secret_known && !is_new => {}
         None if !situation.is_secret_known => set(SECRET_READY, None, "NotRead", unread()),
         Some((reason, message)) => set(SECRET_READY, Some(false), reason, message.clone()),
-        None => set(
-            SECRET_READY,
-            Some(true),
-            "Usable",
-            "the signing secret is usable".to_owned(),
-        ),
+        None => {
+            let usable = || "the signing secret is usable".to_owned();
+            let message = situation.secret_remark.clone().unwrap_or_else(usable);
+            set(SECRET_READY, Some(true), "Usable", message);
+        }
     }
     let (is_healthy, reason, message) = health(&status);
     set(HEALTHY, Some(is_healthy), reason, message);
@@ -348,10 +349,38 @@ mod tests {
             obstacle: None,
             is_secret_known: true,
             secret_problem: None,
+            secret_remark: None,
             overlap: None,
             disablement: None,
         };
         decide(webhook, &situation, "2026-11-21T11:00:00Z".parse().unwrap())
+    }
+
+    #[test]
+    fn a_remark_on_a_usable_secret_is_the_message_of_its_condition() {
+        let webhook = webhook(1, &json!({}));
+        let told = |secret_remark: Option<String>| {
+            let situation = Situation {
+                base: &WebhookStatus::default(),
+                tally: &Tally::default(),
+                pending: 0,
+                held: 0,
+                obstacle: None,
+                is_secret_known: true,
+                secret_problem: None,
+                secret_remark,
+                overlap: None,
+                disablement: None,
+            };
+            let status = decide(&webhook, &situation, AT.parse().unwrap());
+            let condition = conditions::find(&status.conditions, SECRET_READY)
+                .cloned()
+                .unwrap();
+            (condition.status, condition.message)
+        };
+        let remark = "it ends in a line break".to_owned();
+        assert_eq!(told(Some(remark.clone())), ("True".to_owned(), remark));
+        assert_eq!(told(None).1, "the signing secret is usable");
     }
 
     #[test]
@@ -419,6 +448,7 @@ mod tests {
                 obstacle: None,
                 is_secret_known: true,
                 secret_problem: None,
+                secret_remark: None,
                 overlap: None,
                 disablement: None,
             };

@@ -107,12 +107,20 @@ async fn finish(
         .attempts
         .begin(address, app.service.now())
         .map_err(SignInFailure::TooMany)?;
-    let redeeming = provider.redeem(query.get("code"), flow);
-    let person = redeeming.await.map_err(SignInFailure::Failed)?;
-    let tenant = account_of(app, person)?;
-    let credential = app.service.begin_sign_in(&tenant).await?;
-    attempt.take_back();
-    Ok(credential)
+    let signed_in = async {
+        let person = provider.redeem(query.get("code"), flow).await?;
+        let tenant = account_of(app, person)?;
+        Ok(app.service.begin_sign_in(&tenant).await?)
+    };
+    let signed_in: Result<Credential, SignInFailure> = signed_in.await;
+    // An outage is nobody's attempt.
+    if matches!(
+        signed_in,
+        Ok(_) | Err(SignInFailure::Failed(Failure::Unavailable(_)) | SignInFailure::Service(_))
+    ) {
+        attempt.take_back();
+    }
+    signed_in
 }
 
 /// What somebody else has said, as the log may have it: not long, on one line.

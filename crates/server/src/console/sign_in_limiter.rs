@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
 };
 
 use http::HeaderMap;
@@ -118,13 +118,20 @@ pub fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
         .flat_map(|value| value.split(','))
         .collect();
     for text in texts.into_iter().rev() {
-        match text.trim().parse::<IpAddr>() {
-            Ok(address) if is_trusted(address) => {}
-            Ok(address) => return address,
-            Err(_) => break,
+        match forwarded_address(text.trim()) {
+            Some(address) if is_trusted(address) => {}
+            Some(address) => return address,
+            None => break,
         }
     }
     peer
+}
+
+/// An address as proxies write it: some add the port, and brackets round one of IPv6.
+fn forwarded_address(text: &str) -> Option<IpAddr> {
+    let with_port = || text.parse().map(|address: SocketAddr| address.ip()).ok();
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    bare.unwrap_or(text).parse().ok().or_else(with_port)
 }
 
 #[cfg(test)]
@@ -194,6 +201,15 @@ mod tests {
         headers.append("x-forwarded-for", "10.0.0.2".parse().unwrap());
         let trusted: [IpNet; 1] = ["10.0.0.0/8".parse().unwrap()];
         assert_eq!(client(ip("10.0.0.1"), &headers, &trusted), ip("192.0.2.7"));
+        for (written, address) in [
+            ("192.0.2.8:1234", "192.0.2.8"),
+            ("[2001:db8::1]:1234", "2001:db8::1"),
+            ("[2001:db8::1]", "2001:db8::1"),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.append("x-forwarded-for", written.parse().unwrap());
+            assert_eq!(client(ip("10.0.0.1"), &headers, &trusted), ip(address));
+        }
         assert_eq!(client(ip("198.51.100.1"), &headers, &trusted), ip("198.51.100.1"));
         assert_eq!(
             client(ip("10.0.0.1"), &HeaderMap::new(), &trusted),

@@ -580,7 +580,7 @@ fn a_late_success_whose_record_a_quota_refuses_is_not_a_loss_either() {
 }
 
 #[test]
-fn only_the_last_attempt_keeps_what_the_receiver_answered() {
+fn only_the_last_attempt_keeps_its_url_and_what_the_receiver_answered() {
     let mut world = World::new(DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");
     world.settle();
@@ -590,6 +590,7 @@ fn only_the_last_attempt_keeps_what_the_receiver_answered() {
         let mut report = world.report(500, None);
         if let Report::Sent { attempt, .. } = &mut report {
             attempt.response = Some("busy".to_owned());
+            attempt.url = Some("https://example.com/".to_owned());
         }
         world.report_of(0, report);
         world.work(false);
@@ -597,6 +598,8 @@ fn only_the_last_attempt_keeps_what_the_receiver_answered() {
     let attempts = world.status(&world.job(&webhook, &event)).attempts;
     let responses: Vec<_> = attempts.iter().map(|it| it.response.as_deref()).collect();
     assert_eq!(responses, [None, None, Some("busy")]);
+    let has_url: Vec<_> = attempts.iter().map(|it| it.url.is_some()).collect();
+    assert_eq!(has_url, [false, false, true]);
     assert!(
         attempts
             .iter()

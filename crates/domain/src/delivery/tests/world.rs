@@ -770,6 +770,7 @@ impl World {
             status_code: Some(code),
             error: (code / 100 != 2).then(|| format!("status {code}")),
             response: None,
+            url: None,
         };
         Report::Sent { attempt, retry_after }
     }

@@ -120,7 +120,11 @@ pub async fn create(request: SessionRequest, mut form: Form) -> Result<Response,
                 ),
                 webhook: created.data,
                 heading: "Webhook created",
-                message: message.to_owned(),
+                message: [Some(message.to_owned()), created.message]
+                    .into_iter()
+                    .flatten()
+                    .collect::<Vec<_>>()
+                    .join(" "),
             };
             Ok(page(StatusCode::CREATED, &template))
         }

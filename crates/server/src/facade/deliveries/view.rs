@@ -42,6 +42,7 @@ pub fn with_request(delivery: &Delivery, webhook: &Webhook) -> api::Delivery {
     let headers = DeliveryHeaders {
         content_type: "application/json".to_owned(),
         user_agent: signature::AGENT.to_owned(),
+        accept: signature::ACCEPTED.to_owned(),
         event_id: spec.event_id.clone(),
         event_type: spec.event_type,
         timestamp: spec.event_created_at.as_second().to_string(),
@@ -50,7 +51,10 @@ pub fn with_request(delivery: &Delivery, webhook: &Webhook) -> api::Delivery {
     };
     api::Delivery {
         request: Some(DeliveryRequest {
-            url: webhook.spec.url.clone(),
+            url: last
+                .and_then(|attempt| attempt.url.as_ref())
+                .unwrap_or(&webhook.spec.url)
+                .clone(),
             headers,
             body: catalogue::body_of(spec).into_owned(),
         }),
@@ -127,7 +131,7 @@ mod tests {
         let mut expected = json!({
             "url": "https://example.com/hook",
             "headers": {
-                "Content-Type": "application/json", "User-Agent": signature::AGENT,
+                "Content-Type": "application/json", "User-Agent": signature::AGENT, "Accept": "*/*",
                 "X-Service-Event-ID": "evt_1", "X-Service-Event-Type": "instance.created", "X-Service-Timestamp": "1795255199",
                 "webhook-id": "evt_1", "webhook-timestamp": "1795255200",
             },
@@ -146,6 +150,10 @@ mod tests {
         let mut names: Vec<_> = shown_headers.map(|name| name.to_ascii_lowercase()).collect();
         names.sort_unstable();
         assert_eq!(names, sent);
+        // Once it has been sent, the URL is that of the attempt.
+        let attempts = &mut delivery.status.as_mut().unwrap().attempts;
+        attempts[0].url = Some("https://old.example.com/".to_owned());
+        assert_eq!(shown(&delivery)["request"]["url"], "https://old.example.com/");
         delivery.status = None;
         expected["headers"]["webhook-timestamp"] = json!(null);
         assert_eq!(shown(&delivery)["request"], expected);

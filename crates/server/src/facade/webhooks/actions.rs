@@ -120,8 +120,12 @@ pub async fn rotate_secret(
         }
         None => "Deliveries are signed with the new secret.",
     };
+    let sentences = [
+        Some(message.to_owned()),
+        view::remark_on_secret(Some(&rotated.secret)),
+    ];
     let data = view::with_secret(&item, Some(rotated.secret), rotated.previous_until);
-    let response = response::single(StatusCode::OK, &*item.webhook, data, Some(message.to_owned()))?;
+    let response = response::single(StatusCode::OK, &*item.webhook, data, view::message(sentences))?;
     Ok(idempotency::answered(
         post.idempotent.as_ref(),
         rotated.replayed,

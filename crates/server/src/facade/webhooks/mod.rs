@@ -61,7 +61,8 @@ pub async fn list(
 /// Creates a webhook
 ///
 /// The webhook gets the events of all operations requested after this answer. The secret is shown only in this answer and in
-/// that of a rotation. A repetition with the same `Idempotency-Key` shows the current secret, for a day.
+/// that of a rotation. A repetition with the same `Idempotency-Key` shows the current secret, for a day. `message` says if
+/// another webhook sends the same events to this URL, and if the secret begins or ends in white space, which is part of it.
 #[utoipa::path(
     post,
     path = "/v1/webhooks",
@@ -94,8 +95,12 @@ pub async fn create(
         }
     };
     let item = &*created.item;
+    let remarks = [
+        view::remark_on_secret(secret.as_deref()),
+        remark_on_url(&app, item),
+    ];
     let data = view::with_secret(item, created.secret.clone(), None);
-    let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, None)?;
+    let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, view::message(remarks))?;
     response::locate(&mut response, "/v1/webhooks", item.id);
     Ok(idempotency::answered(
         request,
@@ -122,7 +127,7 @@ pub async fn detail(
     Target(id): Target<WebhookId>,
 ) -> Result<Response, Error> {
     let item = app.service.webhook(caller.namespace(), id).await?;
-    detail_of(&app, &item).await
+    detail_of(&app, &item, None).await
 }
 
 /// Changes a webhook
@@ -152,17 +157,38 @@ pub async fn change(
         .service
         .change_webhook(caller.namespace(), id, &change, &precondition)
         .await?;
-    detail_of(&app, &item).await
+    let has_moved = change.url.is_some() || change.events.is_some();
+    let remarks = [
+        view::remark_on_secret(change.secret.as_deref()),
+        has_moved.then(|| remark_on_url(&app, &item)).flatten(),
+    ];
+    detail_of(&app, &item, view::message(remarks)).await
 }
 
 /// An answer with the detail of a webhook, without its secret.
-async fn detail_of(app: &App, item: &IndexedWebhook) -> Result<Response, Error> {
+async fn detail_of(app: &App, item: &IndexedWebhook, message: Option<String>) -> Result<Response, Error> {
     let until = app.service.previous_secret_until(&item.webhook).await;
     let data = Webhook {
         previous_secret_expires_at: until.map(Seconds),
         ..view::webhook(item)
     };
-    response::single(StatusCode::OK, &*item.webhook, data, None)
+    response::single(StatusCode::OK, &*item.webhook, data, message)
+}
+
+/// Says which other webhooks send events of this one to the same URL.
+fn remark_on_url(app: &App, item: &IndexedWebhook) -> Option<String> {
+    let (others, total) = app.service.webhooks_beside(item);
+    let mut names: Vec<_> = others.iter().map(|other| other.id.to_string()).collect();
+    if names.is_empty() {
+        return None;
+    }
+    if total > names.len() {
+        names.push(format!("{} more", total - names.len()));
+    }
+    Some(format!(
+        "This URL also gets events of these types from {}, so it receives each of them more than once, with the same id.",
+        names.join(", ")
+    ))
 }
 
 /// Deletes a webhook

@@ -7,7 +7,7 @@ use crate::{
     service::webhooks::{IndexedWebhook, health},
 };
 use api::{DisableReason, Seconds, Webhook, WebhookDisabled, WebhookWithSecret};
-use resources::{Disabled, ids};
+use resources::{Disabled, ids, webhook::has_outer_white_space};
 
 /// A webhook as lists and its detail show it.
 pub fn webhook(item: &IndexedWebhook) -> Webhook {
@@ -47,6 +47,20 @@ fn disabled(disabled: &Disabled) -> WebhookDisabled {
         delivery_id: ids::delivery_id(&disabled.delivery),
         event_id: disabled.event_id.clone(),
     }
+}
+
+/// Says that the white space around a secret is part of it.
+pub fn remark_on_secret(secret: Option<&str>) -> Option<String> {
+    secret.filter(|secret| has_outer_white_space(secret)).map(|_| {
+        "The secret begins or ends in white space, which is part of it: a receiver that trims its copy computes other signatures."
+            .to_owned()
+    })
+}
+
+/// The `message` of an answer: these sentences.
+pub fn message(sentences: impl IntoIterator<Item = Option<String>>) -> Option<String> {
+    let sentences: Vec<_> = sentences.into_iter().flatten().collect();
+    (!sentences.is_empty()).then(|| sentences.join(" "))
 }
 
 /// A webhook as the answers to a create and a rotation show it.

@@ -287,11 +287,18 @@ mod tests {
             service.show_demo_account();
             let tenant = service.credentials().account_named("demo").unwrap();
             service
-                .create_key(&tenant, KeyScope::Write, expires_at, Some(&keyed))
+                .create_key(
+                    &tenant,
+                    &CreateKey {
+                        expires_at,
+                        ..CreateKey::default()
+                    },
+                    Some(&keyed),
+                )
                 .await
         };
         assert!(create(1, None).await.unwrap().key.is_some());
-        for (quota, expires_at) in [(0, None), (1, Some(Timestamp::UNIX_EPOCH))] {
+        for (quota, expires_at) in [(0, None), (1, Some(jiff::Timestamp::UNIX_EPOCH))] {
             let again = create(quota, expires_at).await.unwrap();
             assert_eq!(again.key, None);
         }

@@ -141,6 +141,19 @@ impl Service {
         self.webhooks.find(namespace, id).await
     }
 
+    /// Other webhooks of its account that send an event of this one to the same URL: at most a few, and how many there are.
+    pub fn webhooks_beside(&self, item: &IndexedWebhook) -> (Vec<Arc<IndexedWebhook>>, usize) {
+        let spec = &item.webhook.spec;
+        let is_beside = |other: &IndexedWebhook| {
+            let its = &other.webhook.spec;
+            other.id != item.id
+                && its.url == spec.url
+                && its.events.iter().any(|event| spec.events.contains(event))
+        };
+        let index = self.webhooks.index();
+        index.page_of(item.webhook.namespace(), 1, 3, is_beside)
+    }
+
     /// Creates a webhook and its Secret, once per idempotency key.
     pub async fn create_webhook(
         &self,
