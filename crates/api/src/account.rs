@@ -39,7 +39,7 @@ pub struct AccountQuotas {
     pub webhooks: Quota,
     /// API keys.
     pub api_keys: Quota,
-    /// Manual backups.
+    /// Manual backups, and the completed backups of deleted instances.
     pub backups: Quota,
 }
 
