@@ -95,16 +95,16 @@ mod tests {
 
     /// A kubeconfig with a context for each of these clusters, the first of which is the current one.
     fn kubeconfig(names: &[&str]) -> tempfile::NamedTempFile {
-        let named = |name: &str, key: &str, value: Value| json!({ "name": name, key: value });
+        let entry = |name: &str, key: &str, value: Value| json!({ "name": name, key: value });
         let server = |name: &&str| {
-            named(
+            entry(
                 name,
                 "cluster",
                 json!({ "server": format!("https://{name}.example.com:6443") }),
             )
         };
         let context = |name: &&str| {
-            named(
+            entry(
                 name,
                 "context",
                 json!({ "cluster": name, "user": "me", "namespace": format!("of-{name}") }),
@@ -114,7 +114,7 @@ mod tests {
             "apiVersion": "v1", "kind": "Config", "current-context": names[0],
             "clusters": names.iter().map(server).collect::<Vec<_>>(),
             "contexts": names.iter().map(context).collect::<Vec<_>>(),
-            "users": [named("me", "user", json!({ "token": "t" }))],
+            "users": [entry("me", "user", json!({ "token": "t" }))],
         });
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text.to_string()).unwrap();

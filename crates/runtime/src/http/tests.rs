@@ -24,7 +24,7 @@ fn plain(status: StatusCode) -> Response<Bytes> {
 }
 
 impl Served {
-    async fn start(limits: ConnectionLimits) -> Self {
+    fn start(limits: ConnectionLimits) -> Self {
         Self::at((Ipv4Addr::LOCALHOST, 0).into(), limits)
     }
 
@@ -156,7 +156,7 @@ async fn more_hostile_connections_than_fit_leave_clients_their_answers() {
         "GET /large HTTP/1.1\r\nhost: a\r\n\r\n",
     ] {
         // The deadlines are those of the shipped program, so that only making room can help.
-        let served = Served::start(ConnectionLimits::of(200, 100)).await;
+        let served = Served::start(ConnectionLimits::of(200, 100));
         let mut kept = TcpStream::connect(served.address).await.unwrap();
         let mut hostile = Vec::new();
         let mut slow = 0;
@@ -187,7 +187,7 @@ async fn more_hostile_connections_than_fit_leave_clients_their_answers() {
 
 #[tokio::test]
 async fn one_address_cannot_take_the_connections_of_others() {
-    let served = Served::start(ConnectionLimits::of(200, 10)).await;
+    let served = Served::start(ConnectionLimits::of(200, 10));
     let other = served.connect_from(2).await;
     let mut hostile = Vec::new();
     for _ in 0..50 {
@@ -215,7 +215,7 @@ async fn one_address_cannot_take_the_connections_of_others() {
 
 #[tokio::test]
 async fn a_late_first_head_ends_the_connection_with_408_unless_nothing_came() {
-    let served = Served::start(short()).await;
+    let served = Served::start(short());
     let connect = async || TcpStream::connect(served.address).await.unwrap();
     let (mut silent, mut late) = (connect().await, connect().await);
     let answer = exchange(&mut late, "GET / HTTP/1.1\r\nhos").await;
@@ -227,7 +227,7 @@ async fn a_late_first_head_ends_the_connection_with_408_unless_nothing_came() {
 
 #[tokio::test]
 async fn the_next_head_on_a_connection_in_use_may_take_longer_than_the_first() {
-    let served = Served::start(short()).await;
+    let served = Served::start(short());
     let mut stream = TcpStream::connect(served.address).await.unwrap();
     let request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
     for _ in 0..2 {
@@ -246,7 +246,7 @@ async fn the_next_head_on_a_connection_in_use_may_take_longer_than_the_first() {
 
 #[tokio::test]
 async fn a_peer_that_does_not_read_is_cut_off() {
-    let served = Served::start(short()).await;
+    let served = Served::start(short());
     let mut stream = served.connect_from(1).await;
     stream
         .write_all(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -265,8 +265,7 @@ async fn a_peer_that_reads_slowly_gets_everything() {
     let served = Served::start(ConnectionLimits {
         write_progress: Duration::from_secs(5),
         ..short()
-    })
-    .await;
+    });
     let mut stream = served.connect_from(1).await;
     stream.write_all(b"GET /large HTTP/1.0\r\n\r\n").await.unwrap();
     let mut read = 0;
@@ -290,7 +289,7 @@ async fn a_peer_that_reads_slowly_gets_everything() {
 
 #[tokio::test]
 async fn unreadable_heads_are_answered_in_the_format_of_the_server() {
-    let served = Served::start(ConnectionLimits::of(200, 200)).await;
+    let served = Served::start(ConnectionLimits::of(200, 200));
     let large = format!(
         "GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n",
         "x".repeat(200 * 1024)
@@ -314,7 +313,7 @@ async fn unreadable_heads_are_answered_in_the_format_of_the_server() {
 
 #[tokio::test]
 async fn a_shutdown_waits_for_running_requests_and_closes_idle_connections() {
-    let served = Served::start(ConnectionLimits::of(200, 200)).await;
+    let served = Served::start(ConnectionLimits::of(200, 200));
     let (idle, mut busy) = (
         TcpStream::connect(served.address).await.unwrap(),
         TcpStream::connect(served.address).await.unwrap(),

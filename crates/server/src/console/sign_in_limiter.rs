@@ -172,9 +172,9 @@ mod tests {
         let attempts = SignInLimiter::default();
         let now: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
         let begin = || attempts.begin(ip("192.0.2.1"), now);
-        let begun: Vec<_> = (0..MOST).map(|_| begin().ok().unwrap()).collect();
+        let open: Vec<_> = (0..MOST).map(|_| begin().ok().unwrap()).collect();
         assert_eq!(begin().err(), Some(300), "none of them has ended");
-        begun.into_iter().for_each(Attempt::take_back);
+        open.into_iter().for_each(Attempt::take_back);
         assert_eq!(attempts.wait(ip("192.0.2.1"), now), None);
         for _ in 0..3 * MOST {
             begin().ok().unwrap().take_back();
