@@ -448,7 +448,7 @@ async fn sign_ins_never_use_up_the_quota_of_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_code_that_the_provider_was_asked_about_counts_whatever_it_answers() {
+async fn a_code_that_the_provider_refuses_counts_and_an_outage_does_not() {
     let signing = Signing::start().await;
     signing.go(&signing.person()).await;
     // It has said otherwise, so that it does not know the client now.
@@ -456,8 +456,14 @@ async fn a_code_that_the_provider_was_asked_about_counts_whatever_it_answers() {
         wants_post: true,
         ..Behaviour::default()
     });
-    for _ in 0..10 {
+    for _ in 0..12 {
         signing.come_back(&signing.person()).await.is(503);
+    }
+    signing.provider.behave(Behaviour::default());
+    for _ in 0..10 {
+        let person = signing.person();
+        let back = signing.go(&person).await;
+        person.get(&back.replace("code=", "code=x")).await.is(401);
     }
     let page = signing.person().get("/console/sign-in/oidc").await;
     page.is(429).shows("Too many attempts");

@@ -206,9 +206,10 @@ async fn waiting_ends_in_time_or_with_ctrl_c_and_what_was_asked_for_goes_on() {
         .spawn()
         .unwrap();
     let mut notes = BufReader::new(child.stderr.take().unwrap());
-    let mut first = String::new();
+    let (mut cluster, mut first) = (String::new(), String::new());
+    notes.read_line(&mut cluster).await.unwrap();
     notes.read_line(&mut first).await.unwrap();
-    assert!(first.starts_with("instance web: "), "{first}");
+    assert!(first.starts_with("instance web: "), "{cluster}{first}");
     let pid = child.id().unwrap().to_string();
     let sent = tokio::process::Command::new("kill")
         .args(["-INT", &pid])

@@ -403,7 +403,9 @@ mod tests {
         walk(&document()["components"]["schemas"], "", &mut closed);
         assert_eq!(
             closed,
-            ["/EventType", "/KeyScope", "/Plan"].map(str::to_owned).into()
+            ["/EventType", "/KeyScope", "/Plan", "/WantedPower"]
+                .map(str::to_owned)
+                .into()
         );
         let status = &document()["components"]["schemas"]["InstanceStatus"];
         assert_eq!(status["type"], "string");
