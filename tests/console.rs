@@ -298,13 +298,27 @@ async fn attempts_to_sign_in_are_limited_and_the_console_can_be_off() {
     replica.stop().await;
 }
 
+/// A new key that may only read, once the watch has shown it.
+async fn read_key(tenant: &Tenant) -> String {
+    let key = new_key(shared().await.plane, &tenant.namespace, "read");
+    eventually(
+        "the key to be known",
+        async || {
+            let asked = reqwest::Client::new().get(format!("{}/v1/account", tenant.url));
+            asked.bearer_auth(&key).send().await.unwrap().status()
+        },
+        |status| *status == 200,
+    )
+    .await;
+    key
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_key_sees_no_buttons_and_is_refused_all_the_same() {
     let tenant = Tenant::new("console-read").await;
     let writer = Person::with_key(&tenant.url, &tenant.key).await;
     let id = create(&writer, "web-1").await;
-    let plane = shared().await.plane;
-    let reader = Person::with_key(&tenant.url, &new_key(plane, "console-read", "read")).await;
+    let reader = Person::with_key(&tenant.url, &read_key(&tenant).await).await;
     for path in [
         "/console/instances".to_owned(),
         format!("/console/instances/{id}"),
@@ -336,12 +350,11 @@ async fn a_read_key_sees_no_buttons_and_is_refused_all_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_ends_within_a_second_of_its_key_while_its_page_polls() {
     let tenant = Tenant::new("console-revoked").await;
-    let plane = shared().await.plane;
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let refresh = [("hx-request", "true")];
     for _ in 0..5 {
         let before: BTreeSet<_> = names(&keys).await;
-        let person = Person::with_key(&tenant.url, &new_key(plane, "console-revoked", "read")).await;
+        let person = Person::with_key(&tenant.url, &read_key(&tenant).await).await;
         let cookies = person.cookies.lock().clone();
         let after = names(&keys).await;
         let poll = async || {

@@ -414,10 +414,8 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     patch(&accounts, "ada", finalizer).await.unwrap();
     let mail = json!({ "spec": { "email": "mine@example.com" } });
     let refused = patch(&accounts, "ada", mail).await.unwrap_err();
-    assert!(
-        refused.contains("never changes the spec of an Account"),
-        "{refused}"
-    );
+    // Two policies refuse it, and either may be first.
+    assert!(refused.contains("never change"), "{refused}");
     let write = json!({ "spec": { "scope": "write" } });
     let refused = patch(&keys, "mine", write).await.unwrap_err();
     assert!(refused.contains("cannot patch resource \"apikeys\""), "{refused}");
