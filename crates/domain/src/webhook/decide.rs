@@ -75,7 +75,9 @@ pub fn decide(webhook: &Webhook, situation: &Situation<'_>, now: Timestamp) -> W
             .unwrap_or_default(),
     };
     let mut conditions = std::mem::take(&mut status.conditions);
-    let is_new = conditions::find(&conditions, SECRET_READY).is_none();
+    // The secret of an earlier spec says nothing of this one's.
+    let is_new = conditions::find(&conditions, SECRET_READY)
+        .is_none_or(|condition| condition.observed_generation != generation);
     let mut set = |type_, state, reason: &str, message: String| {
         let desired = Desired {
             type_,
@@ -87,7 +89,7 @@ pub fn decide(webhook: &Webhook, situation: &Situation<'_>, now: Timestamp) -> W
     };
     let unread = || "the Secret has not been read yet; will retry".to_owned();
     match &situation.secret_problem {
-        // Keep the condition until the secret is read.
+        // Keep the condition of this spec until the secret is read again.
         None if !situation.is_secret_known && !is_new => {}
         None if !situation.is_secret_known => set(SECRET_READY, None, "NotRead", unread()),
         Some((reason, message)) => set(SECRET_READY, Some(false), reason, message.clone()),
