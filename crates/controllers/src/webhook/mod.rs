@@ -1,6 +1,6 @@
 //! The Webhook controller: takes events from outboxes, delivers them, and keeps the records.
 //!
-//! - [`delivery`](crate::delivery), [`event_log`](crate::event_log), [`secrets`](crate::secrets), beside it: deliver events, log them, read
+//! - `delivery`, `event_log`, `secrets`, beside it: deliver events, log them, read
 //!   what signs them;
 //! - `known`: the webhooks that it knows;
 //! - `reconcile`: keeps their status: `observe` gathers what the decision ([`domain::webhook`]) depends on, `apply` writes it;
