@@ -38,7 +38,7 @@ pub struct CommonSettings {
     #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
     pub namespace: String,
 
-    /// Address for /healthz, /readyz and /metrics; [::] is all, of IPv4 too; port 0 takes a free one
+    /// Address for /healthz, /readyz and /metrics; all addresses by default, of IPv4 too; port 0 takes a free one
     #[arg(long, env = "STELLAGE_METRICS_LISTEN", default_value = "[::]:9090")]
     pub metrics_listen: SocketAddr,
 
@@ -114,7 +114,7 @@ impl CommonSettings {
 /// Settings of the facade.
 #[derive(Args, Clone, Debug)]
 pub struct ApiSettings {
-    /// Address of the REST API; [::] is all, of IPv4 too; port 0 takes a free one
+    /// Address of the REST API; all addresses by default, of IPv4 too; port 0 takes a free one
     #[arg(long, env = "STELLAGE_LISTEN", default_value = "[::]:8080")]
     pub listen: SocketAddr,
 

@@ -228,7 +228,7 @@ impl Credentials {
         Ok(())
     }
 
-    /// Authenticates a key. `Unauthorized` if it is unknown, expired or revoked; `Unavailable` as [`check`](Self::check) says.
+    /// Authenticates a key. `Unauthorized` if it is unknown, expired or revoked; `Unavailable` as `check` says.
     pub fn authenticate(&self, key: &str, now: impl FnOnce() -> Timestamp) -> Result<Credential, Error> {
         let tables = self.tables.read();
         self.check(&tables)?;
@@ -241,7 +241,7 @@ impl Credentials {
     }
 
     /// Finds the key of a session again. `Unauthorized` if the key is revoked or expired, or if its namespace now belongs to another
-    /// account; `Unavailable` as [`check`](Self::check) says.
+    /// account; `Unavailable` as `check` says.
     pub fn resume(&self, identity: &KeyIdentity<'_>, now: Timestamp) -> Result<Credential, Error> {
         let tables = self.tables.read();
         self.check(&tables)?;
@@ -262,7 +262,7 @@ impl Credentials {
     }
 
     /// The Accounts with this e-mail address that own their namespaces. The case of ASCII letters is ignored. `Unavailable` as
-    /// [`check`](Self::check) says.
+    /// `check` says.
     pub fn accounts_with_email(&self, email: &str) -> Result<Vec<Arc<Tenant>>, Error> {
         let tables = self.tables.read();
         self.check(&tables)?;
