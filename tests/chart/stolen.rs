@@ -52,6 +52,18 @@ impl<'a> Thief<'a> {
             .unwrap_or_else(|error| panic!("{line}: {error}"));
     }
 
+    /// Once the policy knows that the account is deleted.
+    async fn may_in_the_end(&self, line: &str) {
+        let done = async || self.kubectl(line, None);
+        support::eventually(
+            "the policy to know that the account is deleted",
+            done,
+            Result::is_ok,
+        )
+        .await
+        .unwrap();
+    }
+
     fn may_apply(&self, object: &Value) {
         let applied = self.apply(object);
         applied.unwrap_or_else(|error| panic!("{object}: {error}"));
@@ -464,14 +476,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     thief.may("-n adopted delete rolebinding stellage-operator-api");
     thief.may("label namespace adopted stellage.dev/account-");
     kubectl(&plane, &["delete", "account", "ada", "--wait=false"], None).unwrap();
-    let deleted = async || thief.kubectl("delete namespace owned --wait=false", None);
-    support::eventually(
-        "the policy to know that the account is deleted",
-        deleted,
-        Result::is_ok,
-    )
-    .await
-    .unwrap();
+    thief.may_in_the_end("delete namespace owned --wait=false").await;
 }
 
 /// What an account has: one object of each kind that the controllers may patch, and a key that lasts for ever and one that does not.
@@ -657,14 +662,9 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
     }
     kubectl(&plane, &["delete", "account", "ada", "--wait=false"], None).unwrap();
     for object in deleting {
-        let deleted = async || thief.kubectl(&format!("-n owned delete {object} --wait=false"), None);
-        support::eventually(
-            "the policy to know that the account is deleted",
-            deleted,
-            Result::is_ok,
-        )
-        .await
-        .unwrap();
+        thief
+            .may_in_the_end(&format!("-n owned delete {object} --wait=false"))
+            .await;
     }
 }
 

@@ -38,7 +38,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let slow = Receivers::slow(ATTACKERS.len() * WEBHOOKS, receivers::BOTH, delay)?;
     let stage = Stage::start(&[]).await?;
     let (cluster, product) = (&stage.cluster, &stage.product);
-    let churn = Churn::prepare(cluster, product, &stage.account.namespace, "churn", INSTANCES).await?;
+    let churn = stage.churn("churn", INSTANCES).await?;
     stage.webhooks(&receivers, 0, 1).await?;
     let mut attackers = Vec::new();
     for (number, name) in ATTACKERS.into_iter().enumerate() {

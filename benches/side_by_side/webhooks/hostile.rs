@@ -68,14 +68,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     say("webhooks (d) healthy receivers next to hostile ones");
     let receivers = Receivers::start(HEALTHY, receivers::BOTH)?;
     let stage = Stage::start(&[]).await?;
-    let churn = Churn::prepare(
-        &stage.cluster,
-        &stage.product,
-        &stage.account.namespace,
-        "churn",
-        INSTANCES,
-    )
-    .await?;
+    let churn = stage.churn("churn", INSTANCES).await?;
     stage.webhooks(&receivers, 0, HEALTHY).await?;
     let kinds = Hostile::all(LATE);
     let hostile: Vec<HostileReceiver> = kinds

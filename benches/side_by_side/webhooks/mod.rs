@@ -31,6 +31,7 @@ use self::{kit::Authority, receivers::Receivers};
 use crate::{
     Result,
     account::Account,
+    churn::Churn,
     cluster::{Cluster, STELLAGE},
     objects,
     product::Product,
@@ -58,6 +59,18 @@ impl Stage {
             account,
             product,
         })
+    }
+
+    /// This many instances of the account, which can be stopped and started.
+    async fn churn(&self, prefix: &str, count: u64) -> Result<Churn> {
+        Churn::prepare(
+            &self.cluster,
+            &self.product,
+            &self.account.namespace,
+            prefix,
+            count,
+        )
+        .await
     }
 
     /// Replaces the process with a new one.

@@ -96,14 +96,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let most = sizes.webhooks.iter().copied().max().unwrap_or(1);
     let receivers = Receivers::start(most, receivers::BOTH)?;
     let mut stage = Stage::start(&[]).await?;
-    let churn = Churn::prepare(
-        &stage.cluster,
-        &stage.product,
-        &stage.account.namespace,
-        "churn",
-        INSTANCES,
-    )
-    .await?;
+    let churn = stage.churn("churn", INSTANCES).await?;
     stage.webhooks(&receivers, 0, most).await?;
     // The measurements of all rounds, for each setting and each number of webhooks.
     let mut logs = [Log::Failures, Log::All]

@@ -121,19 +121,9 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     let most = numbers.iter().copied().max().unwrap_or(0);
     let receivers = Receivers::start(most.max(1), receivers::BOTH)?;
     let mut stage = Stage::start(ARGUMENTS).await?;
-    let prepare = async |stage: &Stage, prefix| {
-        Churn::prepare(
-            &stage.cluster,
-            &stage.product,
-            &stage.account.namespace,
-            prefix,
-            INSTANCES,
-        )
-        .await
-    };
     let (tracked, untracked) = (
-        prepare(&stage, "tracked").await?,
-        prepare(&stage, "untracked").await?,
+        stage.churn("tracked", INSTANCES).await?,
+        stage.churn("untracked", INSTANCES).await?,
     );
     stage.webhooks(&receivers, 0, most).await?;
     let side = |name, program, churn| Side {

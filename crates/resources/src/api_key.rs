@@ -6,7 +6,7 @@ use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{ids, times};
+use super::{ids, text, times};
 
 /// API keys that an account may have unless the operator's settings say otherwise (decisions, section 8).
 pub const DEFAULT_KEY_QUOTA: u32 = 50;
@@ -79,7 +79,7 @@ pub struct ApiKeySpec {
     /// What the key is for, in the words of whoever created it: up to 63 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
-    #[x_kube(validation = Rule::new("self.matches(r'^[^\\p{Cc}\\x{202a}-\\x{202e}\\x{2066}-\\x{2069}]*$')").message("must not have control or bidirectional characters such as line breaks"))]
+    #[x_kube(validation = text::of_label())]
     pub name: Option<String>,
 
     /// `read` or `write`.

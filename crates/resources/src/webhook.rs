@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema, Resource as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, event::EventType, ids, names, origin, times};
+use super::{conditions, event::EventType, ids, names, origin, text, times};
 
 /// Webhooks that an account may have if its spec sets no quota (decisions, section 1).
 pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;
@@ -161,7 +161,7 @@ pub struct WebhookSpec {
     /// What the webhook is for, in the words of whoever created it: up to 255 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 255))]
-    #[x_kube(validation = Rule::new("self.matches(r'^[^\\p{Cc}\\x{202a}-\\x{202e}\\x{2066}-\\x{2069}]*$')").message("must not have control or bidirectional characters such as line breaks"))]
+    #[x_kube(validation = text::of_label())]
     pub description: Option<String>,
 
     /// Whether events are recorded and sent. Events that happen while this is false are never sent.

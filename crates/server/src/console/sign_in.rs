@@ -15,7 +15,6 @@ use super::{
     page::{Query, Shell, page, see_other},
     refusal::Refusal,
     session::Session,
-    sign_in_limiter::Attempt,
     text::sentence,
 };
 use crate::service::{
@@ -80,20 +79,24 @@ pub async fn with_key(State(app): State<Arc<App>>, request: Request) -> Result<R
             &Error::new(ErrorCode::Unauthorized, "paste an API key"),
         ));
     }
-    let attempt = match app.attempts.begin(address, app.service.now()) {
-        Ok(attempt) => attempt,
-        Err(seconds) => return Ok(wait(&app, seconds)),
-    };
-    let credential = app.service.credentials().authenticate(key, || app.service.now());
-    ended(&app, attempt, credential).await
+    let keys = app.service.credentials();
+    attempt(&app, address, async {
+        keys.authenticate(key, || app.service.now())
+    })
+    .await
 }
 
-/// The answer to an attempt that has tested a secret.
-async fn ended(
+/// An attempt to sign in, by a test of a secret. It counts as failed if the secret is refused.
+async fn attempt(
     app: &App,
-    attempt: Attempt<'_>,
-    credential: Result<Credential, Error>,
+    address: IpAddr,
+    test: impl Future<Output = Result<Credential, Error>>,
 ) -> Result<Response, Refusal> {
+    let attempt = match app.attempts.begin(address, app.service.now()) {
+        Ok(attempt) => attempt,
+        Err(seconds) => return Ok(wait(app, seconds)),
+    };
+    let credential = test.await;
     if !matches!(&credential, Err(error) if error.code == ErrorCode::Unauthorized) {
         attempt.take_back();
     }
@@ -138,12 +141,7 @@ pub async fn with_link(State(app): State<Arc<App>>, request: Request) -> Result<
         let incomplete = Error::new(ErrorCode::Unauthorized, "this link is not complete");
         return Ok(refused(&app, &incomplete));
     }
-    let attempt = match app.attempts.begin(address, app.service.now()) {
-        Ok(attempt) => attempt,
-        Err(seconds) => return Ok(wait(&app, seconds)),
-    };
-    let used = app.service.use_console_link(account, key, token).await;
-    ended(&app, attempt, used).await
+    attempt(&app, address, app.service.use_console_link(account, key, token)).await
 }
 
 /// Signs out.

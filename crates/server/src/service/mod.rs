@@ -82,7 +82,6 @@ pub struct Service {
     backups: Store<OrderedIndex<IndexedBackup>>,
     webhooks: Store<OrderedIndex<IndexedWebhook>>,
     credentials: Arc<Credentials>,
-    health: Health,
     /// Receives keys on their first use of a day. Not set until something records them.
     first_uses: OnceLock<mpsc::UnboundedSender<Arc<ApiKey>>>,
     /// For creating keys, by namespace.
@@ -197,8 +196,7 @@ impl Service {
             backups: Store::new(calls.clone(), Arc::default()),
             webhooks: Store::new(calls.clone(), Arc::default()),
             calls,
-            credentials: Arc::new(Credentials::new(DEFAULT_INSTANCE_QUOTA, health.clone())),
-            health,
+            credentials: Arc::new(Credentials::new(DEFAULT_INSTANCE_QUOTA, health)),
             first_uses: OnceLock::new(),
             key_locks: KeyedLocks::default(),
             bulk_locks: KeyedLocks::default(),
@@ -225,7 +223,7 @@ impl Service {
     #[must_use]
     pub fn with_instance_quota(self, quota: u32) -> Self {
         Self {
-            credentials: Arc::new(Credentials::new(quota, self.health.clone())),
+            credentials: Arc::new(Credentials::new(quota, self.credentials.health.clone())),
             ..self
         }
     }

@@ -92,9 +92,8 @@ pub(super) fn around(
 struct Route {
     /// The path, with placeholders.
     label: &'static str,
-    methods: Vec<Method>,
-    /// The query parameters of each method.
-    queries: Vec<(Method, Vec<Known>)>,
+    /// The methods, and the query parameters of each.
+    methods: Vec<(Method, Vec<Known>)>,
     needs_key: bool,
     allow: HeaderValue,
     /// Created by the first request, so that routes without requests are not among the metrics.
@@ -105,12 +104,11 @@ struct Route {
 
 impl Route {
     fn new(label: &'static str, served: &Served) -> Self {
-        let methods = &served.methods;
-        let allow = methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
+        let methods = served.methods.iter().map(|(method, _)| method.as_str());
+        let allow = methods.collect::<Vec<_>>().join(", ");
         Self {
             label,
-            methods: methods.clone(),
-            queries: served.queries.clone(),
+            methods: served.methods.clone(),
             needs_key: served.needs_key,
             allow: HeaderValue::try_from(allow).unwrap_or(HeaderValue::from_static("")),
             seconds: OnceLock::new(),
@@ -118,14 +116,20 @@ impl Route {
         }
     }
 
+    /// The query parameters of a method; `None` if it is not supported.
+    fn query_of(&self, method: &Method) -> Option<&[Known]> {
+        let mut methods = self.methods.iter();
+        let (_, query) = methods.find(|(supported, _)| supported == method)?;
+        Some(query)
+    }
+
     /// 422 if the query has parameters that the method does not have.
     fn check_query(&self, request: &Request) -> Result<(), Error> {
         if request.uri().query().is_none() {
             return Ok(());
         }
-        let mut queries = self.queries.iter();
-        match queries.find(|(method, _)| method == request.method()) {
-            Some((_, known)) => query::check(request.uri(), known),
+        match self.query_of(request.method()) {
+            Some(known) => query::check(request.uri(), known),
             // 404 or 405.
             None => Ok(()),
         }
@@ -226,7 +230,7 @@ where
         let observer = self.observer.clone();
         let number = observer.number(request.extensions().get());
         let route = &observer.routes[number];
-        let takes_key = route.needs_key && route.methods.contains(request.method());
+        let takes_key = route.needs_key && route.query_of(request.method()).is_some();
         let (admitted, allowance) = if takes_key {
             observer.app.admit(&mut request)
         } else {
@@ -749,9 +753,8 @@ mod tests {
         let panics = Router::new().route(path, get(async || -> &'static str { panic!("on purpose") }));
         let served = Served {
             path: path.to_owned(),
-            methods: vec![Method::GET],
+            methods: vec![(Method::GET, Vec::new())],
             needs_key: true,
-            queries: Vec::new(),
         };
         let metrics = Metrics::new();
         let router = around(panics, &[served], &app, &metrics);
@@ -788,9 +791,8 @@ mod tests {
         let waiting = Router::new().route(path, post(waiting).get(async || ()));
         let served = Served {
             path: path.to_owned(),
-            methods: vec![Method::GET, Method::POST],
+            methods: vec![(Method::GET, Vec::new()), (Method::POST, Vec::new())],
             needs_key: true,
-            queries: Vec::new(),
         };
         let facade = Facade {
             router: around(waiting, &[served], &app, &Metrics::new()),

@@ -37,12 +37,10 @@ const DOCUMENT_MAY_BE_CACHED: HeaderValue = HeaderValue::from_static("public, ma
 pub struct Served {
     /// The path, with placeholders.
     pub path: String,
-    /// The methods that it supports.
-    pub methods: Vec<Method>,
+    /// The methods that it supports, and the query parameters of each.
+    pub methods: Vec<(Method, Vec<Known>)>,
     /// Whether they need an API key.
     pub needs_key: bool,
-    /// The query parameters of each.
-    pub queries: Vec<(Method, Vec<Known>)>,
 }
 
 #[derive(OpenApi)]
@@ -169,19 +167,18 @@ fn served(document: &Value) -> Vec<Served> {
     paths
         .map(|(path, operations)| {
             let operations = || operations.as_object().into_iter().flatten();
-            let mut queries: Vec<(Method, Vec<Known>)> = operations()
+            let mut methods: Vec<(Method, Vec<Known>)> = operations()
                 .filter_map(|(method, operation)| {
                     Some((method.to_ascii_uppercase().parse().ok()?, queries(operation)))
                 })
                 .collect();
-            if let Some((_, get)) = queries.iter().find(|(method, _)| *method == Method::GET) {
-                queries.push((Method::HEAD, get.clone()));
+            if let Some((_, get)) = methods.iter().find(|(method, _)| *method == Method::GET) {
+                methods.push((Method::HEAD, get.clone()));
             }
-            queries.sort_by(|(a, _), (b, _)| a.as_str().cmp(b.as_str()));
+            methods.sort_by(|(a, _), (b, _)| a.as_str().cmp(b.as_str()));
             Served {
                 path: path.clone(),
-                methods: queries.iter().map(|(method, _)| method.clone()).collect(),
-                queries,
+                methods,
                 needs_key: operations().any(|(_, operation)| operation.get("security").is_none()),
             }
         })
@@ -213,7 +210,7 @@ mod tests {
                 route
                     .methods
                     .into_iter()
-                    .map(move |method| format!("{method} {path}"))
+                    .map(move |(method, _)| format!("{method} {path}"))
             })
             .filter(|route| !route.starts_with("HEAD"))
             .collect();

@@ -163,7 +163,7 @@ pub struct Credentials {
     /// How far the watch of keys has come.
     progress: Progress,
     /// Whether these watches go on.
-    health: Health,
+    pub(super) health: Health,
 }
 
 #[derive(Default)]

@@ -90,12 +90,10 @@ impl Service {
             };
             let (webhook, limit) = (&*item.webhook, cursor.limit);
             if let Some(events) = events {
-                let newest = Newest::of(limit, after);
-                self.read_deliveries_of(tenant, webhook, selection, events, newest, cost)
+                self.read_deliveries_of(tenant, webhook, selection, events, Newest::of(limit, after), cost)
                     .await
             } else {
-                let newest = Newest::of(limit, after);
-                self.read_deliveries(tenant, webhook, selection, newest, cost)
+                self.read_deliveries(tenant, webhook, selection, Newest::of(limit, after), cost)
                     .await
             }
         };

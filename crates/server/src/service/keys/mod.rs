@@ -140,12 +140,12 @@ impl Service {
     /// any.
     async fn delete_expired(&self, namespace: &str) -> Result<bool, Error> {
         let (keys, count) = self.credentials.page(namespace, 1, usize::MAX);
+        if count < self.key_quota {
+            return Ok(false);
+        }
         let now = self.now();
         let mut has_made_room = false;
-        for key in keys
-            .iter()
-            .filter(|key| count >= self.key_quota && key.is_expired(now))
-        {
+        for key in keys.iter().filter(|key| key.is_expired(now)) {
             self.delete_key(key).await?;
             has_made_room = true;
         }
