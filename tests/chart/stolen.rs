@@ -281,8 +281,10 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
 
     // Policies take a moment to take effect.
     let probe = async || {
+        let line = "create --dry-run=server -f -";
+        let namespace = namespace("probe", json!({}), json!({})).to_string();
         thief
-            .apply(&namespace("probe", json!({}), json!({})))
+            .kubectl(line, Some(&namespace))
             .unwrap_or_else(|refused| refused)
     };
     support::eventually("the policies", probe, |said| {
@@ -555,8 +557,8 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
     let may_not = async |object: &str, change: Value, why: &str| {
         let refused = write(object, change.clone()).await;
         assert!(
-            refused.is_err_and(|refused| refused.contains(why)),
-            "{object}: {change}"
+            refused.as_ref().is_err_and(|refused| refused.contains(why)),
+            "{object}: {change}: {refused:?}"
         );
     };
     for (object, spec) in [
@@ -583,13 +585,31 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
     }
     for object in ["instance web", "webhook orders", "backup weekly"] {
         let annotate = |name: &str, value: Value| json!({ "metadata": { "annotations": { name: value } } });
-        for change in [
-            json!({ "metadata": { "finalizers": ["example.com/other", "stellage.dev/server", "stellage.dev/backup"] } }),
-            annotate("stellage.dev/origin", json!("unreadable")),
-            annotate("stellage.dev/origin", json!("first 2026-11-27T10:00:00Z")),
-        ] {
-            write(object, change).await.unwrap();
-        }
+        let finalizers = ["example.com/other", "stellage.dev/server", "stellage.dev/backup"];
+        write(object, json!({ "metadata": { "finalizers": finalizers } }))
+            .await
+            .unwrap();
+        let (kind, name) = object.split_once(' ').unwrap();
+        let uid = kubectl(
+            &plane,
+            &["-n", "owned", "get", kind, name, "-o=jsonpath={.metadata.uid}"],
+            None,
+        );
+        let origin = format!("{} 2026-11-27T10:00:00Z", uid.unwrap());
+        let foreign = annotate("stellage.dev/origin", json!("another 2026-11-27T10:00:00Z"));
+        may_not(object, foreign, "begins with the UID of its object").await;
+        let unreadable = [
+            "-n",
+            "owned",
+            "annotate",
+            kind,
+            name,
+            "stellage.dev/origin=unreadable",
+        ];
+        kubectl(&plane, &unreadable, None).unwrap();
+        write(object, annotate("stellage.dev/origin", json!(origin)))
+            .await
+            .unwrap();
         let owner = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
         for metadata in [
             json!({ "finalizers": ["stellage.dev/server"] }),
@@ -602,7 +622,7 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
             may_not(object, json!({ "metadata": metadata }), why).await;
         }
         for change in [
-            annotate("stellage.dev/origin", json!("second 2026-11-27T10:00:00Z")),
+            annotate("stellage.dev/origin", json!(format!("{origin}.5"))),
             annotate("stellage.dev/origin", Value::Null),
             annotate("stellage.dev/idempotency-keys", json!("[]")),
             annotate("note", json!("other")),
@@ -626,6 +646,9 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
         &backup("mine", None),
         "the controllers create scheduled backups alone",
     );
+    let mut labelled = backup("labelled", Some("2026-11-27T10:00:00Z"));
+    labelled["metadata"]["labels"] = json!({ "team": "web" });
+    thief.may_not_create(&labelled, "with no metadata but their finalizer");
     thief.may_create(&backup("daily", Some("2026-11-27T10:00:00Z")));
     let read: Api<Backup> = Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "owned");
     let written: Api<Backup> = Api::namespaced(client.clone(), "owned");
@@ -666,6 +689,199 @@ async fn with_the_controllers_token_no_spec_is_changed_and_nothing_deleted_whose
             .may_in_the_end(&format!("-n owned delete {object} --wait=false"))
             .await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_controllers_token_no_operation_begins_that_the_spec_does_not_ask_for() {
+    let plane = installed().await;
+    let thief = Thief::of(&plane, "stellage-controller");
+    let instance = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "web", "namespace": "owned", "finalizers": ["example.com/other"] },
+        "spec": {
+            "plan": "starter", "region": "fr-par-1", "image": "debian-13",
+            "powerOffRequestedAt": "2026-11-27T10:01:00Z", "rebootRequestedAt": "2026-11-27T10:11:00Z", "rebuildRequestedAt": "2026-11-27T10:21:00Z",
+        },
+    });
+    kubectl(&plane, &["create", "-f", "-"], Some(&instance.to_string())).unwrap();
+    let admin: Api<Instance> = Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "owned");
+    let stolen: Api<Instance> = Api::namespaced(client_of(&thief.kubeconfig).await, "owned");
+    let running = json!({
+        "state": "running", "power": "Running", "powerState": "Running", "plan": "starter", "image": "debian-13",
+        "powerOffRequestedAt": "2026-11-27T10:01:00Z", "rebootRequestedAt": "2026-11-27T10:11:00Z", "rebuildRequestedAt": "2026-11-27T10:21:00Z",
+    });
+    let operation = |kind: &str, changes: Value| {
+        let mut operation = json!({ "kind": kind, "startedAt": "2026-11-27T10:00:00Z", "endsIn": "Running", "plan": "starter", "image": "debian-13" });
+        overlay(&mut operation, changes);
+        json!({ "operation": operation })
+    };
+    let write = async |api: &Api<Instance>, status: Value| {
+        let patch = Patch::Merge(json!({ "status": status }));
+        let written = api.patch_status("web", &PatchParams::default(), &patch).await;
+        written.map(drop).map_err(|error| error.to_string())
+    };
+    // The situations are prepared by hand.
+    let others = [
+        "delete",
+        "validatingadmissionpolicybinding",
+        "operator-status.stellage.dev",
+    ];
+    kubectl(&plane, &others, None).unwrap();
+    let prepared = async || write(&admin, running.clone()).await;
+    support::eventually("a status by hand", prepared, Result::is_ok)
+        .await
+        .unwrap();
+    let policy = "operator-operations.stellage.dev";
+    let forged = async || {
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(json!({ "status": operation("Delete", json!({})) }));
+        let written = stolen.patch_status("web", &params, &patch).await;
+        written.map_or_else(|error| error.to_string(), |_| "written".to_owned())
+    };
+    support::eventually(policy, forged, |said| said.contains(policy)).await;
+
+    let keeps = json!({});
+    let (rebuild, reboot, off) = (
+        json!({ "rebuildRequestedAt": "2026-11-27T10:22:00Z" }),
+        json!({ "rebootRequestedAt": "2026-11-27T10:12:00Z" }),
+        json!({ "powerOffRequestedAt": "2026-11-27T10:02:00Z" }),
+    );
+    // The change of the status before, of the spec, of the status after, and whether that may be.
+    for (before, spec, after, may) in [
+        (
+            &keeps,
+            &keeps,
+            json!({ "state": "stopped", "power": "Stopped" }),
+            true,
+        ),
+        (&keeps, &keeps, Value::Null, false),
+        (&keeps, &keeps, json!({ "state": null }), false),
+        (&keeps, &keeps, json!({ "image": "debian-12" }), false),
+        (&keeps, &keeps, json!({ "image": null }), false),
+        (
+            &operation("Rebuild", json!({ "image": "debian-12" })),
+            &keeps,
+            json!({ "image": "debian-12", "operation": null }),
+            true,
+        ),
+        (&keeps, &keeps, json!({ "rebuildRequestedAt": null }), false),
+        (&keeps, &keeps, json!({ "rebootRequestedAt": null }), false),
+        (
+            &keeps,
+            &keeps,
+            json!({ "powerOffRequestedAt": "2026-11-27T10:00:00Z" }),
+            false,
+        ),
+        (&keeps, &keeps, operation("Create", json!({})), false),
+        (&keeps, &keeps, operation("Stop", json!({})), false),
+        (
+            &keeps,
+            &json!({ "powerState": "Stopped" }),
+            operation("Stop", json!({})),
+            true,
+        ),
+        (&keeps, &keeps, operation("PowerOff", json!({})), false),
+        (&keeps, &off, operation("PowerOff", json!({})), true),
+        (&keeps, &keeps, operation("Reboot", json!({})), false),
+        (&keeps, &reboot, operation("Reboot", json!({})), true),
+        (
+            &operation("Reboot", json!({})),
+            &keeps,
+            operation("Reboot", json!({ "startedAt": "2026-11-27T10:01:00Z" })),
+            true,
+        ),
+        (
+            &operation("Start", json!({})),
+            &keeps,
+            operation("Reboot", json!({})),
+            false,
+        ),
+        (&keeps, &keeps, operation("Resize", json!({})), false),
+        (
+            &keeps,
+            &json!({ "plan": "business" }),
+            operation("Resize", json!({ "plan": "business" })),
+            true,
+        ),
+        (&keeps, &keeps, operation("Rebuild", json!({})), false),
+        (&keeps, &rebuild, operation("Rebuild", json!({})), true),
+        (
+            &keeps,
+            &rebuild,
+            operation("Rebuild", json!({ "image": "debian-12" })),
+            false,
+        ),
+        (
+            &keeps,
+            &rebuild,
+            operation("Rebuild", json!({ "restoreFrom": "old" })),
+            false,
+        ),
+        (
+            &keeps,
+            &json!({ "image": "debian-12" }),
+            operation("Rebuild", json!({ "image": "debian-12" })),
+            true,
+        ),
+        (
+            &operation("Rebuild", json!({})),
+            &keeps,
+            operation("Rebuild", json!({ "image": "debian-12" })),
+            false,
+        ),
+        (
+            &operation("Rebuild", json!({})),
+            &keeps,
+            operation("Rebuild", json!({ "endsIn": "Stopped" })),
+            false,
+        ),
+        (
+            &operation("Rebuild", json!({})),
+            &keeps,
+            operation("Rebuild", json!({ "forced": true })),
+            true,
+        ),
+        (
+            &operation("Rebuild", json!({})),
+            &keeps,
+            json!({ "rebuildRequestedAt": null, "operation": null }),
+            true,
+        ),
+        (&keeps, &keeps, operation("Delete", json!({})), false),
+    ] {
+        let mut reset = running.clone();
+        reset["operation"] = Value::Null;
+        overlay(&mut reset, before.clone());
+        let mut asked = instance["spec"].clone();
+        asked["powerState"] = json!("Running");
+        overlay(&mut asked, spec.clone());
+        write(&admin, reset).await.unwrap();
+        let patch = Patch::Merge(json!({ "spec": asked }));
+        admin.patch("web", &PatchParams::default(), &patch).await.unwrap();
+        let written = write(&stolen, after.clone()).await;
+        match written {
+            Ok(()) => assert!(may, "{before} {spec}: {after} was written"),
+            Err(refused) => assert!(
+                !may && refused.contains(policy),
+                "{before} {spec} {after}: {refused}"
+            ),
+        }
+    }
+    kubectl(
+        &plane,
+        &["-n", "owned", "delete", "instance", "web", "--wait=false"],
+        None,
+    )
+    .unwrap();
+    write(&stolen, operation("Delete", json!({}))).await.unwrap();
+}
+
+/// Merges an object into another, one level deep.
+fn overlay(target: &mut Value, changes: Value) {
+    let changes = changes.as_object().unwrap().clone();
+    target.as_object_mut().unwrap().extend(changes);
 }
 
 #[tokio::test(flavor = "multi_thread")]
