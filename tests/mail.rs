@@ -6,7 +6,11 @@ use mailin::{
     AuthMechanism, Response,
     response::{NO_MAILBOX, OUT_OF_SPACE, TEMP_AUTH_FAILURE, TRANSACTION_FAILED},
 };
-use tokio::{io::AsyncReadExt as _, net::TcpListener, time::timeout};
+use tokio::{
+    io::AsyncReadExt as _,
+    net::{TcpListener, TcpSocket},
+    time::timeout,
+};
 
 use crate::support::{
     PATIENCE,
@@ -320,9 +324,10 @@ async fn a_server_that_takes_the_mail_and_falls_silent_has_taken_it() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_a_passing_failure() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    // Bound, so that nobody else gets its port, but not listening.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
     let mailer = Mailer::new(&settings(&format!("smtp://{address}"))).unwrap();
     let error = mailer.send(&notification()).await.unwrap_err();
     assert!(

@@ -49,9 +49,13 @@ mod tests {
 
     #[test]
     fn a_free_port_can_be_bound() {
-        let port = free().unwrap();
-        assert!(bind(port).is_ok());
-        assert!((LOWEST..=HIGHEST).contains(&port));
+        // Others may take one at the same moment.
+        let ports: Vec<u16> = (0..10).map(|_| free().unwrap()).collect();
+        assert!(ports.iter().any(|port| bind(*port).is_ok()), "{ports:?}");
+        assert!(
+            ports.iter().all(|port| (LOWEST..=HIGHEST).contains(port)),
+            "{ports:?}"
+        );
     }
 
     #[test]

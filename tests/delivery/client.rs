@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, Version, header};
 use sender::{ClientError, ClientSettings, ReceiverClient, RetryAfter, TargetRules};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpListener,
+    net::{TcpListener, TcpSocket},
     task::JoinSet,
 };
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
@@ -276,9 +276,10 @@ async fn after_a_timeout_over_http2_the_next_attempt_has_a_connection_of_its_own
 
 #[tokio::test]
 async fn where_nobody_listens_the_outcome_says_so() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("https://{}/", listener.local_addr().unwrap());
-    drop(listener);
+    // Bound, so that nobody else gets its port, but not listening.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("https://{}/", socket.local_addr().unwrap());
     let outcome = Sender::patient(loopback()).post(&url).await;
     assert_eq!(outcome.label(), "connect");
     assert_eq!(

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     crashes::{Scene, arguments},
-    ledger::{Kill, Kills, Workload},
+    ledger::Workload,
 };
 use crate::support::{
     Operator, USUAL_LEASE, eventually, kubectl,
@@ -146,22 +146,14 @@ async fn whatever_the_api_server_does_everything_converges_every_event_arrives_a
             network.set(Mode::Open);
         }
         go_on().await;
-        misfortunes.push(Kill {
-            at,
-            followed: at,
-            risen: Instant::now(),
-        });
+        misfortunes.push(at);
         println!("{misfortune}: changes go on after {:.1?}", at.elapsed());
     }
 
     let done = workload.stop().await;
-    let kills = Kills {
-        all: misfortunes,
-        repeatable: None,
-    };
     println!(
         "an API server that misbehaves,{}",
-        scene.close(done, begun, &kills).await
+        scene.close(done, begun, &misfortunes).await
     );
     let grown = operator.memory_kb("VmRSS").saturating_sub(memory) / 1024;
     let complaints = complaints(&operator.log());

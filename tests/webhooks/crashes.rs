@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::{
     ALL,
-    ledger::{Book, Done, Expected, Kill, Kills, Logged, Workload, balance, expected},
+    ledger::{Book, Done, Expected, Logged, Workload, balance, expected},
 };
 use crate::support::{
     Operator, PATIENCE, Supervised, Tenant, USUAL_LEASE, eventually, plane_with, receiver_arguments,
@@ -28,19 +28,11 @@ const INSTANCES: usize = 30;
 /// The webhooks whose receivers always succeed. Such deliveries cost the API server next to nothing, so that there can be almost
 /// 100 a second.
 const STEADY: [&str; 3] = ["steady-0", "steady-1", "steady-2"];
-/// One process in so many lives long enough to log most of what it sends.
+/// One process in so many lives until it has logged what was sent.
 const LONG_LIFE_EVERY: usize = 5;
 /// The average pause between two changes of an instance. An API server that cannot keep up would delay the operator's
 /// records, and kills would lead to more repetitions.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A kill may cause the repetition of what was sent in this period before it (decisions, section 5): successes are logged
-/// within two seconds; where they are not logged, the outbox is cleared after ten.
-const LOGGED_WITHIN: Duration = Duration::from_secs(2);
-const CLEARED_WITHIN: Duration = Duration::from_secs(12);
-/// Without the API server, nothing is logged, and an operator that cannot renew its Lease stops leading after 10 seconds. The
-/// next leader repeats whatever has not been logged.
-const OUTAGE: Duration = Duration::from_secs(17);
-
 /// A number from the environment, for longer runs than those of the suite.
 pub fn setting<T: FromStr>(name: &str, default: T) -> T {
     std::env::var(name)
@@ -74,15 +66,15 @@ struct Mortal<'a> {
     plane: &'a ControlPlane,
     log: &'a str,
     operator: Operator,
-    kills: Kills,
+    /// When the next process was about to start.
+    kills: Vec<Instant>,
 }
 
 impl Mortal<'_> {
     /// Kills it, and waits until the next one leads.
     async fn kill(&mut self) {
-        let at = Instant::now();
         self.operator.die(self.plane).await;
-        let followed = Instant::now();
+        self.kills.push(Instant::now());
         self.operator = start(self.plane, self.log).await;
         let leads = async {
             while self.operator.metric("stellage_leader", "").await < 1.0 {
@@ -90,11 +82,6 @@ impl Mortal<'_> {
             }
         };
         timeout(PATIENCE, leads).await.expect("to lead in time");
-        self.kills.all.push(Kill {
-            at,
-            followed,
-            risen: Instant::now(),
-        });
     }
 }
 
@@ -155,8 +142,15 @@ impl Scene {
         }
     }
 
+    /// Waits until what the steady receivers have accepted is logged.
+    async fn is_logged(&self) {
+        for (name, book) in &self.steady {
+            book.is_logged(name, &self.logged).await;
+        }
+    }
+
     /// Waits until all events have arrived. Returns the counters.
-    pub(super) async fn close(&self, done: Done, begun: Instant, kills: &Kills) -> String {
+    pub(super) async fn close(&self, done: Done, begun: Instant, interruptions: &[Instant]) -> String {
         let took = begun.elapsed();
         let (changes, passed): (usize, usize) = (done.changes.values().sum(), done.passed.len());
         let all = expected(&self.tenant, &done).await;
@@ -168,10 +162,18 @@ impl Scene {
             .collect();
         let mut steady = Vec::new();
         for (name, book) in &self.steady {
-            let balance = balance(&self.tenant, book, &all, name, &self.logged, kills).await;
+            let balance = balance(&self.tenant, book, &all, name, &self.logged, interruptions).await;
             steady.push(balance.to_string());
         }
-        let flaky = balance(&self.tenant, &self.flaky, &stops, "flaky", &self.logged, kills).await;
+        let flaky = balance(
+            &self.tenant,
+            &self.flaky,
+            &stops,
+            "flaky",
+            &self.logged,
+            interruptions,
+        )
+        .await;
         let settled = begun.elapsed().saturating_sub(took);
         for webhook in self.tenant.webhooks().list(&ListParams::default()).await.unwrap() {
             let dropped = webhook.status.as_ref().map_or(0, |status| status.dropped);
@@ -204,14 +206,7 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
         plane: &plane,
         log,
         operator,
-        kills: Kills {
-            all: Vec::new(),
-            repeatable: Some(if log == "all" {
-                LOGGED_WITHIN
-            } else {
-                CLEARED_WITHIN
-            }),
-        },
+        kills: Vec::new(),
     };
     let begun = Instant::now();
     let workload = Workload::start(&scene.tenant, &scene.names, PAUSE).await;
@@ -224,9 +219,10 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
             done_at.elapsed() < PATIENCE,
             "changes have stopped after {killed} kills"
         );
-        let is_long = killed < kills && killed % LONG_LIFE_EVERY == LONG_LIFE_EVERY - 1;
-        let alive = if is_long { 4000..5000 } else { 50..500 };
-        let alive = rand::rng().random_range(alive);
+        if log == "all" && killed < kills && killed % LONG_LIFE_EVERY == LONG_LIFE_EVERY - 1 {
+            scene.is_logged().await;
+        }
+        let alive = rand::rng().random_range(50..500);
         tokio::time::sleep(Duration::from_millis(alive)).await;
         if killed < kills {
             killed += 1;
@@ -239,7 +235,7 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
     mortal.kill().await;
     println!(
         "{} kills of the operator, log {log},{}",
-        mortal.kills.all.len(),
+        mortal.kills.len(),
         scene.close(done, begun, &mortal.kills).await
     );
     mortal.operator.stop().await;
@@ -258,10 +254,7 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
     let operator = Supervised::new(&plane, operator, &arguments);
     let begun = Instant::now();
     let workload = Workload::start(&scene.tenant, &scene.names, Duration::from_millis(200)).await;
-    let mut killings = Kills {
-        all: Vec::new(),
-        repeatable: Some(OUTAGE),
-    };
+    let (mut killings, mut risen) = (Vec::new(), begun);
     let mut longest = Duration::ZERO;
     for round in 0..kills {
         // Sometimes kill them again before everything has recovered.
@@ -273,11 +266,11 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
                 |now| *now >= done + INSTANCES,
             )
             .await;
-            longest = longest.max(killings.all.last().map_or(begun, |kill| kill.risen).elapsed());
+            longest = longest.max(risen.elapsed());
         }
         let alive = rand::rng().random_range(0..1500);
         tokio::time::sleep(Duration::from_millis(alive)).await;
-        let at = Instant::now();
+        killings.push(Instant::now());
         // The API server, etcd, or both, in either order.
         if round % 3 != 1 {
             plane.kill_apiserver().unwrap();
@@ -285,16 +278,11 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
         if round % 3 != 0 {
             plane.kill_etcd().unwrap();
         }
-        let followed = Instant::now();
         let dead = rand::rng().random_range(0..1500);
         tokio::time::sleep(Duration::from_millis(dead)).await;
         plane.start_etcd().await.unwrap();
         plane.start_apiserver().await.unwrap();
-        killings.all.push(Kill {
-            at,
-            followed,
-            risen: Instant::now(),
-        });
+        risen = Instant::now();
     }
     let figures = scene.close(workload.stop().await, begun, &killings).await;
     let restarts = operator.stop().await;
