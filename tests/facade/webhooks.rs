@@ -16,7 +16,7 @@ use server::service::idempotency::IdempotentRequest;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use super::contract::{call, code, expect, fields};
-use crate::support::{Answer, Tenant, eventually, shared};
+use crate::support::{Answer, Operator, Tenant, eventually, shared};
 
 pub(super) const PATH: &str = "/v1/webhooks";
 
@@ -460,6 +460,47 @@ async fn the_etag_of_a_webhook_changes_with_its_secret_and_a_repeated_rotation_i
         seen.contains("idempotency-keys") && !seen.contains(request.body_hash()),
         "{seen}"
     );
+}
+
+#[tokio::test]
+async fn of_rotations_of_one_version_at_two_replicas_one_succeeds() {
+    let tenant = Tenant::new("hook-replicas").await;
+    let cluster = shared().await;
+    let mut second = Operator::start(cluster.plane, &["api"]).await;
+    let made = expect(&tenant, 201, Method::POST, PATH, Some(&hook()), &[]).await;
+    let path = url_of(&made.json()["data"]);
+    let get = async |url: &str| {
+        let request = tenant.http.get(format!("{url}{path}")).bearer_auth(&tenant.key);
+        let answer = request.send().await.unwrap();
+        answer
+            .headers()
+            .get("etag")
+            .map(|etag| etag.to_str().unwrap().to_owned())
+    };
+    let mut etag = made.header("etag").to_owned();
+    for round in 0..10 {
+        let known = async || tokio::join!(get(&cluster.operator.url), get(&second.url));
+        eventually("both to know the version", known, |known| {
+            [&known.0, &known.1].iter().all(|it| it.as_ref() == Some(&etag))
+        })
+        .await;
+        let rotate = async |url: &str| {
+            let request = tenant
+                .http
+                .post(format!("{url}{path}/rotate-secret"))
+                .bearer_auth(&tenant.key);
+            let answer = request.header("If-Match", &etag).send().await.unwrap();
+            let next = answer.headers().get("etag").cloned();
+            (answer.status().as_u16(), next)
+        };
+        let answers = <[_; 2]>::from(tokio::join!(rotate(&cluster.operator.url), rotate(&second.url)));
+        let mut statuses = answers.each_ref().map(|(status, _)| *status);
+        statuses.sort_unstable();
+        assert_eq!(statuses, [200, 412], "round {round}");
+        let next = answers.into_iter().find(|(status, _)| *status == 200).unwrap().1;
+        next.unwrap().to_str().unwrap().clone_into(&mut etag);
+    }
+    second.stop().await;
 }
 
 #[tokio::test]

@@ -82,24 +82,26 @@ impl Dispatcher {
     }
 
     /// Takes a webhook that has something to send, of an account that can have another slot.
-    fn next_webhook(&mut self) -> Option<(WebhookKey, ReadyQueue)> {
+    fn next_webhook(&mut self, now: Now) -> Option<(WebhookKey, ReadyQueue)> {
         let slots = &self.slots;
         if slots.are_taken() {
             return None;
         }
         if !slots.are_taken_by_suspects()
-            && let Some(webhook) = self.parked.pop_of(|account| slots.has_room_for_suspect(account))
+            && let Some(webhook) = self
+                .parked
+                .pop_of(|account| slots.has_room_for_suspect(account, now.mono))
         {
             return Some((webhook, ReadyQueue::Parked));
         }
-        let webhook = self.ready.pop_of(|account| slots.has_room(account))?;
+        let webhook = self.ready.pop_of(|account| slots.has_room(account, now.mono))?;
         Some((webhook, ReadyQueue::Ready))
     }
 
     /// Starts the next attempt.
     pub(super) fn start_next(&mut self, now: Now) -> Option<Command> {
         while !self.stopped
-            && let Some((webhook, from)) = self.next_webhook()
+            && let Some((webhook, from)) = self.next_webhook(now)
         {
             let Some(queue) = self
                 .queues
@@ -110,7 +112,7 @@ impl Dispatcher {
             };
             let account = queue.facts.namespace.clone();
             let is_suspect = queue.is_suspect();
-            if is_suspect && !self.slots.has_room_for_suspect(&account) {
+            if is_suspect && !self.slots.has_room_for_suspect(&account, now.mono) {
                 queue.waits_in = ReadyQueue::Parked;
                 self.parked.push(&account, webhook);
                 continue;
@@ -152,12 +154,13 @@ impl Dispatcher {
     }
 
     /// An attempt has been in flight for so long that it counts among the suspects', whatever its webhook did before.
-    pub(super) fn is_slow(&mut self, key: &JobKey, timer: TimerId) {
+    pub(super) fn is_slow(&mut self, key: &JobKey, timer: TimerId, now: Now) {
         let is_it = |flight: &&mut Flight| flight.slow == Some(timer);
         let Some(flight) = self.flights.get_mut(key).filter(is_it) else {
             return;
         };
         flight.slow = None;
+        self.slots.slow(&flight.account, now.mono);
         if !std::mem::replace(&mut flight.is_suspect, true) {
             self.slots.suspect(&flight.account);
         }

@@ -429,7 +429,7 @@ impl Dispatcher {
                         self.write(&key);
                     }
                 }
-                Timer::Slow(key) => self.is_slow(&key, id),
+                Timer::Slow(key) => self.is_slow(&key, id, now),
                 Timer::Again(key) => {
                     let Some(job) = self.jobs.get_mut(&key) else {
                         continue;

@@ -2,9 +2,19 @@
 //!
 //! An attempt can neither be interrupted nor known in advance to be slow, so slots must be left for others before it
 //! turns out to be. Therefore an account gets another slot only while it has fewer than are free: one alone gets half, two get a
-//! third each, and one that has none gets one while there is any.
+//! third each, and one that has none gets one while there is any. Many accounts could still take all of them, and keep them for as long
+//! as an attempt may last; so accounts with an attempt that has lately been slow leave some to those without.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The part of the slots that is kept for accounts without slow attempts.
+const KEPT: usize = 8;
+/// How long an attempt that has turned out to be slow is remembered against its account.
+const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// The slots in use.
 #[derive(Debug)]
@@ -12,12 +22,15 @@ pub(super) struct Slots {
     all: Share,
     /// Those of suspects' attempts, and of attempts that have turned out to be slow: half of all.
     suspects: Share,
+    /// When an attempt of each account last turned out to be slow.
+    slow: HashMap<Arc<str>, Instant>,
 }
 
 impl Slots {
     pub(super) fn new(limit: usize) -> Self {
         let half = (limit / 2).max(1);
         Self {
+            slow: HashMap::new(),
             all: Share::new(limit, half),
             // An account may have more that turned out to be slow after they had begun. They do not count, so that suspects of
             // other accounts do not wait for them.
@@ -36,13 +49,19 @@ impl Slots {
     }
 
     /// Whether this account can have another slot.
-    pub(super) fn has_room(&self, account: &str) -> bool {
-        self.all.has_room(account)
+    pub(super) fn has_room(&self, account: &str, now: Instant) -> bool {
+        let is_remembered = |at: &Instant| now.duration_since(*at) < REMEMBERED;
+        let kept = if self.slow.get(account).is_some_and(is_remembered) {
+            self.all.limit / KEPT
+        } else {
+            0
+        };
+        self.all.has_room(account, kept)
     }
 
     /// Whether this account can have another slot for a suspect.
-    pub(super) fn has_room_for_suspect(&self, account: &str) -> bool {
-        self.all.has_room(account) && self.suspects.has_room(account)
+    pub(super) fn has_room_for_suspect(&self, account: &str, now: Instant) -> bool {
+        self.has_room(account, now) && self.suspects.has_room(account, 0)
     }
 
     /// Takes a slot.
@@ -53,7 +72,13 @@ impl Slots {
         }
     }
 
-    /// The attempt in one of this account's slots turns out to be slow.
+    /// An attempt of this account turns out to be slow.
+    pub(super) fn slow(&mut self, account: &Arc<str>, now: Instant) {
+        self.slow.retain(|_, at| now.duration_since(*at) < REMEMBERED);
+        self.slow.insert(account.clone(), now);
+    }
+
+    /// The attempt in one of this account's slots is one of a suspect after all.
     pub(super) fn suspect(&mut self, account: &Arc<str>) {
         self.suspects.take(account);
     }
@@ -97,9 +122,13 @@ impl Share {
         self.counted >= self.limit
     }
 
-    fn has_room(&self, account: &str) -> bool {
+    /// Whether this account can have one more if so many are kept for others.
+    fn has_room(&self, account: &str, kept: usize) -> bool {
         let taken = self.taken.get(account).copied().unwrap_or(0);
-        taken < self.per_account.min(self.limit.saturating_sub(self.counted))
+        taken
+            < self
+                .per_account
+                .min(self.limit.saturating_sub(self.counted + kept))
     }
 
     fn take(&mut self, account: &Arc<str>) {
@@ -125,13 +154,14 @@ mod tests {
 
     /// How many slots these accounts get if each takes all that it can, one after another.
     fn greedy<const N: usize>(slots: &mut Slots, is_suspect: bool) -> [usize; N] {
+        let now = Instant::now();
         std::array::from_fn(|number| {
             let account = Arc::from(format!("account-{number}"));
             let mut taken = 0;
             while if is_suspect {
-                slots.has_room_for_suspect(&account)
+                slots.has_room_for_suspect(&account, now)
             } else {
-                slots.has_room(&account)
+                slots.has_room(&account, now)
             } {
                 slots.take(&account, is_suspect);
                 taken += 1;
@@ -155,6 +185,21 @@ mod tests {
     }
 
     #[test]
+    fn accounts_that_were_slow_leave_an_eighth_to_those_that_were_not_for_ten_minutes() {
+        let mut slots = Slots::new(512);
+        let now = Instant::now();
+        for number in 0..20 {
+            slots.slow(&Arc::from(format!("account-{number}")), now);
+        }
+        assert_eq!(greedy::<20>(&mut slots, false).iter().sum::<usize>(), 448);
+        assert!(slots.has_room("healthy", now));
+        assert!(!slots.has_room("account-19", now));
+        assert!(slots.has_room("account-19", now + REMEMBERED));
+        slots.slow(&Arc::from("another"), now + REMEMBERED);
+        assert_eq!(slots.slow.len(), 1, "what is old is forgotten");
+    }
+
+    #[test]
     fn suspects_of_others_do_not_wait_for_attempts_that_turned_out_to_be_slow() {
         let mut slots = Slots::new(512);
         let accounts = ["a", "b"].map(Arc::<str>::from);
@@ -163,7 +208,7 @@ mod tests {
                 slots.take(account, false);
                 slots.suspect(account);
             }
-            assert!(!slots.has_room_for_suspect(account));
+            assert!(!slots.has_room_for_suspect(account, Instant::now()));
         }
         assert_eq!(greedy(&mut slots, true), [64, 32]);
         for (account, taken) in accounts.iter().zip([256, 128]) {

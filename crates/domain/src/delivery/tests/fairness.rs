@@ -274,8 +274,8 @@ fn a_failure_halves_how_many_are_sent_at_a_time_and_a_success_adds_one() {
 
 /// How long the events of a healthy account take from their recording to their arrival, with attempts of 50 ms; sorted. The
 /// webhooks of the attackers answer at once until 16 attempts at a time are made to them, and then after 29 s, but one in 16
-/// after a second. `interfere` is called every second.
-fn times_of_healthy(attackers: usize, interfere: impl Fn(&mut World)) -> Vec<Duration> {
+/// after a second. `interfere` is called every second. Only events count that are recorded after `since`.
+fn times_of_healthy(attackers: usize, since: Duration, interfere: impl Fn(&mut World)) -> Vec<Duration> {
     let limits = DeliveryLimits {
         in_flight: 51,
         ..DeliveryLimits::default()
@@ -307,7 +307,9 @@ fn times_of_healthy(attackers: usize, interfere: impl Fn(&mut World)) -> Vec<Dur
         }
         if step % 20 == 0 {
             let event = world.record("healthy", &format!("h-{}", step % 7), Fate::Good);
-            recorded.insert(event.unwrap(), world.elapsed);
+            if world.elapsed >= since {
+                recorded.insert(event.unwrap(), world.elapsed);
+            }
         }
         loop {
             world.work(false);
@@ -351,9 +353,9 @@ fn p99(times: &[Duration]) -> Duration {
 
 #[test]
 fn receivers_that_gain_trust_and_then_answer_200_after_29_seconds_delay_no_other_account() {
-    let quiet = times_of_healthy(0, |_| {});
+    let quiet = times_of_healthy(0, Duration::ZERO, |_| {});
     for attackers in [1, 2, 3] {
-        let times = times_of_healthy(attackers, |_| {});
+        let times = times_of_healthy(attackers, Duration::ZERO, |_| {});
         assert_eq!(times.len(), quiet.len());
         let (beside, quiet) = (p99(&times), p99(&quiet));
         assert!(
@@ -363,10 +365,21 @@ fn receivers_that_gain_trust_and_then_answer_200_after_29_seconds_delay_no_other
     }
 }
 
+/// At first nobody knows that they are slow, and ten accounts can take all slots together.
+#[test]
+fn ten_such_accounts_delay_others_once_at_most() {
+    let from_the_second_round = Duration::from_secs(30);
+    let quiet = times_of_healthy(0, from_the_second_round, |_| {});
+    let times = times_of_healthy(10, from_the_second_round, |_| {});
+    assert_eq!(times.len(), quiet.len());
+    let (beside, quiet) = (p99(&times), p99(&quiet));
+    assert!(beside < quiet * 2, "{beside:?}, {quiet:?} without");
+}
+
 #[test]
 fn an_account_that_deletes_and_makes_webhooks_keeps_no_more_slots() {
-    let quiet = times_of_healthy(0, |_| {});
-    let times = times_of_healthy(1, |world| {
+    let quiet = times_of_healthy(0, Duration::ZERO, |_| {});
+    let times = times_of_healthy(1, Duration::ZERO, |world| {
         let of_attacker = |webhook: &&WebhookKey| webhook.starts_with("attacker");
         for webhook in world
             .hooks

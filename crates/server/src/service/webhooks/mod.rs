@@ -420,7 +420,7 @@ impl Service {
         };
         let secret = secret.unwrap_or_else(random_secret);
         let rotated = self
-            .rotate_secret(&item.webhook, &secret, previous_until, request)
+            .rotate_secret(&item.webhook, &secret, previous_until, request, precondition)
             .await?;
         // Announcing the secret has made another version of the webhook.
         let current = self.webhooks.find(namespace, id).await;

@@ -4,12 +4,13 @@
 //! The service may read and write all Secrets of an account's namespace, but people who may change a Webhook may not. So it uses
 //! only the Secrets that [`Webhook::may_use`] allows, and gives the same response whether another Secret exists or not.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Resource as _;
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::IndexedWebhook;
 use crate::service::{
@@ -18,6 +19,7 @@ use crate::service::{
     id::WebhookId,
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::Object as _,
+    precondition::{self, Precondition},
     store::{MAX_ATTEMPTS, Verdict, contended, pause},
 };
 use domain::webhook::SecretChange;
@@ -30,6 +32,12 @@ use runtime::client::CallError;
 
 /// For how long after the creation of the Secret the answer to a repeated create shows the secret.
 const SHOWN_FOR: SignedDuration = SignedDuration::from_hours(24);
+
+/// How long the answer about a webhook waits for its Secret, which only says more than the status just after a rotation.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+/// Annotation of a Secret: the version of the webhook whose secret was last rotated. It is written with the secret, before that
+/// makes another version of the webhook.
+const ROTATED_ANNOTATION: &str = "stellage.dev/rotated-version";
 
 fn text(secret: &Secret, key: &str) -> Option<String> {
     let bytes = secret.data.as_ref()?.get(key)?;
@@ -157,12 +165,14 @@ impl Service {
     /// Until when the previous secret of a webhook also signs; `None` without a rotation, or after its overlap. The status has it
     /// some seconds after a rotation, the Secret at once.
     pub async fn previous_secret_until(&self, webhook: &Webhook) -> Option<Timestamp> {
-        let name = &webhook.spec.secret_ref.name;
-        match self.calls.get::<Secret>(webhook.namespace(), name).await {
-            Ok(Some(secret)) if webhook.may_use(&secret) => {
-                previous_until(&secret, webhook, self.clock.now())
+        let (name, now) = (&webhook.spec.secret_ref.name, self.clock.now());
+        let read = self.calls.get::<Secret>(webhook.namespace(), name);
+        match timeout(ANSWERED_WITHIN, read).await {
+            Ok(Ok(Some(secret))) if webhook.may_use(&secret) => previous_until(&secret, webhook, now),
+            _ => {
+                let until = webhook.status.as_ref()?.previous_secret_expires_at;
+                until.filter(|until| *until > now)
             }
-            _ => webhook.status.as_ref()?.previous_secret_expires_at,
         }
     }
 
@@ -174,7 +184,7 @@ impl Service {
             previous_until: None,
             annotations: Vec::new(),
         };
-        self.write_secret(&change, None).await
+        self.write_secret(&change, None, &Precondition::None).await
     }
 
     /// Reverts a replacement of the secret, unless the Secret has changed since.
@@ -210,14 +220,16 @@ impl Service {
         secret: &str,
         previous_until: Option<Timestamp>,
         request: Option<&IdempotentRequest>,
+        precondition: &Precondition,
     ) -> Result<Rotated, Error> {
         let change = SecretChange {
             webhook,
             secret,
             previous_until,
-            annotations: Vec::new(),
+            annotations: vec![(ROTATED_ANNOTATION, precondition::version(webhook))],
         };
-        let Written { secret, replayed, .. } = self.write_secret(&change, request).await?;
+        let written = self.write_secret(&change, request, precondition).await?;
+        let Written { secret, replayed, .. } = written;
         // Not yet, if an earlier request crashed in between.
         let is_announced = request.is_some_and(|request| request.was_done(webhook) == Ok(true));
         if !is_announced {
@@ -247,6 +259,7 @@ impl Service {
         &self,
         change: &SecretChange<'_>,
         request: Option<&IdempotentRequest>,
+        precondition: &Precondition,
     ) -> Result<Written, Error> {
         let webhook = change.webhook;
         let reference = &webhook.spec.secret_ref;
@@ -300,6 +313,14 @@ impl Service {
                     Some(_) | None => return Err(moved()),
                 }
                 annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(current, &reference.key)));
+            }
+            let rotated_version = current.annotation_of(ROTATED_ANNOTATION);
+            if matches!(precondition, Precondition::OneOf(_))
+                && rotated_version == Some(precondition::version(webhook).as_str())
+            {
+                // Another replica has rotated it, and may have failed to say so.
+                self.announce_secret(webhook, current, None).await;
+                return Err(precondition::failed());
             }
             let change = SecretChange {
                 annotations,
