@@ -15,22 +15,26 @@ headers=$(mktemp)
 trap 'rm -f "$headers"' EXIT
 
 # Prints the body of the response, or the error message, in which case the script ends. What is refused for now (429, 503) is sent
-# again when the response says.
+# again when the response says, and what was lost on the way (no answer, 502, 504) as well.
 request() {
     local method=$1 path=$2 body=${3:-} answer status wait
     for attempt in 1 2 3 4 5; do
         answer=$(curl --silent --show-error --request "$method" --write-out '\n%{http_code}' --dump-header "$headers" \
             --header "Authorization: Bearer $STELLAGE_API_KEY" ${body:+--header "Idempotency-Key: $key"} \
-            ${body:+--header 'Content-Type: application/json' --data "$body"} "$STELLAGE_URL$path")
+            ${body:+--header 'Content-Type: application/json' --data "$body"} "$STELLAGE_URL$path") || answer=$'\n'000
         status=${answer##*$'\n'} answer=${answer%$'\n'*}
         case $status in
-            429 | 503)
+            000 | 429 | 502 | 503 | 504)
                 wait=$(sed -n 's/^retry-after: *\([0-9][0-9]*\).*/\1/Ip' "$headers")
                 [ "$attempt" -eq 5 ] || sleep "${wait:-5}"
                 ;;
             *) break ;;
         esac
     done
+    if [ "$status" -eq 000 ]; then
+        echo "$STELLAGE_URL does not answer" >&2
+        return 1
+    fi
     if [ "$status" -ge 400 ]; then
         jq -r '"\(.error.code): \(.error.message)", (.error.details[]? | "  \(.field) \(.message)")' <<<"$answer" >&2
         return 1

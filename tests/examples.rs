@@ -103,10 +103,12 @@ async fn answering(answers: &'static [&'static str]) -> (String, tokio::task::Jo
 }
 
 #[tokio::test]
-async fn the_example_asks_again_with_the_same_key_when_it_is_told_to_wait() {
+async fn the_example_asks_again_with_the_same_key_when_it_is_told_to_wait_or_gets_no_answer() {
+    const LOST: &str = "";
     const WAIT: &str = "HTTP/1.1 429 Too Many Requests\r\nRetry-After: 0\r\n\r\n{\"error\":{\"code\":\"rate_limit_exceeded\",\"message\":\"wait\"}}";
     let (url, requests) = answering(&[
         WAIT,
+        LOST,
         "HTTP/1.1 201 Created\r\n\r\n{\"data\":{\"id\":\"i-1\"},\"message\":\"soon\"}",
         WAIT,
         "HTTP/1.1 200 OK\r\n\r\n{\"data\":{\"id\":\"i-1\",\"status\":\"running\"}}",
@@ -128,8 +130,11 @@ async fn the_example_asks_again_with_the_same_key_when_it_is_told_to_wait() {
         key.map(str::to_owned)
     });
     let keys: Vec<_> = keys.collect();
-    assert!(keys[0].is_some() && keys[0] == keys[1], "{keys:?}");
-    assert_eq!(keys[2..], [None, None], "of a POST alone");
+    assert!(
+        keys[0].is_some() && keys[0] == keys[1] && keys[1] == keys[2],
+        "{keys:?}"
+    );
+    assert_eq!(keys[3..], [None, None], "of a POST alone");
 }
 
 #[tokio::test]

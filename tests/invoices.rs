@@ -506,6 +506,28 @@ async fn get(tenant: &Tenant, path: &str) -> Answer {
 }
 
 #[tokio::test]
+async fn the_current_invoice_begins_where_the_last_one_ended_even_if_nothing_is_left_to_bill() {
+    let tenant = Tenant::new("inv-after").await;
+    tenant.apply("a", |_| {}).await;
+    tenant.wait_for_state("a", InstanceState::Running).await;
+    tenant
+        .instances()
+        .delete("a", &DeleteParams::default())
+        .await
+        .unwrap();
+    let left = async || tenant.all_instances().await.len();
+    eventually("the instance to go", left, |left| *left == 0).await;
+    tenant.close_now().await;
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    let current = async || get(&tenant, "/v1/invoices/current").await.json();
+    let current = eventually("no open invoice", current, |shown| shown["data"]["id"].is_null()).await;
+    assert_eq!(
+        current["data"]["period"]["from"],
+        issued.spec.period.to.to_string()
+    );
+}
+
+#[tokio::test]
 async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_is_issued() {
     let tenant = Tenant::with(
         shared().await.plane,
@@ -569,6 +591,16 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
     let listed = expect(&tenant, 200, Method::GET, "/v1/invoices", None, &[])
         .await
         .json();
+    let year = &issued.spec.period.from.to_string()[..4];
+    let of_year = get(&tenant, &format!("/v1/invoices?year={year}")).await.json();
+    assert_eq!(of_year["data"], listed["data"]);
+    let of_another = get(&tenant, "/v1/invoices?year=1999").await.json();
+    assert_eq!(of_another["data"], json!([]));
+    for wrong in ["26", "2026-11", ""] {
+        let path = format!("/v1/invoices?year={wrong}");
+        let refused = expect(&tenant, 422, Method::GET, &path, None, &[]).await.json();
+        assert_eq!(refused["error"]["details"][0]["field"], "year");
+    }
     let mut shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
     let lines = shown["data"].as_object_mut().unwrap().remove("lines").unwrap();
     assert_eq!(listed["data"], json!([shown["data"]]));
@@ -601,7 +633,7 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
     let rows: Vec<&str> = csv.text.split_terminator("\r\n").collect();
     assert_eq!(
         rows[0],
-        "number,period_from,period_to,instance_id,name,plan,hours,unit_price,amount,currency"
+        "number,period_from,period_to,instance_id,name,plan,hours,unit_price,amount,currency,tax_rate"
     );
     let period = &issued.spec.period;
     let expected: Vec<String> = lines
@@ -614,7 +646,7 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
                 line["name"].as_str().unwrap(),
             );
             format!(
-                "{number},{},{},{id},{name},starter,1,0.00745,0.01,EUR",
+                "{number},{},{},{id},{name},starter,1,0.00745,0.00745,EUR,0.00",
                 period.from, period.to
             )
         })

@@ -167,7 +167,7 @@ fn entries() -> Value {
 fn lines() -> Value {
     json!([{
         "instanceId": "i-abcdefgh01234567", "backupId": "bkp_abcdefgh01234567", "name": "web",
-        "hours": [{ "plan": "starter", "hours": 720, "unitPrice": 745 }], "amountCents": 500,
+        "hours": [{ "plan": "starter", "hours": 720, "unitPrice": 745 }], "reduction": 36400, "amountCents": 500,
     }])
 }
 

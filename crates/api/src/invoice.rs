@@ -76,8 +76,17 @@ pub struct InvoiceLine {
     pub name: String,
     /// Hours begun, by plan and price.
     pub hours: Vec<InvoiceHours>,
-    /// What is to be paid: the sum of the hours, at most a month's price of the dearest plan, rounded to cents.
+    /// By how much the hours exceed the month's price of the dearest plan: 0 or negative.
+    pub reduction: UnitMoney,
+    /// What is to be paid: the sum of the hours and the reduction, rounded half up to cents.
     pub amount: Money,
+}
+
+impl InvoiceLine {
+    /// Whether there is a reduction.
+    pub fn is_reduced(&self) -> bool {
+        self.reduction.value.starts_with('-')
+    }
 }
 
 /// Hours at one price.
@@ -91,6 +100,8 @@ pub struct InvoiceHours {
     pub hours: u64,
     /// Price of an hour.
     pub unit_price: UnitMoney,
+    /// What these hours cost, exactly.
+    pub amount: UnitMoney,
 }
 
 /// An invoice with a page of its lines.

@@ -76,7 +76,7 @@ pub struct CreateKey {
     #[schema(
         nullable = false,
         max_length = 63,
-        pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u202a-\\u202e\\u2066-\\u2069]*$",
+        pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]*$",
         example = "dashboard"
     )]
     pub name: Option<String>,

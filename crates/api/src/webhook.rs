@@ -149,7 +149,7 @@ pub struct CreateWebhook {
     #[schema(
         nullable = false,
         max_length = 255,
-        pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u202a-\\u202e\\u2066-\\u2069]*$",
+        pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]*$",
         example = "orders"
     )]
     pub description: Option<String>,
@@ -177,7 +177,7 @@ pub struct ChangeWebhook {
     #[schema(
         nullable = false,
         max_length = 255,
-        pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u202a-\\u202e\\u2066-\\u2069]*$"
+        pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]*$"
     )]
     pub description: Option<String>,
     /// Whether events are recorded and sent; `true` also enables a webhook that was disabled.

@@ -24,7 +24,7 @@ use super::{
 use resources::{
     Account, Invoice, InvoiceLine, InvoicePage,
     invoice_page::INVOICE_LABEL,
-    money::{Cents, UnitPrice},
+    money::{Cents, Reduction, UnitPrice},
     origin,
 };
 use runtime::{client::Pages, kubeconfig::ClusterArgs};
@@ -269,9 +269,11 @@ impl<'a> Books<'a> {
             output::note("It is open; GET /v1/invoices/current shows its lines so far.");
             return Ok(());
         }
-        let rows: Vec<[String; 6]> = lines.iter().flat_map(rows).collect();
+        let rows: Vec<[String; 7]> = lines.iter().flat_map(rows).collect();
         output::line("");
-        let head = ["INSTANCE", "NAME", "PLAN", "HOURS", "PER HOUR", "AMOUNT"];
+        let head = [
+            "INSTANCE", "NAME", "PLAN", "HOURS", "PER HOUR", "AMOUNT", "TO PAY",
+        ];
         output::line(&output::table(&head, &rows));
         Ok(())
     }
@@ -404,27 +406,39 @@ fn nothing(until: Timestamp, args: &CloseArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-fn rows(line: &InvoiceLine) -> Vec<[String; 6]> {
-    let hours = line.hours.iter().enumerate();
-    hours
-        .map(|(index, hours)| {
-            let first = |text: &str| {
-                if index == 0 {
-                    text.to_owned()
-                } else {
-                    String::new()
-                }
-            };
+/// The rows of a line: its plans and prices, its reduction, and what is to be paid, in the last of them.
+fn rows(line: &InvoiceLine) -> Vec<[String; 7]> {
+    let hours = line.hours.iter().map(|hours| {
+        let unit_price = UnitPrice(hours.unit_price).to_string();
+        [
+            hours.plan.clone(),
+            hours.hours.to_string(),
+            unit_price,
+            hours.amount().to_string(),
+        ]
+    });
+    let reduction = (line.reduction > 0).then(|| {
+        let amount = Reduction(line.reduction).to_string();
+        ["reduction".to_owned(), String::new(), String::new(), amount]
+    });
+    let rows: Vec<_> = hours.chain(reduction).collect();
+    let last = rows.len().saturating_sub(1);
+    let rows = rows
+        .into_iter()
+        .enumerate()
+        .map(|(index, [plan, hours, price, amount])| {
+            let only = |at: usize, text: String| if index == at { text } else { String::new() };
             [
-                first(&line.instance_id),
-                first(&line.name),
-                hours.plan.clone(),
-                hours.hours.to_string(),
-                UnitPrice(hours.unit_price).to_string(),
-                first(&Cents(line.amount_cents).to_string()),
+                only(0, line.instance_id.clone()),
+                only(0, line.name.clone()),
+                plan,
+                hours,
+                price,
+                amount,
+                only(last, Cents(line.amount_cents).to_string()),
             ]
-        })
-        .collect()
+        });
+    rows.collect()
 }
 
 #[cfg(test)]

@@ -91,6 +91,13 @@ pub struct InvoicedHours {
     pub unit_price: u64,
 }
 
+impl InvoicedHours {
+    /// What these hours cost, exactly.
+    pub const fn amount(&self) -> UnitPrice {
+        UnitPrice(self.hours * self.unit_price)
+    }
+}
+
 /// One instance or backup in the period of an invoice.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -108,7 +115,11 @@ pub struct InvoiceLine {
     /// The hours.
     #[schemars(length(max = MAX_HOURS))]
     pub hours: Vec<InvoicedHours>,
-    /// What is to be paid, in cents.
+    /// By how much the hours exceed the month's price of the dearest plan, in thousandths of a cent. It is not to be paid.
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub reduction: u64,
+    /// What is to be paid, in cents: the hours without the reduction, rounded half up.
     #[schemars(extend("format" = "int64"))]
     pub amount_cents: u64,
 }

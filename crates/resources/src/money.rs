@@ -33,6 +33,18 @@ impl UnitPrice {
     }
 }
 
+/// The amount of a reduction: 0 or negative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reduction(pub u64);
+
+impl fmt::Display for Reduction {
+    /// With five decimals.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 == 0 { "" } else { "-" };
+        write!(f, "{sign}{}", UnitPrice(self.0))
+    }
+}
+
 impl fmt::Display for Cents {
     /// With two decimals.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -138,7 +150,7 @@ impl<'de> Deserialize<'de> for TaxRate {
     }
 }
 
-/// An ISO 4217 code, such as `EUR`, of a currency with hundredths.
+/// An ISO 4217 code, such as `EUR`, of a currency with two decimals.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(try_from = "String")]
 pub struct Currency(String);
@@ -166,10 +178,12 @@ impl TryFrom<String> for Currency {
     type Error = &'static str;
 
     fn try_from(code: String) -> Result<Self, Self::Error> {
-        if code.len() == 3 && code.bytes().all(|b| b.is_ascii_uppercase()) {
-            Ok(Self(code))
-        } else {
-            Err("must be an ISO 4217 code of three capital letters, such as EUR")
+        match iso_currency::Currency::from_code(&code).map(|currency| currency.exponent()) {
+            Some(Some(2)) => Ok(Self(code)),
+            Some(_) => {
+                Err("must be a currency with two decimals, such as EUR: amounts are computed in hundredths")
+            }
+            None => Err("must be an ISO 4217 code of three capital letters, such as EUR"),
         }
     }
 }

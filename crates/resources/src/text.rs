@@ -11,6 +11,6 @@ pub fn is_control(c: char) -> bool {
 
 /// A text of the account holder's choice, as [`label`](super::validation::label) tells it; its length apart.
 pub(super) fn of_label() -> Rule {
-    Rule::new(r"self.matches(r'^[^\p{Cc}\x{202a}-\x{202e}\x{2066}-\x{2069}]*$')")
+    Rule::new(r"self.matches(r'^[^\p{Cc}\x{061c}\x{200e}\x{200f}\x{2028}-\x{202e}\x{2066}-\x{2069}]*$')")
         .message("must not have control or bidirectional characters such as line breaks")
 }

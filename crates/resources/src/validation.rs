@@ -5,7 +5,10 @@ use std::borrow::Cow;
 
 use ssh_key::{Algorithm, PublicKey, public::KeyData};
 
-use super::invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES};
+use super::{
+    invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES},
+    text,
+};
 
 /// Longest name and tag, in bytes (decisions, section 6).
 pub const MAX_NAME: usize = 63;
@@ -53,8 +56,7 @@ pub const MAX_DESCRIPTION: usize = 255;
 
 /// A text of the account holder's choice, of up to `most` characters, which does not confuse those who read it on a terminal.
 pub fn label(value: &str, most: usize) -> Result<(), String> {
-    let confuses = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    if value.chars().count() <= most && !value.contains(confuses) {
+    if value.chars().count() <= most && !value.contains(text::is_control) {
         Ok(())
     } else {
         Err(format!(

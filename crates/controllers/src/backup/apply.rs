@@ -8,8 +8,9 @@ use kube::{
 };
 
 use super::{
-    create_scheduled, is_final_refusal,
+    create, is_final_refusal,
     reconcile::{Reconciler, namespace},
+    scheduled,
 };
 use crate::finalizers;
 use domain::{
@@ -76,7 +77,8 @@ impl<P: Provider> Reconciler<P> {
         };
         let (client, now) = (&self.controller.client, self.controller.clock.now());
         let _permit = self.writes.acquire().await;
-        match create_scheduled(client, &instance, scheduled_for, true, now).await {
+        let second = scheduled(&instance, scheduled_for, true, now);
+        match create(client, &second).await {
             Err(error) if error.status().is_some_and(is_final_refusal) => {
                 let note = format!("the backup is not tried once more: {error}");
                 let events = &self.controller.events;

@@ -13,15 +13,8 @@ use resources::{
 };
 use runtime::client::{CallError, bounded};
 
-/// Creates the scheduled Backup of an instance for a time of its schedule, or its second attempt. Succeeds if that
-/// Backup already exists.
-pub async fn create_scheduled(
-    client: &Client,
-    instance: &Instance,
-    scheduled_for: Timestamp,
-    is_retry: bool,
-    now: Timestamp,
-) -> Result<(), CallError> {
+/// The scheduled Backup of an instance for a time of its schedule, or its second attempt.
+pub fn scheduled(instance: &Instance, scheduled_for: Timestamp, is_retry: bool, now: Timestamp) -> Backup {
     let uid = origin::uid(&instance.metadata).to_owned();
     let spec = BackupSpec {
         instance: instance.name_any(),
@@ -35,13 +28,19 @@ pub async fn create_scheduled(
     backup
         .annotations_mut()
         .insert(ORIGIN_ANNOTATION.to_owned(), origin::of_new(now));
+    backup.metadata.namespace.clone_from(&instance.metadata.namespace);
+    backup
+}
+
+/// Creates a [`scheduled`] Backup. Succeeds if it already exists.
+pub async fn create(client: &Client, backup: &Backup) -> Result<(), CallError> {
     let params = PostParams {
         field_manager: Some(CONTROLLER_MANAGER.to_owned()),
         ..PostParams::default()
     };
-    let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = backup.metadata.namespace.as_deref().unwrap_or_default();
     let api: Api<Backup> = Api::namespaced(client.clone(), namespace);
-    match bounded(api.create(&params, &backup)).await {
+    match bounded(api.create(&params, backup)).await {
         Err(error) if error.status().is_some_and(Status::is_already_exists) => Ok(()),
         outcome => outcome.map(drop),
     }

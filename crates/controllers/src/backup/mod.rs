@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-pub use create::{create_scheduled, is_final_refusal};
+pub use create::{create, is_final_refusal, scheduled};
 pub use index::BackupIndex;
 use reconcile::Reconciler;
 pub use restores::Restores;

@@ -12,10 +12,10 @@ use domain::{
 };
 use providers::Provider;
 use resources::{
-    Instance, InstanceStatus,
+    Backup, Instance, InstanceStatus,
     conditions::{self, whole_seconds},
     instance::FINALIZER,
-    origin,
+    origin, quota,
     tracking::CONTROLLER_MANAGER,
 };
 use runtime::{
@@ -103,17 +103,27 @@ impl<P: Provider> Reconciler<P> {
     }
 
     /// Creates the scheduled backup of an instance for a time of its schedule. The backup is created before the status records it: creating it twice is harmless, but if the status moved on first, a
-    /// crash would lose it.
-    pub(super) async fn make_backup(&self, instance: &Instance, due: Timestamp) -> Result<(), CallError> {
-        let (client, now) = (&self.controller.client, self.controller.clock.now());
+    /// crash would lose it. Returns the backup if it can't be created, with the reason.
+    pub(super) async fn make_backup(
+        &self,
+        instance: &Instance,
+        due: Timestamp,
+    ) -> Result<Option<(Backup, String)>, CallError> {
+        let backup = backup::scheduled(instance, due, false, self.controller.clock.now());
         let _permit = self.writes.acquire().await;
-        match backup::create_scheduled(client, instance, due, false, now).await {
-            Ok(()) => Ok(()),
+        match backup::create(&self.controller.client, &backup).await {
+            Ok(()) => Ok(None),
             Err(error) if error.status().is_some_and(backup::is_final_refusal) => {
                 let note = format!("the backup for {} was not made: {error}", whole_seconds(due));
                 let events = &self.controller.events;
                 events.publish(instance, true, "BackupMissed", "Backup", &note);
-                Ok(())
+                let is_quota = error.status().is_some_and(quota::is_exceeded);
+                let why = if is_quota {
+                    "the account's quota has no room for this backup; delete some"
+                } else {
+                    "a policy of the cluster does not admit this backup; ask its administrator"
+                };
+                Ok(Some((backup, why.to_owned())))
             }
             Err(error) => Err(error),
         }

@@ -385,6 +385,15 @@ impl Chronicle {
             assert_eq!(ends, expected, "the events of backup {uid}");
             counts.backups += 1;
         }
+        for uid in self.lives.keys() {
+            let missed = self.missed.iter().filter(|(of, _)| of == uid).count();
+            let told = of.get(&(uid.as_str(), EventType::BackupFailed));
+            assert_eq!(
+                told.copied().unwrap_or_default(),
+                missed,
+                "missed backups of {uid}"
+            );
+        }
         for life in self.lives.keys() {
             for of_type in [EventType::InstanceCreated, EventType::InstanceDeleted] {
                 let count = of.get(&(life.as_str(), of_type)).copied().unwrap_or_default();

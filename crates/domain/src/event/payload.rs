@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::{EventType, OutboxEntry};
 use resources::{
-    Alert, Backup, BackupPhase, BackupSource, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
-    conditions::whole_seconds, ids, money::Cents, origin,
+    Alert, Backup, BackupError, BackupPhase, BackupSource, BackupStatus, Instance, InstanceState,
+    InstanceStatus, Plan, conditions::whole_seconds, ids, money::Cents, origin,
 };
 
 /// The account holder, as events show them.
@@ -133,6 +133,25 @@ struct BackupData<'a> {
     error: Option<ErrorObject<'a>>,
 }
 
+impl<'a> BackupData<'a> {
+    fn of(
+        backup: &'a Backup,
+        status: &'a BackupStatus,
+        source: &'a BackupSource,
+        instance: InstanceObject<'a>,
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            backup: BackupObject::of(backup, status, source, now),
+            instance,
+            error: status.error.as_ref().map(|error| ErrorObject {
+                code: &error.code,
+                message: &error.message,
+            }),
+        }
+    }
+}
+
 /// The event for the end of a backup, whose status is now `status`. `source` describes its instance when it began, and `instance`
 /// is that instance, if it still exists.
 pub fn backup_event(
@@ -152,15 +171,35 @@ pub fn backup_event(
         Some(instance) => InstanceObject::of(instance, instance.status.as_ref().unwrap_or(&unknown)),
         None => InstanceObject::gone(source),
     };
-    let data = BackupData {
-        backup: BackupObject::of(backup, status, source, now),
-        instance: object,
-        error: status.error.as_ref().map(|error| ErrorObject {
-            code: &error.code,
-            message: &error.message,
-        }),
-    };
+    let data = BackupData::of(backup, status, source, object, now);
     entry(origin::uid(&backup.metadata), sequence, event_type, now, data)
+}
+
+/// The event for a scheduled backup that the API server has refused to create, so that there is no object whose event it could be:
+/// it is one of the instance's.
+pub fn missed_backup_event(
+    backup: &Backup,
+    error: BackupError,
+    instance: &Instance,
+    instance_status: &InstanceStatus,
+    sequence: i64,
+    now: Timestamp,
+) -> OutboxEntry {
+    let status = BackupStatus {
+        phase: Some(BackupPhase::Failed),
+        error: Some(error),
+        ..BackupStatus::default()
+    };
+    let source = BackupSource::of(instance);
+    let object = InstanceObject::of(instance, instance_status);
+    let data = BackupData::of(backup, &status, &source, object, now);
+    entry(
+        origin::uid(&instance.metadata),
+        sequence,
+        EventType::BackupFailed,
+        now,
+        data,
+    )
 }
 
 /// An alert, as events show it (decisions, section 7).

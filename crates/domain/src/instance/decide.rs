@@ -14,14 +14,14 @@ use crate::{
     alert, backup,
     event::{
         EventType, OutboxEntry, outbox,
-        payload::{User, alert_event, instance_event},
+        payload::{User, alert_event, instance_event, missed_backup_event},
     },
     invoice::{Period, metering},
     provider::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
 };
 use resources::{
-    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PowerState,
-    origin, times::milliseconds, tracking,
+    Backup, BackupError, Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind,
+    Plan, PowerState, origin, times::milliseconds, tracking,
 };
 
 /// How far in the future the start of an operation may be: the clocks of replicas differ a little.
@@ -217,6 +217,23 @@ fn watch_alerts(
         status.outbox.push(entry);
     }
     fired.iter().map(summary::fired).collect()
+}
+
+/// Tells of a scheduled backup that the API server has refused to create.
+pub fn tell_missed_backup(
+    instance: &Instance,
+    status: &mut InstanceStatus,
+    backup: &Backup,
+    message: String,
+    now: Timestamp,
+) {
+    let error = BackupError {
+        code: "resource_limit_exceeded".to_owned(),
+        message,
+    };
+    status.event_sequence += 1;
+    let entry = missed_backup_event(backup, error, instance, status, status.event_sequence, now);
+    status.outbox.push(entry);
 }
 
 /// Whether it does no harm to run another operation of this kind, if a process dies before it has stored that there was

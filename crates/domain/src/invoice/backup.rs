@@ -13,6 +13,8 @@ const PER_GB: u64 = 1000;
 pub struct BackupLine {
     /// Hours, and the price of each.
     pub hours: Vec<(u64, UnitPrice)>,
+    /// By how much the hours exceed what a month costs, in thousandths of a cent.
+    pub reduction: u64,
     /// The amount to be paid.
     pub amount: Cents,
     /// The highest monthly price so far.
@@ -45,6 +47,7 @@ pub fn line(
     let end = end.min(first_hour_from(since, period.to));
     let mut line = BackupLine {
         hours: Vec::new(),
+        reduction: 0,
         amount: Cents(0),
         cap: earlier.cap,
     };
@@ -70,6 +73,7 @@ pub fn line(
         return None;
     }
     let left = line.cap.0.saturating_sub(earlier.amount.0) * PER_CENT;
+    line.reduction = exact.saturating_sub(left);
     line.amount = Cents((exact.min(left) + PER_CENT / 2) / PER_CENT);
     Some(line)
 }

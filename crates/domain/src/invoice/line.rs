@@ -32,6 +32,8 @@ pub struct Billed {
 pub struct Line {
     /// The hours, in the order in which each plan and price first occurred.
     pub hours: Vec<PlanHours>,
+    /// By how much the hours exceed what a month costs, in thousandths of a cent.
+    pub reduction: u64,
     /// The amount to be paid.
     pub amount: Cents,
     /// The monthly price of the dearest plan that it had in the calendar month so far.
@@ -54,6 +56,7 @@ pub fn line(
     let end = first_hour_from(since, period.to).min(ended);
     let mut line = Line {
         hours: Vec::new(),
+        reduction: 0,
         amount: Cents(0),
         cap: earlier.cap,
     };
@@ -80,6 +83,7 @@ pub fn line(
         .map(|hours| hours.hours * hours.unit_price.0)
         .sum();
     let left = (line.cap.0.saturating_sub(earlier.amount.0)) * PER_CENT;
+    line.reduction = exact.saturating_sub(left);
     line.amount = Cents((exact.min(left) + PER_CENT / 2) / PER_CENT);
     Some(line)
 }

@@ -43,8 +43,8 @@ fn filter(parameters: &Parameters, period: Period) -> Option<EventFilter> {
 /// two events of different instances the later one may be listed first: to catch up, begin a minute before the last event that
 /// you know, and leave out by their ids those that you know. An account with very many events has those of a shorter time.
 /// Filters can be combined with each other and with paging. A filter that matches nothing gives an empty list. `pagination.next`
-/// leads to the next page. Each further 500 pages of the log that have to be gone through count as one more request
-/// against the rate limits; `since` saves them. 404 if the operator is configured to log no events.
+/// leads to the next page. Against the rate limits, every five pages of the log whose events are read count as one more request, so that
+/// a `limit` of 20 costs up to five, and so does each further 500 that have to be gone through, which `since` saves. 404 if the operator is configured to log no events.
 #[utoipa::path(
     get,
     path = "/v1/events",

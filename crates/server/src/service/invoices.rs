@@ -2,7 +2,7 @@
 
 use std::{iter, sync::Arc, time::Duration};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::ListParams};
 
@@ -19,7 +19,11 @@ use domain::{
     catalogue::Catalogue,
     invoice::{Period, PriceHistory, Total, ledger::lines_of, stored_prices, total},
 };
-use resources::{Invoice, InvoiceLine, InvoicePage, LedgerEntry, invoice::SETTLED_LABEL, money::Cents};
+use resources::{
+    Invoice, InvoiceLine, InvoicePage, LedgerEntry,
+    invoice::SETTLED_LABEL,
+    money::{Cents, TaxRate},
+};
 use runtime::client::{Pages, bounded};
 
 /// Maximum number of an account's invoices that a list reads: those of 80 years.
@@ -64,10 +68,12 @@ pub struct Lines {
 }
 
 impl Service {
-    /// One page of the account's issued invoices, the latest period first, and their number. `page` is counted from 1.
+    /// One page of the account's issued invoices, of periods that begin in `year` if that is given, the latest period first, and their
+    /// number. `page` is counted from 1.
     pub async fn list_invoices(
         &self,
         tenant: &Tenant,
+        year: Option<i16>,
         page: u64,
         limit: usize,
         cost: &Cost,
@@ -76,6 +82,10 @@ impl Service {
             .in_time(self.all_invoices(tenant, "", Invoice::forget_lines, cost))
             .await?;
         all.retain(Invoice::is_issued);
+        all.retain(|invoice| {
+            let begun = invoice.spec.period.from.to_zoned(TimeZone::UTC).year();
+            year.is_none_or(|year| year == begun)
+        });
         all.sort_by(|a, b| (b.spec.period.from, b.name()).cmp(&(a.spec.period.from, a.name())));
         let skip = items_before(page, limit);
         let total = all.len();
@@ -88,10 +98,13 @@ impl Service {
         let name = id.ok_or_else(unknown)?.name();
         let found: Option<Invoice> = self.calls.get(&tenant.namespace, &name).await?;
         let invoice = found.filter(|invoice| invoice.spec.account == *tenant.uid);
-        self.opened(tenant, Some(invoice.ok_or_else(unknown)?)).await
+        let invoice = invoice.ok_or_else(unknown)?;
+        self.opened(tenant, Some(invoice), Period::month_of(self.now()))
+            .await
     }
 
-    /// The open invoice, with the hours that have begun. If there is none, one without lines.
+    /// The open invoice, with the hours that have begun. If there is none, one without lines, which begins with the month, or where the
+    /// last invoice has ended in it.
     pub async fn current_invoice(&self, tenant: &Tenant, cost: &Cost) -> Result<OpenedInvoice, Error> {
         let unsettled = format!("!{SETTLED_LABEL}");
         let mut all = self
@@ -99,18 +112,27 @@ impl Service {
             .await?;
         all.retain(|invoice| !invoice.is_issued());
         let newest = all.into_iter().max_by_key(|invoice| invoice.spec.period.from);
-        self.opened(tenant, newest).await
+        let mut period = Period::month_of(self.now());
+        if newest.is_none() {
+            let (last, _) = self.list_invoices(tenant, None, 1, 1, cost).await?;
+            let ended = last.first().map(|invoice| invoice.spec.period.to);
+            period.from = period.from.max(ended.unwrap_or(period.from));
+        }
+        self.opened(tenant, newest, period).await
     }
 
-    async fn opened(&self, tenant: &Tenant, invoice: Option<Invoice>) -> Result<OpenedInvoice, Error> {
+    /// An invoice, or one without lines for this period.
+    async fn opened(
+        &self,
+        tenant: &Tenant,
+        invoice: Option<Invoice>,
+        period: Period,
+    ) -> Result<OpenedInvoice, Error> {
         let (catalogue, now) = (self.catalogue(), self.now());
-        let period = invoice.as_ref().map_or_else(
-            || Period::month_of(now),
-            |invoice| Period {
-                from: invoice.spec.period.from,
-                to: invoice.spec.period.to,
-            },
-        );
+        let period = invoice.as_ref().map_or(period, |invoice| Period {
+            from: invoice.spec.period.from,
+            to: invoice.spec.period.to,
+        });
         let open = match &invoice {
             Some(invoice) if !invoice.is_issued() => Some(Arc::new(Open {
                 prices: self.prices().await?,
@@ -194,6 +216,18 @@ impl OpenedInvoice {
     /// The catalogue in effect now.
     pub fn catalogue(&self) -> &Catalogue {
         &self.catalogue
+    }
+
+    /// The tax rate in percent, such as `19.00`: that of the issue, or for an open invoice the one in effect now.
+    pub fn tax_rate(&self) -> String {
+        let status = self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref());
+        match status {
+            Some(status) if self.is_issued() => status
+                .tax_rate
+                .clone()
+                .unwrap_or_else(|| TaxRate::default().to_string()),
+            _ => self.catalogue.invoices.tax.to_string(),
+        }
     }
 
     /// One page of the lines, and the sums. `page` counts from 1.

@@ -98,8 +98,10 @@ pub(super) fn close(books: &Books, facts: &Facts<'_>) -> Step {
 
 /// The next step before anything about the invoice is final: to make the next invoice. `None` if nothing continues.
 fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Option<Step> {
-    let has_line = |entry: &LedgerEntry| entry::line_of(entry, end.at, facts.prices).is_some();
-    if end.is_early && !books.entries_of(invoice).any(has_line) {
+    let costs = |entry: &LedgerEntry| {
+        entry::line_of(entry, end.at, facts.prices).is_some_and(|(line, _)| line.amount_cents > 0)
+    };
+    if end.is_early && !books.entries_of(invoice).any(costs) {
         let mut marked = invoice.clone();
         let status = marked.status.get_or_insert_default();
         if facts.holder.is_closing {
@@ -160,7 +162,7 @@ fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Opt
     (!successor.spec.entries.is_empty()).then(|| Step::Create(Box::new(successor)))
 }
 
-/// The next step for an invoice whose pages, if there are any, have their lines: issue it, or drop it if it has none.
+/// The next step for an invoice whose pages, if there are any, have their lines: issue it, or drop it if it comes to nothing.
 fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> Step {
     let own = entry::lines_of(&invoice.spec.entries, at, facts.prices);
     let lines = || {
@@ -168,7 +170,8 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
         let of_pages = pages.flat_map(|page| page.spec.lines.iter().flatten());
         own.iter().chain(of_pages)
     };
-    if lines().next().is_none() {
+    let Total { net, tax, amount } = total(lines().map(|line| Cents(line.amount_cents)), facts.terms.tax);
+    if amount == Cents(0) {
         return match books.pages_of(invoice.name()).next() {
             Some(page) => Step::DeletePage(Box::new(page.clone())),
             None => Step::Delete(Box::new(invoice.clone())),
@@ -177,7 +180,6 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
     let Some(number) = books.numbers.get(invoice.name()) else {
         return Step::TakeNumber(invoice.name().to_owned());
     };
-    let Total { net, tax, amount } = total(lines().map(|line| Cents(line.amount_cents)), facts.terms.tax);
     let mut issued = invoice.clone();
     issued.spec.period.to = at;
     let currency = &invoice.spec.currency;

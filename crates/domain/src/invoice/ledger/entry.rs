@@ -91,14 +91,14 @@ pub(super) fn line_of(
         amount: Cents(entry.billed_cents),
         cap: Cents(entry.cap_cents),
     };
-    let (hours, amount, billed) = if let Some(megabytes) = entry.megabytes {
+    let (hours, reduction, amount, billed) = if let Some(megabytes) = entry.megabytes {
         let line = backup::line(entry.since, entry.ended, megabytes, period, prices, earlier)?;
         let hours = line.hours.iter().map(|(hours, unit_price)| InvoicedHours {
             plan: "backup".to_owned(),
             hours: *hours,
             unit_price: unit_price.0,
         });
-        (hours.collect(), line.amount, line.billed(earlier))
+        (hours.collect(), line.reduction, line.amount, line.billed(earlier))
     } else {
         let metering = Metering {
             since: entry.since,
@@ -110,13 +110,14 @@ pub(super) fn line_of(
             hours: hours.hours,
             unit_price: hours.unit_price.0,
         });
-        (hours.collect(), line.amount, line.billed(earlier))
+        (hours.collect(), line.reduction, line.amount, line.billed(earlier))
     };
     let line = InvoiceLine {
         instance_id: entry.instance_id.clone(),
         backup_id: entry.backup_id.clone(),
         name: entry.name.clone(),
         hours,
+        reduction,
         amount_cents: amount.0,
     };
     Some((line, billed))

@@ -18,7 +18,7 @@ use resources::{
     Invoice, InvoiceLine, InvoicePage, LedgerEntry, Plan,
     invoice_page::MAX_ENTRIES,
     metering::Metering,
-    money::{Cents, Currency, TaxRate},
+    money::{Cents, Currency, PER_CENT, TaxRate},
 };
 
 const START: &str = "2026-11-28T00:00:00Z";
@@ -501,6 +501,11 @@ impl World {
                 }
             }
             of_reference.sort_unstable();
+            for line in &lines {
+                let exact: u64 = line.hours.iter().map(|hours| hours.amount().0).sum();
+                let rounded = (exact - line.reduction + PER_CENT / 2) / PER_CENT;
+                prop_assert_eq!(rounded, line.amount_cents, "what is shown adds up");
+            }
             let of_lines: Vec<_> = lines
                 .iter()
                 .map(|line| {
@@ -769,6 +774,23 @@ fn an_account_that_never_had_a_running_instance_gets_no_invoice() {
     let mut world = World::new();
     world.finish();
     assert!(world.invoices.is_empty() && world.last_number == 0);
+}
+
+#[test]
+fn what_comes_to_nothing_is_not_issued_takes_no_number_and_is_not_billed_later() {
+    let mut world = World::new();
+    world.prices = PriceHistory::new(prices_of([0; 4], 0));
+    world.apply(&Op::Begin(Plan::Starter));
+    world.crowd(500);
+    world.run(u8::MAX);
+    world.apply(&Op::Close(5_000));
+    world.finish();
+    assert!(world.invoices.values().all(|invoice| !invoice.is_issued()));
+    assert_eq!((world.invoices.len(), world.last_number), (1, 0));
+    let open = world.invoices.values().next().unwrap();
+    let since = open.spec.period.from;
+    let unbilled = world.entries().filter(|entry| entry.billed_until < Some(since));
+    assert_eq!(unbilled.count(), 0);
 }
 
 #[test]

@@ -83,8 +83,9 @@ fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, Error> {
 /// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of those that failed at least
 /// once, unless the operator is configured otherwise. One that succeeds at the first attempt is listed some two seconds later.
 /// Filters can be combined with each other and with paging. A filter that matches nothing gives an empty
-/// list. `pagination.next` leads to the next page. `since` and `until` are about the time of the event. Each further 500 deliveries or
-/// pages of the event log that have to be gone through count as one more request against the rate limits.
+/// list. `pagination.next` leads to the next page. `since` and `until` are about the time of the event. Against the rate limits, every five
+/// deliveries or pages of the event log whose contents are read count as one more request, so that a `limit` of 20 costs up to five, and
+/// so does each further 500 that have to be gone through.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}/deliveries",

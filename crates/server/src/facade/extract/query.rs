@@ -186,6 +186,18 @@ impl Parameters {
         }
     }
 
+    /// The year; 422 for anything but four digits.
+    pub fn year(&self) -> Result<Option<i16>, Error> {
+        let Some(text) = self.get("year") else {
+            return Ok(None);
+        };
+        let year = text.parse().ok().filter(|year| (1000..=9999).contains(year));
+        year.map(Some).ok_or_else(|| {
+            let must = "must be a year of four digits, such as 2026";
+            Error::invalid(vec![Detail::new("year", "invalid_value", must)])
+        })
+    }
+
     /// Whether `include` asks for the metrics; 422 for anything else in it.
     pub fn include_metrics(&self) -> Result<bool, Error> {
         let Some(include) = self.get("include") else {
@@ -204,7 +216,7 @@ impl Parameters {
 }
 
 /// Both values, or the refusals of both.
-fn both<A, B>(a: Result<A, Error>, b: Result<B, Error>) -> Result<(A, B), Error> {
+pub fn both<A, B>(a: Result<A, Error>, b: Result<B, Error>) -> Result<(A, B), Error> {
     match (a, b) {
         (Ok(a), Ok(b)) => Ok((a, b)),
         (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),

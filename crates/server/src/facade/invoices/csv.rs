@@ -1,17 +1,17 @@
-//! An invoice as CSV (RFC 4180): one row for each plan and price of each line. The amount of a line is in its first row, so that the
-//! column adds up to the net amount.
+//! An invoice as CSV (RFC 4180): one row for each plan and price of each line, and one for its reduction, if it has one. Each row has
+//! its own amount, exactly; those of a line add up to what is to be paid for it, rounded half up to cents.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 use crate::service::invoices::OpenedInvoice;
 use resources::{
     InvoiceLine,
-    money::{Cents, UnitPrice},
+    money::{Reduction, UnitPrice},
 };
 
 /// The first row.
 pub(super) const HEAD: &str =
-    "number,period_from,period_to,instance_id,name,plan,hours,unit_price,amount,currency\r\n";
+    "number,period_from,period_to,instance_id,name,plan,hours,unit_price,amount,currency,tax_rate\r\n";
 
 /// The rows of some lines.
 pub(super) fn rows(opened: &OpenedInvoice, lines: &[InvoiceLine]) -> String {
@@ -22,28 +22,33 @@ pub(super) fn rows(opened: &OpenedInvoice, lines: &[InvoiceLine]) -> String {
     let number = status
         .and_then(|status| status.number.as_deref())
         .unwrap_or_default();
+    let tax_rate = opened.tax_rate();
     let mut text = String::new();
     for line in lines {
-        for (index, hours) in line.hours.iter().enumerate() {
-            let amount = if index == 0 {
-                Cents(line.amount_cents).to_string()
-            } else {
-                String::new()
-            };
+        let mut row = |plan: &str, hours: &str, unit_price: &str, amount: &dyn Display| {
             // Writing to a String cannot fail.
             let _ = write!(
                 text,
-                "{},{},{},{},{},{},{},{},{amount},{}\r\n",
+                "{},{},{},{},{},{plan},{hours},{unit_price},{amount},{},{tax_rate}\r\n",
                 field(number),
                 opened.period.from,
                 opened.period.to,
                 field(&line.instance_id),
                 field(&line.name),
-                field(&hours.plan),
-                hours.hours,
-                UnitPrice(hours.unit_price),
                 field(&opened.currency),
             );
+        };
+        for hours in &line.hours {
+            let unit_price = UnitPrice(hours.unit_price).to_string();
+            row(
+                &field(&hours.plan),
+                &hours.hours.to_string(),
+                &unit_price,
+                &hours.amount(),
+            );
+        }
+        if line.reduction > 0 {
+            row("reduction", "", "", &Reduction(line.reduction));
         }
     }
     text

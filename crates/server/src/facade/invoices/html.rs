@@ -11,7 +11,7 @@ use crate::service::invoices::OpenedInvoice;
 use api::Seconds;
 use resources::{
     InvoiceLine,
-    money::{Cents, UnitPrice},
+    money::{Cents, Reduction, TaxRate, UnitPrice},
 };
 
 const STYLE: &str = "body{font:11pt/1.4 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;color:#111}\
@@ -101,7 +101,7 @@ pub(super) fn head(opened: &OpenedInvoice) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
 <title>{title}</title><style>{STYLE}</style></head>\n<body><main><h1>{title}</h1>\n<header>{}{}</header>\n\
 <dl>{}</dl>\n<table><thead><tr><th>Instance</th><th>Name</th><th>Plan</th><th class=\"n\">Hours</th><th class=\"n\">Per hour</th>\
-<th class=\"n\">Amount</th></tr></thead>\n<tbody>\n",
+<th class=\"n\">Amount</th><th class=\"n\">To pay</th></tr></thead>\n<tbody>\n",
         party("Buyer", &buyer),
         party("Seller", seller),
         about,
@@ -111,19 +111,10 @@ pub(super) fn head(opened: &OpenedInvoice) -> String {
 /// The page after the rows of the lines. The lines add up to `net`.
 pub(super) fn foot(opened: &OpenedInvoice, net: Cents) -> String {
     let currency = escaped(&opened.currency);
-    let status = opened
-        .invoice
-        .as_ref()
-        .and_then(|invoice| invoice.status.as_ref());
-    let rate = if opened.is_issued() {
-        status.and_then(|status| status.tax_rate.clone())
-    } else {
-        let tax = opened.catalogue().invoices.tax;
-        (!tax.is_none()).then(|| tax.to_string())
-    };
+    let rate = Some(opened.tax_rate()).filter(|rate| *rate != TaxRate::default().to_string());
     let sum = |what: &str, amount: Cents| {
         format!(
-            "<tr><td colspan=\"5\" class=\"n\">{what}</td><td class=\"n\">{amount} {currency}</td></tr>\n"
+            "<tr><td colspan=\"6\" class=\"n\">{what}</td><td class=\"n\">{amount} {currency}</td></tr>\n"
         )
     };
     let total = opened.total(net);
@@ -140,21 +131,34 @@ pub(super) fn foot(opened: &OpenedInvoice, net: Cents) -> String {
 pub(super) fn rows(_: &OpenedInvoice, lines: &[InvoiceLine]) -> String {
     let mut text = String::new();
     for line in lines {
-        for (index, hours) in line.hours.iter().enumerate() {
-            let first = index == 0;
-            let (id, name, amount) = if first {
-                let amount = Cents(line.amount_cents).to_string();
-                (escaped(&line.instance_id), escaped(&line.name), amount)
+        let reduction = (line.reduction > 0).then(|| {
+            let amount = Reduction(line.reduction).to_string();
+            (String::from("reduction"), String::new(), String::new(), amount)
+        });
+        let hours = line.hours.iter().map(|hours| {
+            (
+                escaped(&hours.plan),
+                hours.hours.to_string(),
+                UnitPrice(hours.unit_price).to_string(),
+                hours.amount().to_string(),
+            )
+        });
+        let mut rows = hours.chain(reduction).enumerate().peekable();
+        while let Some((index, (plan, hours, unit_price, amount))) = rows.next() {
+            let (id, name) = if index == 0 {
+                (escaped(&line.instance_id), escaped(&line.name))
             } else {
                 Default::default()
+            };
+            let to_pay = if rows.peek().is_none() {
+                Cents(line.amount_cents).to_string()
+            } else {
+                String::new()
             };
             // Writing to a String cannot fail.
             let _ = writeln!(
                 text,
-                "<tr><td>{id}</td><td>{name}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{amount}</td></tr>",
-                escaped(&hours.plan),
-                hours.hours,
-                UnitPrice(hours.unit_price),
+                "<tr><td>{id}</td><td>{name}</td><td>{plan}</td><td class=\"n\">{hours}</td><td class=\"n\">{unit_price}</td><td class=\"n\">{amount}</td><td class=\"n\">{to_pay}</td></tr>",
             );
         }
     }

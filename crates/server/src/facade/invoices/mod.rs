@@ -18,7 +18,7 @@ use super::{
     App,
     extract::{
         Caller, Charged, Target,
-        query::{Paging, Parameters},
+        query::{Paging, Parameters, both},
     },
     openapi::examples,
     response::{self, error::Detail},
@@ -51,13 +51,14 @@ fn format(parameters: &Parameters) -> Result<Format, Error> {
 
 /// Lists invoices
 ///
-/// Those that are issued, the latest period first. The open one is `GET /v1/invoices/current`.
+/// Those that are issued, the latest period first; with `year`, those whose period begins in it (UTC). The open one is
+/// `GET /v1/invoices/current`.
 #[utoipa::path(
     get,
     path = "/v1/invoices",
     operation_id = "listInvoices",
     tag = "invoices",
-    params(Paging),
+    params(Paging, ("year" = Option<u16>, Query, description = "Four digits.", minimum = 1000, maximum = 9999, example = 2026)),
     responses((status = 200, description = "A page of invoices", body = List<Invoice>, example = json!(examples::page(examples::invoice(true))))),
 )]
 pub async fn list(
@@ -65,11 +66,12 @@ pub async fn list(
     caller: Caller,
     parameters: Parameters,
 ) -> Result<Response, Error> {
-    let paging = parameters.paging()?;
+    let (paging, year) = both(parameters.paging(), parameters.year())?;
     let (page, total) = app
         .service
         .list_invoices(
             caller.tenant(),
+            year,
             paging.page,
             paging.limit,
             &Charged::new(&app, &caller),
@@ -83,7 +85,8 @@ pub async fn list(
 /// Shows the open invoice
 ///
 /// With a page of its lines: the hours that have begun so far. `page` and `limit` are about the lines. Without anything to bill it has no
-/// lines, and its `id` is `null`. A change shows some seconds after it has happened.
+/// lines, and its `id` is `null`. A change shows some seconds after it has happened. Every five pages of the invoice
+/// that are read count as one more request against the rate limits.
 #[utoipa::path(
     get,
     path = "/v1/invoices/current",
@@ -109,7 +112,8 @@ pub async fn current(
 
 /// Shows an invoice
 ///
-/// With a page of its lines; `page` and `limit` are about these. An issued invoice never changes.
+/// With a page of its lines; `page` and `limit` are about these. An issued invoice never changes. Every five pages of the invoice that are
+/// read count as one more request against the rate limits.
 #[utoipa::path(
     get,
     path = "/v1/invoices/{id}",

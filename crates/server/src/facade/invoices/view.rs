@@ -7,7 +7,7 @@ use api::{InvoiceHours, Money, Seconds, UnitMoney};
 use domain::invoice::Total;
 use resources::{
     Invoice, InvoiceLine, InvoicePeriod, InvoiceStatus,
-    money::{Cents, UnitPrice},
+    money::{Cents, Reduction, UnitPrice},
 };
 
 /// An issued invoice, without its lines.
@@ -70,12 +70,14 @@ fn line(line: &InvoiceLine, currency: &str) -> api::InvoiceLine {
         plan: hours.plan.clone(),
         hours: hours.hours,
         unit_price: UnitMoney::new(UnitPrice(hours.unit_price), currency),
+        amount: UnitMoney::new(hours.amount(), currency),
     });
     api::InvoiceLine {
         instance_id: line.instance_id.clone(),
         backup_id: line.backup_id.clone(),
         name: line.name.clone(),
         hours: hours.collect(),
+        reduction: UnitMoney::reduction(Reduction(line.reduction), currency),
         amount: Money::new(Cents(line.amount_cents), currency),
     }
 }

@@ -381,7 +381,8 @@ pub fn invoice_with_lines(is_issued: bool) -> Value {
     let mut data = invoice(is_issued);
     data["lines"] = json!([{
         "instance_id": ID, "name": "web-1",
-        "hours": [{ "plan": "starter", "hours": 720, "unit_price": { "value": "0.00745", "currency": "EUR" } }],
+        "hours": [{ "plan": "starter", "hours": 720, "unit_price": { "value": "0.00745", "currency": "EUR" }, "amount": { "value": "5.36400", "currency": "EUR" } }],
+        "reduction": { "value": "-0.36400", "currency": "EUR" },
         "amount": { "value": "5.00", "currency": "EUR" },
     }]);
     json!({ "data": data, "pagination": Pagination::new(1, 20, 1) })
