@@ -18,7 +18,7 @@ trap 'rm -f "$headers"' EXIT
 # again when the response says, and what was lost on the way (no answer, 502, 504) as well.
 request() {
     local method=$1 path=$2 body=${3:-} answer status wait
-    for attempt in 1 2 3 4 5; do
+    while :; do
         answer=$(curl --silent --show-error --request "$method" --write-out '\n%{http_code}' --dump-header "$headers" \
             --header "Authorization: Bearer $STELLAGE_API_KEY" ${body:+--header "Idempotency-Key: $key"} \
             ${body:+--header 'Content-Type: application/json' --data "$body"} "$STELLAGE_URL$path") || answer=$'\n'000
@@ -26,7 +26,8 @@ request() {
         case $status in
             000 | 429 | 502 | 503 | 504)
                 wait=$(sed -n 's/^retry-after: *\([0-9][0-9]*\).*/\1/Ip' "$headers")
-                [ "$attempt" -eq 5 ] || sleep "${wait:-5}"
+                [ "$SECONDS" -lt "$give_up_after" ] || break
+                sleep "${wait:-5}"
                 ;;
             *) break ;;
         esac

@@ -31,6 +31,8 @@ body=$(jq -n --arg url "$url" '{url: $url, events: $ARGS.positional} + if env.WE
 webhook=$(request POST /v1/webhooks "$body")
 id=$(jq -r .data.id <<<"$webhook")
 echo "$id: $url" >&2
+# Such as that another webhook sends the same events to this URL.
+jq -r --arg id "$id" '.message // empty | "\($id): \(.)"' <<<"$webhook" >&2
 [ -n "${WEBHOOK_SECRET:-}" ] || echo "$id: its secret, shown only this once: $(jq -r .data.secret <<<"$webhook")" >&2
 
 delivery=$(request POST "/v1/webhooks/$id/test")

@@ -811,6 +811,13 @@ async fn administrators_make_accounts_and_keys_with_the_command() {
 
     let twice = stellage(&["key", "create", "--account", "acc-cli", "--name", "ci"]).unwrap_err();
     assert!(twice.contains("already has a key ci"), "{twice}");
+    let by_value = stellage(&["key", "revoke", secret, "--account", "acc-cli"]).unwrap_err();
+    assert!(
+        by_value.contains("stellage key revoke ci --account acc-cli") && !by_value.contains(secret),
+        "{by_value}"
+    );
+    let unknown = stellage(&["key", "revoke", "stl_nobody", "--account", "acc-cli"]).unwrap_err();
+    assert!(unknown.contains("has no key with that value"), "{unknown}");
     stellage(&["key", "revoke", "ci", "--account", "acc-cli"]).unwrap();
     assert!(
         test.inside::<ApiKey>("acc-cli")

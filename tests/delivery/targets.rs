@@ -89,6 +89,29 @@ async fn of_mixed_answers_only_the_allowed_addresses_are_dialled() {
     assert_eq!((allowed.connections(), forbidden.connections()), (1, 0));
 }
 
+#[tokio::test]
+async fn name_servers_that_know_ipv4_alone_and_hosts_with_many_ipv6_addresses_are_reached() {
+    let dns = DnsServer::start(|name, _| {
+        let ipv4 = "127.0.0.1".parse().unwrap();
+        if name == "silent.receiver.test" {
+            return Reply::AddressesWithoutIpv6(vec![ipv4]);
+        }
+        let many = (1..20).map(|number| format!("2001:db8::{number}").parse().unwrap());
+        Reply::Addresses(many.chain([ipv4]).collect())
+    })
+    .await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let rules = TargetRules {
+        allow: vec!["127.0.0.0/24".parse().unwrap(), "2001:db8::/64".parse().unwrap()],
+        ..TargetRules::default()
+    };
+    let sender = asking(&dns, rules);
+    for name in ["silent.receiver.test", "many.receiver.test"] {
+        let outcome = sender.post(&receiver.url_by(name)).await;
+        assert_eq!(outcome.label(), "success", "{name}: {outcome:?}");
+    }
+}
+
 /// A receiver on another address of the loopback, with the same port.
 async fn on(address: &str, port: u16) -> Receiver {
     let options = Options {

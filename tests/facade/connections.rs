@@ -68,6 +68,27 @@ async fn a_request_that_cannot_be_read_is_answered_in_the_format_of_all_errors()
 }
 
 #[tokio::test]
+async fn a_connection_with_an_unread_body_to_come_is_said_to_be_closed() {
+    let url = &shared().await.operator.url;
+    let head = "GET /v1/openapi.json HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n";
+    let (head, _) = answer_to(url, head).await;
+    assert!(head.contains("connection: close"), "{head}");
+    // Others are kept.
+    let without = "GET /v1/plans HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n";
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap())
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        stream.write_all(without.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}") {
+            assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0);
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 401"));
+    }
+}
+
+#[tokio::test]
 async fn clients_and_probes_are_answered_while_another_address_makes_more_connections_to_the_api_than_it_takes()
  {
     const AT_ONCE: usize = 100;

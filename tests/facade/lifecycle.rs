@@ -99,10 +99,19 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
     wait_for(&tenant, &id, "running").await;
     let path = format!("/v1/instances/{id}");
     let change = async |body: serde_json::Value| {
-        expect(&tenant, 200, Method::PATCH, &path, Some(&body), &[])
+        let answer = expect(&tenant, 200, Method::PATCH, &path, Some(&body), &[])
             .await
-            .json()["data"]
-            .clone()
+            .json();
+        if body.get("plan").is_some() {
+            let message = answer["message"].as_str().unwrap();
+            let says = match (&answer["data"]["status"], answer["data"].get("pending_plan")) {
+                (status, _) if status == "resizing" => "is changing to the plan",
+                (_, Some(_)) => "at its next reboot or start; set the plan starter to drop that",
+                _ => "has the plan",
+            };
+            assert!(message.contains(says), "{answer}");
+        }
+        answer["data"].clone()
     };
     let pending = change(json!({ "plan": "business", "reboot": false })).await;
     assert_eq!(

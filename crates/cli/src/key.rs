@@ -19,7 +19,11 @@ use super::{
     output::{self, Output},
     program::program,
 };
-use resources::{Account, ApiKey, KeyScope, api_key::new_key, ids, origin, quota};
+use resources::{
+    Account, ApiKey, KeyScope,
+    api_key::{self, new_key},
+    ids, origin, quota,
+};
 use runtime::kubeconfig::ClusterArgs;
 
 /// How long to wait for the account's namespace, and for Kubernetes to count its keys.
@@ -188,6 +192,30 @@ async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
     let namespace = namespace(&account, "keys")?;
     let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace);
+    let what = format!("list the keys of account {}", args.account);
+    let keys = cluster.call(&what, api.list(&ListParams::default())).await?.items;
+    if !keys.iter().any(|key| key.name_any() == args.name) {
+        let digest = hex::encode(api_key::digest(origin::uid(&account.metadata), &args.name));
+        let is_meant =
+            |key: &&ApiKey| key.spec.sha256 == digest || key.spec.name.as_deref() == Some(args.name.as_str());
+        let account = args.account;
+        return Err(match keys.iter().find(is_meant) {
+            Some(key) => CliError::OtherKeyName {
+                account,
+                name: key.name_any(),
+            },
+            None => CliError::NoKey {
+                account,
+                // Not the key itself, which nobody should see.
+                name: if args.name.starts_with(api_key::PREFIX) {
+                    "with that value".to_owned()
+                } else {
+                    args.name
+                },
+                namespace: namespace.to_owned(),
+            },
+        });
+    }
     cluster.announce(&format!("revoking key {} of account {}", args.name, args.account));
     cluster
         .call(

@@ -197,6 +197,15 @@ pub enum CliError {
         /// The account's namespace.
         namespace: String,
     },
+    /// The name of a key is another than what was given: what it is for, or the key itself.
+    #[error(
+        "that is not the name of a key, but belongs to {name}: `stellage key revoke {name} --account {account}`"
+    )]
+    OtherKeyName {
+        account: String,
+        /// The key's name.
+        name: String,
+    },
     /// There is a key of that name.
     #[error(
         "account {account} already has a key {name}\nChoose another --name, or leave it out for a random one. A key is shown only once; to replace this one, first revoke it: {stellage} key revoke {name} --account {account}",

@@ -12,7 +12,7 @@ use super::{ids, text, times};
 pub const DEFAULT_KEY_QUOTA: u32 = 50;
 
 /// What keys begin with.
-const PREFIX: &str = "stl_";
+pub const PREFIX: &str = "stl_";
 /// Random characters of a key or of a link's token, of 62 kinds: 256 bits.
 const RANDOM: usize = 43;
 /// How long a sign-in link of the console works.

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     metering::{MAX_CHANGES, MeteredHour},
+    money::UnitPrice,
     times,
 };
 

@@ -178,7 +178,7 @@ impl TryFrom<String> for Currency {
     type Error = &'static str;
 
     fn try_from(code: String) -> Result<Self, Self::Error> {
-        match iso_currency::Currency::from_code(&code).map(|currency| currency.exponent()) {
+        match iso_currency::Currency::from_code(&code).map(iso_currency::Currency::exponent) {
             Some(Some(2)) => Ok(Self(code)),
             Some(_) => {
                 Err("must be a currency with two decimals, such as EUR: amounts are computed in hundredths")

@@ -7,7 +7,7 @@
 use std::{
     future::Future,
     net::{IpAddr, SocketAddr},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -16,7 +16,9 @@ use std::{
 
 use hickory_resolver::{
     TokioResolver,
-    config::{ConnectionConfig, NameServerConfig, ProtocolConfig, ResolverConfig, ResolverOpts},
+    config::{
+        ConnectionConfig, LookupIpStrategy, NameServerConfig, ProtocolConfig, ResolverConfig, ResolverOpts,
+    },
     net::{NetError, runtime::TokioRuntimeProvider},
     proto::rr::Name,
 };
@@ -27,6 +29,9 @@ use super::{TargetRules, connect_error::ConnectError};
 
 /// Timeout of a lookup, including its retries. Shorter than the connect timeout, of which it is a part.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(6);
+/// How long the addresses of one family wait for those of the other: some name servers never answer a query for IPv6 addresses. RFC
+/// 8305, section 3, proposes 50 ms, for people who wait.
+const OTHER_FAMILY: Duration = Duration::from_millis(500);
 /// Timeout of one query; then another DNS server is asked, or the same one again.
 const TRY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Retries of a query.
@@ -43,7 +48,8 @@ const MAX_ADDRESSES: usize = 8;
 /// Looks up names of receivers. Cheap to clone.
 #[derive(Clone)]
 pub struct GuardedResolver {
-    dns: TokioResolver,
+    /// For IPv6, and for IPv4.
+    dns: Arc<[TokioResolver; 2]>,
     rules: Arc<TargetRules>,
 }
 
@@ -70,15 +76,23 @@ impl GuardedResolver {
         // A search domain could turn a name into a service of the cluster, so drop them all; names are looked up as absolute.
         let servers = config.name_servers().to_vec();
         let config = ResolverConfig::from_parts(None, Vec::new(), servers);
-        let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
-        *builder.options_mut() = options;
+        let of_family = |ip_strategy| {
+            let provider = TokioRuntimeProvider::default();
+            let mut builder = TokioResolver::builder_with_config(config.clone(), provider);
+            *builder.options_mut() = options.clone();
+            builder.options_mut().ip_strategy = ip_strategy;
+            builder.build()
+        };
         Ok(Self {
-            dns: builder.build()?,
+            dns: Arc::new([
+                of_family(LookupIpStrategy::Ipv6Only)?,
+                of_family(LookupIpStrategy::Ipv4Only)?,
+            ]),
             rules,
         })
     }
 
-    /// The allowed addresses of a name, one to eight.
+    /// The allowed addresses of a name, one to eight; where there are both, IPv6 and IPv4 in turn.
     pub(super) async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, ConnectError> {
         if TargetRules::is_localhost(name) {
             let addresses: Vec<IpAddr> = self.rules.loopback().collect();
@@ -86,24 +100,65 @@ impl GuardedResolver {
         }
         let mut absolute = Name::from_ascii(name).map_err(|_| ConnectError::NoAddress)?;
         absolute.set_fqdn(true);
-        let found = tokio::time::timeout(LOOKUP_TIMEOUT, self.dns.lookup_ip(absolute))
-            .await
-            .map_err(|_| ConnectError::Lookup)?
-            .map_err(|error| {
-                if error.is_nx_domain() || error.is_no_records_found() {
-                    ConnectError::NoAddress
-                } else {
-                    ConnectError::Lookup
-                }
-            })?;
-        let found = non_empty(found.iter().collect(), ConnectError::NoAddress)?;
-        let allowed = found
-            .into_iter()
-            .filter(|address| self.rules.check_address(*address).is_ok())
-            .take(MAX_ADDRESSES)
-            .collect();
-        non_empty(allowed, ConnectError::Forbidden)
+        let [ipv6, ipv4] = &*self.dns;
+        let (ipv6, ipv4) = both(lookup(ipv6, &absolute), lookup(ipv4, &absolute)).await;
+        let error = match (&ipv6, &ipv4) {
+            (Err(ConnectError::NoAddress), Err(ConnectError::NoAddress)) => ConnectError::NoAddress,
+            (Err(_), Err(_)) => ConnectError::Lookup,
+            _ => ConnectError::Forbidden,
+        };
+        let allowed = |found: Result<Vec<IpAddr>, ConnectError>| -> Vec<IpAddr> {
+            let found = found.unwrap_or_default().into_iter();
+            found
+                .filter(|address| self.rules.check_address(*address).is_ok())
+                .collect()
+        };
+        let (ipv6, ipv4) = (allowed(ipv6), allowed(ipv4));
+        let in_turn = (0..MAX_ADDRESSES).flat_map(|index| [ipv6.get(index), ipv4.get(index)]);
+        let allowed = in_turn.flatten().take(MAX_ADDRESSES).copied().collect();
+        non_empty(allowed, error)
     }
+}
+
+/// The addresses of one family; never an empty list.
+async fn lookup(dns: &TokioResolver, name: &Name) -> Result<Vec<IpAddr>, ConnectError> {
+    let found = tokio::time::timeout(LOOKUP_TIMEOUT, dns.lookup_ip(name.clone()))
+        .await
+        .map_err(|_| ConnectError::Lookup)?
+        .map_err(|error| {
+            if error.is_nx_domain() || error.is_no_records_found() {
+                ConnectError::NoAddress
+            } else {
+                ConnectError::Lookup
+            }
+        })?;
+    non_empty(found.iter().collect(), ConnectError::NoAddress)
+}
+
+/// The outcomes of both. Once one has succeeded, the other has only [`OTHER_FAMILY`] left.
+async fn both<T>(
+    one: impl Future<Output = Result<T, ConnectError>>,
+    other: impl Future<Output = Result<T, ConnectError>>,
+) -> (Result<T, ConnectError>, Result<T, ConnectError>) {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    tokio::select! {
+        first = &mut one => {
+            let second = after(&first, other).await;
+            (first, second)
+        }
+        first = &mut other => (after(&first, one).await, first),
+    }
+}
+
+async fn after<T>(
+    first: &Result<T, ConnectError>,
+    second: impl Future<Output = Result<T, ConnectError>>,
+) -> Result<T, ConnectError> {
+    if first.is_err() {
+        return second.await;
+    }
+    let in_time = tokio::time::timeout(OTHER_FAMILY, second).await;
+    in_time.unwrap_or(Err(ConnectError::Lookup))
 }
 
 fn non_empty(addresses: Vec<IpAddr>, error: ConnectError) -> Result<Vec<IpAddr>, ConnectError> {

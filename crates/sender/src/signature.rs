@@ -172,6 +172,32 @@ mod tests {
         headers[name].to_str().unwrap()
     }
 
+    #[test]
+    fn the_request_in_the_documentation_has_the_signatures_that_it_says() {
+        let page = include_str!("../../../docs/receivers.md");
+        let (_, request) = page.split_once("```http\n").unwrap();
+        let (head, body) = request.split_once("\n\n").unwrap();
+        let body = body.lines().next().unwrap();
+        let of = |name: &str| {
+            let line = head.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_else(|| panic!("{name} in {head}"))
+        };
+        let (_, secret) = page.split_once("made with the secret `").unwrap();
+        let (secret, _) = secret.split_once('`').unwrap();
+        let at = |seconds: &str| Timestamp::from_second(seconds.parse().unwrap()).unwrap();
+        let signed = headers(
+            &SigningKeys::new(secret, None),
+            of("X-Service-Event-Id: "),
+            of("X-Service-Event-Type: "),
+            at(of("X-Service-Timestamp: ")),
+            at(of("Webhook-Timestamp: ")),
+            body.as_bytes(),
+        );
+        assert_eq!(of("Content-Length: "), body.len().to_string());
+        assert_eq!(text(&signed, "x-service-signature"), of("X-Service-Signature: "));
+        assert_eq!(text(&signed, "webhook-signature"), of("Webhook-Signature: "));
+    }
+
     /// The digest computed by the definition (RFC 2104, section 2), not with the crate that the code uses.
     fn hmac_by_definition(key: &[u8], message: &[u8]) -> String {
         use sha2::Digest as _;

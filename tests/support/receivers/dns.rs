@@ -18,6 +18,8 @@ use tokio::{net::UdpSocket, task::JoinSet};
 pub enum Reply {
     /// These addresses, with a TTL of zero, for queries of their type.
     Addresses(Vec<IpAddr>),
+    /// The same, but queries for IPv6 addresses are not answered.
+    AddressesWithoutIpv6(Vec<IpAddr>),
     /// NXDOMAIN.
     NoName,
     /// SERVFAIL.
@@ -110,7 +112,8 @@ fn answer(
     message.metadata.recursion_available = true;
     message.add_query(query.clone());
     match reply(&name, count) {
-        Reply::Addresses(addresses) => {
+        Reply::AddressesWithoutIpv6(_) if query.query_type() == RecordType::AAAA => return None,
+        Reply::Addresses(addresses) | Reply::AddressesWithoutIpv6(addresses) => {
             let wanted = |address: &IpAddr| match query.query_type() {
                 RecordType::A => address.is_ipv4(),
                 RecordType::AAAA => address.is_ipv6(),

@@ -35,7 +35,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples:
   SECRET=$(stellage webhook rotate-secret orders -n ada)
   stellage webhook rotate-secret orders -n ada --overlap 0s --output json
-  openssl rand -hex 32 | stellage webhook rotate-secret orders -n ada --secret-file -";
+  echo whsec_$(openssl rand -base64 32) | stellage webhook rotate-secret orders -n ada --secret-file -";
 
 /// Replace the signing secret. Only the new secret goes to stdout. During the overlap, deliveries are also signed with the old
 /// one.

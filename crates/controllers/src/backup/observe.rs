@@ -68,7 +68,9 @@ impl<P: Provider> Reconciler<P> {
                 !other.is_abandoned() && !matches!(uids, (Some(one), Some(other)) if one != other)
             })
             .collect();
-        let older_twin = if backup.phase() == BackupPhase::Waiting && origin::is_restored(&backup.metadata) {
+        let is_taken_up = backup.phase() == BackupPhase::Waiting && origin::is_restored(&backup.metadata);
+        // What is deleted may have been given the origin of another, whose data it would take along.
+        let older_twin = if is_taken_up || backup.is_deleting() {
             let all = self.controller.index.within(namespace(backup));
             origin::older_twin(&backup.metadata, all.iter().map(|other| &other.metadata))
         } else {
@@ -116,23 +118,12 @@ impl<P: Provider> Reconciler<P> {
         instances.find(is_target).map(|instance| instance.name_any())
     }
 
-    /// Whether another backup has the same origin: a copy of this one, or what this one is a copy of.
-    fn has_twin(&self, backup: &Backup) -> bool {
-        let all = self.controller.index.within(namespace(backup));
-        all.iter().any(|other| {
-            other.metadata.uid != backup.metadata.uid
-                && origin::uid(&other.metadata) == origin::uid(&backup.metadata)
-        })
-    }
-
     /// Asks the provider for whatever the backup needs next.
     pub(super) async fn ask(&self, backup: &Backup, has_account: bool, has_begun_now: bool) -> Asked {
         let what = self.with_situation(backup, has_account, |situation| question(backup, situation));
         let provider = &self.controller.provider;
         let now = self.controller.clock.now();
         match (what, self.instance_of(backup)) {
-            // The data of two with one origin are the same, and stay until the last of them is deleted.
-            (Question::Delete, _) if self.has_twin(backup) => Asked::Deleted,
             (Question::Delete, _) => self
                 .timed(backup, provider.delete_backup(backup))
                 .await

@@ -723,3 +723,30 @@ fn a_backup_that_was_restored_without_its_status_is_taken_up_and_its_end_is_not_
         (Some(BackupPhase::Completed), 0)
     );
 }
+
+#[test]
+fn a_copy_that_is_deleted_leaves_the_data_to_the_one_that_it_is_a_copy_of() {
+    let spec = json!({ "instance": "web", "scheduledFor": "2026-11-27T10:00:00Z" });
+    let mut backup = Backup::new("copy", serde_json::from_value(spec).unwrap());
+    backup.metadata.deletion_timestamp = Some(Time(at(60)));
+    backup.status.get_or_insert_default().phase = Some(BackupPhase::Completed);
+    let situation = |older_twin: Option<&str>| Situation {
+        older_twin: older_twin.map(str::to_owned),
+        source: Source::of(&backup, None),
+        others: &[],
+        has_account: true,
+        is_settled: &|_| true,
+        limits: BackupLimits {
+            per_instance: 30,
+            per_account: 1000,
+        },
+        has_room_in_account: &|| true,
+        gives_way: &|| false,
+        restored_to: None,
+    };
+    let copy = situation(Some("original"));
+    assert_eq!(question(&backup, &copy), Question::Nothing);
+    let decided = decide(&backup, &copy, Seen::NotAsked, at(60));
+    assert_eq!(decided.effect, Effect::Finish);
+    assert_eq!(question(&backup, &situation(None)), Question::Delete);
+}

@@ -28,8 +28,12 @@ use std::{
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
-use http::{HeaderValue, Request, Response, StatusCode, header};
-use hyper::{body::Incoming, server::conn::http1, service::Service};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use hyper::{
+    body::{Body as _, Incoming},
+    server::conn::http1,
+    service::Service,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use ipnet::IpNet;
 use rustix::{io::Errno, net::sockopt::set_ipv6_v6only};
@@ -48,9 +52,10 @@ use self::{
     tls::Certificate,
 };
 
-/// Timeout for the next head on a connection that has been used. Longer than the 60 s after which load balancers close idle
-/// connections, so that the load balancer closes first and sends no request on a closed connection.
-const NEXT_HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// Timeout for the next head on a connection that has been used. Longer than the 60 to 600 s after which load balancers close idle
+/// connections, so that the load balancer closes first and sends no request on a closed connection. Where room is needed, idle
+/// connections are closed before.
+const NEXT_HEAD_TIMEOUT: Duration = Duration::from_secs(620);
 /// Largest head of a request, in bytes, and so the most memory that a connection takes before its request is read.
 const MAX_HEAD: usize = 32 * 1024;
 /// Most headers of a request.
@@ -299,11 +304,15 @@ impl Server {
             if let Some(peer) = peer {
                 request.extensions_mut().insert(peer);
             }
+            // hyper closes a connection on which an unread body is still to come, and does not say so.
+            let is_left_unread = request.version() < Version::HTTP_2
+                && (request.method().is_safe() || request.method() == Method::DELETE)
+                && !request.body().is_end_stream();
             let answer = service.call(request);
-            answer.map(|answer| {
+            answer.map(move |answer| {
                 admitted.end();
                 answer.map(|mut answer| {
-                    if self.options.leaving.load(Ordering::Relaxed) {
+                    if is_left_unread || self.options.leaving.load(Ordering::Relaxed) {
                         answer
                             .headers_mut()
                             .insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -39,11 +39,11 @@ pub async fn required(request: Request<Body>) -> Result<Fields, Error> {
     parse(&bytes)
 }
 
-/// Reads an optional JSON object; an empty body counts as `{}`.
+/// Reads an optional JSON object; an empty body, white space and `null` count as `{}`.
 pub async fn optional(request: Request<Body>) -> Result<Fields, Error> {
     let (head, body) = request.into_parts();
     let bytes = read(&head.headers, body).await?;
-    if bytes.is_empty() {
+    if matches!(bytes.trim_ascii(), b"" | b"null") {
         // Do not check the type: clients set a Content-Type even if they send nothing.
         return parse(b"{}");
     }

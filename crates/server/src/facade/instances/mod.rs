@@ -40,6 +40,7 @@ use crate::service::{
     store::Created,
 };
 use api::{ChangeInstance, CreateInstance, Instance, InstanceSummary, List, NewInstance, Pagination, Single};
+use resources::{InstanceState, Plan};
 
 /// Lists instances
 ///
@@ -212,7 +213,24 @@ pub async fn change(
         .service
         .change_instance(caller.namespace(), id, &change, &precondition)
         .await?;
-    detail_of(StatusCode::OK, &item, None)
+    let message = change.plan.map(|plan| plan_message(&item, plan));
+    detail_of(StatusCode::OK, &item, message)
+}
+
+/// Says what becomes of an instance that was given this plan.
+fn plan_message(item: &IndexedInstance, plan: Plan) -> String {
+    let (name, in_effect) = (item.instance.display_name(), item.plan);
+    if plan == in_effect && item.state != InstanceState::Resizing {
+        format!("Instance {name} has the plan {}.", plan.as_str())
+    } else if item.state == InstanceState::Resizing {
+        format!("Instance {name} is changing to the plan {}.", plan.as_str())
+    } else {
+        format!(
+            "Instance {name} gets the plan {} at its next reboot or start; set the plan {} to drop that.",
+            plan.as_str(),
+            in_effect.as_str(),
+        )
+    }
 }
 
 /// Deletes an instance

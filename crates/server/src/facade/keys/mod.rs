@@ -171,7 +171,7 @@ pub async fn detail(
 
 /// Revokes an API key
 ///
-/// It stops working within a second. A key can revoke itself.
+/// It stops working within a second. A key with the scope `write` can revoke itself.
 #[utoipa::path(
     delete, path = "/v1/keys/{id}", operation_id = "revokeKey", tag = "account",
     params(KeyName),
