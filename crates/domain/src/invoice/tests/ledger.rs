@@ -165,6 +165,8 @@ struct World {
     books: Option<Books>,
     /// The histories at the time when an invoice could no longer change.
     frozen: HashMap<String, Vec<(String, History)>>,
+    /// Invoices that came to nothing, and what they would have covered.
+    dropped: Vec<(String, (Timestamp, Timestamp))>,
     version: u64,
     /// Whether the account is deleted. What is left in it is what the operator still sees.
     is_closing: bool,
@@ -192,6 +194,7 @@ impl World {
             last_number: 0,
             books: None,
             frozen: HashMap::new(),
+            dropped: Vec::new(),
             version: 0,
             is_closing: false,
             terms: InvoiceTerms {
@@ -421,6 +424,11 @@ impl World {
                     books.put_invoice(*invoice);
                 }
                 Step::Delete(invoice) => {
+                    self.freeze(invoice.name());
+                    let period = invoice.spec.period;
+                    let next = books.invoices.values().nth(1);
+                    let to = next.map_or(period.to, |next| next.spec.period.from);
+                    self.dropped.push((invoice.name().to_owned(), (period.from, to)));
                     self.invoices.remove(invoice.name()).unwrap();
                     books.remove_invoice(&invoice);
                 }
@@ -484,16 +492,21 @@ impl World {
         }
         let mut hours: HashMap<&str, usize> = HashMap::new();
         let mut earlier: HashMap<(String, String), (u64, u64)> = HashMap::new();
-        for invoice in &issued {
+        let of_issued = issued.iter().map(|invoice| {
             let period = invoice.spec.period;
-            let month = period.from.to_string()[..7].to_owned();
-            let mut lines = self.lines(invoice.name());
-            lines.sort_by(|a, b| a.name.cmp(&b.name));
+            (invoice.name(), (period.from, period.to), Some(*invoice))
+        });
+        let dropped = self.dropped.iter();
+        let of_dropped = dropped.map(|(name, period)| (name.as_str(), *period, None));
+        let mut all: Vec<_> = of_issued.chain(of_dropped).collect();
+        all.sort_by_key(|(_, period, _)| *period);
+        for (name, period, invoice) in &all {
+            let month = period.0.to_string()[..7].to_owned();
             let mut of_reference = Vec::new();
-            for (uid, history) in &self.frozen[invoice.name()] {
+            for (uid, history) in &self.frozen[*name] {
                 let before = earlier.entry((uid.clone(), month.clone())).or_default();
                 let machine = self.machines.iter().find(|machine| machine.uid == *uid).unwrap();
-                let period = (period.from, period.to);
+                let period = *period;
                 let line = machine.of_reference(history, period, &self.price_changes, *before);
                 if let Some((hours, amount, cap)) = line {
                     *before = (before.0 + amount, before.1.max(cap));
@@ -501,6 +514,16 @@ impl World {
                 }
             }
             of_reference.sort_unstable();
+            let Some(invoice) = invoice else {
+                for (uid, count, amount) in of_reference {
+                    prop_assert_eq!(amount, 0, "{} of {}, which came to nothing", uid, name);
+                    let machine = self.machines.iter().find(|machine| machine.uid == uid).unwrap();
+                    *hours.entry(&machine.uid).or_default() += usize::try_from(count).unwrap();
+                }
+                continue;
+            };
+            let mut lines = self.lines(name);
+            lines.sort_by(|a, b| a.name.cmp(&b.name));
             for line in &lines {
                 let exact: u64 = line.hours.iter().map(|hours| hours.amount().0).sum();
                 let rounded = (exact - line.reduction + PER_CENT / 2) / PER_CENT;
@@ -528,7 +551,7 @@ impl World {
         }
         // Each hour begun of an instance is billed once.
         for machine in self.machines.iter().filter(|machine| machine.megabytes.is_none()) {
-            let end = issued.last().unwrap().spec.period.to;
+            let end = all.iter().map(|(_, period, _)| period.1).max().unwrap();
             let begun = reference::hours(&machine.history, end).len();
             prop_assert_eq!(
                 hours.get(machine.uid.as_str()).copied().unwrap_or(0),
