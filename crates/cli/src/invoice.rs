@@ -22,10 +22,7 @@ use super::{
     program::program,
 };
 use resources::{
-    Account, Invoice, InvoiceLine, InvoicePage,
-    invoice_page::INVOICE_LABEL,
-    money::{Cents, Reduction, UnitPrice},
-    origin,
+    Account, Invoice, InvoiceLine, InvoicePage, invoice_page::INVOICE_LABEL, money::Cents, origin,
 };
 use runtime::{client::Pages, kubeconfig::ClusterArgs};
 
@@ -406,38 +403,28 @@ fn nothing(until: Timestamp, args: &CloseArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The rows of a line: its plans and prices, its reduction, and what is to be paid, in the last of them.
+/// The rows of a line: what is to be paid is in the last of them.
 fn rows(line: &InvoiceLine) -> Vec<[String; 7]> {
-    let hours = line.hours.iter().map(|hours| {
-        let unit_price = UnitPrice(hours.unit_price).to_string();
+    let rows = line.rows();
+    let last = rows.len().saturating_sub(1);
+    let rows = rows.into_iter().enumerate().map(|(index, row)| {
+        let only = |at: usize, text: &str| {
+            if index == at {
+                text.to_owned()
+            } else {
+                String::new()
+            }
+        };
         [
-            hours.plan.clone(),
-            hours.hours.to_string(),
-            unit_price,
-            hours.amount().to_string(),
+            only(0, &line.instance_id),
+            only(0, &line.name),
+            row.plan.to_owned(),
+            row.hours,
+            row.unit_price,
+            row.amount,
+            only(last, &Cents(line.amount_cents).to_string()),
         ]
     });
-    let reduction = (line.reduction > 0).then(|| {
-        let amount = Reduction(line.reduction).to_string();
-        ["reduction".to_owned(), String::new(), String::new(), amount]
-    });
-    let rows: Vec<_> = hours.chain(reduction).collect();
-    let last = rows.len().saturating_sub(1);
-    let rows = rows
-        .into_iter()
-        .enumerate()
-        .map(|(index, [plan, hours, price, amount])| {
-            let only = |at: usize, text: String| if index == at { text } else { String::new() };
-            [
-                only(0, line.instance_id.clone()),
-                only(0, line.name.clone()),
-                plan,
-                hours,
-                price,
-                amount,
-                only(last, Cents(line.amount_cents).to_string()),
-            ]
-        });
     rows.collect()
 }
 

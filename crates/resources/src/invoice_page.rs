@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     metering::{MAX_CHANGES, MeteredHour},
-    money::UnitPrice,
+    money::{Reduction, UnitPrice},
     times,
 };
 
@@ -123,6 +123,38 @@ pub struct InvoiceLine {
     /// What is to be paid, in cents: the hours without the reduction, rounded half up.
     #[schemars(extend("format" = "int64"))]
     pub amount_cents: u64,
+}
+
+/// A row of a line, as tables show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineRow<'a> {
+    /// The plan; `reduction` for the reduction, which has no hours.
+    pub plan: &'a str,
+    /// Number of hours.
+    pub hours: String,
+    /// Price of an hour.
+    pub unit_price: String,
+    /// What the row comes to, exactly.
+    pub amount: String,
+}
+
+impl InvoiceLine {
+    /// A row for each plan and price, and one for the reduction if there is one.
+    pub fn rows(&self) -> Vec<LineRow<'_>> {
+        let hours = self.hours.iter().map(|hours| LineRow {
+            plan: &hours.plan,
+            hours: hours.hours.to_string(),
+            unit_price: UnitPrice(hours.unit_price).to_string(),
+            amount: hours.amount().to_string(),
+        });
+        let reduction = (self.reduction > 0).then(|| LineRow {
+            plan: "reduction",
+            hours: String::new(),
+            unit_price: String::new(),
+            amount: Reduction(self.reduction).to_string(),
+        });
+        hours.chain(reduction).collect()
+    }
 }
 
 /// A page.

@@ -220,10 +220,10 @@ pub async fn change(
 /// Says what becomes of an instance that was given this plan.
 fn plan_message(item: &IndexedInstance, plan: Plan) -> String {
     let (name, in_effect) = (item.instance.display_name(), item.plan);
-    if plan == in_effect && item.state != InstanceState::Resizing {
-        format!("Instance {name} has the plan {}.", plan.as_str())
-    } else if item.state == InstanceState::Resizing {
+    if item.state == InstanceState::Resizing {
         format!("Instance {name} is changing to the plan {}.", plan.as_str())
+    } else if plan == in_effect {
+        format!("Instance {name} has the plan {}.", plan.as_str())
     } else {
         format!(
             "Instance {name} gets the plan {} at its next reboot or start; set the plan {} to drop that.",

@@ -1,13 +1,10 @@
 //! An invoice as CSV (RFC 4180): one row for each plan and price of each line, and one for its reduction, if it has one. Each row has
 //! its own amount, exactly; those of a line add up to what is to be paid for it, rounded half up to cents.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Write as _;
 
 use crate::service::invoices::OpenedInvoice;
-use resources::{
-    InvoiceLine,
-    money::{Reduction, UnitPrice},
-};
+use resources::InvoiceLine;
 
 /// The first row.
 pub(super) const HEAD: &str =
@@ -25,30 +22,22 @@ pub(super) fn rows(opened: &OpenedInvoice, lines: &[InvoiceLine]) -> String {
     let tax_rate = opened.tax_rate();
     let mut text = String::new();
     for line in lines {
-        let mut row = |plan: &str, hours: &str, unit_price: &str, amount: &dyn Display| {
+        for row in line.rows() {
             // Writing to a String cannot fail.
             let _ = write!(
                 text,
-                "{},{},{},{},{},{plan},{hours},{unit_price},{amount},{},{tax_rate}\r\n",
+                "{},{},{},{},{},{},{},{},{},{},{tax_rate}\r\n",
                 field(number),
                 opened.period.from,
                 opened.period.to,
                 field(&line.instance_id),
                 field(&line.name),
+                field(row.plan),
+                row.hours,
+                row.unit_price,
+                row.amount,
                 field(&opened.currency),
             );
-        };
-        for hours in &line.hours {
-            let unit_price = UnitPrice(hours.unit_price).to_string();
-            row(
-                &field(&hours.plan),
-                &hours.hours.to_string(),
-                &unit_price,
-                &hours.amount(),
-            );
-        }
-        if line.reduction > 0 {
-            row("reduction", "", "", &Reduction(line.reduction));
         }
     }
     text

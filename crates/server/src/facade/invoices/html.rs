@@ -11,7 +11,7 @@ use crate::service::invoices::OpenedInvoice;
 use api::Seconds;
 use resources::{
     InvoiceLine,
-    money::{Cents, Reduction, TaxRate, UnitPrice},
+    money::{Cents, TaxRate},
 };
 
 const STYLE: &str = "body{font:11pt/1.4 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;color:#111}\
@@ -131,20 +131,8 @@ pub(super) fn foot(opened: &OpenedInvoice, net: Cents) -> String {
 pub(super) fn rows(_: &OpenedInvoice, lines: &[InvoiceLine]) -> String {
     let mut text = String::new();
     for line in lines {
-        let reduction = (line.reduction > 0).then(|| {
-            let amount = Reduction(line.reduction).to_string();
-            (String::from("reduction"), String::new(), String::new(), amount)
-        });
-        let hours = line.hours.iter().map(|hours| {
-            (
-                escaped(&hours.plan),
-                hours.hours.to_string(),
-                UnitPrice(hours.unit_price).to_string(),
-                hours.amount().to_string(),
-            )
-        });
-        let mut rows = hours.chain(reduction).enumerate().peekable();
-        while let Some((index, (plan, hours, unit_price, amount))) = rows.next() {
+        let mut rows = line.rows().into_iter().enumerate().peekable();
+        while let Some((index, row)) = rows.next() {
             let (id, name) = if index == 0 {
                 (escaped(&line.instance_id), escaped(&line.name))
             } else {
@@ -158,7 +146,11 @@ pub(super) fn rows(_: &OpenedInvoice, lines: &[InvoiceLine]) -> String {
             // Writing to a String cannot fail.
             let _ = writeln!(
                 text,
-                "<tr><td>{id}</td><td>{name}</td><td>{plan}</td><td class=\"n\">{hours}</td><td class=\"n\">{unit_price}</td><td class=\"n\">{amount}</td><td class=\"n\">{to_pay}</td></tr>",
+                "<tr><td>{id}</td><td>{name}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{to_pay}</td></tr>",
+                escaped(row.plan),
+                row.hours,
+                row.unit_price,
+                row.amount,
             );
         }
     }
