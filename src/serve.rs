@@ -230,6 +230,7 @@ pub async fn serve(
         let Slots {
             deliveries, invoices, ..
         } = candidate.slots.clone();
+        let namespace = candidate.common.namespace.clone();
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         let unsettled = watcher::Config::default().labels(&format!("!{SETTLED_LABEL}"));
         // Small pages, because invoices carry their lines until these are left out.
@@ -240,7 +241,12 @@ pub async fn serve(
             backups,
             webhooks,
             deliveries: watches.spawn_selected::<Delivery>(unfinished, vec![Box::new(deliveries)]),
-            invoices: watches.spawn_without(unsettled, Invoice::forget_lines, vec![Box::new(invoices)]),
+            invoices: watches.spawn_in(
+                &namespace,
+                unsettled,
+                Invoice::forget_lines,
+                vec![Box::new(invoices)],
+            ),
         };
         tasks.push((
             "the controllers",

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 use clap::Args;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use controllers::mail::MailSettings;
+use controllers::{invoice::InvoiceSettings, mail::MailSettings};
 use domain::{
     delivery::{DEFAULT_RETENTION_HOURS, DeliveryLog, DeliverySettings},
     provider::Timings,
@@ -34,7 +34,7 @@ const LEASE_SECONDS: RangeInclusive<i64> = 4..=600;
 /// Settings that the facade and the controllers share.
 #[derive(Args, Clone, Debug)]
 pub struct CommonSettings {
-    /// Namespace of the operator, which holds the Lease, invoice numbers and the console's key; no Account may use it
+    /// Namespace of the operator, which holds the Lease, the invoices and the console's key; no Account may use it
     #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
     pub namespace: String,
 
@@ -245,6 +245,10 @@ pub struct ControllerSettings {
     #[command(flatten)]
     pub monitoring: MonitoringSettings,
 
+    /// How invoices are numbered, bounded and kept
+    #[command(flatten)]
+    pub invoices: InvoiceArgs,
+
     /// How events are delivered and recorded
     #[command(flatten)]
     pub delivery: DeliverySettings,
@@ -252,6 +256,44 @@ pub struct ControllerSettings {
     /// How account holders are notified
     #[command(flatten)]
     pub mail: MailSettings,
+}
+
+/// Settings of invoices.
+#[derive(Args, Clone, Debug)]
+pub struct InvoiceArgs {
+    /// What invoice numbers begin with, such as B-; for one seller with several installations
+    #[arg(long, env = "STELLAGE_INVOICE_PREFIX", default_value = "", hide_default_value = true, value_parser = invoice_prefix)]
+    pub invoice_prefix: String,
+
+    /// Lines of one invoice; with so many it is issued, and the next one begins
+    #[arg(long, env = "STELLAGE_INVOICE_LINES", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1000..=500_000))]
+    pub invoice_lines: u32,
+
+    /// Days after its issue from which on an invoice is deleted; the law may ask for ten years or more; default: never
+    #[arg(long, env = "STELLAGE_INVOICE_RETENTION", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=36_500))]
+    pub invoice_retention: Option<u32>,
+}
+
+impl InvoiceArgs {
+    /// As the controller takes them.
+    pub fn settings(&self) -> InvoiceSettings {
+        let day = Duration::from_hours(24);
+        InvoiceSettings {
+            prefix: self.invoice_prefix.clone(),
+            max_lines: usize::try_from(self.invoice_lines).unwrap_or(usize::MAX),
+            retention: self.invoice_retention.map(|days| day * days),
+        }
+    }
+}
+
+fn invoice_prefix(text: &str) -> Result<String, String> {
+    let is_known = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let is_right = text.len() <= 16 && text.chars().all(is_known) && !text.starts_with('-');
+    if is_right {
+        Ok(text.to_owned())
+    } else {
+        Err("must have at most 16 letters, digits and '-', and not begin with '-', such as B-".to_owned())
+    }
 }
 
 /// Settings of the samples of usage.

@@ -430,7 +430,10 @@ async fn a_bundle_has_what_a_bug_report_needs_and_no_secret() {
     let mut operator = Operator::start(&plane, &arguments).await;
     let tenant = Tenant::with(&plane, &operator, "bundled", |spec| {
         spec.email = "very.private@example.com".to_owned();
-        spec.billing_address = vec!["12 Secret Street".to_owned()];
+        spec.billing = Some(Billing {
+            address: vec!["12 Secret Street".to_owned()],
+            ..Billing::default()
+        });
     })
     .await;
     let receiver = Receiver::start(|_| Answer::status(500).body("a private answer")).await;

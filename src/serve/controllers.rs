@@ -199,7 +199,6 @@ struct Controllers<'a> {
     restores: Restores,
     ledger: Ledger,
     invoices: InvoiceController,
-    open_invoices: ByNamespace<Invoice>,
     invoice_queue: ReconcileQueue<Invoice>,
     webhooks: WebhookController,
     notifier: Notifier,
@@ -242,8 +241,7 @@ impl<'a> Controllers<'a> {
             metrics: watches.metrics.clone(),
             clock: clock.clone(),
         });
-        let (ledger, instances, open_invoices) =
-            (Ledger::default(), ByNamespace::default(), ByNamespace::default());
+        let (ledger, instances) = (Ledger::default(), ByNamespace::default());
         let backups = BackupIndex::new(backup_queue.clone());
         let invoices = InvoiceController::new(invoice::Deps {
             client: watches.client.clone(),
@@ -251,7 +249,7 @@ impl<'a> Controllers<'a> {
             directory: directory.clone(),
             ledger: ledger.clone(),
             instances: instances.clone(),
-            invoices: open_invoices.clone(),
+            settings: settings.invoices.settings(),
             backups: backups.clone(),
             outbox: webhooks.outbox(),
             catalogue: catalogue.clone(),
@@ -290,7 +288,6 @@ impl<'a> Controllers<'a> {
             restores: Restores::default(),
             ledger,
             invoices,
-            open_invoices,
             invoice_queue: ReconcileQueue::default(),
             webhooks,
             notifier,
@@ -346,7 +343,7 @@ impl<'a> Controllers<'a> {
     fn on_invoices(&self) -> Vec<Box<dyn Listener<Invoice>>> {
         vec![
             self.webhooks.outbox_listener(),
-            Box::new(self.open_invoices.clone()),
+            self.invoices.invoice_listener(),
             Box::new(self.invoice_queue.clone()),
         ]
     }

@@ -21,13 +21,6 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["eventlogs"]
   verbs: ["get", "list"]
-# The facade reads invoices, and pages of their lines by name.
-- apiGroups: ["stellage.dev"]
-  resources: ["invoices"]
-  verbs: ["get", "list"]
-- apiGroups: ["stellage.dev"]
-  resources: ["invoicepages"]
-  verbs: ["get"]
 # The facade looks up which account a key belongs to.
 - apiGroups: ["stellage.dev"]
   resources: ["accounts"]
@@ -75,13 +68,10 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["eventlogs"]
   verbs: ["get", "list", "create", "delete"]
-# The controller opens, writes and issues invoices, and moves those of a deleted account to its own namespace.
+# The controller takes invoice numbers, and never changes or deletes one.
 - apiGroups: ["stellage.dev"]
-  resources: ["invoices"]
-  verbs: ["list", "watch", "create", "update", "delete"]
-- apiGroups: ["stellage.dev"]
-  resources: ["invoicepages"]
-  verbs: ["list", "create", "update", "delete"]
+  resources: ["invoicenumbers"]
+  verbs: ["get", "list", "create"]
 # The controller deletes the keys of a deleted account.
 - apiGroups: ["stellage.dev"]
   resources: ["apikeys"]
@@ -163,10 +153,14 @@ has both lists.
 {{- end -}}
 
 {{- define "stellage.rules.invoices" -}}
-# The controller keeps the numbers of invoices and the prices of the past in these two ConfigMaps.
+# The controller opens, writes and issues the invoices of all accounts, which are in its own namespace.
+- apiGroups: ["stellage.dev"]
+  resources: ["invoices", "invoicepages"]
+  verbs: ["get", "list", "watch", "create", "update", "delete"]
+# The controller keeps past and announced prices in this ConfigMap.
 - apiGroups: [""]
   resources: ["configmaps"]
-  resourceNames: ["stellage-invoice-numbers", "stellage-prices"]
+  resourceNames: ["stellage-prices"]
   verbs: ["get", "update"]
 # A create cannot be limited to a name, which is not known when it is authorized; the admission policy operator-configmaps.stellage.dev
 # does that.
@@ -176,7 +170,14 @@ has both lists.
 {{- end -}}
 
 {{- define "stellage.rules.prices" -}}
-# The facade reads the prices of the past for the open invoice.
+# The facade reads invoices, and pages of their lines by name; it shows an account its own alone.
+- apiGroups: ["stellage.dev"]
+  resources: ["invoices"]
+  verbs: ["get", "list"]
+- apiGroups: ["stellage.dev"]
+  resources: ["invoicepages"]
+  verbs: ["get"]
+# The facade reads the prices for the open invoice.
 - apiGroups: [""]
   resources: ["configmaps"]
   resourceNames: ["stellage-prices"]
@@ -240,7 +241,7 @@ subjects:
 {{- define "stellage.rules.tenant.view" -}}
 # What is in an account's namespace, but for its keys and Secrets.
 - apiGroups: ["stellage.dev"]
-  resources: ["instances", "backups", "webhooks", "deliveries", "eventlogs", "invoices", "invoicepages"]
+  resources: ["instances", "backups", "webhooks", "deliveries", "eventlogs"]
   verbs: ["get", "list", "watch"]
 {{- end -}}
 

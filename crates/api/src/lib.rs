@@ -80,7 +80,10 @@ pub use instance::{
     ChangeInstance, CreateInstance, Instance, InstanceMetrics, InstanceSummary, NewInstance, RebuildInstance,
     WantedPower,
 };
-pub use invoice::{Invoice, InvoiceAnswer, InvoiceHours, InvoiceLine, InvoicePeriod, InvoiceStatus};
+pub use invoice::{
+    Corrected, Hours, Invoice, InvoiceAnswer, InvoiceHours, InvoiceLine, InvoicePeriod, InvoiceStatus,
+    InvoiceType, Party,
+};
 pub use key::{CreateKey, Key, NewKey};
 pub use money::{Money, UnitMoney};
 pub use monitoring::{Alert, AlertStatus, InstanceSeries, InstanceSeriesPoints};

@@ -121,7 +121,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         instance_quota: args.instance_quota,
         webhook_quota: args.webhook_quota,
         rate_limit_per_hour: args.rate_limit_per_hour,
-        billing_address: Vec::new(),
+        billing: None,
         invoices_closed_until: None,
     };
     let api = Api::<Account>::all(cluster.client.clone());

@@ -61,7 +61,7 @@ pub enum Command {
     /// Create, list and show accounts
     #[command(subcommand)]
     Account(account::AccountCommand),
-    /// List and show invoices, and issue them before the end of the month
+    /// List and show invoices, issue them early, and take back what they bill
     #[command(subcommand, visible_alias = "invoices", alias = "inv")]
     Invoice(invoice::InvoiceCommand),
     /// Create and revoke API keys

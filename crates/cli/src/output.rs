@@ -1,6 +1,6 @@
 //! Output: tables for people, JSON for scripts.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -22,6 +22,15 @@ pub(super) enum Output {
 /// Prints a line, made [`printable`]. A closed pipe, as with `| head`, is not an error.
 pub(super) fn line(text: &str) {
     let _ = writeln!(io::stdout(), "{}", printable(text));
+}
+
+/// Prints a document as it is, unless it is printed to a terminal.
+pub(super) fn document(text: &str) {
+    if io::stdout().is_terminal() {
+        line(text);
+    } else {
+        let _ = io::stdout().write_all(text.as_bytes());
+    }
 }
 
 /// Prints a line to stderr, made [`printable`].

@@ -3,12 +3,13 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
-use schemars::{Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{
     conditions,
-    invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES},
+    invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES, MAX_TEXT, Party},
+    money::TaxRate,
     times,
     webhook::DEFAULT_WEBHOOK_QUOTA,
 };
@@ -39,7 +40,7 @@ pub const DEFAULT_INSTANCE_QUOTA: u32 = 100;
 pub const DEFAULT_RATE_LIMIT_PER_HOUR: u32 = 3600;
 
 /// An account holder and their limits.
-#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[kube(
     group = "stellage.dev",
     version = "v1",
@@ -97,10 +98,9 @@ pub struct AccountSpec {
     #[schemars(range(min = 1, max = 1_000_000_000), extend("format" = "int32"))]
     pub rate_limit_per_hour: Option<i32>,
 
-    /// Address lines of the account holder on invoices, at most six of 1 to 100 characters each.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "address")]
-    pub billing_address: Vec<String>,
+    /// The account holder as invoices name it, and its tax.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub billing: Option<Billing>,
 
     /// Time until which the account's invoices are to be closed: the open invoice is issued with the hours that began before it,
     /// and the next one goes on from there. Set by stellage invoice close. A time in the past of that invoice has no effect, and
@@ -108,6 +108,67 @@ pub struct AccountSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_moment")]
     pub invoices_closed_until: Option<String>,
+}
+
+/// The account holder on invoices. What is issued stays as it was.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Billing {
+    /// Name of the company or person. Default: the Account's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "text")]
+    pub name: Option<String>,
+
+    /// Address lines, at most six of 1 to 100 characters each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "address")]
+    pub address: Vec<String>,
+
+    /// Country, as an ISO 3166-1 code of two capital letters, such as DE. E-invoices need it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2), regex(pattern = "^[A-Z]{2}$"))]
+    pub country: Option<String>,
+
+    /// VAT identifier, such as DE123456789.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "text")]
+    pub vat_id: Option<String>,
+
+    /// What the account holder wants to find on invoices, such as an order number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "text")]
+    pub reference: Option<String>,
+
+    /// Tax rate in percent instead of the catalogue's, such as 0 or "7.7", at the time of issue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "tax_rate")]
+    pub tax_rate: Option<TaxRate>,
+
+    /// Why there is no tax, or another one, such as "Reverse charge: the buyer owes the tax".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "text")]
+    pub tax_note: Option<String>,
+}
+
+/// A whole number, or a text with up to two decimals: Kubernetes advises against floating-point numbers.
+fn tax_rate(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "x-kubernetes-int-or-string": true,
+        "x-kubernetes-validations": [{
+            "rule": "type(self) == int ? self >= 0 && self <= 100 : self.matches('^(100([.]0{1,2})?|[0-9]{1,2}([.][0-9]{1,2})?)$')",
+            "message": "must be a rate in percent from 0 to 100, a whole number or a text with at most two decimals, such as 19 or \"7.7\"",
+        }],
+    })
+}
+
+fn text(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string", "minLength": 1, "maxLength": MAX_TEXT,
+        "x-kubernetes-validations": [{
+            "rule": "!self.matches('[\\x00-\\x1f\\x7f]')",
+            "message": "must not have control characters",
+        }]
+    })
 }
 
 fn address(_: &mut SchemaGenerator) -> Schema {
@@ -194,6 +255,20 @@ impl Account {
     /// Time until which its invoices are to be closed.
     pub fn invoices_closed_until(&self) -> Option<Timestamp> {
         self.spec.invoices_closed_until.as_deref()?.parse().ok()
+    }
+
+    /// The account holder, as invoices name it now.
+    pub fn buyer(&self) -> Party {
+        let billing = self.spec.billing.clone().unwrap_or_default();
+        let name = self.metadata.name.clone().unwrap_or_default();
+        Party {
+            name: billing.name.unwrap_or(name),
+            address: billing.address,
+            country: billing.country,
+            vat_id: billing.vat_id,
+            email: Some(self.spec.email.clone()),
+            reference: billing.reference,
+        }
     }
 
     /// Requests per hour for each of its keys.

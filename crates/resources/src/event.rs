@@ -130,4 +130,9 @@ pub trait HasOutbox: Resource<DynamicType = ()> + Clone + Send + Sync + 'static 
 
     /// The events that have not been handed to all webhooks yet.
     fn outbox(&self) -> &[OutboxEntry];
+
+    /// The namespace of the account whose webhooks are told.
+    fn account_namespace(&self) -> &str {
+        self.meta().namespace.as_deref().unwrap_or_default()
+    }
 }

@@ -1,4 +1,5 @@
-//! `Invoice`: what an account owes for one calendar month, or a part of it.
+//! `Invoice`: what an account owes for one calendar month, or a part of it. It lies in the operator's namespace, where tenants cannot
+//! delete it and it outlives its account.
 //!
 //! Like a Delivery, it is a record without a status subresource, so that one write creates it with its status, and one write
 //! issues it together with its event. It contains its first lines; the others are in [`InvoicePage`](super::InvoicePage)s: an account
@@ -19,14 +20,29 @@ use super::{
 /// Label of an Invoice about which nothing is left to do: it is issued, and its event is settled. The operator does not watch
 /// those, so its memory does not grow with their number.
 pub const SETTLED_LABEL: &str = "stellage.dev/settled";
-/// Label of the Invoices and InvoicePages of a deleted Account, in the operator's namespace: the name of the Account.
-pub const FORMER_ACCOUNT_LABEL: &str = "stellage.dev/former-account";
+/// Label of an Invoice and its InvoicePages: the origin of their Account, which is the UID that it was created with.
+pub const ACCOUNT_ORIGIN_LABEL: &str = "stellage.dev/account-origin";
 /// Most lines of an address.
 pub const MAX_ADDRESS_LINES: usize = 6;
 /// Most characters of a line of an address.
 pub const MAX_ADDRESS_LINE: usize = 100;
-/// Most pages of an invoice: a million lines.
+/// Most characters of a name, a VAT identifier, a reference or a note on an invoice.
+pub const MAX_TEXT: usize = 200;
+/// Most pages of an invoice: ten times as many lines as it has before it is issued and the next one begins (decisions, section 8),
+/// for an account that has more than those at once.
 pub const MAX_PAGES: usize = 10_000;
+
+/// Whether it bills something, or takes back some of that.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema, strum::AsRefStr,
+)]
+pub enum InvoiceType {
+    /// It bills hours.
+    #[default]
+    Invoice,
+    /// It takes back some or all of an issued invoice.
+    CreditNote,
+}
 
 /// Whether an invoice can still change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
@@ -36,6 +52,74 @@ pub enum InvoicePhase {
     Open,
     /// It has a number, and never changes again.
     Issued,
+    /// It is a credit note that was asked for and cannot be issued; status.held says why.
+    Refused,
+}
+
+/// A seller or a buyer, as an invoice names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Party {
+    /// Name of the company or person.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = MAX_TEXT))]
+    pub name: String,
+    /// Address lines.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "address")]
+    pub address: Vec<String>,
+    /// Country, as an ISO 3166-1 code of two letters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2))]
+    pub country: Option<String>,
+    /// VAT identifier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_TEXT))]
+    pub vat_id: Option<String>,
+    /// E-mail address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 254))]
+    pub email: Option<String>,
+    /// What the buyer wants to find on an invoice, such as an order number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_TEXT))]
+    pub reference: Option<String>,
+}
+
+impl Party {
+    /// What is printed, line by line.
+    pub fn lines(&self) -> Vec<String> {
+        let vat_id = self.vat_id.as_ref().map(|id| format!("VAT ID {id}"));
+        let reference = self.reference.as_ref().map(|text| format!("Reference {text}"));
+        [self.name.clone()]
+            .into_iter()
+            .chain(self.address.iter().cloned())
+            .chain(self.country.clone())
+            .chain(vat_id)
+            .chain(self.email.clone())
+            .chain(reference)
+            .filter(|line| !line.is_empty())
+            .collect()
+    }
+}
+
+/// What a credit note takes back, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Credit {
+    /// Name of the Invoice.
+    #[schemars(length(max = 63))]
+    pub invoice: String,
+    /// Number of that invoice.
+    #[schemars(length(max = 64))]
+    pub number: String,
+    /// The amount with tax, in cents; absent for all that is left of the invoice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64", "minimum" = 1))]
+    pub amount_cents: Option<u64>,
+    /// Why, for the buyer.
+    #[schemars(length(min = 1, max = MAX_TEXT))]
+    pub reason: String,
 }
 
 /// The time that an invoice covers, half-open.
@@ -61,7 +145,9 @@ pub struct InvoicePeriod {
     namespaced,
     status = "InvoiceStatus",
     derive = "PartialEq",
-    doc = "What an account owes for one month, or a part of it. Opened, issued and written by the operator alone; its first 100 lines are in it, the others in InvoicePages. To read it: stellage invoice show NAME. To issue it before the end of the month: stellage invoice close --account NAME",
+    doc = "What an account owes for one month, or a part of it, or a credit note. Opened, issued and written by the operator alone; its first 100 lines are in it, the others in InvoicePages. To read it: stellage invoice show NUMBER. To issue it before the end of the month: stellage invoice close --account NAME. To take something back: stellage invoice credit NUMBER",
+    printcolumn(name = "Account", type_ = "string", json_path = ".spec.accountName"),
+    printcolumn(name = "Type", type_ = "string", json_path = ".spec.type"),
     printcolumn(name = "Number", type_ = "string", json_path = ".status.number"),
     printcolumn(name = "From", type_ = "string", json_path = ".spec.period.from"),
     printcolumn(name = "To", type_ = "string", json_path = ".spec.period.to"),
@@ -79,14 +165,23 @@ pub struct InvoicePeriod {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InvoiceSpec {
-    /// UID of the Account.
+    /// Origin of the Account: the UID that it was created with.
     #[schemars(length(max = 64))]
     pub account: String,
     /// Name of the Account.
     #[schemars(length(max = 63))]
     pub account_name: String,
-    /// The time that it covers.
+    /// Namespace of the account, whose webhooks are told.
+    #[schemars(length(max = 63))]
+    pub account_namespace: String,
+    /// Invoice or CreditNote.
+    #[serde(default, rename = "type")]
+    pub invoice_type: InvoiceType,
+    /// The time that it covers; of a credit note, the time that its invoice covers.
     pub period: InvoicePeriod,
+    /// Of a credit note: what it takes back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credit: Option<Credit>,
     /// Currency of all amounts, as an ISO 4217 code.
     #[schemars(length(max = 3))]
     pub currency: String,
@@ -111,9 +206,9 @@ pub struct InvoiceStatus {
     /// Open or Issued.
     #[serde(default)]
     pub phase: InvoicePhase,
-    /// Its number, such as 2026-000001: without gaps within the installation and the year in which it was issued.
+    /// Its number, such as 2026-000001: without gaps within the installation and the year in which its period ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32))]
+    #[schemars(length(max = 64))]
     pub number: Option<String>,
     /// When it was issued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,18 +242,28 @@ pub struct InvoiceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "page_lines")]
     pub page_lines: Vec<u32>,
-    /// Address lines of the seller.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "address")]
-    pub seller: Vec<String>,
-    /// Address lines of the account holder.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "address")]
-    pub buyer: Vec<String>,
-    /// E-mail address of the account holder.
+    /// Why there is no tax, or another one, such as reverse charge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 254))]
-    pub email: Option<String>,
+    #[schemars(length(max = MAX_TEXT))]
+    pub tax_note: Option<String>,
+    /// The seller, as it was when the invoice was issued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seller: Option<Party>,
+    /// The account holder, as it was when the invoice was issued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buyer: Option<Party>,
+    /// Of a credit note: the day on which its invoice was issued, such as 2026-12-01.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 10))]
+    pub corrected_on: Option<String>,
+    /// Why it cannot be issued, if it is due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub held: Option<String>,
+    /// Of an open invoice: when it had as many lines as it may have. It ends then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub full_at: Option<Timestamp>,
     /// Of an open invoice: the time until which it was to be closed, if no hour had begun before that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
@@ -184,6 +289,11 @@ impl Invoice {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
+    /// Whether it bills hours; if not, it is a credit note.
+    pub fn is_invoice(&self) -> bool {
+        self.spec.invoice_type == InvoiceType::Invoice
+    }
+
     /// Leaves out what only its reader needs, so that it takes little memory.
     pub fn forget_lines(&mut self) {
         (self.spec.entries, self.spec.lines) = (Vec::new(), Vec::new());
@@ -201,6 +311,10 @@ impl HasOutbox for Invoice {
 
     fn outbox(&self) -> &[OutboxEntry] {
         self.status.as_ref().map_or(&[], |status| &status.outbox)
+    }
+
+    fn account_namespace(&self) -> &str {
+        &self.spec.account_namespace
     }
 }
 

@@ -14,14 +14,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    invoice::{ACCOUNT_ORIGIN_LABEL, Invoice},
     metering::{MAX_CHANGES, MeteredHour},
-    money::{Reduction, UnitPrice},
+    money::{Exact, Hours, Reduction, UnitPrice},
     times,
 };
 
 /// Most entries or lines in an invoice, and on a page.
 pub const MAX_ENTRIES: usize = 100;
-/// Bytes of entries from which on an invoice or a page takes no more. It may be exceeded by one entry, which has at most some 80 KiB.
+/// Bytes of entries from which on an invoice or a page takes no more. It may be exceeded by one entry, which has at most some 110 KiB.
 pub const SOFT_BYTES: usize = 256 * 1024;
 /// Most plans and prices in a line: four plans, each at every price that it may have within two months.
 pub const MAX_HOURS: usize = 100;
@@ -31,34 +32,33 @@ pub const INVOICE_LABEL: &str = "stellage.dev/invoice";
 /// Label of a page whose invoice is open, so that it has entries and no lines.
 pub const OPEN_LABEL: &str = "stellage.dev/open";
 
-/// What was metered of an instance or a backup, as far as it has not been invoiced.
+/// Most backups of an instance in an entry. One that is made after those is in another entry, and on another line.
+pub const MAX_BACKUPS: usize = 500;
+
+/// What was metered of an instance, or of its backups, as far as it has not been invoiced.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LedgerEntry {
-    /// UID of the Instance or Backup.
+    /// Origin of the Instance; of backups, what they are kept under.
     #[schemars(length(max = 64))]
     pub uid: String,
     /// Identifier of the instance, `i-…`.
     #[schemars(length(max = 64))]
     pub instance_id: String,
-    /// Display name of the instance or backup.
+    /// Display name of the instance.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// When the instance first ran, or the backup was completed.
+    /// When the instance first ran, or the first backup was completed.
     #[schemars(schema_with = "times::time")]
     pub since: Timestamp,
     /// The plans of an instance, as in its status.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_CHANGES))]
     pub changes: Vec<MeteredHour>,
-    /// Of a backup: its identifier, `bkp_…`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64))]
-    pub backup_id: Option<String>,
-    /// Of a backup: its size in thousandths of a GB.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("format" = "int64"))]
-    pub megabytes: Option<u64>,
+    /// The backups of an instance, in an entry about these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_BACKUPS))]
+    pub backups: Vec<MeteredBackup>,
     /// When its deletion was accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
@@ -77,46 +77,78 @@ pub struct LedgerEntry {
     pub cap_cents: u64,
 }
 
+/// What was metered of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MeteredBackup {
+    /// Origin of the Backup.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// When it was completed.
+    #[schemars(schema_with = "times::time")]
+    pub since: Timestamp,
+    /// Its size in thousandths of a GB.
+    #[schemars(extend("format" = "int64"))]
+    pub megabytes: u64,
+    /// When its data was gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub ended: Option<Timestamp>,
+    /// Hours that began before this are on an earlier invoice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub billed_until: Option<Timestamp>,
+    /// What earlier invoices have billed for it in the same calendar month, in millionths of a cent.
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub billed: u64,
+    /// The highest month's price of a GB on them, in cents.
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub cap_cents: u64,
+}
+
 /// Hours at one price.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InvoicedHours {
-    /// The plan; `backup` for a backup.
+    /// The plan; `backup` for backups.
     #[schemars(length(max = 16))]
     pub plan: String,
-    /// Number of hours.
+    /// Number of hours, or of GB-hours of backups, in thousandths.
     #[schemars(extend("format" = "int64"))]
-    pub hours: u64,
-    /// Price of an hour, in thousandths of a cent.
+    pub thousandths: u64,
+    /// Price of an hour, or of a GB-hour, in thousandths of a cent.
     #[schemars(extend("format" = "int64"))]
     pub unit_price: u64,
 }
 
 impl InvoicedHours {
+    /// The number of hours, or of GB-hours.
+    pub const fn hours(&self) -> Hours {
+        Hours(self.thousandths)
+    }
+
     /// What these hours cost, exactly.
-    pub const fn amount(&self) -> UnitPrice {
-        UnitPrice(self.hours * self.unit_price)
+    pub const fn amount(&self) -> Exact {
+        Exact::of(self.thousandths, UnitPrice(self.unit_price))
     }
 }
 
-/// One instance or backup in the period of an invoice.
+/// One instance, or all its backups, in the period of an invoice.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InvoiceLine {
     /// Identifier of the instance, `i-…`.
     #[schemars(length(max = 64))]
     pub instance_id: String,
-    /// Of a backup: its identifier, `bkp_…`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64))]
-    pub backup_id: Option<String>,
-    /// Display name of the instance or backup.
+    /// Display name of the instance.
     #[schemars(length(max = 253))]
     pub name: String,
     /// The hours.
     #[schemars(length(max = MAX_HOURS))]
     pub hours: Vec<InvoicedHours>,
-    /// By how much the hours exceed the month's price of the dearest plan, in thousandths of a cent. It is not to be paid.
+    /// By how much the hours exceed the month's price, in millionths of a cent. It is not to be paid.
     #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub reduction: u64,
@@ -130,7 +162,7 @@ pub struct InvoiceLine {
 pub struct LineRow<'a> {
     /// The plan; `reduction` for the reduction, which has no hours.
     pub plan: &'a str,
-    /// Number of hours.
+    /// Number of hours, or of GB-hours.
     pub hours: String,
     /// Price of an hour.
     pub unit_price: String,
@@ -143,7 +175,7 @@ impl InvoiceLine {
     pub fn rows(&self) -> Vec<LineRow<'_>> {
         let hours = self.hours.iter().map(|hours| LineRow {
             plan: &hours.plan,
-            hours: hours.hours.to_string(),
+            hours: hours.hours().to_string(),
             unit_price: UnitPrice(hours.unit_price).to_string(),
             amount: hours.amount().to_string(),
         });
@@ -151,7 +183,7 @@ impl InvoiceLine {
             plan: "reduction",
             hours: String::new(),
             unit_price: String::new(),
-            amount: Reduction(self.reduction).to_string(),
+            amount: Reduction(Exact(self.reduction)).to_string(),
         });
         hours.chain(reduction).collect()
     }
@@ -197,7 +229,7 @@ pub struct InvoicePageSpec {
 impl LedgerEntry {
     /// Its bytes as it is stored, approximately.
     const fn bytes(&self) -> usize {
-        300 + 56 * self.changes.len()
+        300 + 56 * self.changes.len() + 220 * self.backups.len()
     }
 }
 
@@ -208,23 +240,22 @@ impl InvoicePage {
     }
 
     /// A page with these entries.
-    pub fn open(
-        namespace: &str,
-        account: &str,
-        invoice: &str,
-        number: u32,
-        entries: Vec<LedgerEntry>,
-    ) -> Self {
+    pub fn open(invoice: &Invoice, number: u32, entries: Vec<LedgerEntry>) -> Self {
+        let (account, name) = (invoice.spec.account.as_str(), invoice.name());
         let spec = InvoicePageSpec {
             account: account.to_owned(),
-            invoice: invoice.to_owned(),
+            invoice: name.to_owned(),
             number,
             entries,
             lines: None,
         };
-        let mut page = Self::new(&Self::name_of(invoice, number), spec);
-        page.metadata.namespace = Some(namespace.to_owned());
-        let labels = [(INVOICE_LABEL, invoice), (OPEN_LABEL, "true")];
+        let mut page = Self::new(&Self::name_of(name, number), spec);
+        page.metadata.namespace.clone_from(&invoice.metadata.namespace);
+        let labels = [
+            (INVOICE_LABEL, name),
+            (ACCOUNT_ORIGIN_LABEL, account),
+            (OPEN_LABEL, "true"),
+        ];
         page.metadata.labels = Some(
             labels
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))

@@ -1,7 +1,7 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
 //!
 //! - [`account`], [`api_key`], [`instance`], [`backup`], [`webhook`], [`delivery`], [`event_log`], [`invoice`],
-//!   [`invoice_page`]: the kinds;
+//!   [`invoice_page`], [`invoice_number`]: the kinds;
 //! - [`event`]: event types and outbox entries; [`alert`]: alerts in the status of an instance;
 //! - [`ids`]: public identifiers, derived from names and UIDs;
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
@@ -32,6 +32,7 @@ pub mod event_log;
 pub mod ids;
 pub mod instance;
 pub mod invoice;
+pub mod invoice_number;
 pub mod invoice_page;
 mod merge_patch;
 pub mod metering;
@@ -64,6 +65,7 @@ pub use instance::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
 };
 pub use invoice::{Invoice, InvoicePeriod, InvoicePhase, InvoiceSpec, InvoiceStatus};
+pub use invoice_number::{InvoiceNumber, InvoiceNumberSpec};
 pub use invoice_page::{InvoiceLine, InvoicePage, InvoicePageSpec, InvoicedHours, LedgerEntry};
 pub use merge_patch::merge_patch;
 pub use plan::{Plan, PlanSize};
@@ -103,6 +105,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         EventLog::crd(),
         crd::without_subresources(Invoice::crd()),
         InvoicePage::crd(),
+        InvoiceNumber::crd(),
     ]
     .map(crd::polish)
     .into()
@@ -125,7 +128,7 @@ pub const POLICIES: [(&str, &str); 5] = [
         "metadata-bounds.yaml",
         include_str!("../../../crds/metadata-bounds.yaml"),
     ),
-    // Only the operator writes statuses, Deliveries, EventLogs, Invoices and InvoicePages.
+    // Only the operator writes statuses, Deliveries, EventLogs, Invoices, InvoicePages and InvoiceNumbers.
     (
         "operator-only.yaml",
         include_str!("../../../crds/operator-only.yaml"),

@@ -1,14 +1,16 @@
 //! Amounts and prices, in integers.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Hours for which an hourly price is charged until it has reached the month's: those of the shortest month, 28 days
 /// (decisions, section 7).
 const HOURS_OF_A_MONTH: u64 = 672;
 /// Thousandths of a cent in a cent.
-pub const PER_CENT: u64 = 1000;
+const PER_CENT: u64 = 1000;
+/// Parts of an [`Exact`] amount in a cent.
+const EXACT_PER_CENT: u64 = 1_000_000;
 /// Highest price, a million. It keeps every sum far within 64 bits.
 const MAX_PRICE: Cents = Cents(100_000_000);
 
@@ -33,15 +35,82 @@ impl UnitPrice {
     }
 }
 
+/// An amount that is not rounded: hours in thousandths times a price of an hour in thousandths of a cent, so in millionths of a cent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+pub struct Exact(pub u64);
+
+impl Exact {
+    /// What so many thousandths of an hour cost. Beyond 64 bits, which no price and size that are allowed reach in a month, it stays
+    /// the highest amount.
+    pub const fn of(thousandths: u64, unit_price: UnitPrice) -> Self {
+        Self(thousandths.saturating_mul(unit_price.0))
+    }
+
+    /// Rounded half up to cents.
+    pub const fn rounded(self) -> Cents {
+        Cents(self.0.saturating_add(EXACT_PER_CENT / 2) / EXACT_PER_CENT)
+    }
+
+    /// The sum of both.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// By how much it exceeds `other`; 0 if it does not.
+    #[must_use]
+    pub const fn beyond(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl From<Cents> for Exact {
+    fn from(cents: Cents) -> Self {
+        Self(cents.0.saturating_mul(EXACT_PER_CENT))
+    }
+}
+
+impl fmt::Display for Exact {
+    /// With five decimals, or up to eight if it has so many.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = 100 * EXACT_PER_CENT;
+        let decimals = format!("{:08}", self.0 % unit);
+        let (five, rest) = decimals.split_at(5);
+        write!(f, "{}.{five}{}", self.0 / unit, rest.trim_end_matches('0'))
+    }
+}
+
 /// The amount of a reduction: 0 or negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reduction(pub u64);
+pub struct Reduction(pub Exact);
 
 impl fmt::Display for Reduction {
-    /// With five decimals.
+    /// Like the amount, with its sign.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sign = if self.0 == 0 { "" } else { "-" };
-        write!(f, "{sign}{}", UnitPrice(self.0))
+        let sign = if self.0.0 == 0 { "" } else { "-" };
+        write!(f, "{sign}{}", self.0)
+    }
+}
+
+/// A number of hours, or of GB-hours of backups, in thousandths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+pub struct Hours(pub u64);
+
+impl Hours {
+    /// Whole hours.
+    pub const fn whole(hours: u64) -> Self {
+        Self(hours.saturating_mul(1000))
+    }
+}
+
+impl fmt::Display for Hours {
+    /// With as many of three decimals as it has.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0 / 1000)?;
+        match self.0 % 1000 {
+            0 => Ok(()),
+            decimals => write!(f, ".{}", format!("{decimals:03}").trim_end_matches('0')),
+        }
     }
 }
 
@@ -121,6 +190,12 @@ impl TaxRate {
         self.0 == 0
     }
 
+    /// The tax that is contained in an amount with tax, rounded half up.
+    pub const fn contained_in(self, gross: Cents) -> Cents {
+        let (rate, all) = (self.0 as u64, MAX_RATE as u64);
+        Cents((gross.0 * rate + (all + rate) / 2) / (all + rate))
+    }
+
     /// The tax on an amount, rounded half up.
     pub const fn of(self, net: Cents) -> Cents {
         // Lossless, as `From` is, which cannot be called here.
@@ -136,6 +211,12 @@ impl fmt::Display for TaxRate {
     }
 }
 
+impl Serialize for TaxRate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 /// A rate in a file: a number of percent, or a text with one.
 impl<'de> Deserialize<'de> for TaxRate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -145,8 +226,17 @@ impl<'de> Deserialize<'de> for TaxRate {
             serde_json::Value::String(text) => text,
             _ => return Err(wrong()),
         };
-        let rate = hundredths(&text).and_then(|rate| u32::try_from(rate).ok());
-        rate.and_then(Self::from_hundredths).ok_or_else(wrong)
+        text.parse().map_err(|()| wrong())
+    }
+}
+
+impl FromStr for TaxRate {
+    type Err = ();
+
+    /// Reads a number of percent, such as `19` or `7.70`.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let rate = hundredths(text).and_then(|rate| u32::try_from(rate).ok());
+        rate.and_then(Self::from_hundredths).ok_or(())
     }
 }
 
@@ -209,6 +299,33 @@ mod tests {
             [0, 7, 60_00, 100_000_005].map(|cents| Cents(cents).to_string()),
             ["0.00", "0.07", "60.00", "1000000.05"]
         );
+    }
+
+    #[test]
+    fn an_exact_amount_shows_all_of_its_decimals_and_five_at_least() {
+        let gb_hours = Hours(16_415);
+        let amount = Exact::of(gb_hours.0, UnitPrice(8));
+        assert_eq!(
+            (gb_hours.to_string(), amount.to_string()),
+            ("16.415".to_owned(), "0.0013132".to_owned())
+        );
+        assert_eq!(Hours::whole(720).to_string(), "720");
+        assert_eq!(Exact::of(720_000, UnitPrice(745)).to_string(), "5.36400");
+        assert_eq!(Reduction(Exact(36_400_000)).to_string(), "-0.36400");
+        assert_eq!(Reduction(Exact(0)).to_string(), "0.00000");
+        let round = |cents: u64, more| Exact(Exact::from(Cents(cents)).0 + more).rounded();
+        assert_eq!((round(7, 499_999), round(7, 500_000)), (Cents(7), Cents(8)));
+        assert_eq!(Exact::of(u64::MAX, UnitPrice(2)).0, u64::MAX);
+    }
+
+    #[test]
+    fn the_tax_in_an_amount_with_tax_is_the_one_that_was_put_on_it() {
+        let rate = TaxRate::from_hundredths(19_00).unwrap();
+        for net in 0..2000 {
+            let tax = rate.of(Cents(net));
+            assert_eq!(rate.contained_in(Cents(net + tax.0)), tax, "{net}");
+        }
+        assert_eq!(TaxRate::default().contained_in(Cents(5)), Cents(0));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
 use backon::ExponentialBuilder;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, pin_mut};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
     Api, Client, Resource,
     core::error_boundary::InvalidObject,
@@ -170,6 +170,41 @@ impl Watches {
         K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
     {
+        self.start(Api::all(self.streams.clone()), config, leave_out, listeners)
+    }
+
+    /// Like [`spawn_without`](Self::spawn_without), but only for the objects in a namespace.
+    pub fn spawn_in<K>(
+        &self,
+        namespace: &str,
+        config: watcher::Config,
+        leave_out: fn(&mut K),
+        listeners: Vec<Box<dyn Listener<K>>>,
+    ) -> Store<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let api = Api::namespaced(self.streams.clone(), namespace);
+        self.start(api, config, leave_out, listeners)
+    }
+
+    fn start<K>(
+        &self,
+        api: Api<Unparsed<K>>,
+        config: watcher::Config,
+        leave_out: fn(&mut K),
+        listeners: Vec<Box<dyn Listener<K>>>,
+    ) -> Store<K>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
+    {
         let (reader, writer) = store::<K>();
         let kind: &'static str = K::kind(&K::DynamicType::default()).into_owned().leak();
         self.health.expect(
@@ -178,7 +213,7 @@ impl Watches {
         );
         tokio::spawn(
             self.clone()
-                .run(kind, config, leave_out, reader.clone(), writer, listeners),
+                .run(kind, api, config, leave_out, reader.clone(), writer, listeners),
         );
         reader
     }
@@ -186,6 +221,7 @@ impl Watches {
     async fn run<K>(
         self,
         kind: &'static str,
+        api: Api<Unparsed<K>>,
         config: watcher::Config,
         leave_out: fn(&mut K),
         reader: Store<K>,
@@ -199,7 +235,7 @@ impl Watches {
         let errors = self.metrics.watch_errors.get_or_create_owned(&labels);
         let invalid = self.metrics.invalid_objects.get_or_create_owned(&labels);
         let objects = self.metrics.objects.get_or_create_owned(&labels);
-        let mut events = self.read_ahead::<K>(kind, config);
+        let mut events = self.read_ahead(kind, api, config);
         let (mut listed, mut unreadable) = (Vec::new(), Vec::new());
         loop {
             let event = tokio::select! {
@@ -286,6 +322,7 @@ impl Watches {
     fn read_ahead<K>(
         &self,
         kind: &'static str,
+        api: Api<Unparsed<K>>,
         config: watcher::Config,
     ) -> mpsc::Receiver<watcher::Result<Event<Unparsed<K>>>>
     where
@@ -295,7 +332,6 @@ impl Watches {
         // A page of objects, plus the beginning and the end of the list.
         let capacity = usize::try_from(config.page_size.unwrap_or_default()).unwrap_or_default() + 2;
         let (sender, events) = mpsc::channel(capacity);
-        let api: Api<Unparsed<K>> = Api::all(self.streams.clone());
         let config = config.timeout(SERVER_TIMEOUT_SECONDS);
         let (health, metrics) = (self.health.clone(), self.metrics.clone());
         tokio::spawn(async move {

@@ -301,7 +301,7 @@ struct Import<'a> {
     cluster: &'a Cluster,
     /// The same cluster, as the operator's user.
     operator: &'a Cluster,
-    kinds: [Kind; 13],
+    kinds: [Kind; 14],
     header: Header,
     operator_namespace: &'a str,
     /// The account to import, if not all are.

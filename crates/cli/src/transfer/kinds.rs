@@ -10,12 +10,13 @@ use kube::{
     core::{ApiResource, DynamicObject},
 };
 
-use resources::{Account, ApiKey, Backup, Delivery, EventLog, Instance, Invoice, InvoicePage, Webhook};
+use resources::{
+    Account, ApiKey, Backup, Delivery, EventLog, Instance, Invoice, InvoiceNumber, InvoicePage, Webhook,
+};
 
-/// Secrets and ConfigMaps in the operator's namespace that all replicas share: the key that seals sessions, the invoice
-/// numbers, and former prices.
+/// Secrets and ConfigMaps in the operator's namespace that all replicas share: the key that seals sessions, and the prices.
 const SHARED_SECRETS: &[&str] = &["stellage-console"];
-const SHARED_MAPS: &[&str] = &["stellage-invoice-numbers", "stellage-prices"];
+const SHARED_MAPS: &[&str] = &["stellage-prices"];
 
 /// A kind of objects in a file.
 pub(super) struct Kind {
@@ -42,7 +43,7 @@ pub(super) enum Which {
     Shared(&'static [&'static str]),
 }
 
-pub(super) fn all() -> [Kind; 13] {
+pub(super) fn all() -> [Kind; 14] {
     [
         foreign::<Namespace>(Which::Namespaces),
         foreign::<Secret>(Which::Shared(SHARED_SECRETS)),
@@ -54,6 +55,8 @@ pub(super) fn all() -> [Kind; 13] {
         written::<ApiKey>(),
         record::<Delivery>(),
         record::<EventLog>(),
+        // Before the invoices, so that no number is given again if the import ends midway.
+        record::<InvoiceNumber>(),
         record::<Invoice>(),
         record::<InvoicePage>(),
         written::<Account>(),

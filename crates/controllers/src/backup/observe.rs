@@ -2,6 +2,7 @@
 
 use std::{future::Future, sync::Arc};
 
+use jiff::SignedDuration;
 use kube::ResourceExt as _;
 
 use super::reconcile::{Reconciler, namespace};
@@ -21,6 +22,9 @@ use runtime::{
     traces::{self, SpanKind},
     watch::key,
 };
+
+/// How long a deleted backup is kept for a restore that has not begun (decisions, section 7).
+const LONGEST_WAIT: SignedDuration = SignedDuration::from_hours(1);
 
 /// The provider's answer.
 pub(super) enum Asked {
@@ -106,13 +110,18 @@ impl<P: Provider> Reconciler<P> {
         let name = backup.name_any();
         let shown = self.controller.restores.targets(backup).into_iter();
         let mut instances = shown.map(|shown| self.controller.instance_queue.freshest(shown));
+        // Data that has been deleted does not wait for ever for a restore that does not begin.
+        let deleted_at = backup.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+        let waited = deleted_at.map(|at| self.controller.clock.now().duration_since(at));
+        let may_wait = waited.is_none_or(|waited| waited < LONGEST_WAIT);
         let is_target = |instance: &Arc<Instance>| {
             let operation = instance
                 .status
                 .as_ref()
                 .and_then(|status| status.operation.as_ref());
             let under_way = operation.and_then(|operation| operation.restore_from.as_deref());
-            let is_wanted = instance.spec.restore_from.as_deref() == Some(&name) && wants_restore(instance);
+            let is_wanted =
+                may_wait && instance.spec.restore_from.as_deref() == Some(&name) && wants_restore(instance);
             under_way == Some(&name) || is_wanted && fits(backup, instance)
         };
         instances.find(is_target).map(|instance| instance.name_any())

@@ -451,6 +451,7 @@ mod tests {
             });
             let outbox = OutboxVersion {
                 kind: "Instance",
+                account_namespace: "a",
                 namespace: "a",
                 name: "i",
                 uid: "i",

@@ -8,39 +8,45 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{
-    numbers,
-    reconcile::{Reconciler, State},
-};
+use super::reconcile::{Reconciler, State};
 use domain::event::{OutboxVersion, outbox};
-use resources::{Invoice, invoice::SETTLED_LABEL, tracking::CONTROLLER_MANAGER};
+use resources::{Invoice, InvoicePage, invoice::SETTLED_LABEL, tracking::CONTROLLER_MANAGER};
 use runtime::client::{CallError, bounded};
 
 pub(super) fn name<K: Resource>(object: &K) -> &str {
     object.meta().name.as_deref().unwrap_or_default()
 }
 
+/// An invoice about which nothing is left to do.
+pub(super) fn settled(mut invoice: Invoice) -> Invoice {
+    let labels = invoice.metadata.labels.get_or_insert_default();
+    labels.insert(SETTLED_LABEL.to_owned(), "true".to_owned());
+    invoice
+}
+
 impl Reconciler {
     /// Hands the event of an issued invoice to the outbox.
-    pub(super) fn issued(&self, invoice: &Invoice) {
+    pub(super) async fn issued(&self, invoice: &Invoice) {
         let deps = &self.shared.deps;
         deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
         let status = invoice.status.clone().unwrap_or_default();
+        let what = if invoice.is_invoice() {
+            "invoice"
+        } else {
+            "credit note"
+        };
         let note = format!(
-            "invoice {} over {} was issued",
+            "{what} {} over {} was issued",
             status.number.unwrap_or_default(),
             status.amount.unwrap_or_default()
         );
         deps.events.publish(invoice, false, "Issued", "Issue", &note);
-        self.shared.numbers.issued(numbers::InvoiceRef {
-            namespace: invoice.metadata.namespace.clone().unwrap_or_default(),
-            name: name(invoice).to_owned(),
-        });
+        self.shared.numbers.issued(name(invoice)).await;
     }
 
-    /// Removes settled events from the outboxes of issued invoices, and then those invoices from the watch. Returns when to
-    /// check again.
-    pub(super) async fn settle(&self, state: &mut State) -> Result<Option<Duration>, CallError> {
+    /// Removes settled events from the outboxes of issued invoices, and then those invoices from the watch. With `all`, also events that
+    /// nobody will receive. Returns when to check again.
+    pub(super) async fn settle(&self, state: &mut State, all: bool) -> Result<Option<Duration>, CallError> {
         let outbox = &self.shared.deps.outbox;
         let now = self.shared.deps.clock.now();
         let (mut left, mut again) = (Vec::new(), None::<Duration>);
@@ -52,20 +58,33 @@ impl Reconciler {
                 false,
                 false,
                 i64::MAX,
-                &|id| outbox.is_settled(id),
+                &|id| all || outbox.is_settled(id),
                 now,
             );
-            if let Some(wait) = wait {
+            if all {
+                status.outbox.clear();
+            }
+            if let Some(wait) = wait.filter(|_| !all) {
                 again = Some(again.map_or(wait, |again| again.min(wait)));
                 left.push(invoice);
             } else {
-                let labels = invoice.metadata.labels.get_or_insert_default();
-                labels.insert(SETTLED_LABEL.to_owned(), "true".to_owned());
-                self.put(invoice).await?;
+                self.put(settled(invoice)).await?;
             }
         }
         state.issued = left;
         Ok(again)
+    }
+
+    /// Creates or replaces a page. One of the next invoice may have been written by a process that died.
+    pub(super) async fn put_page(&self, mut page: InvoicePage) -> Result<InvoicePage, CallError> {
+        match self.put(page.clone()).await {
+            Err(error) if error.is_already_exists() => {
+                let stored = bounded(self.api(&page).get(name(&page))).await?;
+                page.metadata.resource_version = stored.metadata.resource_version;
+                self.put(page).await
+            }
+            outcome => outcome,
+        }
     }
 
     fn api<K>(&self, object: &K) -> Api<K>

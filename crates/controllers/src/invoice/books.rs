@@ -4,48 +4,62 @@ use jiff::Timestamp;
 use kube::{Api, Client, Resource, api::ListParams, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
 
-use domain::invoice::ledger::Books;
+use domain::invoice::ledger::{Books, is_over};
 use resources::{
-    Invoice, InvoicePage, LedgerEntry,
-    invoice::SETTLED_LABEL,
+    Invoice, InvoicePage, InvoicePhase, LedgerEntry,
+    invoice::ACCOUNT_ORIGIN_LABEL,
     invoice_page::{INVOICE_LABEL, OPEN_LABEL},
 };
-use runtime::client::{CallError, Pages};
+use runtime::client::{CallError, Pages, bounded};
 
-/// Reads the books of an account, and its issued invoices whose events are not settled.
+/// What is stored of an account.
+pub(super) struct Stored {
+    pub(super) books: Books,
+    /// Issued invoices and credit notes whose events are not settled.
+    pub(super) issued: Vec<Invoice>,
+    /// Credit notes that were asked for.
+    pub(super) credits: Vec<Invoice>,
+}
+
+/// Reads the books of an account: the invoices with these names, which are those that are not settled, and their pages. The invoices are
+/// read by name, because a list would go through those of all accounts.
 pub(super) async fn read(
     client: &Client,
     namespace: &str,
     account: &str,
-) -> Result<(Books, Vec<Invoice>), CallError> {
-    let mut books = Books {
-        namespace: namespace.to_owned(),
-        ..Books::default()
+    names: impl IntoIterator<Item = String>,
+) -> Result<Stored, CallError> {
+    let mut stored = Stored {
+        books: Books::of(namespace),
+        issued: Vec::new(),
+        credits: Vec::new(),
     };
-    let unsettled = format!("!{SETTLED_LABEL}");
-    let (mut issued, mut open) = (Vec::new(), Vec::new());
-    each(client, namespace, &unsettled, |invoice: Invoice| {
-        if invoice.spec.account == account {
-            let list = if invoice.is_issued() {
-                &mut issued
-            } else {
-                &mut open
-            };
-            list.push(invoice);
+    let books = &mut stored.books;
+    let api: Api<Invoice> = Api::namespaced(client.clone(), namespace);
+    let mut open = Vec::new();
+    for name in names {
+        let Some(invoice) = bounded(api.get_opt(&name))
+            .await?
+            .filter(|it| it.spec.account == account)
+        else {
+            continue;
+        };
+        match (invoice.is_issued(), invoice.is_invoice()) {
+            (true, _) => stored.issued.push(invoice),
+            (false, true) => open.push(invoice),
+            (false, false) => stored.credits.push(invoice),
         }
-    })
-    .await?;
-    each(client, namespace, OPEN_LABEL, |page: InvoicePage| {
-        if page.spec.account == account {
-            books.put_page(page);
-        }
+    }
+    let of_account = format!("{ACCOUNT_ORIGIN_LABEL}={account},{OPEN_LABEL}");
+    each(client, namespace, &of_account, |page: InvoicePage| {
+        books.put_page(page);
     })
     .await?;
     open.sort_by_key(|invoice| invoice.spec.period.from);
     let last = open.len().saturating_sub(1);
     for (index, invoice) in open.into_iter().enumerate() {
         // Pages with lines no longer have the label of open ones.
-        if index < last || lacks_pages(&books, &invoice) {
+        if index < last || lacks_pages(books, &invoice) {
             let of_invoice = format!("{INVOICE_LABEL}={}", invoice.name());
             each(client, namespace, &of_invoice, |page: InvoicePage| {
                 books.put_page(page);
@@ -54,35 +68,45 @@ pub(super) async fn read(
         }
         books.put_invoice(invoice);
     }
-    Ok((books, issued))
+    Ok(stored)
 }
 
 /// Whether pages of the last open invoice may be missing from the list, as the first ones are once they have their lines.
 /// Pages can be missing only if none of its entries is still running.
 fn lacks_pages(books: &Books, invoice: &Invoice) -> bool {
     let mut numbers = books.pages_of(invoice.name()).map(|page| page.spec.number);
-    let goes_on = |entry: &LedgerEntry| entry.ended.is_none();
+    let goes_on = |entry: &LedgerEntry| !is_over(entry);
     numbers.next() != Some(1) && !invoice.spec.entries.iter().any(goes_on)
 }
 
-/// The end of the last issued invoice with a label in a namespace; the beginning of time if there is none.
-pub(super) async fn issued_until(
+/// The invoices and credit notes of an account that have been issued.
+pub(super) async fn issued(
     client: &Client,
     namespace: &str,
-    label: &str,
-) -> Result<Timestamp, CallError> {
-    let mut last = Timestamp::MIN;
-    each(client, namespace, label, |invoice: Invoice| {
-        if invoice.is_issued() {
-            last = last.max(invoice.spec.period.to);
+    account: &str,
+) -> Result<Vec<Invoice>, CallError> {
+    let mut all = Vec::new();
+    let of_account = format!("{ACCOUNT_ORIGIN_LABEL}={account}");
+    each(client, namespace, &of_account, |mut invoice: Invoice| {
+        let phase = invoice.status.as_ref().map(|status| status.phase);
+        if invoice.spec.account == account && phase == Some(InvoicePhase::Issued) {
+            invoice.forget_lines();
+            all.push(invoice);
         }
     })
     .await?;
-    Ok(last)
+    Ok(all)
+}
+
+/// The end of the last of these invoices; the beginning of time if there is none.
+pub(super) fn last_end(issued: &[Invoice]) -> Timestamp {
+    let invoices = issued.iter().filter(|invoice| invoice.is_invoice());
+    let last = invoices.map(|invoice| invoice.spec.period.to).max();
+    last.unwrap_or(Timestamp::MIN)
 }
 
 /// Passes the objects of a kind with a label to `see`. Objects that do not match their schema are skipped.
-pub(super) async fn each<K>(
+async fn each<K>(
     client: &Client,
     namespace: &str,
     label: &str,

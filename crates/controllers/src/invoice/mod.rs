@@ -4,15 +4,16 @@
 //! - `books`: reads what is stored;
 //! - `numbers`: the invoice numbers;
 //! - `prices`: the past prices;
-//! - `archive`: keeps the invoices of deleted Accounts.
+//! - `credit`: credit notes; `retention`: deletes invoices that need not be kept any longer.
 
 mod apply;
-mod archive;
 mod books;
+mod credit;
 mod numbers;
 mod observe;
 mod prices;
 mod reconcile;
+mod retention;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ use std::{
     collections::{HashMap, HashSet},
     hash::{BuildHasher as _, RandomState},
     sync::Arc,
+    time::Duration,
 };
 
 use futures::{StreamExt as _, stream};
@@ -51,16 +53,15 @@ const CONCURRENCY: u16 = 32;
 pub struct Deps {
     /// Client of the API server.
     pub client: Client,
-    /// The operator's namespace, which holds the invoice numbers, the prices and the invoices of deleted
-    /// accounts.
+    /// The operator's namespace, which holds the invoices and the prices.
     pub namespace: String,
+    /// How invoices are numbered, bounded and kept.
+    pub settings: InvoiceSettings,
     /// Maps namespaces to the Accounts that own them.
     pub directory: AccountDirectory,
     /// Tells the Instance and Account controllers what has been recorded.
     pub ledger: Ledger,
     pub instances: ByNamespace<Instance>,
-    /// The Invoices that still need work, by namespace.
-    pub invoices: ByNamespace<Invoice>,
     pub backups: BackupIndex,
     /// Accepts recorded events for delivery.
     pub outbox: Arc<dyn Outbox>,
@@ -74,6 +75,27 @@ pub struct Deps {
     pub metrics: Metrics,
     /// Publishes Kubernetes Events.
     pub events: Events,
+}
+
+/// How invoices are numbered, bounded and kept.
+#[derive(Clone, Debug)]
+pub struct InvoiceSettings {
+    /// What every number begins with.
+    pub prefix: String,
+    /// Number of lines from which on an invoice is issued and the next one begins.
+    pub max_lines: usize,
+    /// How long after its issue an invoice is deleted; `None` for never.
+    pub retention: Option<Duration>,
+}
+
+impl Default for InvoiceSettings {
+    fn default() -> Self {
+        Self {
+            prefix: String::new(),
+            max_lines: 100_000,
+            retention: None,
+        }
+    }
 }
 
 /// The controller. Its listeners must receive every change of the watches from the start.
@@ -90,10 +112,15 @@ struct Shared {
     /// hash of the UID. Where two hashes happen to be equal, a change is recorded with the account's next one.
     seen: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
+    /// The invoices that still need work, by the origin of their account.
+    unsettled: Mutex<HashMap<String, Unsettled>>,
     /// Instances that were deleted before their end was recorded, by namespace and then UID, with the time of
     /// deletion.
     gone: Mutex<HashMap<String, HashMap<String, Gone>>>,
 }
+
+/// The names of an account's invoices that still need work, and whether each is a credit note that is asked for.
+type Unsettled = HashMap<String, bool>;
 
 #[derive(Clone)]
 struct Gone {
@@ -106,10 +133,11 @@ impl InvoiceController {
     pub fn new(deps: Deps) -> Self {
         Self {
             shared: Arc::new(Shared {
-                numbers: InvoiceNumbers::new(deps.client.clone(), &deps.namespace),
+                numbers: InvoiceNumbers::new(deps.client.clone(), &deps.namespace, &deps.settings.prefix),
                 prices: KeptPrices::new(deps.client.clone(), &deps.namespace, deps.catalogue.clone()),
                 seen: Mutex::default(),
                 hasher: RandomState::new(),
+                unsettled: Mutex::default(),
                 gone: Mutex::default(),
                 deps,
             }),
@@ -139,6 +167,30 @@ impl InvoiceController {
                 Change::Unreadable(_) => return,
             };
             shared.request(changed);
+        })
+    }
+
+    /// The listener for the watch of Invoices that still need work. Must be called before the queue.
+    pub fn invoice_listener(&self) -> Box<dyn Listener<Invoice>> {
+        let shared = self.shared.clone();
+        Box::new(move |change: &Change<Invoice>| {
+            let mut unsettled = shared.unsettled.lock();
+            if let Change::Replaced(_) = change {
+                unsettled.clear();
+            }
+            match change {
+                Change::Applied(invoice) => add(&mut unsettled, invoice),
+                Change::Replaced(all) => all.iter().for_each(|invoice| add(&mut unsettled, invoice)),
+                Change::Deleted(invoice) => {
+                    if let Some(names) = unsettled.get_mut(&invoice.spec.account) {
+                        names.remove(invoice.name());
+                        if names.is_empty() {
+                            unsettled.remove(&invoice.spec.account);
+                        }
+                    }
+                }
+                Change::Unreadable(_) => {}
+            }
         })
     }
 
@@ -181,7 +233,11 @@ impl InvoiceController {
         look_at_all();
         // Triggered by settled events.
         let (changed, _) = queue.open(&invoices);
-        let changed = changed.map(|invoice| invoice.namespace().to_owned());
+        let of_invoices = invoices.clone();
+        let changed = changed.filter_map(move |invoice| {
+            let invoice = of_invoices.get(&invoice);
+            std::future::ready(invoice.map(|invoice| invoice.spec.account_namespace.clone()))
+        });
         let directory = shared.deps.directory.clone();
         let triggers = stream::select(messages(requests), changed).filter_map(move |namespace| {
             let account = directory.account_of(&namespace);
@@ -200,9 +256,15 @@ impl InvoiceController {
             shared
                 .prices
                 // An account that has only backups has no open invoice while backups are free.
-                .keep(|| shared.now(), needed_since, look_at_all, shutdown.clone()),
+                .keep(
+                    || shared.deps.server_time.now(),
+                    needed_since,
+                    look_at_all,
+                    shutdown.clone()
+                ),
             work_queue::run(&reconciler, triggers, CONCURRENCY, depth, &shutdown),
             reconciler.close_orphans(shutdown.clone()),
+            retention::run(&shared.deps, shutdown.clone()),
         );
     }
 }
@@ -220,16 +282,29 @@ impl InvoiceController {
 
     /// Records the prices if they have changed. Returns whether they have been stored.
     pub(super) async fn record_prices(&self) -> bool {
-        let now = self.shared.now();
+        let Some(now) = self.shared.deps.server_time.now() else {
+            return false;
+        };
         let last_month = Period::before(Period::month_of(now)).from;
         matches!(self.shared.prices.record(now, last_month).await, Ok(None))
     }
+}
+
+fn add(unsettled: &mut HashMap<String, Unsettled>, invoice: &Invoice) {
+    let is_asked_for = !invoice.is_invoice() && !invoice.is_issued();
+    let of_account = unsettled.entry(invoice.spec.account.clone()).or_default();
+    of_account.insert(invoice.name().to_owned(), is_asked_for);
 }
 
 impl Shared {
     /// The time: the earlier of this machine's and the API server's, so that neither clock alone ends a month too early.
     fn now(&self) -> Timestamp {
         self.deps.server_time.or_earlier(self.deps.clock.now())
+    }
+
+    /// The invoices of an account that still need work.
+    fn unsettled(&self, account: &str) -> Unsettled {
+        self.unsettled.lock().get(account).cloned().unwrap_or_default()
     }
 
     /// Whether backups have a price.

@@ -1,18 +1,21 @@
 //! Gathers what the ledger of an account depends on: who it belongs to, and what is billed.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::Gone;
 use domain::{
     catalogue::InvoiceTerms,
     invoice::{
         PriceHistory,
-        ledger::{Facts, Holder, Metered, Subject},
+        ledger::{Facts, Holder, Metered, SeenBackup, Subject, Subjects, backups_key},
     },
 };
 use resources::{Account, Backup, BackupPhase, Instance, origin};
+
+/// How long a deletion takes that nothing keeps back.
+const KEPT_BACK: SignedDuration = SignedDuration::from_mins(1);
 
 fn ended(instance: &Instance) -> Option<Timestamp> {
     instance.metadata.deletion_timestamp.as_ref().map(|time| time.0)
@@ -37,60 +40,99 @@ fn metered_backup(backup: &Backup) -> Option<(Timestamp, u64)> {
 
 pub(super) fn facts<'a>(
     account: &'a Account,
-    subjects: &'a HashMap<&'a str, Subject<'a>>,
+    subjects: &'a Subjects<'a>,
     prices: &'a PriceHistory,
     terms: &'a InvoiceTerms,
+    max_lines: usize,
     now: Timestamp,
     is_closing: bool,
 ) -> Facts<'a> {
+    let billing = account.spec.billing.as_ref();
     Facts {
         holder: Holder {
             uid: origin::uid(&account.metadata),
             name: account.metadata.name.as_deref().unwrap_or_default(),
-            email: &account.spec.email,
-            address: &account.spec.billing_address,
+            namespace: account
+                .owned_namespace()
+                .unwrap_or_else(|| account.wanted_namespace()),
+            buyer: account.buyer(),
+            tax_rate: billing.and_then(|billing| billing.tax_rate),
+            tax_note: billing.and_then(|billing| billing.tax_note.as_deref()),
             closed_until: account.invoices_closed_until(),
             is_closing: is_closing && subjects.is_empty(),
         },
         subjects,
         prices,
         terms,
+        max_lines,
         now,
     }
 }
 
-/// Everything that is billed, with its UID: existing instances, instances deleted by force, and backups.
+/// What exists and is billed, with what it is kept under: instances, those that were deleted by force, and the backups of each
+/// instance.
 pub(super) fn billed<'a>(
     instances: &'a [Arc<Instance>],
     gone: &'a HashMap<String, Gone>,
     backups: &'a [Arc<Backup>],
-    backup_ids: &'a [String],
-) -> impl Iterator<Item = (&'a str, Subject<'a>)> {
-    let of_instance = |instance: &'a Instance, ended: Option<Timestamp>| {
+    now: Timestamp,
+) -> Subjects<'a> {
+    let mut subjects = Subjects::new();
+    let existing = instances.iter().map(|instance| (instance, ended(instance)));
+    let forced = gone.values().map(|gone| {
+        let ended = ended(&gone.instance).unwrap_or(gone.at);
+        (&gone.instance, Some(ended))
+    });
+    for (instance, ended) in existing.chain(forced) {
+        let Some(metering) = instance
+            .status
+            .as_ref()
+            .and_then(|status| status.metering.as_ref())
+        else {
+            continue;
+        };
         let subject = Subject {
-            instance_id: instance.id(),
+            instance_id: instance.id().into(),
             name: instance.display_name(),
-            metered: Metered::Instance(instance.status.as_ref()?.metering.as_ref()?),
+            metered: Metered::Instance(metering),
             ended,
         };
-        Some((origin::uid(&instance.metadata), subject))
-    };
-    let existing = instances
-        .iter()
-        .filter_map(move |instance| of_instance(instance, ended(instance)));
-    let forced = gone
-        .values()
-        .filter_map(move |gone| of_instance(&gone.instance, Some(ended(&gone.instance).unwrap_or(gone.at))));
-    let of_backup = backups.iter().zip(backup_ids).filter_map(move |(backup, id)| {
-        let (since, megabytes) = metered_backup(backup)?;
-        let source = backup.status.as_ref()?.source.as_ref()?;
-        let subject = Subject {
-            instance_id: source.id.clone(),
-            name: backup.display_name(),
-            metered: Metered::Backup { id, since, megabytes },
-            ended: backup.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+        subjects.insert(Cow::Borrowed(origin::uid(&instance.metadata)), subject);
+    }
+    // One that stays after its deletion is kept back by a restore, and is billed until it is gone.
+    let goes_now = |deleted_at: &Timestamp| now.duration_since(*deleted_at) < KEPT_BACK;
+    for backup in backups {
+        let source = backup.status.as_ref().and_then(|status| status.source.as_ref());
+        let (Some(source), Some((since, megabytes))) = (source, metered_backup(backup)) else {
+            continue;
         };
-        Some((origin::uid(&backup.metadata), subject))
-    });
-    existing.chain(forced).chain(of_backup)
+        let seen = SeenBackup {
+            uid: origin::uid(&backup.metadata),
+            since,
+            megabytes,
+            ended: backup
+                .metadata
+                .deletion_timestamp
+                .as_ref()
+                .map(|time| time.0)
+                .filter(goes_now),
+        };
+        let subject = subjects
+            .entry(backups_key(&source.id).into())
+            .or_insert_with(|| Subject {
+                instance_id: Cow::Borrowed(&source.id),
+                name: &source.name,
+                metered: Metered::Backups(Vec::new()),
+                ended: None,
+            });
+        if let Metered::Backups(seen_before) = &mut subject.metered {
+            seen_before.push(seen);
+        }
+    }
+    for subject in subjects.values_mut() {
+        if let Metered::Backups(seen) = &mut subject.metered {
+            seen.sort_by_key(|backup| (backup.since, backup.uid));
+        }
+    }
+    subjects
 }

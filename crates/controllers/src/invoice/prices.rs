@@ -1,5 +1,5 @@
-//! The past and present prices, in a ConfigMap of the operator's namespace, written only when those of the catalogue
-//! change. They apply from then on; what a past hour costs never changes.
+//! The past, present and announced prices and taxes, in a ConfigMap of the operator's namespace, written only when those of the
+//! catalogue change. They apply from then on, or from the time for which they are announced; what a past hour costs never changes.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -42,11 +42,11 @@ impl KeptPrices {
         self.history.read().clone()
     }
 
-    /// Records price changes until shutdown, and reports each one. Prices from before `needed_since` are no
-    /// longer needed.
+    /// Records price changes until shutdown, and reports each one. `now` is the API server's time, once it is known: with the clock of
+    /// a machine that is days behind, a change would hold for hours that are past. Prices from before `needed_since` are no longer needed.
     pub(super) async fn keep(
         &self,
-        now: impl Fn() -> Timestamp,
+        now: impl Fn() -> Option<Timestamp>,
         needed_since: impl Fn() -> Timestamp,
         changed: impl Fn(),
         shutdown: CancellationToken,
@@ -54,7 +54,10 @@ impl KeptPrices {
         let mut complained = String::new();
         loop {
             let before = self.current();
-            let recorded = self.record(now(), needed_since()).await;
+            let recorded = match now() {
+                Some(now) => self.record(now, needed_since()).await,
+                None => Ok(None),
+            };
             if self.current() != before {
                 changed();
             }
@@ -81,8 +84,16 @@ impl KeptPrices {
         now: Timestamp,
         needed_since: Timestamp,
     ) -> Result<Option<String>, CallError> {
-        let prices = self.catalogue.current().prices.clone();
-        if self.current().is_some_and(|history| history.is_current(&prices)) {
+        let catalogue = self.catalogue.current();
+        let updated = |history: &PriceHistory| {
+            let mut updated = history.clone();
+            updated.record(&catalogue, now);
+            updated
+        };
+        if self
+            .current()
+            .is_some_and(|history| updated(&history) == *history)
+        {
             return Ok(None);
         }
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
@@ -91,7 +102,7 @@ impl KeptPrices {
             ..PostParams::default()
         };
         let Some(mut object) = bounded(api.get_opt(stored_prices::NAME)).await? else {
-            let history = PriceHistory::new(prices);
+            let history = updated(&PriceHistory::new(catalogue.prices_at(now).clone()));
             let new = ConfigMap {
                 metadata: ObjectMeta {
                     name: Some(stored_prices::NAME.to_owned()),
@@ -104,35 +115,37 @@ impl KeptPrices {
             *self.history.write() = Some(Arc::new(history));
             return Ok(None);
         };
-        let Some(mut history) = stored_prices::read(&object) else {
+        let Some(stored) = stored_prices::read(&object) else {
             return Ok(Some(format!(
                 "the ConfigMap {} is unreadable, so nothing is invoiced; repair or delete it",
                 stored_prices::NAME
             )));
         };
-        *self.history.write() = Some(Arc::new(history.clone()));
-        if history.is_current(&prices) {
-            return Ok(None);
-        }
-        if *history.currency() != prices.currency {
+        *self.history.write() = Some(Arc::new(stored.clone()));
+        let currency = &catalogue.prices.currency;
+        if stored.currency() != currency {
             return Ok(Some(format!(
-                "the catalogue's currency is {}, but invoices are in {}: the prices of invoices stay as they were; see docs/operations.md",
-                prices.currency,
-                history.currency()
+                "the catalogue's currency is {currency}, but invoices are in {}: the prices of invoices stay as they were; see docs/operations.md",
+                stored.currency()
             )));
         }
+        let mut history = updated(&stored);
+        if history == stored {
+            return Ok(None);
+        }
         history.forget(needed_since);
-        if history.is_full() {
+        if history.is_too_long() {
             return Ok(Some(
                 "prices have changed more than 20 times in two months: the last change holds once the oldest is forgotten, at the beginning of a month"
                     .to_owned(),
             ));
         }
-        history.record(&prices, now);
         object.data = Some(data(&history));
         bounded(api.replace(stored_prices::NAME, &params, &object)).await?;
         *self.history.write() = Some(Arc::new(history));
-        tracing::info!("the prices have changed, from each instance's next hour on");
+        tracing::info!(
+            "the prices have changed, from each instance's next hour on, or will change as announced"
+        );
         Ok(None)
     }
 }

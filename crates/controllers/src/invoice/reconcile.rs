@@ -2,37 +2,36 @@
 //! and invoices that are due are issued.
 
 use std::{
-    borrow::Borrow,
     collections::{HashMap, HashSet},
-    hash::{BuildHasher as _, Hash},
+    hash::BuildHasher as _,
     sync::Arc,
     time::Duration,
 };
 
-use jiff::{Timestamp, tz::TimeZone};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{Api, core::DeserializeGuard};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Gone, Shared,
-    apply::name,
-    archive, books, numbers,
+    Gone, Shared, Unsettled, books,
     observe::{billed, facts},
 };
 use domain::{
+    catalogue::InvoiceTerms,
     event::OutboxVersion,
     invoice::{
         PriceHistory,
-        ledger::{Books, Metered, Step, Subject, next},
+        ledger::{Books, Facts, Metered, Step, Subjects, next},
     },
 };
-use resources::{Account, AccountSpec, Invoice, invoice::FORMER_ACCOUNT_LABEL, origin};
+use resources::{Account, AccountSpec, Invoice, origin};
 use runtime::{
     ObjectRef, Store,
     backoff::Backoffs,
-    client::{CallError, is_namespace_terminating},
+    client::{CallError, bounded},
     watch::key,
     work_queue::{Class, Reconcile},
 };
@@ -81,12 +80,34 @@ enum Known {
 pub(super) struct State {
     account: String,
     books: Books,
-    /// Issued invoices whose events are not settled.
+    /// Issued invoices and credit notes whose events are not settled.
     pub(super) issued: Vec<Invoice>,
+    /// Credit notes that were asked for.
+    pub(super) credits: Vec<Invoice>,
     /// When the books were read.
     read: Timestamp,
     /// When the entries were last written.
     written: Option<Timestamp>,
+}
+
+impl State {
+    /// Whether it has all credit notes that are asked for.
+    fn knows(&self, unsettled: &Unsettled) -> bool {
+        let mut asked_for = unsettled.iter().filter(|(_, is_asked_for)| **is_asked_for);
+        let all = || self.credits.iter().chain(&self.issued);
+        asked_for.all(|(name, _)| all().any(|known| known.name() == name))
+    }
+}
+
+/// Whether the open invoice cannot be issued now. It stays, and is issued once it can be, though its account may be gone.
+fn is_held(books: &Books) -> bool {
+    let mut open = books.invoices.values();
+    open.any(|invoice| {
+        invoice
+            .status
+            .as_ref()
+            .is_some_and(|status| status.held.is_some())
+    })
 }
 
 /// An account with pages whose books are not in memory: there is nothing to do before a time if nothing changes.
@@ -169,58 +190,59 @@ impl Reconciler {
                 }
             });
             self.looked.lock().retain(|_, looked| looked.elapsed() < ORPHANS);
-            let mut orphans: HashMap<(String, String), String> = HashMap::new();
+            let mut orphans: HashMap<String, Arc<Invoice>> = HashMap::new();
             for invoice in self.invoices.state() {
                 if !known.contains(invoice.spec.account.as_str()) {
-                    let namespace = invoice.metadata.namespace.clone().unwrap_or_default();
-                    let object_ref = (namespace, invoice.spec.account.clone());
-                    orphans.insert(object_ref, invoice.spec.account_name.clone());
+                    orphans.insert(invoice.spec.account.clone(), invoice);
                 }
             }
-            for ((namespace, uid), name) in orphans {
-                if let Err(error) = self.close_orphan(&namespace, &uid, &name).await {
-                    tracing::warn!(namespace, account = name, %error, "cannot close the invoices of an Account that is gone; will retry");
+            for invoice in orphans.into_values() {
+                let account = &invoice.spec.account_name;
+                if let Err(error) = self.close_orphan(&invoice).await {
+                    tracing::warn!(account, %error, "cannot close the invoices of an Account that is gone; will retry");
                 }
             }
         }
     }
 
-    async fn close_orphan(&self, namespace: &str, uid: &str, name: &str) -> Result<(), CallError> {
+    /// Issues what is left of an Account that is gone. `invoice` is one of its invoices.
+    async fn close_orphan(&self, invoice: &Invoice) -> Result<(), CallError> {
         let deps = &self.shared.deps;
         let Some(prices) = self.shared.prices.current() else {
             return Ok(());
         };
+        // The watch leaves out an Account that does not match its schema; that one is there.
+        let (uid, name) = (&invoice.spec.account, &invoice.spec.account_name);
+        let accounts: Api<DeserializeGuard<Account>> = Api::all(deps.client.clone());
+        let found = bounded(accounts.get_opt(name)).await?;
+        if found.is_some_and(|found| found.0.map_or(true, |found| origin::uid(&found.metadata) == uid)) {
+            return Ok(());
+        }
         let mut account = Account::new(
             name,
             AccountSpec {
-                email: String::new(),
-                namespace: Some(namespace.to_owned()),
-                instance_quota: None,
-                webhook_quota: None,
-                rate_limit_per_hour: None,
-                billing_address: Vec::new(),
-                invoices_closed_until: None,
+                namespace: Some(invoice.spec.account_namespace.clone()),
+                ..AccountSpec::default()
             },
         );
         account.metadata.uid = Some(uid.to_owned());
         account.metadata.deletion_timestamp = Some(Time(self.shared.now()));
-        let mut state = self.read(namespace, uid).await?;
-        let nothing = HashMap::new();
-        let again = self.go_on(&mut state, &account, &nothing, &prices, true).await?;
-        if again.is_none() && state.books.invoices.is_empty() {
-            archive::keep(&deps.client, &deps.namespace, namespace, &account).await?;
-        }
-        Ok(())
+        let mut state = self.read(uid).await?;
+        let nothing = Subjects::new();
+        self.go_on(&mut state, &account, &nothing, &prices, true).await?;
+        self.settle(&mut state, true).await.map(drop)
     }
 
     /// Reads what is stored of an account.
-    async fn read(&self, namespace: &str, uid: &str) -> Result<State, CallError> {
+    async fn read(&self, uid: &str) -> Result<State, CallError> {
         let deps = &self.shared.deps;
-        let (books, issued) = books::read(&deps.client, namespace, uid).await?;
+        let unsettled = self.shared.unsettled(uid);
+        let stored = books::read(&deps.client, &deps.namespace, uid, unsettled.into_keys()).await?;
         Ok(State {
             account: uid.to_owned(),
-            books,
-            issued,
+            books: stored.books,
+            issued: stored.issued,
+            credits: stored.credits,
             read: deps.clock.now(),
             written: None,
         })
@@ -245,48 +267,40 @@ impl Reconciler {
         } else {
             Vec::new()
         };
-        let backup_ids: Vec<String> = backups.iter().map(|backup| backup.id()).collect();
-        let billed = || billed(&instances, &gone, &backups, &backup_ids);
+        let subjects = billed(&instances, &gone, &backups, self.shared.now());
         let is_deleting = account.metadata.deletion_timestamp.is_some();
-        if !is_deleting && let Some(again) = self.rests(namespace, || self.digest(account, &prices, billed()))
+        let unsettled = self.shared.unsettled(uid);
+        if !is_deleting
+            && let Some(again) =
+                self.rests(namespace, || self.digest(account, &prices, &subjects, &unsettled))
         {
             return Ok(Some(again));
         }
-        let subjects: HashMap<&str, Subject<'_>> = billed().collect();
         // The watches may still show objects that the Account controller no longer saw.
         let closing_for = deps.ledger.closing_for(uid).filter(|_| instances.is_empty());
         let known = self.known.lock().remove(namespace);
         let mut state = match known {
-            Some(Known::Books(state)) if state.account == uid => state,
-            _ if subjects.is_empty() && !is_deleting && deps.invoices.of(namespace).is_empty() => {
+            Some(Known::Books(state)) if state.account == uid && state.knows(&unsettled) => state,
+            _ if subjects.is_empty() && !is_deleting && unsettled.is_empty() => {
                 return Ok(None);
             }
             _ => {
-                let state = self.read(namespace, uid).await?;
+                let state = self.read(uid).await?;
                 for invoice in &state.issued {
                     deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
                 }
                 state
             }
         };
-        let again = match self
+        let again = self
             .go_on(&mut state, account, &subjects, &prices, closing_for.is_some())
-            .await
-        {
-            Err(error) if error.status().is_some_and(is_namespace_terminating) => {
-                // Kubernetes deletes the namespace together with its invoices, so there is nothing left to
-                // record.
-                self.recorded(namespace, &subjects, &gone);
-                return Ok(Some(AGAIN));
-            }
-            outcome => outcome?,
-        };
+            .await?;
         let is_resting = again.is_none();
         if is_resting {
             self.recorded(namespace, &subjects, &gone);
         }
-        let settled = self.settle(&mut state).await?;
-        let step = self.next_step(&state, account, &subjects, &prices);
+        let settled = self.settle(&mut state, false).await?;
+        let step = self.next_step(&mut state, account, &subjects, &prices);
         let mut idle = None;
         if let Step::Rest(Some(until)) = step
             && is_resting
@@ -299,7 +313,7 @@ impl Reconciler {
             if idle.is_none() {
                 let resting = Known::Resting(Resting {
                     account: uid.to_owned(),
-                    digest: self.digest(account, &prices, &subjects),
+                    digest: self.digest(account, &prices, &subjects, &unsettled),
                     until,
                 });
                 self.known.lock().insert(namespace.to_owned(), resting);
@@ -311,12 +325,12 @@ impl Reconciler {
         if let Some(closing_for) = closing_for
             && is_resting
             && subjects.is_empty()
-            && state.books.invoices.is_empty()
+            && (state.books.invoices.is_empty() || is_held(&state.books))
         {
             let has_news = !state.issued.is_empty() || deps.outbox.has_unattempted(namespace);
             let patience = FAREWELL.saturating_sub(closing_for);
             if !has_news || patience.is_zero() {
-                archive::keep(&deps.client, &deps.namespace, namespace, account).await?;
+                self.settle(&mut state, true).await?;
                 deps.ledger.closed(uid);
                 return Ok(None);
             }
@@ -336,17 +350,28 @@ impl Reconciler {
     /// The next step, or when it is due.
     fn next_step(
         &self,
-        state: &State,
+        state: &mut State,
         account: &Account,
-        subjects: &HashMap<&str, Subject<'_>>,
+        subjects: &Subjects<'_>,
         prices: &PriceHistory,
     ) -> Step {
-        let now = self.shared.now();
         let terms = self.shared.deps.catalogue.current();
         next(
-            &state.books,
-            &facts(account, subjects, prices, &terms.invoices, now, false),
+            &mut state.books,
+            &self.facts(account, subjects, prices, &terms.invoices, false),
         )
+    }
+
+    fn facts<'a>(
+        &self,
+        account: &'a Account,
+        subjects: &'a Subjects<'a>,
+        prices: &'a PriceHistory,
+        terms: &'a InvoiceTerms,
+        is_closing: bool,
+    ) -> Facts<'a> {
+        let (max_lines, now) = (self.shared.deps.settings.max_lines, self.shared.now());
+        facts(account, subjects, prices, terms, max_lines, now, is_closing)
     }
 
     /// When the next step is due if nothing changes.
@@ -376,11 +401,12 @@ impl Reconciler {
     /// A digest of everything that decides whether there is something to do for an account before its invoice is due: who it
     /// belongs to, what is billed, and the currency, but not names. Two digests are equal only if nothing has changed, but for an
     /// accident of 1 in 2^64.
-    fn digest<'a, U: Hash, S: Borrow<Subject<'a>>>(
+    fn digest(
         &self,
         account: &Account,
         prices: &PriceHistory,
-        subjects: impl IntoIterator<Item = (U, S)>,
+        subjects: &Subjects<'_>,
+        unsettled: &Unsettled,
     ) -> u64 {
         let hasher = &self.shared.hasher;
         let uid = origin::uid(&account.metadata);
@@ -389,11 +415,12 @@ impl Reconciler {
             account.invoices_closed_until(),
             prices.currency().to_string(),
         ));
-        // A sum, because the subjects come in no order.
-        subjects.into_iter().fold(holder, |sum, (uid, subject)| {
-            let subject = subject.borrow();
-            sum.wrapping_add(hasher.hash_one((uid, subject.metered, subject.ended)))
-        })
+        // Sums, because they come in no order.
+        let invoices = unsettled.iter().map(|invoice| hasher.hash_one(invoice));
+        let subjects = subjects
+            .iter()
+            .map(|(uid, subject)| hasher.hash_one((uid, &subject.metered, subject.ended)));
+        invoices.chain(subjects).fold(holder, u64::wrapping_add)
     }
 
     /// Does everything that is due. If it has to wait, returns when to continue.
@@ -401,27 +428,30 @@ impl Reconciler {
         &self,
         state: &mut State,
         account: &Account,
-        subjects: &HashMap<&str, Subject<'_>>,
+        subjects: &Subjects<'_>,
         prices: &PriceHistory,
         is_closing: bool,
     ) -> Result<Option<Duration>, CallError> {
-        let catalogue = self.shared.deps.catalogue.current();
+        let deps = &self.shared.deps;
+        let catalogue = deps.catalogue.current();
+        state.books.look_again();
+        let facts = || self.facts(account, subjects, prices, &catalogue.invoices, is_closing);
+        self.credit(state, &facts()).await?;
         for _ in 0..MAX_STEPS {
-            let now = self.shared.now();
-            let namespace = state.books.namespace.clone();
-            let facts = facts(account, subjects, prices, &catalogue.invoices, now, is_closing);
-            match next(&state.books, &facts) {
+            match next(&mut state.books, &facts()) {
                 Step::Rest(_) => return Ok(None),
+                Step::Continue => tokio::task::yield_now().await,
                 Step::LookBack => {
-                    let until = self.issued_until(&state.books.namespace, account).await?;
-                    state.books.issued_until = Some(until);
+                    let uid = origin::uid(&account.metadata);
+                    let issued = books::issued(&deps.client, &deps.namespace, uid).await?;
+                    state.books.issued_until = Some(books::last_end(&issued));
                 }
                 Step::Page { page, is_urgent } => {
                     if let Some(waits) = self.left(TOGETHER, state.written).filter(|_| !is_urgent) {
                         return Ok(Some(waits));
                     }
-                    let written = self.put(*page).await?;
-                    state.written = Some(self.shared.deps.clock.now());
+                    let written = self.put_page(*page).await?;
+                    state.written = Some(deps.clock.now());
                     state.books.put_page(written);
                 }
                 Step::DeletePage(page) => {
@@ -430,7 +460,7 @@ impl Reconciler {
                 }
                 Step::Create(invoice) => {
                     let written = self.put(*invoice).await?;
-                    state.written = Some(self.shared.deps.clock.now());
+                    state.written = Some(deps.clock.now());
                     state.books.put_invoice(written);
                 }
                 Step::Replace { invoice, is_urgent } => {
@@ -438,9 +468,9 @@ impl Reconciler {
                         return Ok(Some(waits));
                     }
                     let written = self.put(*invoice).await?;
-                    state.written = Some(self.shared.deps.clock.now());
+                    state.written = Some(deps.clock.now());
                     if written.is_issued() {
-                        self.issued(&written);
+                        self.issued(&written).await;
                         state.issued.push(written.clone());
                     }
                     state.books.put_invoice(written);
@@ -449,31 +479,16 @@ impl Reconciler {
                     self.delete(&*invoice).await?;
                     state.books.remove_invoice(&invoice);
                 }
-                Step::TakeNumber(invoice) => {
-                    let invoice_ref = numbers::InvoiceRef {
-                        namespace,
-                        name: invoice.clone(),
-                    };
-                    let year = now.to_zoned(TimeZone::UTC).year();
-                    let number = self.shared.numbers.take(invoice_ref, year).await?;
-                    state.books.numbers.insert(invoice, number);
+                Step::TakeNumber { invoice, year } => {
+                    let found = state.books.invoices.values().find(|it| it.name() == invoice);
+                    if let Some(found) = found {
+                        let number = self.shared.numbers.take(found, year).await?;
+                        state.books.numbers.insert(invoice, number);
+                    }
                 }
             }
         }
         Ok(Some(Duration::ZERO))
-    }
-
-    /// Until when the objects of an account have been invoiced.
-    async fn issued_until(&self, namespace: &str, account: &Account) -> Result<Timestamp, CallError> {
-        let client = &self.shared.deps.client;
-        let own = books::issued_until(client, namespace, "").await?;
-        // Invoices of an Account are kept elsewhere only once it is being deleted.
-        if account.metadata.deletion_timestamp.is_none() {
-            return Ok(own);
-        }
-        let kept_as = format!("{FORMER_ACCOUNT_LABEL}={}", name(account));
-        let kept = books::issued_until(client, &self.shared.deps.namespace, &kept_as).await?;
-        Ok(kept.max(own))
     }
 
     /// How much is left of this time since a moment. Nothing is if the clock was set back.
@@ -484,13 +499,13 @@ impl Reconciler {
     }
 
     /// Tells the ledger that the end of everything that ended has been recorded.
-    fn recorded(&self, namespace: &str, subjects: &HashMap<&str, Subject<'_>>, gone: &HashMap<String, Gone>) {
+    fn recorded(&self, namespace: &str, subjects: &Subjects<'_>, gone: &HashMap<String, Gone>) {
         let ledger = &self.shared.deps.ledger;
         let ended = subjects.iter().filter(|(uid, subject)| {
             let is_instance = matches!(subject.metered, Metered::Instance(_));
-            is_instance && subject.ended.is_some() && !gone.contains_key(**uid)
+            is_instance && subject.ended.is_some() && !gone.contains_key(uid.as_ref())
         });
-        ledger.ended(ended.map(|(uid, _)| *uid));
+        ledger.ended(ended.map(|(uid, _)| uid.as_ref()));
         let mut all = self.shared.gone.lock();
         if let Some(of_namespace) = all.get_mut(namespace) {
             of_namespace.retain(|uid, _| !gone.contains_key(uid));

@@ -8,7 +8,7 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::{Deps, InvoiceController};
+use super::{Deps, InvoiceController, InvoiceSettings};
 use crate::{account::AccountDirectory, backup::BackupIndex, ledger::Ledger};
 use domain::{
     catalogue::Catalogue,
@@ -81,7 +81,7 @@ fn controller(ahead: SignedDuration) -> (InvoiceController, UnboundedReceiver<St
         directory,
         ledger,
         instances: ByNamespace::default(),
-        invoices: ByNamespace::default(),
+        settings: InvoiceSettings::default(),
         backups: BackupIndex::new(ReconcileQueue::default()),
         outbox: Arc::new(NoOutbox),
         catalogue: SharedCatalogue::new(catalogue),

@@ -339,14 +339,18 @@ impl State {
             .map(|(_, selector)| selector.into_owned());
         let is_selected = |object: &Value| {
             let label = |name: &str| object["metadata"]["labels"][name].as_str();
-            match selector.as_deref().unwrap_or_default() {
-                "" => true,
-                selector => match (selector.strip_prefix('!'), selector.split_once('=')) {
+            let terms = selector
+                .as_deref()
+                .unwrap_or_default()
+                .split(',')
+                .filter(|term| !term.is_empty());
+            terms
+                .into_iter()
+                .all(|term| match (term.strip_prefix('!'), term.split_once('=')) {
                     (Some(name), _) => label(name).is_none(),
                     (None, Some((name, value))) => label(name) == Some(value),
-                    (None, None) => label(selector).is_some(),
-                },
-            }
+                    (None, None) => label(term).is_some(),
+                })
         };
         let all = self.objects.iter();
         let all = all.filter(|(key, object)| {

@@ -435,7 +435,7 @@ impl Chronicle {
         for invoice in invoices.iter().filter(|invoice| invoice.is_issued()) {
             let status = invoice.status.as_ref().unwrap();
             let (year, sequence) = status.number.as_deref().unwrap().split_once('-').unwrap();
-            assert_eq!(year, &status.issued_at.unwrap().to_string()[..4]);
+            assert_eq!(year, &invoice.spec.period.to.to_string()[..4]);
             numbers
                 .entry(year.to_owned())
                 .or_default()
@@ -443,7 +443,8 @@ impl Chronicle {
             let uid = invoice.metadata.uid.as_deref().unwrap();
             let told = inbox.events.values().filter(|event| event.uid == uid);
             assert_eq!(told.count(), 1, "the events of {}", invoice.name());
-            let namespace = invoice.metadata.namespace.as_deref().unwrap();
+            assert_eq!(invoice.metadata.namespace.as_deref(), Some("system"));
+            let namespace = invoice.spec.account_namespace.as_str();
             by_namespace.entry(namespace).or_default().push(invoice);
         }
         for (year, mut sequences) in numbers {
@@ -476,7 +477,7 @@ impl Chronicle {
                 let lines = invoice.spec.lines.iter().map(|line| {
                     let hours = line.hours.iter();
                     let mut hours: Vec<_> = hours
-                        .map(|of| (of.plan.clone(), of.unit_price, of.hours))
+                        .map(|of| (of.plan.clone(), of.unit_price, of.thousandths / 1000))
                         .collect();
                     hours.sort_unstable();
                     (line.instance_id.clone(), hours, line.amount_cents)

@@ -7,7 +7,7 @@ use super::{
     api_server::ApiServer,
     operator::{Operator, Surroundings},
 };
-use domain::{catalogue::Catalogue, provider::Timings};
+use domain::provider::Timings;
 use runtime::{Clock as _, shared_catalogue::SharedCatalogue};
 
 /// State and operation in each status version that is written until an instance runs.
@@ -21,7 +21,7 @@ async fn written(waits_for_write: bool) -> Vec<(Value, Value)> {
         waits_for_write,
         ..Surroundings::new(server, start, Timings::for_provisioning(0.0))
     };
-    let mut operator = Operator::start(&around, SharedCatalogue::new(Catalogue::default()), 1);
+    let mut operator = Operator::start(&around, SharedCatalogue::new(crate::tests::with_seller()), 1);
     let (mut seen, mut told) = (Vec::new(), Vec::new());
     while seen.last().is_none_or(|(state, _)| *state != "running") {
         let next = operator.next().unwrap();

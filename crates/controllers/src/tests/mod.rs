@@ -13,3 +13,12 @@ mod late;
 mod operator;
 mod resting;
 mod year;
+
+use domain::catalogue::Catalogue;
+
+/// The built-in catalogue, with a seller, so that invoices are issued.
+fn with_seller() -> Catalogue {
+    let mut catalogue = Catalogue::default();
+    "Stellage Ltd".clone_into(&mut catalogue.invoices.seller.name);
+    catalogue
+}

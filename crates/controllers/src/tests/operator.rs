@@ -29,7 +29,7 @@ use crate::{
 use domain::{
     backup::BackupLimits,
     event::{EventType, Outbox, OutboxVersion},
-    invoice::Period,
+    invoice::{Period, ledger::SPREAD},
     provider::{BackupObservation, Observation, ProviderError, Timings, Usage},
 };
 use providers::{
@@ -448,7 +448,7 @@ impl Operator {
         let (queue, backup_queue) = (ReconcileQueue::default(), ReconcileQueue::default());
         let invoice_queue = ReconcileQueue::default();
         let index = BackupIndex::new(backup_queue.clone());
-        let (by_namespace, open_invoices) = (ByNamespace::default(), ByNamespace::default());
+        let by_namespace = ByNamespace::default();
         let (ledger, restores) = (Ledger::default(), Restores::default());
         let events = |name| Events::new(client.clone(), name, "test");
         let invoice_controller = InvoiceController::new(invoice::Deps {
@@ -457,7 +457,7 @@ impl Operator {
             directory: directory.clone(),
             ledger: ledger.clone(),
             instances: by_namespace.clone(),
-            invoices: open_invoices.clone(),
+            settings: invoice::InvoiceSettings::default(),
             backups: index.clone(),
             outbox: outbox.clone(),
             catalogue: catalogue.clone(),
@@ -497,7 +497,7 @@ impl Operator {
             server,
             vec![
                 outbox.listener(),
-                Box::new(open_invoices),
+                invoice_controller.invoice_listener(),
                 Box::new(invoice_queue.clone()),
             ],
         );
@@ -612,7 +612,9 @@ impl Operator {
             self.timers.request(Job::Backup(backup), self.time);
         }
         while let Some(Some(invoice)) = self.settled.next().now_or_never() {
-            self.request_account(invoice.namespace());
+            if let Some(invoice) = self.invoices.reader.get(&invoice) {
+                self.request_account(&invoice.spec.account_namespace);
+            }
         }
         while let Ok(namespace) = self.requests.try_recv() {
             self.request_account(&namespace);
@@ -684,7 +686,8 @@ impl Operator {
             return again;
         }
         let now = self.clock.now();
-        let month = Period::month_of(now).to.duration_since(now) + SignedDuration::from_secs(6);
+        let after = SignedDuration::from_secs(6) + SPREAD;
+        let month = Period::month_of(now).to.duration_since(now) + after;
         Duration::try_from(SELDOM.min(month)).unwrap()
     }
 

@@ -7,7 +7,7 @@ use super::{
     api_server::ApiServer,
     operator::{Operator, Surroundings},
 };
-use domain::{catalogue::Catalogue, invoice::Period, provider::Timings};
+use domain::{invoice::Period, provider::Timings};
 use resources::{Invoice, InvoicePage, invoice_page::MAX_ENTRIES};
 use runtime::{Clock as _, shared_catalogue::SharedCatalogue};
 
@@ -29,7 +29,7 @@ impl World {
         }
         server.take_writes();
         let around = Surroundings::new(server, start, Timings::for_provisioning(0.0));
-        let operator = Operator::start(&around, SharedCatalogue::new(Catalogue::default()), 1);
+        let operator = Operator::start(&around, SharedCatalogue::new(crate::tests::with_seller()), 1);
         Self { around, operator }
     }
 

@@ -1,7 +1,7 @@
 //! A year of 200 instances that come, go and change, with faults, and an operator that dies a hundred times and is down at
 //! the ends of months.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
@@ -25,7 +25,7 @@ use domain::{
 };
 use providers::simulator::FAULT_ANNOTATION;
 use resources::{
-    AlertMetric, Backup, Instance, Invoice, Plan,
+    AlertMetric, Backup, Instance, Invoice, InvoiceNumber, Plan,
     instance::FINALIZER,
     money::{Cents, Currency},
 };
@@ -103,7 +103,7 @@ impl Year {
                     rearm_below: Percent(80_00),
                 }],
             }),
-            ..Catalogue::default()
+            ..crate::tests::with_seller()
         })
     }
 
@@ -444,6 +444,17 @@ impl Year {
         let what = self.chronicle.check(&inbox, now);
         let invoices: Vec<Invoice> = self.around.server.list("invoices");
         let billed_until = Period::month_of(now).from;
+        let numbers: Vec<InvoiceNumber> = self.around.server.list("invoicenumbers");
+        let given = numbers.into_iter().map(|it| (it.spec.number, it.spec.invoice));
+        let issued = invoices
+            .iter()
+            .filter(|invoice| invoice.is_issued())
+            .map(|invoice| {
+                let status = invoice.status.as_ref().unwrap();
+                (status.number.clone().unwrap(), invoice.name().to_owned())
+            });
+        let (given, issued): (BTreeSet<_>, BTreeSet<_>) = (given.collect(), issued.collect());
+        assert_eq!(given, issued, "each number has its invoice");
         let invoices = self.chronicle.check_invoices(&invoices, &inbox, billed_until);
         assert_eq!((what.instances, self.restarts), (INSTANCES, RESTARTS + 1));
         let backups: Vec<Backup> = self.around.server.list("backups");

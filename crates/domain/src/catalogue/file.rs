@@ -1,13 +1,14 @@
 //! The catalogue as a YAML file: `--catalogue`. What the file leaves out has the value of the built-in catalogue.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
 use thiserror::Error;
@@ -15,6 +16,7 @@ use thiserror::Error;
 use super::{Alerts, Catalogue, InvoiceTerms, Prices, alerts::AlertsSection};
 use resources::{
     Plan,
+    invoice::{MAX_TEXT, Party},
     money::{Cents, Currency, TaxRate},
     validation,
 };
@@ -23,7 +25,8 @@ use resources::{
 const MAX_BYTES: u64 = 256 * 1024;
 /// Maximum number of regions, and of images, in a file.
 const MAX_ENTRIES: usize = 1000;
-
+/// Maximum number of announced changes.
+const MAX_CHANGES: usize = 10;
 /// Maximum number of days after its issue within which an invoice is due.
 const MAX_DUE_DAYS: u16 = 365;
 
@@ -144,8 +147,55 @@ struct Contents {
     alerts: AlertsSection,
     backups: BackupTerms,
     tax: TaxRate,
-    seller: Vec<String>,
+    seller: Seller,
     invoices: InvoiceSettings,
+    changes: Vec<AnnouncedChange>,
+}
+
+/// The seller: its name and address, or a list of the name and the address lines.
+#[derive(Debug, Default)]
+struct Seller(Party);
+
+impl<'de> Deserialize<'de> for Seller {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let lines = match Value::deserialize(deserializer)? {
+            fields @ Value::Object(_) => {
+                return Party::deserialize(fields).map(Self).map_err(de::Error::custom);
+            }
+            lines => Vec::<String>::deserialize(lines).map_err(|_| {
+                de::Error::custom(
+                    "must have fields such as name and vatId, as in examples/catalogue.yaml, or be a list of the name and the address lines",
+                )
+            })?,
+        };
+        let mut lines = lines.into_iter();
+        Ok(Self(Party {
+            name: lines.next().unwrap_or_default(),
+            address: lines.collect(),
+            ..Party::default()
+        }))
+    }
+}
+
+fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(|_| {
+        de::Error::custom(format!(
+            "{text:?} must be an RFC 3339 time, such as 2027-01-01T00:00:00Z"
+        ))
+    })
+}
+
+/// Prices and a tax that hold from a time. What it leaves out stays as it is before.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct AnnouncedChange {
+    #[serde(deserialize_with = "moment")]
+    from: Timestamp,
+    #[serde(default)]
+    plans: BTreeMap<Plan, PlanTerms>,
+    backups: Option<BackupTerms>,
+    tax: Option<TaxRate>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -224,8 +274,9 @@ impl Default for Contents {
             backups: BackupTerms {
                 price_per_gb_monthly: prices.backup_gb,
             },
-            tax: invoices.tax,
-            seller: invoices.seller,
+            tax: prices.tax,
+            seller: Seller::default(),
+            changes: Vec::new(),
             invoices: InvoiceSettings {
                 due_days: invoices.due_days,
             },
@@ -264,30 +315,124 @@ impl Contents {
     fn check(&self) -> Result<(), (String, String)> {
         check_list("regions", self.regions.iter().map(|region| &region.0))?;
         check_list("images", self.images.iter().map(|image| &image.0))?;
-        validation::address(&self.seller).map_err(|(line, problem)| {
-            let field = line.map_or_else(|| "seller".to_owned(), |line| format!("seller[{line}]"));
-            (field, problem)
-        })?;
+        check_seller(&self.seller.0)?;
         if self.invoices.due_days > MAX_DUE_DAYS {
             let problem = format!("{} must be at most {MAX_DUE_DAYS}", self.invoices.due_days);
             return Err(("invoices.dueDays".to_owned(), problem));
         }
-        let monthly = self.monthly();
-        for (pair, plans) in monthly.windows(2).zip(Plan::ALL.windows(2)) {
-            if let ([smaller_price, price], [smaller, plan]) = (pair, plans)
-                && price < smaller_price
-            {
-                return Err((
-                    format!("plans.{}.priceMonthly", plan.as_str()),
-                    format!(
-                        "{price} is less than the smaller plan {} costs; must be at least {smaller_price}",
-                        smaller.as_str()
-                    ),
-                ));
-            }
+        check_order(&self.monthly(), "")?;
+        if self.changes.len() > MAX_CHANGES {
+            let problem = format!(
+                "has {} entries; must have at most {MAX_CHANGES}",
+                self.changes.len()
+            );
+            return Err(("changes".to_owned(), problem));
+        }
+        if let Some(index) = self
+            .changes
+            .windows(2)
+            .position(|pair| pair[0].from >= pair[1].from)
+        {
+            let problem = "must be later than the change before it".to_owned();
+            return Err((format!("changes[{}].from", index + 1), problem));
+        }
+        let announced = self.announced();
+        for (index, (_, prices)) in announced.iter().enumerate() {
+            check_order(
+                &Plan::ALL.map(|plan| prices.monthly(plan)),
+                &format!("changes[{index}]."),
+            )?;
         }
         Ok(())
     }
+
+    /// The prices and the tax before the first change.
+    fn prices(&self) -> Prices {
+        Prices {
+            currency: self.currency.clone(),
+            monthly: self.monthly(),
+            backup_gb: self.backups.price_per_gb_monthly,
+            tax: self.tax,
+        }
+    }
+
+    /// The prices and the tax after each change.
+    fn announced(&self) -> Vec<(Timestamp, Prices)> {
+        let mut prices = self.prices();
+        let changes = self.changes.iter().map(|change| {
+            for (plan, terms) in &change.plans {
+                prices.monthly[*plan as usize] = terms.price_monthly;
+            }
+            if let Some(backups) = &change.backups {
+                prices.backup_gb = backups.price_per_gb_monthly;
+            }
+            prices.tax = change.tax.unwrap_or(prices.tax);
+            (change.from, prices.clone())
+        });
+        changes.collect()
+    }
+}
+
+/// Checks that no plan is cheaper than a smaller one.
+fn check_order(monthly: &[Cents; 4], path: &str) -> Result<(), (String, String)> {
+    for (pair, plans) in monthly.windows(2).zip(Plan::ALL.windows(2)) {
+        if let ([smaller_price, price], [smaller, plan]) = (pair, plans)
+            && price < smaller_price
+        {
+            return Err((
+                format!("{path}plans.{}.priceMonthly", plan.as_str()),
+                format!(
+                    "{price} is less than the smaller plan {} costs; must be at least {smaller_price}",
+                    smaller.as_str()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_seller(seller: &Party) -> Result<(), (String, String)> {
+    let wrong = |field: &str, problem: String| Err((format!("seller.{field}"), problem));
+    validation::address(&seller.address).or_else(|(line, problem)| {
+        wrong(
+            &line.map_or_else(|| "address".to_owned(), |line| format!("address[{line}]")),
+            problem,
+        )
+    })?;
+    let is_set = *seller != Party::default();
+    if is_set && seller.name.is_empty() {
+        return wrong(
+            "name",
+            "must not be empty: invoices name who issues them".to_owned(),
+        );
+    }
+    let country = seller.country.as_deref();
+    if country.is_some_and(|code| code.len() != 2 || !code.bytes().all(|byte| byte.is_ascii_uppercase())) {
+        return wrong(
+            "country",
+            "must be an ISO 3166-1 code of two capital letters, such as DE".to_owned(),
+        );
+    }
+    if seller.reference.is_some() {
+        return wrong(
+            "reference",
+            "must be left out: it is the buyer's, in the Account's spec.billing".to_owned(),
+        );
+    }
+    for (field, text) in [
+        ("name", Some(&seller.name)),
+        ("vatId", seller.vat_id.as_ref()),
+        ("email", seller.email.as_ref()),
+    ] {
+        let is_wrong = |text: &&String| text.chars().count() > MAX_TEXT || text.chars().any(char::is_control);
+        if text.filter(is_wrong).is_some() {
+            return wrong(
+                field,
+                format!("must have at most {MAX_TEXT} characters, and no control characters"),
+            );
+        }
+    }
+    Ok(())
 }
 
 fn check_list<'a>(
@@ -310,20 +455,15 @@ fn check_list<'a>(
 
 impl Contents {
     fn into_catalogue(self, alerts: Alerts) -> Catalogue {
-        let monthly = self.monthly();
         Catalogue {
+            prices: self.prices(),
+            announced: self.announced(),
             regions: self.regions.into_iter().map(|region| region.0).collect(),
             images: self.images.into_iter().map(|image| image.0).collect(),
             // The simulator, so far the only provider, serves others as well.
             open: true,
-            prices: Prices {
-                currency: self.currency,
-                monthly,
-                backup_gb: self.backups.price_per_gb_monthly,
-            },
             invoices: InvoiceTerms {
-                tax: self.tax,
-                seller: self.seller,
+                seller: self.seller.0,
                 due_days: self.invoices.due_days,
             },
             alerts: Arc::new(alerts),
@@ -347,7 +487,7 @@ mod tests {
         let sample: serde_json::Value =
             serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let fields: Vec<&String> = sample.as_object().unwrap().keys().collect();
-        assert_eq!(fields.len(), 9, "{fields:?}");
+        assert_eq!(fields.len(), 10, "{fields:?}");
         assert_eq!(sample["plans"].as_object().unwrap().len(), Plan::ALL.len());
     }
 
@@ -369,16 +509,46 @@ mod tests {
         )
         .unwrap();
         let terms = &catalogue.invoices;
-        assert_eq!((terms.tax.to_string(), terms.due_days), ("7.70".to_owned(), 30));
-        assert_eq!(
-            (&terms.seller, catalogue.prices.backup_gb),
-            (&vec!["Stellage Ltd".to_owned()], Cents(5))
-        );
+        let (tax, backups) = (catalogue.prices.tax.to_string(), catalogue.prices.backup_gb);
+        assert_eq!((tax.as_str(), terms.due_days, backups), ("7.70", 30, Cents(5)));
+        assert_eq!(terms.seller.lines(), ["Stellage Ltd"]);
         let catalogue = parse("regions: [ch-zrh-1]\nimages: [alpine-3]\n").unwrap();
         assert_eq!(
             (catalogue.regions, catalogue.images),
             (vec!["ch-zrh-1".to_owned()], vec!["alpine-3".to_owned()])
         );
+    }
+
+    #[test]
+    fn a_seller_has_fields_or_is_a_list_of_the_name_and_the_address_lines() {
+        let seller = |text: &str| parse(&format!("seller: {text}")).unwrap().invoices.seller.lines();
+        assert_eq!(
+            seller("[Stellage Ltd, 1 Main Street]"),
+            ["Stellage Ltd", "1 Main Street"]
+        );
+        assert_eq!(
+            seller("{name: Stellage Ltd, address: [1 Main Street], country: DE, vatId: DE123456789}"),
+            ["Stellage Ltd", "1 Main Street", "DE", "VAT ID DE123456789"]
+        );
+    }
+
+    #[test]
+    fn prices_and_the_tax_can_be_announced_and_each_change_builds_on_the_one_before_it() {
+        let catalogue = parse(
+            "tax: 19\nchanges:\n- {from: 2027-01-01T00:00:00Z, plans: {starter: {priceMonthly: 6}}}\n- {from: 2027-07-01T00:00:00Z, tax: 16, backups: {pricePerGBMonthly: 0.05}}\n",
+        )
+        .unwrap();
+        let at = |time: &str| {
+            let prices = catalogue.prices_at(time.parse().unwrap());
+            let starter = prices.monthly(Plan::Starter).to_string();
+            (starter, prices.tax.to_string(), prices.backup_gb.to_string())
+        };
+        let of = |starter: &str, tax: &str, backups: &str| {
+            (starter.to_owned(), tax.to_owned(), backups.to_owned())
+        };
+        assert_eq!(at("2026-12-31T23:59:59Z"), of("5.00", "19.00", "0.00"));
+        assert_eq!(at("2027-01-01T00:00:00Z"), of("6.00", "19.00", "0.00"));
+        assert_eq!(at("2027-07-01T00:00:00Z"), of("6.00", "16.00", "0.05"));
     }
 
     #[test]
@@ -388,7 +558,7 @@ mod tests {
             (
                 "region: [a]",
                 "region",
-                "expected one of `currency`, `regions`, `images`, `plans`, `alerts`, `backups`, `tax`, `seller`, `invoices`",
+                "expected one of `currency`, `regions`, `images`, `plans`, `alerts`, `backups`, `tax`, `seller`, `invoices`, `changes`",
             ),
             (
                 "plans: {starter: {price: 5}}",
@@ -431,9 +601,37 @@ mod tests {
             ("currency: KWD", "currency", "two decimals"),
             ("[]", ".", "must have fields"),
             ("tax: 101", "tax", "percent from 0 to 100"),
-            ("seller: [a, '']", "seller[1]", "1 to 100 characters"),
-            ("seller: [a, b, c, d, e, f, g]", "seller", "at most 6 lines"),
-            ("seller: a", "seller", "expected a sequence"),
+            ("seller: [a, '']", "seller.address[0]", "1 to 100 characters"),
+            (
+                "seller: [a, b, c, d, e, f, g, h]",
+                "seller.address",
+                "at most 6 lines",
+            ),
+            ("seller: a", "seller", "must have fields such as name"),
+            ("seller: {vatId: DE1}", "seller.name", "who issues them"),
+            (
+                "seller: {name: a, country: Germany}",
+                "seller.country",
+                "such as DE",
+            ),
+            (
+                "seller: {name: a, reference: b}",
+                "seller.reference",
+                "spec.billing",
+            ),
+            ("seller: {name: a, vat: DE1}", "seller", "unknown field `vat`"),
+            ("changes: [{tax: 19}]", "changes[0]", "missing field `from`"),
+            ("changes: [{from: tomorrow}]", "changes[0].from", "tomorrow"),
+            (
+                "changes: [{from: 2027-01-01T00:00:00Z, tax: 7}, {from: 2027-01-01T00:00:00Z, tax: 8}]",
+                "changes[1].from",
+                "later than the change before it",
+            ),
+            (
+                "changes: [{from: 2027-01-01T00:00:00Z, plans: {starter: {priceMonthly: 16}}}]",
+                "changes[0].plans.business.priceMonthly",
+                "at least 16.00",
+            ),
             ("invoices: {dueDays: 366}", "invoices.dueDays", "at most 365"),
             ("invoices: {days: 1}", "invoices.days", "expected `dueDays`"),
             ("invoices: 3", "invoices", "must have fields"),

@@ -8,8 +8,11 @@ pub mod file;
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use jiff::Timestamp;
+
 use resources::{
     Plan,
+    invoice::Party,
     money::{Cents, Currency, TaxRate, UnitPrice},
 };
 
@@ -25,8 +28,10 @@ pub struct Catalogue {
     /// Whether the provider also serves other well-formed regions and images. The simulator does; a real provider serves
     /// only those that are mapped for it (decisions, section 3).
     pub open: bool,
-    /// What the plans cost.
+    /// What the plans cost, and the tax, before the first of the announced changes.
     pub prices: Prices,
+    /// Prices and taxes that hold from a later time, in the order of the times.
+    pub announced: Vec<(Timestamp, Prices)>,
     /// How usage is sampled, and the rules for alerts.
     pub alerts: Arc<Alerts>,
     /// What invoices say besides their lines.
@@ -36,10 +41,8 @@ pub struct Catalogue {
 /// What invoices say besides their lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvoiceTerms {
-    /// The tax on the sum of the lines; none by default.
-    pub tax: TaxRate,
-    /// Address lines of the seller.
-    pub seller: Vec<String>,
+    /// The seller. Without a name, nothing is issued.
+    pub seller: Party,
     /// Days after its issue within which an invoice must be paid.
     pub due_days: u16,
 }
@@ -47,14 +50,13 @@ pub struct InvoiceTerms {
 impl Default for InvoiceTerms {
     fn default() -> Self {
         Self {
-            tax: TaxRate::default(),
-            seller: Vec::new(),
+            seller: Party::default(),
             due_days: 14,
         }
     }
 }
 
-/// What the plans and backups cost.
+/// What the plans and backups cost, and the tax on that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prices {
     /// The currency of all amounts.
@@ -64,6 +66,8 @@ pub struct Prices {
     monthly: [Cents; 4],
     /// Monthly price per GB of a backup.
     pub backup_gb: Cents,
+    /// The tax on the sum of the lines of an invoice; none by default.
+    pub tax: TaxRate,
 }
 
 impl Prices {
@@ -77,6 +81,7 @@ impl Prices {
                 price
             }),
             backup_gb: Cents(0),
+            tax: TaxRate::default(),
         }
     }
 
@@ -84,6 +89,12 @@ impl Prices {
     #[must_use]
     pub fn with_backups(self, backup_gb: Cents) -> Self {
         Self { backup_gb, ..self }
+    }
+
+    /// The same prices, with another tax.
+    #[must_use]
+    pub fn with_tax(self, tax: TaxRate) -> Self {
+        Self { tax, ..self }
     }
 
     /// The monthly prices of all plans.
@@ -109,6 +120,7 @@ impl Default for Prices {
             currency: Currency::default(),
             monthly: [5_00, 15_00, 30_00, 60_00].map(Cents),
             backup_gb: Cents(0),
+            tax: TaxRate::default(),
         }
     }
 }
@@ -127,6 +139,7 @@ impl Default for Catalogue {
             ]),
             open: true,
             prices: Prices::default(),
+            announced: Vec::new(),
             alerts: Arc::default(),
             invoices: InvoiceTerms::default(),
         }
@@ -134,6 +147,12 @@ impl Default for Catalogue {
 }
 
 impl Catalogue {
+    /// The prices in effect at a time.
+    pub fn prices_at(&self, now: Timestamp) -> &Prices {
+        let past = self.announced.iter().take_while(|(from, _)| *from <= now);
+        past.last().map_or(&self.prices, |(_, prices)| prices)
+    }
+
     /// Whether instances can be created in `region`, which must be well-formed.
     pub fn serves_region(&self, region: &str) -> bool {
         self.open || self.regions.iter().any(|r| r == region)

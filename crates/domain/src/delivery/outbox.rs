@@ -212,7 +212,7 @@ impl Dispatcher {
             known.kind = outbox.kind;
             known.revision = outbox.revision;
             known.events.push(id.clone());
-            let namespace = namespace_key.get_or_insert_with(|| outbox.namespace.into());
+            let namespace = namespace_key.get_or_insert_with(|| outbox.account_namespace.into());
             self.entries
                 .insert(namespace.clone(), event.clone(), origin, outbox.revision);
             match origin {

@@ -107,6 +107,7 @@ fn data(event_type: EventType) -> Data {
         invoice: has("invoice").then_some(InvoiceObject {
             id: "inv_1ta4q7hz0c9k2m8x",
             number: "2026-000042",
+            invoice_type: "invoice",
             status: "issued",
             period: PeriodObject {
                 from: "2026-11-01T00:00:00Z".to_owned(),
@@ -220,7 +221,8 @@ fn object_schema(key: &str) -> Value {
         }),
         "invoice" => json!({
             "id": id("inv_", "invoice"),
-            "number": { "type": "string", "pattern": "^[0-9]{4}-[0-9]{6,}$", "description": "Its number, without gaps within the year in which it was issued." },
+            "number": { "type": "string", "pattern": "^([A-Za-z0-9][A-Za-z0-9-]*)?[0-9]{4}-[0-9]{6,}$", "description": "Its number, without gaps within the year." },
+            "type": { "type": "string", "enum": ["invoice", "credit_note"], "description": "Whether it bills something or takes back some of that; the amount is positive in both." },
             "status": { "type": "string", "const": "issued", "description": "Always `issued`: the invoice is final." },
             "period": {
                 "type": "object", "required": ["from", "to"], "description": "The time that it covers, half-open.",
@@ -228,7 +230,7 @@ fn object_schema(key: &str) -> Value {
             },
             "issued_at": time("When the invoice was issued."),
             "due_date": { "type": "string", "format": "date", "description": "The day on which it is due." },
-            "lines_count": { "type": "integer", "minimum": 1, "description": "Number of its lines." },
+            "lines_count": { "type": "integer", "minimum": 0, "description": "Number of its lines; a credit note has none." },
         }),
         _ => json!({
             "value": { "type": "string", "pattern": r"^[0-9]+\.[0-9]{2}$", "description": "Decimal number with two places." },

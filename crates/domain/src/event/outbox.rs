@@ -56,6 +56,8 @@ pub fn carry_trace(outbox: &mut [OutboxEntry], before: i64, traceparent: Option<
 pub struct OutboxVersion<'a> {
     /// Kind of the object, such as `Instance`.
     pub kind: &'static str,
+    /// Namespace of the account whose webhooks are told.
+    pub account_namespace: &'a str,
     /// Namespace of the object.
     pub namespace: &'a str,
     /// Name of the object.
@@ -77,6 +79,7 @@ impl<'a> OutboxVersion<'a> {
         let revision = metadata.resource_version.as_deref();
         Self {
             kind: K::KIND,
+            account_namespace: object.account_namespace(),
             namespace: metadata.namespace.as_deref().unwrap_or_default(),
             name: metadata.name.as_deref().unwrap_or_default(),
             uid: origin::uid(metadata),

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{EventType, OutboxEntry};
 use resources::{
     Alert, Backup, BackupError, BackupPhase, BackupSource, BackupStatus, Instance, InstanceState,
-    InstanceStatus, Plan, conditions::whole_seconds, ids, money::Cents, origin,
+    InstanceStatus, Plan, conditions::whole_seconds, ids, invoice::InvoiceType, money::Cents, origin,
 };
 
 /// The account holder, as events show them.
@@ -273,6 +273,7 @@ pub struct InvoiceIssued<'a> {
     /// Identifier, `inv_…`.
     pub id: &'a str,
     pub number: &'a str,
+    pub invoice_type: InvoiceType,
     /// The time that it covers, half-open.
     pub period: (Timestamp, Timestamp),
     /// The day on which it is due.
@@ -291,6 +292,9 @@ pub struct InvoiceObject<'a> {
     /// Identifier, `inv_…`.
     pub id: &'a str,
     pub number: &'a str,
+    /// `invoice` or `credit_note`.
+    #[serde(rename = "type")]
+    pub invoice_type: &'static str,
     /// `issued`.
     pub status: &'static str,
     /// The time that it covers.
@@ -335,6 +339,10 @@ pub fn invoice_event(issued: &InvoiceIssued<'_>, now: Timestamp) -> OutboxEntry 
         invoice: InvoiceObject {
             id: issued.id,
             number: issued.number,
+            invoice_type: match issued.invoice_type {
+                InvoiceType::Invoice => "invoice",
+                InvoiceType::CreditNote => "credit_note",
+            },
             status: "issued",
             period: PeriodObject {
                 from: issued.period.0.to_string(),

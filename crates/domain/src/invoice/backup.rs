@@ -1,79 +1,125 @@
-//! Hours and amount of one backup in one period.
+//! Hours and amount of all backups of one instance in one period.
+//!
+//! The unit is a GB for an hour. Each hour of a backup is billed once, in the period in which it began, as those of instances are, and
+//! a backup costs at most the month's price of its size in a calendar month. The backups of an instance are summed exactly, and
+//! rounded once.
 
 use jiff::Timestamp;
 
-use super::{Billed, Period, PriceHistory, metering::first_hour_from};
-use resources::money::{Cents, PER_CENT, UnitPrice};
+use super::{
+    PriceHistory,
+    line::{add, sum},
+    metering::first_hour_from,
+};
+use resources::{
+    InvoicedHours,
+    invoice_page::MeteredBackup,
+    money::{Cents, Exact, Hours, UnitPrice},
+};
 
-/// Thousandths of a GB in a GB.
-const PER_GB: u64 = 1000;
+/// The plan of their hours.
+pub const PLAN: &str = "backup";
 
-/// One backup in one period.
+/// The backups of an instance in one period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupLine {
-    /// Hours, and the price of each.
-    pub hours: Vec<(u64, UnitPrice)>,
-    /// By how much the hours exceed what a month costs, in thousandths of a cent.
-    pub reduction: u64,
+    /// GB-hours by price.
+    pub hours: Vec<InvoicedHours>,
+    /// By how much they exceed what a month costs.
+    pub reduction: Exact,
     /// The amount to be paid.
     pub amount: Cents,
-    /// The highest monthly price so far.
-    pub cap: Cents,
 }
 
-impl BackupLine {
-    /// What has been billed for the calendar month, after this line.
-    pub const fn billed(&self, earlier: Billed) -> Billed {
-        Billed {
-            amount: Cents(earlier.amount.0 + self.amount.0),
-            cap: self.cap,
+/// The line of some backups with their hours that begin before `until` and are on no earlier invoice. `None` if there are none that
+/// cost something.
+pub fn line(backups: &[MeteredBackup], until: Timestamp, prices: &PriceHistory) -> Option<BackupLine> {
+    let (mut hours, mut reduction) = (Vec::new(), Exact::default());
+    for backup in backups {
+        let cost = cost(backup, until, prices);
+        for (gb_hours, unit_price) in cost.hours {
+            add(&mut hours, PLAN, gb_hours, unit_price);
         }
+        reduction = reduction.plus(cost.reduction);
     }
+    let amount = sum(&hours).beyond(reduction).rounded();
+    (!hours.is_empty()).then_some(BackupLine {
+        hours,
+        reduction,
+        amount,
+    })
 }
 
-/// The line of a backup of this size that was completed at `since`, and was deleted at `ended` or still exists, by the
-/// rules for instances. The monthly price is that of a GB times the size, rounded up to a cent. `None` if no hour that
-/// costs something began in the period.
-pub fn line(
-    since: Timestamp,
-    ended: Option<Timestamp>,
-    megabytes: u64,
-    period: Period,
-    prices: &PriceHistory,
-    earlier: Billed,
-) -> Option<BackupLine> {
-    let first = first_hour_from(since, period.from);
-    let end = ended.map_or(i64::MAX, |ended| first_hour_from(since, ended));
-    let end = end.min(first_hour_from(since, period.to));
-    let mut line = BackupLine {
-        hours: Vec::new(),
-        reduction: 0,
-        amount: Cents(0),
-        cap: earlier.cap,
-    };
-    let mut exact = 0;
+/// What a backup costs.
+struct Cost {
+    hours: Vec<(Hours, UnitPrice)>,
+    reduction: Exact,
+    /// What is billed for it in the calendar month, with earlier invoices.
+    billed: Exact,
+    /// The highest month's price of a GB in the calendar month so far.
+    cap: Cents,
+}
+
+fn cost(backup: &MeteredBackup, until: Timestamp, prices: &PriceHistory) -> Cost {
+    let since = backup.since;
+    let first = first_hour_from(since, backup.billed_until.unwrap_or(Timestamp::MIN));
+    let end = backup
+        .ended
+        .map_or(i64::MAX, |ended| first_hour_from(since, ended));
+    let end = end.min(first_hour_from(since, until));
+    let (mut hours, mut exact) = (Vec::new(), Exact::default());
+    let mut cap = Cents(backup.cap_cents);
     for (from, to, prices) in prices.spans() {
-        let (from, to) = (
-            first.max(first_hour_from(since, from)),
-            end.min(first_hour_from(since, to)),
-        );
-        let monthly = Cents((prices.backup_gb.0 * megabytes).div_ceil(PER_GB));
-        if from >= to || monthly.0 == 0 {
+        let from = first.max(first_hour_from(since, from));
+        let to = end.min(first_hour_from(since, to));
+        if from >= to || prices.backup_gb == Cents(0) {
             continue;
         }
-        let (hours, unit_price) = (to.abs_diff(from), UnitPrice::hourly(monthly));
-        match line.hours.iter_mut().find(|(_, price)| *price == unit_price) {
-            Some((known, _)) => *known += hours,
-            None => line.hours.push((hours, unit_price)),
-        }
-        exact += hours * unit_price.0;
-        line.cap = line.cap.max(monthly);
+        let gb_hours = Hours(to.abs_diff(from).saturating_mul(backup.megabytes));
+        let unit_price = UnitPrice::hourly(prices.backup_gb);
+        exact = exact.plus(Exact::of(gb_hours.0, unit_price));
+        cap = cap.max(prices.backup_gb);
+        hours.push((gb_hours, unit_price));
     }
-    if line.hours.is_empty() {
-        return None;
+    let billed = Exact(backup.billed);
+    let reduction = exact.beyond(monthly(cap, backup.megabytes).beyond(billed));
+    Cost {
+        hours,
+        reduction,
+        billed: billed.plus(exact.beyond(reduction)),
+        cap,
     }
-    let left = line.cap.0.saturating_sub(earlier.amount.0) * PER_CENT;
-    line.reduction = exact.saturating_sub(left);
-    line.amount = Cents((exact.min(left) + PER_CENT / 2) / PER_CENT);
-    Some(line)
+}
+
+/// The month's price of so many thousandths of a GB.
+const fn monthly(gb: Cents, megabytes: u64) -> Exact {
+    // Cents a GB times thousandths are thousandths of a cent; an exact amount is in millionths.
+    Exact(gb.0.saturating_mul(megabytes).saturating_mul(1000))
+}
+
+/// The backup as the invoice that begins at `at` takes it over. `is_same_month` says whether the invoice before it ends within a month.
+pub(super) fn carried(
+    backup: &MeteredBackup,
+    at: Timestamp,
+    prices: &PriceHistory,
+    is_same_month: bool,
+) -> MeteredBackup {
+    let (billed, cap) = if is_same_month {
+        let cost = cost(backup, at, prices);
+        (cost.billed, cost.cap)
+    } else {
+        (Exact(0), Cents(0))
+    };
+    MeteredBackup {
+        billed_until: backup.billed_until.max(Some(at)),
+        billed: billed.0,
+        cap_cents: cap.0,
+        ..backup.clone()
+    }
+}
+
+/// Whether an hour of it begins at this time or later.
+pub(super) fn has_hours_from(backup: &MeteredBackup, at: Timestamp) -> bool {
+    let first = |moment| first_hour_from(backup.since, moment);
+    backup.ended.is_none_or(|ended| first(at) < first(ended))
 }

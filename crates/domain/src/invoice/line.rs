@@ -4,20 +4,10 @@ use jiff::Timestamp;
 
 use super::{Period, PriceHistory, metering::first_hour_from};
 use resources::{
-    Plan,
+    InvoicedHours, Plan,
     metering::Metering,
-    money::{Cents, PER_CENT, UnitPrice},
+    money::{Cents, Exact, Hours, UnitPrice},
 };
-
-/// Hours at one price.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlanHours {
-    pub plan: Plan,
-    /// Number of hours.
-    pub hours: u64,
-    /// Price of an hour.
-    pub unit_price: UnitPrice,
-}
 
 /// What has been billed for an instance in a calendar month.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,10 +21,10 @@ pub struct Billed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// The hours, in the order in which each plan and price first occurred.
-    pub hours: Vec<PlanHours>,
-    /// By how much the hours exceed what a month costs, in thousandths of a cent.
-    pub reduction: u64,
-    /// The amount to be paid.
+    pub hours: Vec<InvoicedHours>,
+    /// By how much the hours exceed what a month costs.
+    pub reduction: Exact,
+    /// The amount to be paid: the hours without the reduction, rounded half up.
     pub amount: Cents,
     /// The monthly price of the dearest plan that it had in the calendar month so far.
     pub cap: Cents,
@@ -56,7 +46,7 @@ pub fn line(
     let end = first_hour_from(since, period.to).min(ended);
     let mut line = Line {
         hours: Vec::new(),
-        reduction: 0,
+        reduction: Exact(0),
         amount: Cents(0),
         cap: earlier.cap,
     };
@@ -69,7 +59,12 @@ pub fn line(
             let from = from.max(first_hour_from(since, since_when));
             let to = to.min(first_hour_from(since, until_when));
             if from < to {
-                line.add(plan, to.abs_diff(from), prices.hourly(plan));
+                add(
+                    &mut line.hours,
+                    plan.as_str(),
+                    Hours::whole(to.abs_diff(from)),
+                    prices.hourly(plan),
+                );
                 line.cap = line.cap.max(prices.monthly(plan));
             }
         }
@@ -77,30 +72,38 @@ pub fn line(
     if line.hours.is_empty() {
         return None;
     }
-    let exact: u64 = line
-        .hours
-        .iter()
-        .map(|hours| hours.hours * hours.unit_price.0)
-        .sum();
-    let left = (line.cap.0.saturating_sub(earlier.amount.0)) * PER_CENT;
-    line.reduction = exact.saturating_sub(left);
-    line.amount = Cents((exact.min(left) + PER_CENT / 2) / PER_CENT);
+    let exact = sum(&line.hours);
+    let left = Exact::from(Cents(line.cap.0.saturating_sub(earlier.amount.0)));
+    line.reduction = exact.beyond(left);
+    line.amount = exact.beyond(line.reduction).rounded();
     Some(line)
 }
 
-impl Line {
-    fn add(&mut self, plan: Plan, hours: u64, unit_price: UnitPrice) {
-        let same = |entry: &&mut PlanHours| entry.plan == plan && entry.unit_price == unit_price;
-        match self.hours.iter_mut().find(same) {
-            Some(entry) => entry.hours += hours,
-            None => self.hours.push(PlanHours {
-                plan,
-                hours,
-                unit_price,
-            }),
-        }
+/// Adds hours of a plan at a price.
+pub(super) fn add(
+    all: &mut Vec<InvoicedHours>,
+    plan: &str,
+    Hours(thousandths): Hours,
+    unit_price: UnitPrice,
+) {
+    let same = |entry: &&mut InvoicedHours| entry.plan == plan && entry.unit_price == unit_price.0;
+    match all.iter_mut().find(same) {
+        Some(entry) => entry.thousandths += thousandths,
+        None => all.push(InvoicedHours {
+            plan: plan.to_owned(),
+            thousandths,
+            unit_price: unit_price.0,
+        }),
     }
+}
 
+/// What all hours cost.
+pub(super) fn sum(hours: &[InvoicedHours]) -> Exact {
+    let amounts = hours.iter().map(InvoicedHours::amount);
+    amounts.fold(Exact::default(), Exact::plus)
+}
+
+impl Line {
     /// What has been billed for the calendar month, after this line.
     pub const fn billed(&self, earlier: Billed) -> Billed {
         Billed {

@@ -94,3 +94,31 @@ pub fn line(
     let amount = capped / 1000 + u128::from(capped % 1000 >= 500);
     Some((by_plan, u64::try_from(amount).unwrap()))
 }
+
+/// What a backup of this many thousandths of a GB costs in the period, in thousandths of a GB-hour and, not rounded, in millionths of a
+/// cent, with the month's price of a GB. `prices` are those of a GB; `earlier` is what was billed for the same month.
+pub fn backup(
+    history: &History,
+    megabytes: u64,
+    (from, to): (Timestamp, Timestamp),
+    prices: &[(Timestamp, u64)],
+    earlier: (u64, u64),
+) -> Option<(u64, u64, u64)> {
+    let (mut count, mut exact, mut cap) = (0, 0, earlier.1);
+    let mut hour = history.since;
+    while hour < to && history.ended.is_none_or(|ended| hour < ended) {
+        let mut monthly = prices[0].1;
+        for (at, changed) in prices {
+            if *at <= hour {
+                monthly = *changed;
+            }
+        }
+        if hour >= from && monthly > 0 {
+            count += megabytes;
+            exact += (monthly * 1000).div_ceil(672) * megabytes;
+            cap = cap.max(monthly);
+        }
+        hour = next_hour(hour);
+    }
+    (count > 0).then(|| (count, exact.min(cap * megabytes * 1000 - earlier.0), cap))
+}

@@ -1,6 +1,9 @@
 //! Net amount, tax and total of an invoice.
 
-use resources::money::{Cents, TaxRate};
+use resources::{
+    Invoice,
+    money::{Cents, TaxRate},
+};
 
 /// Sums of an invoice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,6 +13,19 @@ pub struct Total {
     pub tax: Cents,
     /// Both together: the amount to be paid.
     pub amount: Cents,
+}
+
+impl Total {
+    /// The sums of an issued invoice or credit note.
+    pub fn of(invoice: &Invoice) -> Self {
+        let status = invoice.status.as_ref();
+        let (net, tax) = status.map_or((0, 0), |status| (status.net_cents, status.tax_cents));
+        Self {
+            net: Cents(net),
+            tax: Cents(tax),
+            amount: Cents(net + tax),
+        }
+    }
 }
 
 /// The total of an invoice with these lines. The tax is rounded half up to cents, once, on the sum.

@@ -66,9 +66,8 @@ pub async fn plans(
     parameters: Parameters,
 ) -> Result<Response, Error> {
     let catalogue = app.service.catalogue();
-    page(&parameters, &Plan::ALL, |plan| {
-        plan_offer(*plan, &catalogue.prices)
-    })
+    let prices = catalogue.prices_at(app.service.now());
+    page(&parameters, &Plan::ALL, |plan| plan_offer(*plan, prices))
 }
 
 /// Lists the regions

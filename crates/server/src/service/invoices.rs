@@ -1,6 +1,7 @@
-//! The account's invoices: list, find and read. They are read from the API server, not watched, because their number grows.
+//! The account's invoices and credit notes: list, find and read. They are in the operator's namespace, with those of all accounts; what is
+//! read here is selected by the account. They are read from the API server, not watched, because their number grows.
 
-use std::{iter, sync::Arc, time::Duration};
+use std::{borrow::Cow, cmp::Reverse, iter, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -15,13 +16,10 @@ use super::{
     index::items_before,
     store::ApiCalls,
 };
-use domain::{
-    catalogue::Catalogue,
-    invoice::{Period, PriceHistory, Total, ledger::lines_of, stored_prices, total},
-};
+use domain::invoice::{Period, PriceHistory, Total, ledger::lines_of, stored_prices, total};
 use resources::{
-    Invoice, InvoiceLine, InvoicePage, LedgerEntry,
-    invoice::SETTLED_LABEL,
+    Invoice, InvoiceLine, InvoicePage, InvoicePeriod, InvoiceSpec, InvoiceStatus, LedgerEntry,
+    invoice::{ACCOUNT_ORIGIN_LABEL, InvoiceType, SETTLED_LABEL},
     money::{Cents, TaxRate},
 };
 use runtime::client::{Pages, bounded};
@@ -37,22 +35,20 @@ const WORD: &str = "invoice";
 #[derive(Clone)]
 pub struct OpenedInvoice {
     calls: Arc<ApiCalls>,
+    /// Namespace of the account, whose turn a call takes.
+    turns: Box<str>,
+    /// Namespace of the invoice.
     namespace: String,
-    /// The object; `None` if nothing has been billed this month.
-    pub invoice: Option<Arc<Invoice>>,
-    /// The time that the invoice covers.
-    pub period: Period,
-    /// ISO 4217 code.
-    pub currency: String,
+    /// The object. An open one says what it would say if it were issued now; it has no name if nothing has been billed this month.
+    pub invoice: Arc<Invoice>,
     /// How to compute an open invoice; `None` if it is issued.
     open: Option<Arc<Open>>,
-    /// The catalogue in effect now, for an open invoice.
-    catalogue: Arc<Catalogue>,
 }
 
 /// How the lines of an open invoice are computed.
 struct Open {
     prices: PriceHistory,
+    tax_rate: TaxRate,
     /// Only hours that begin before this time count.
     until: Timestamp,
 }
@@ -68,8 +64,8 @@ pub struct Lines {
 }
 
 impl Service {
-    /// One page of the account's issued invoices, of periods that begin in `year` if that is given, the latest period first, and their
-    /// number. `page` is counted from 1.
+    /// One page of the account's issued invoices and credit notes, of periods that begin in `year` if that is given, the latest period
+    /// first and credit notes after their invoice, and their number. `page` is counted from 1.
     pub async fn list_invoices(
         &self,
         tenant: &Tenant,
@@ -86,7 +82,17 @@ impl Service {
             let begun = invoice.spec.period.from.to_zoned(TimeZone::UTC).year();
             year.is_none_or(|year| year == begun)
         });
-        all.sort_by(|a, b| (b.spec.period.from, b.name()).cmp(&(a.spec.period.from, a.name())));
+        let issued_at = |invoice: &Invoice| invoice.status.as_ref().and_then(|status| status.issued_at);
+        all.sort_by_cached_key(|invoice| {
+            let is_credit_note = !invoice.is_invoice();
+            let number = invoice.status.as_ref().and_then(|status| status.number.clone());
+            (
+                Reverse(invoice.spec.period.from),
+                is_credit_note,
+                issued_at(invoice),
+                number,
+            )
+        });
         let skip = items_before(page, limit);
         let total = all.len();
         Ok((all.into_iter().skip(skip).take(limit).collect(), total))
@@ -96,11 +102,16 @@ impl Service {
     pub async fn invoice(&self, tenant: &Tenant, id: Option<InvoiceId>) -> Result<OpenedInvoice, Error> {
         let unknown = || Error::no_such(WORD);
         let name = id.ok_or_else(unknown)?.name();
-        let found: Option<Invoice> = self.calls.get(&tenant.namespace, &name).await?;
-        let invoice = found.filter(|invoice| invoice.spec.account == *tenant.uid);
-        let invoice = invoice.ok_or_else(unknown)?;
-        self.opened(tenant, Some(invoice), Period::month_of(self.now()))
-            .await
+        let found = self
+            .calls
+            .get_in(&self.operator_namespace, &name, &tenant.namespace)
+            .await?;
+        // Those of others, and credit notes that are only asked for, do not exist.
+        let is_shown = |invoice: &Invoice| {
+            invoice.spec.account == *tenant.uid && (invoice.is_invoice() || invoice.is_issued())
+        };
+        let invoice = found.filter(is_shown).ok_or_else(unknown)?;
+        self.opened(tenant, invoice).await
     }
 
     /// The open invoice, with the hours that have begun. If there is none, one without lines, which begins with the month, or where the
@@ -110,52 +121,63 @@ impl Service {
         let mut all = self
             .in_time(self.all_invoices(tenant, &unsettled, |_| (), cost))
             .await?;
-        all.retain(|invoice| !invoice.is_issued());
+        all.retain(|invoice| invoice.is_invoice() && !invoice.is_issued());
         let newest = all.into_iter().max_by_key(|invoice| invoice.spec.period.from);
-        let mut period = Period::month_of(self.now());
-        if newest.is_none() {
-            let (last, _) = self.list_invoices(tenant, None, 1, 1, cost).await?;
-            let ended = last.first().map(|invoice| invoice.spec.period.to);
-            period.from = period.from.max(ended.unwrap_or(period.from));
-        }
-        self.opened(tenant, newest, period).await
+        let invoice = match newest {
+            Some(invoice) => invoice,
+            None => self.nothing_yet(tenant, cost).await?,
+        };
+        self.opened(tenant, invoice).await
     }
 
-    /// An invoice, or one without lines for this period.
-    async fn opened(
-        &self,
-        tenant: &Tenant,
-        invoice: Option<Invoice>,
-        period: Period,
-    ) -> Result<OpenedInvoice, Error> {
-        let (catalogue, now) = (self.catalogue(), self.now());
-        let period = invoice.as_ref().map_or(period, |invoice| Period {
-            from: invoice.spec.period.from,
-            to: invoice.spec.period.to,
-        });
-        let open = match &invoice {
-            Some(invoice) if !invoice.is_issued() => Some(Arc::new(Open {
-                prices: self.prices().await?,
+    /// An open invoice without lines and without a name.
+    async fn nothing_yet(&self, tenant: &Tenant, cost: &Cost) -> Result<Invoice, Error> {
+        let (last, _) = self.list_invoices(tenant, None, 1, 1, cost).await?;
+        let ended = last.first().map(|invoice| invoice.spec.period.to);
+        let Period { from, to } = Period::month_of(self.now());
+        let from = from.max(ended.unwrap_or(from));
+        let spec = InvoiceSpec {
+            account: tenant.uid.to_string(),
+            account_name: tenant.account.to_string(),
+            account_namespace: tenant.namespace.to_string(),
+            invoice_type: InvoiceType::Invoice,
+            period: InvoicePeriod { from, to },
+            credit: None,
+            currency: self.catalogue().prices.currency.to_string(),
+            entries: Vec::new(),
+            lines: Vec::new(),
+        };
+        Ok(Invoice::new("", spec))
+    }
+
+    async fn opened(&self, tenant: &Tenant, mut invoice: Invoice) -> Result<OpenedInvoice, Error> {
+        let (now, period) = (self.now(), invoice.spec.period);
+        let mut open = None;
+        if !invoice.is_issued() {
+            let prices = self.prices().await?;
+            // The end of the month is not known to come before another tax.
+            let tax_rate = tenant.tax_rate.unwrap_or_else(|| prices.tax_until(period.to));
+            let status = invoice.status.get_or_insert_default();
+            status.tax_rate = Some(tax_rate.to_string());
+            status.tax_note = tenant.tax_note.as_deref().map(str::to_owned);
+            status.seller = Some(self.catalogue().invoices.seller.clone());
+            status.buyer = Some(tenant.buyer.clone());
+            open = Some(Arc::new(Open {
+                prices,
+                tax_rate,
                 // An hour that begins exactly now has begun.
                 until: now
                     .saturating_add(SignedDuration::from_nanos(1))
                     .unwrap_or(now)
                     .min(period.to),
-            })),
-            _ => None,
-        };
-        let currency = match &invoice {
-            Some(invoice) => invoice.spec.currency.clone(),
-            None => catalogue.prices.currency.to_string(),
-        };
+            }));
+        }
         Ok(OpenedInvoice {
             calls: self.calls.clone(),
-            namespace: tenant.namespace.to_string(),
-            invoice: invoice.map(Arc::new),
-            period,
-            currency,
+            turns: tenant.namespace.clone(),
+            namespace: self.operator_namespace.clone(),
+            invoice: Arc::new(invoice),
             open,
-            catalogue,
         })
     }
 
@@ -179,8 +201,11 @@ impl Service {
         cost: &Cost,
     ) -> Result<Vec<Invoice>, Error> {
         let reading = self.calls.long_read(&tenant.namespace).await?;
-        let params = ListParams::default().limit(100).labels(labels);
-        let mut pages = reading.pages::<Invoice>(params);
+        let of_account = format!("{ACCOUNT_ORIGIN_LABEL}={},{labels}", tenant.uid);
+        let params = ListParams::default()
+            .limit(100)
+            .labels(of_account.trim_end_matches(','));
+        let mut pages = reading.pages_in::<Invoice>(&self.operator_namespace, params);
         let mut all = Vec::new();
         while all.len() < MOST
             && let Some((page, _turn)) = reading.page(&mut pages, Pages::next).await?
@@ -210,39 +235,27 @@ impl Service {
 impl OpenedInvoice {
     /// Whether the invoice is issued.
     pub fn is_issued(&self) -> bool {
-        self.invoice.as_ref().is_some_and(|invoice| invoice.is_issued())
+        self.invoice.is_issued()
     }
 
-    /// The catalogue in effect now.
-    pub fn catalogue(&self) -> &Catalogue {
-        &self.catalogue
-    }
-
-    /// The tax rate in percent, such as `19.00`: that of the issue, or for an open invoice the one in effect now.
-    pub fn tax_rate(&self) -> String {
-        let status = self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref());
-        match status {
-            Some(status) if self.is_issued() => status
-                .tax_rate
-                .clone()
-                .unwrap_or_else(|| TaxRate::default().to_string()),
-            _ => self.catalogue.invoices.tax.to_string(),
-        }
+    /// What it says besides its lines.
+    fn status(&self) -> Cow<'_, InvoiceStatus> {
+        let status = self.invoice.status.as_ref();
+        status.map_or_else(|| Cow::Owned(InvoiceStatus::default()), Cow::Borrowed)
     }
 
     /// One page of the lines, and the sums. `page` counts from 1.
     pub async fn lines(&self, page: u64, limit: usize, cost: &Cost) -> Result<Lines, Error> {
         let skip = items_before(page, limit);
         let reading = async {
-            match self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref()) {
-                Some(status) if self.is_issued() => {
-                    let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
-                    let lines = self.issued_lines(&status.page_lines, skip, limit, cost).await?;
-                    let total = self.total(Cents(status.net_cents));
-                    Ok(Lines { lines, count, total })
-                }
-                _ => self.open_lines(skip, limit, cost).await,
+            if !self.is_issued() {
+                return self.open_lines(skip, limit, cost).await;
             }
+            let status = self.status();
+            let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
+            let lines = self.issued_lines(&status.page_lines, skip, limit, cost).await?;
+            let total = self.total(Cents(status.net_cents));
+            Ok(Lines { lines, count, total })
         };
         tokio::time::timeout(DEADLINE, reading)
             .await
@@ -258,10 +271,7 @@ impl OpenedInvoice {
         cost: &Cost,
     ) -> Result<Vec<InvoiceLine>, Error> {
         let (mut before, mut lines) = (0_usize, Vec::new());
-        let own = self
-            .invoice
-            .as_ref()
-            .map_or(0, |invoice| invoice.spec.lines.len());
+        let own = self.invoice.spec.lines.len();
         let on_pages = counts
             .iter()
             .map(|count| usize::try_from(*count).unwrap_or(usize::MAX));
@@ -298,29 +308,26 @@ impl OpenedInvoice {
 
     /// The sums of an issued invoice. Those of an open one are computed from `net`, the sum of its lines.
     pub fn total(&self, net: Cents) -> Total {
-        match self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref()) {
-            Some(status) if self.is_issued() => {
-                let (net, tax) = (Cents(status.net_cents), Cents(status.tax_cents));
-                let amount = Cents(net.0 + tax.0);
-                Total { net, tax, amount }
-            }
-            _ => total([net], self.catalogue.invoices.tax),
+        if let Some(open) = &self.open {
+            return total([net], open.tax_rate);
         }
+        Total::of(&self.invoice)
     }
 
     /// The lines in the invoice itself if `number` is 0, otherwise those on a page, counted from 1; `None` past the last page.
     pub async fn page(&self, number: u32, cost: &Cost) -> Result<Option<Vec<InvoiceLine>>, Error> {
-        let Some(invoice) = &self.invoice else {
-            return Ok(None);
-        };
+        let invoice = &self.invoice;
         if number == 0 {
             return Ok(Some(self.shown(&invoice.spec.entries, &invoice.spec.lines)));
         }
-        let reading = self.calls.long_read(&self.namespace).await?;
+        if invoice.name().is_empty() {
+            return Ok(None);
+        }
+        let reading = self.calls.long_read(&self.turns).await?;
         let _turn = reading.turn().await?;
         cost.add_object();
         let name = InvoicePage::name_of(invoice.name(), number);
-        let page: Option<InvoicePage> = self.calls.get(&self.namespace, &name).await?;
+        let page: Option<InvoicePage> = self.calls.get_in(&self.namespace, &name, &self.turns).await?;
         let page = page.filter(|page| page.spec.account == invoice.spec.account);
         Ok(page.map(|page| self.shown(&page.spec.entries, &page.spec.lines.unwrap_or_default())))
     }

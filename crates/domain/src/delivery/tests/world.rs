@@ -29,6 +29,7 @@ pub fn outbox_version<'a>(
 ) -> OutboxVersion<'a> {
     OutboxVersion {
         kind: "Instance",
+        account_namespace: namespace,
         namespace,
         name: uid,
         uid,

@@ -1,18 +1,24 @@
-//! Ends the period of an invoice, opens the next one and issues it.
-
-use std::collections::BTreeMap;
+//! Ends the period of an invoice and issues it.
 
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
+use sha2::{Digest as _, Sha256};
 
-use super::{Books, Facts, GRACE, Step, entry, sync};
+use super::{Books, Facts, GRACE, Step, carry::carry, entry};
 use crate::{
     event::payload::{InvoiceIssued, invoice_event},
     invoice::{Total, total},
 };
 use resources::{
-    Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry, invoice_page::has_room, money::Cents,
-    origin, times::milliseconds,
+    Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry, conditions::whole_seconds,
+    invoice_page::MAX_BACKUPS, money::Cents, origin, times::milliseconds,
 };
+
+/// The time after the end of a month over which the invoices of all accounts are spread (decisions, section 7).
+pub const SPREAD: SignedDuration = SignedDuration::from_mins(10);
+
+/// Why an invoice is held.
+const NO_SELLER: &str =
+    "the catalogue names no seller: set seller.name in the file of --catalogue (docs/invoices.md)";
 
 /// The end of the period of an invoice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,18 +40,10 @@ impl End {
 /// When an invoice is to be closed, if closing has not begun.
 pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     let InvoicePeriod { from, to } = invoice.spec.period;
-    let requested = facts.holder.closed_until;
-    let nothing_until = invoice.status.as_ref().and_then(|status| status.nothing_until);
-    let early = requested.filter(|until| from < *until && *until < to && nothing_until != Some(*until));
+    let status = invoice.status.as_ref();
     // Only once everything is gone: a subject that has ended but still exists would be taken for new after the issue.
     if facts.holder.is_closing {
-        // Include the first hour of what began just now: `facts.now` and deletions are truncated to seconds.
-        let begun = |entry: &LedgerEntry| entry.since.saturating_add(SignedDuration::from_millis(1)).ok();
-        let last = books
-            .entries_of(invoice)
-            .flat_map(|entry| [entry.ended, begun(entry)])
-            .max()
-            .flatten();
+        let last = books.entries_of(invoice).filter_map(entry::last_moment).max();
         // Not beyond the month: what happened later is on the next invoice.
         let ended = last.max(Some(facts.now)).unwrap_or(facts.now);
         if ended < to && from < ended {
@@ -56,18 +54,61 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
             };
         }
     }
+    let nothing_until = status.and_then(|status| status.nothing_until);
+    let requested = facts
+        .holder
+        .closed_until
+        .filter(|until| nothing_until != Some(*until));
+    let early = [requested, full_at(invoice)].into_iter().flatten();
+    let early = early.filter(|until| from < *until && *until < to).min();
     // No invoice would carry over what an earlier end leaves out.
-    let early = early.filter(|_| !facts.holder.is_closing);
-    let at = early.unwrap_or(to);
+    if let Some(at) = early.filter(|_| !facts.holder.is_closing) {
+        return End {
+            at,
+            due: at.saturating_add(GRACE).unwrap_or(Timestamp::MAX),
+            is_early: true,
+        };
+    }
+    // So that not all accounts are closed in the same second.
+    let share = SPREAD.as_secs() * i64::from(spread_of(facts.holder.uid)) / i64::from(u16::MAX);
+    let wait = if facts.holder.is_closing {
+        GRACE
+    } else {
+        GRACE + SignedDuration::from_secs(share)
+    };
     End {
-        at,
-        due: at.saturating_add(GRACE).unwrap_or(Timestamp::MAX),
-        is_early: early.is_some(),
+        at: to,
+        due: to.saturating_add(wait).unwrap_or(Timestamp::MAX),
+        is_early: false,
     }
 }
 
+/// A number that is derived from an account's origin, spread evenly.
+fn spread_of(uid: &str) -> u16 {
+    let digest = Sha256::digest(uid.as_bytes());
+    u16::from_be_bytes([digest[0], digest[1]])
+}
+
+/// Whether an invoice has as many lines as it may have, and the next one would have few.
+fn is_full(books: &Books, invoice: &Invoice, max_lines: usize) -> bool {
+    let of_pages = books.pages_of(invoice.name()).map(|page| page.spec.entries.len());
+    let lines = invoice.spec.entries.len() + of_pages.sum::<usize>();
+    let is_over = |entry: &&LedgerEntry| entry::is_over(entry);
+    let has_full_entry = || {
+        books.entries_of(invoice).any(|entry| {
+            let over = entry
+                .backups
+                .iter()
+                .filter(|backup| backup.ended.is_some())
+                .count();
+            entry.backups.len() >= MAX_BACKUPS && 2 * over >= entry.backups.len()
+        })
+    };
+    (lines >= max_lines && 2 * books.entries_of(invoice).filter(is_over).count() >= lines) || has_full_entry()
+}
+
 /// The next step for the oldest invoice.
-pub(super) fn close(books: &Books, facts: &Facts<'_>) -> Step {
+pub(super) fn close(books: &mut Books, facts: &Facts<'_>) -> Step {
     let mut invoices = books.invoices.values();
     let Some(invoice) = invoices.next() else {
         return Step::Rest(None);
@@ -76,13 +117,33 @@ pub(super) fn close(books: &Books, facts: &Facts<'_>) -> Step {
     let end = end(books, invoice, facts);
     let at = successor.unwrap_or(end.at);
     if successor.is_none() && !books.has_lines(invoice.name()) {
+        let is_held = facts.terms.seller.name.is_empty();
+        let may_end = if end.is_due(facts.now) {
+            is_held
+        } else {
+            end.at > facts.now
+        };
+        if may_end && full_at(invoice).is_none() && is_full(books, invoice, facts.max_lines) {
+            let mut full = Box::new(invoice.clone());
+            full.status.get_or_insert_default().full_at = Some(whole_seconds(facts.now));
+            return Step::Replace {
+                invoice: full,
+                is_urgent: true,
+            };
+        }
         if !end.is_due(facts.now) {
             return Step::Rest(Some(end.due));
         }
-        if let Some(step) = prepare(books, invoice, facts, end) {
+        if is_held && full_at(invoice).is_none() {
+            return hold(invoice);
+        }
+        if let Some(step) = prepare(books, facts, end) {
             return step;
         }
     }
+    let Some(invoice) = books.invoices.values().next() else {
+        return Step::Rest(None);
+    };
     let without_lines = |page: &&InvoicePage| page.spec.lines.is_none();
     if let Some(page) = books.pages_of(invoice.name()).find(without_lines) {
         return Step::Page {
@@ -96,70 +157,45 @@ pub(super) fn close(books: &Books, facts: &Facts<'_>) -> Step {
     issue(books, invoice, facts, at)
 }
 
+fn full_at(invoice: &Invoice) -> Option<Timestamp> {
+    invoice.status.as_ref()?.full_at
+}
+
+/// The step for an invoice that cannot be issued: to say why, once.
+fn hold(invoice: &Invoice) -> Step {
+    let held = invoice.status.as_ref().and_then(|status| status.held.as_deref());
+    if held == Some(NO_SELLER) {
+        return Step::Rest(None);
+    }
+    let mut held = Box::new(invoice.clone());
+    held.status.get_or_insert_default().held = Some(NO_SELLER.to_owned());
+    Step::Replace {
+        invoice: held,
+        is_urgent: true,
+    }
+}
+
 /// The next step before anything about the invoice is final: to make the next invoice. `None` if nothing continues.
-fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Option<Step> {
+fn prepare(books: &mut Books, facts: &Facts<'_>, end: End) -> Option<Step> {
+    let invoice = books.invoices.values().next()?;
     let costs = |entry: &LedgerEntry| {
-        entry::line_of(entry, end.at, facts.prices).is_some_and(|(line, _)| line.amount_cents > 0)
+        entry::line_of(entry, end.at, facts.prices).is_some_and(|line| line.amount_cents > 0)
     };
-    if end.is_early && !books.entries_of(invoice).any(costs) {
-        let mut marked = invoice.clone();
-        let status = marked.status.get_or_insert_default();
+    let is_full = full_at(invoice) == Some(end.at);
+    if end.is_early && !is_full && books.carry.is_none() && !books.entries_of(invoice).any(costs) {
         if facts.holder.is_closing {
             return None;
         }
+        let mut marked = invoice.clone();
+        let status = marked.status.get_or_insert_default();
         status.nothing_until = Some(end.at);
         return Some(Step::Replace {
             invoice: Box::new(marked),
             is_urgent: true,
         });
     }
-    let carried = books.entries_of(invoice).filter_map(|entry| {
-        let exists = facts.subjects.contains_key(entry.uid.as_str());
-        entry::carried(entry, end.at, facts.prices, exists, end.is_early)
-    });
-    let mut successor = sync::invoice(books, facts, end.at);
-    let mut wanted: BTreeMap<u32, InvoicePage> = BTreeMap::new();
-    for entry in carried {
-        if wanted.is_empty() && has_room(&successor.spec.entries, &entry) {
-            successor.spec.entries.push(entry);
-            continue;
-        }
-        let last = wanted.last_key_value().map_or(0, |(number, _)| *number);
-        let has_room = wanted
-            .get(&last)
-            .is_some_and(|page| has_room(&page.spec.entries, &entry));
-        let number = if has_room { last } else { last + 1 };
-        let page = wanted.entry(number).or_insert_with(|| {
-            InvoicePage::open(
-                &books.namespace,
-                facts.holder.uid,
-                successor.name(),
-                number,
-                Vec::new(),
-            )
-        });
-        page.spec.entries.push(entry);
-    }
-    // A process that died may have left some.
-    let stored: BTreeMap<u32, &InvoicePage> = books
-        .pages_of(successor.name())
-        .map(|page| (page.spec.number, page))
-        .collect();
-    if let Some(page) = stored.iter().find(|(number, _)| !wanted.contains_key(number)) {
-        return Some(Step::DeletePage(Box::new((*page.1).clone())));
-    }
-    for (number, mut page) in wanted {
-        match stored.get(&number) {
-            Some(stored) if stored.spec == page.spec => continue,
-            Some(stored) => page.metadata = stored.metadata.clone(),
-            None => {}
-        }
-        return Some(Step::Page {
-            page: Box::new(page),
-            is_urgent: true,
-        });
-    }
-    (!successor.spec.entries.is_empty()).then(|| Step::Create(Box::new(successor)))
+    let name = invoice.name().to_owned();
+    carry(books, &name, facts, end.at, end.is_early)
 }
 
 /// The next step for an invoice whose pages, if there are any, have their lines: issue it, or drop it if it comes to nothing.
@@ -170,55 +206,68 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
         let of_pages = pages.flat_map(|page| page.spec.lines.iter().flatten());
         own.iter().chain(of_pages)
     };
-    let Total { net, tax, amount } = total(lines().map(|line| Cents(line.amount_cents)), facts.terms.tax);
-    if amount == Cents(0) {
+    let tax_rate = facts.tax_until(at);
+    let total = total(lines().map(|line| Cents(line.amount_cents)), tax_rate);
+    // One that is full without a seller is dropped: nobody would ever issue what an installation without billing gathers.
+    if total.amount == Cents(0) || facts.terms.seller.name.is_empty() {
         return match books.pages_of(invoice.name()).next() {
             Some(page) => Step::DeletePage(Box::new(page.clone())),
             None => Step::Delete(Box::new(invoice.clone())),
         };
     }
     let Some(number) = books.numbers.get(invoice.name()) else {
-        return Step::TakeNumber(invoice.name().to_owned());
+        return Step::TakeNumber {
+            invoice: invoice.name().to_owned(),
+            year: at.to_zoned(TimeZone::UTC).year(),
+        };
     };
     let mut issued = invoice.clone();
     issued.spec.period.to = at;
-    let currency = &invoice.spec.currency;
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let now = milliseconds(facts.now);
     let status = issued.status.get_or_insert_default();
-    status.phase = InvoicePhase::Issued;
-    status.number = Some(number.clone());
-    status.issued_at = Some(now);
-    status.due_date = Some(due_date(now, facts.terms.due_days));
-    status.amount = Some(format!("{amount} {currency}"));
-    (status.net_cents, status.tax_cents) = (net.0, tax.0);
-    status.tax_rate = (!facts.terms.tax.is_none()).then(|| facts.terms.tax.to_string());
     status.lines_count = count(lines().count());
     let pages = books.pages_of(invoice.name());
     status.page_lines = pages
         .map(|page| count(page.spec.lines.iter().flatten().count()))
         .collect();
-    status.seller.clone_from(&facts.terms.seller);
-    status.buyer = facts.holder.address.to_vec();
-    status.email = Some(facts.holder.email.to_owned());
-    status.nothing_until = None;
-    status.event_sequence = 1;
-    let event = InvoiceIssued {
-        uid: origin::uid(&invoice.metadata),
-        id: &invoice.id(),
-        number,
-        period: (issued.spec.period.from, at),
-        due_date: status.due_date.as_deref().unwrap_or_default(),
-        lines_count: status.lines_count,
-        amount,
-        currency,
-    };
-    status.outbox = vec![invoice_event(&event, now)];
+    status.tax_rate = Some(tax_rate.to_string());
+    status.tax_note = facts.holder.tax_note.map(str::to_owned);
+    status.seller = Some(facts.terms.seller.clone());
+    status.buyer = Some(facts.holder.buyer.clone());
+    (status.nothing_until, status.full_at) = (None, None);
     (issued.spec.entries, issued.spec.lines) = (Vec::new(), own);
+    finish(&mut issued, number, total, facts);
     Step::Replace {
         invoice: Box::new(issued),
         is_urgent: true,
     }
+}
+
+/// Issues an invoice or a credit note that says everything else, with this number and its event.
+pub(super) fn finish(issued: &mut Invoice, number: &str, total: Total, facts: &Facts<'_>) {
+    let now = milliseconds(facts.now);
+    let (id, uid) = (issued.id(), origin::uid(&issued.metadata).to_owned());
+    let (spec, status) = (&issued.spec, issued.status.get_or_insert_default());
+    status.phase = InvoicePhase::Issued;
+    status.number = Some(number.to_owned());
+    status.issued_at = Some(now);
+    status.due_date = Some(due_date(now, facts.terms.due_days));
+    status.amount = Some(format!("{} {}", total.amount, spec.currency));
+    (status.net_cents, status.tax_cents) = (total.net.0, total.tax.0);
+    status.held = None;
+    status.event_sequence = 1;
+    let event = InvoiceIssued {
+        uid: &uid,
+        id: &id,
+        number,
+        invoice_type: spec.invoice_type,
+        period: (spec.period.from, spec.period.to),
+        due_date: status.due_date.as_deref().unwrap_or_default(),
+        lines_count: status.lines_count,
+        amount: total.amount,
+        currency: &spec.currency,
+    };
+    status.outbox = vec![invoice_event(&event, now)];
 }
 
 /// The day on which an invoice that is issued now is due, such as 2026-12-15.

@@ -1,126 +1,188 @@
 //! The line of an entry, and what the next invoice carries over from it.
 
-use jiff::Timestamp;
+use std::collections::BTreeMap;
 
-use super::{Metered, Subject};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Metered, SeenBackup, Subject};
 use crate::invoice::{
-    Billed, Period, PriceHistory, backup,
+    Billed, Line, Period, PriceHistory, backup,
     line::line,
     metering::{self, first_hour_from},
 };
-use resources::{InvoiceLine, InvoicedHours, LedgerEntry, metering::Metering, money::Cents};
+use resources::{
+    InvoiceLine, LedgerEntry,
+    invoice_page::{MAX_BACKUPS, MeteredBackup},
+    metering::Metering,
+    money::Cents,
+};
 
 /// How long after its beginning a subject may be seen for the first time and still be billed for the hours before the
 /// open period. An older subject that is on no page has been invoiced before.
-const LATE: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
+const LATE: SignedDuration = SignedDuration::from_mins(10);
 
 /// The new entry of a subject; `None` if no hour is left to be billed. `from` is the start of the open period.
 pub(super) fn new(uid: &str, subject: &Subject<'_>, from: Timestamp) -> Option<LedgerEntry> {
     let since = subject.since();
-    let is_old = since.checked_add(LATE).is_ok_and(|latest| latest < from);
-    let (backup_id, megabytes) = match subject.metered {
-        Metered::Instance(_) => (None, None),
-        Metered::Backup { id, megabytes, .. } => (Some(id.to_owned()), Some(megabytes)),
-    };
     let mut entry = LedgerEntry {
         uid: uid.to_owned(),
-        instance_id: subject.instance_id.clone(),
+        instance_id: subject.instance_id.to_string(),
         name: subject.name.to_owned(),
         since,
         changes: Vec::new(),
-        backup_id,
-        megabytes,
+        backups: Vec::new(),
         ended: None,
-        billed_until: is_old.then_some(from),
+        billed_until: from_when(since, from),
         billed_cents: 0,
         cap_cents: 0,
     };
-    update(&mut entry, Some(subject), from, true);
-    has_hours_from(&entry, entry.billed_until.unwrap_or(Timestamp::MIN)).then_some(entry)
+    update(&mut entry, Some(subject), from, from, true);
+    let has_hours = match &subject.metered {
+        Metered::Instance(_) => has_hours_from(&entry, entry.billed_until.unwrap_or(Timestamp::MIN)),
+        Metered::Backups(_) => !entry.backups.is_empty(),
+    };
+    has_hours.then_some(entry)
+}
+
+/// From when on a subject that is seen for the first time is billed: its beginning (`None`), unless that is too long before the open
+/// period.
+fn from_when(since: Timestamp, from: Timestamp) -> Option<Timestamp> {
+    let is_old = since.checked_add(LATE).is_ok_and(|latest| latest < from);
+    is_old.then_some(from)
 }
 
 /// Whether [`update`] would change nothing, as is almost always so. May say no although it would not.
 pub(super) fn is_current(entry: &LedgerEntry, subject: &Subject<'_>, renames: bool) -> bool {
-    let has_changes = match subject.metered {
+    let has_changes = match &subject.metered {
         Metered::Instance(metering) => entry.changes == metering.changes,
-        Metered::Backup { .. } => true,
+        Metered::Backups(backups) => {
+            let known = entry
+                .backups
+                .iter()
+                .map(|known| (known.uid.as_str(), known.ended));
+            known.eq(backups.iter().map(|backup| (backup.uid, backup.ended)))
+        }
     };
     // A single change is never forgotten.
     let forgets = entry.billed_until.is_some() && entry.changes.len() > 1;
     has_changes && !forgets && entry.ended == subject.ended && !(renames && entry.name != subject.name)
 }
 
-/// Brings an entry up to date with its subject. A subject that is gone without having been seen to end ends `now`. The
-/// name is updated together with other changes, or if `renames`.
-pub(super) fn update(entry: &mut LedgerEntry, subject: Option<&Subject<'_>>, now: Timestamp, renames: bool) {
+/// Brings an entry up to date with its subject. What is gone without having been seen to end ends `now`. The name is updated together
+/// with other changes, or if `renames`. `from` is the start of the open period.
+pub(super) fn update(
+    entry: &mut LedgerEntry,
+    subject: Option<&Subject<'_>>,
+    from: Timestamp,
+    now: Timestamp,
+    renames: bool,
+) {
     let Some(subject) = subject else {
+        for backup in &mut entry.backups {
+            backup.ended = backup.ended.or(Some(now));
+        }
         entry.ended = entry.ended.or(Some(now));
         return;
     };
     let before = (entry.changes.len(), entry.changes.last().copied(), entry.ended);
+    let mut is_changed = false;
     entry.ended = subject.ended;
-    if let Metered::Instance(metering) = subject.metered {
-        let metering = metering::counted_from(entry.since, metering);
-        let mut merged = Metering {
-            since: entry.since,
-            changes: metering::merged(&entry.changes, &metering),
-        };
-        if let Some(until) = entry.billed_until {
-            metering::forget(&mut merged, until);
+    match &subject.metered {
+        Metered::Instance(metering) => {
+            let metering = metering::counted_from(entry.since, metering);
+            let mut merged = Metering {
+                since: entry.since,
+                changes: metering::merged(&entry.changes, &metering),
+            };
+            if let Some(until) = entry.billed_until {
+                metering::forget(&mut merged, until);
+            }
+            entry.changes = merged.changes;
         }
-        entry.changes = merged.changes;
+        Metered::Backups(seen) => is_changed = update_backups(&mut entry.backups, seen, from, now),
     }
-    let is_changed = before != (entry.changes.len(), entry.changes.last().copied(), entry.ended);
+    is_changed |= before != (entry.changes.len(), entry.changes.last().copied(), entry.ended);
     if (renames || is_changed) && entry.name != subject.name {
         subject.name.clone_into(&mut entry.name);
     }
 }
 
-/// The hours of an entry that begin before a time, as a line, and what has been billed for the calendar month after it. `None`
-/// if there are none.
-pub(super) fn line_of(
-    entry: &LedgerEntry,
-    until: Timestamp,
-    prices: &PriceHistory,
-) -> Option<(InvoiceLine, Billed)> {
+/// Brings the backups of an instance up to date. Returns whether something has changed.
+fn update_backups(
+    known: &mut Vec<MeteredBackup>,
+    seen: &[SeenBackup<'_>],
+    from: Timestamp,
+    now: Timestamp,
+) -> bool {
+    let mut left: BTreeMap<&str, &SeenBackup<'_>> = seen.iter().map(|backup| (backup.uid, backup)).collect();
+    let mut is_changed = false;
+    for backup in known.iter_mut() {
+        let ended = match left.remove(backup.uid.as_str()) {
+            Some(seen) => seen.ended,
+            None => backup.ended.or(Some(now)),
+        };
+        is_changed |= ended != backup.ended;
+        backup.ended = ended;
+    }
+    let mut new: Vec<&SeenBackup<'_>> = left.into_values().collect();
+    new.sort_by_key(|backup| (backup.since, backup.uid));
+    for seen in new {
+        let backup = MeteredBackup {
+            uid: seen.uid.to_owned(),
+            since: seen.since,
+            megabytes: seen.megabytes,
+            ended: seen.ended,
+            billed_until: from_when(seen.since, from),
+            billed: 0,
+            cap_cents: 0,
+        };
+        // Those of an entry that is full wait for the next invoice, which begins at once.
+        if known.len() < MAX_BACKUPS
+            && backup::has_hours_from(&backup, backup.billed_until.unwrap_or(Timestamp::MIN))
+        {
+            known.push(backup);
+            is_changed = true;
+        }
+    }
+    is_changed
+}
+
+/// The hours of an entry that begin before a time, as a line. `None` if there are none.
+pub(super) fn line_of(entry: &LedgerEntry, until: Timestamp, prices: &PriceHistory) -> Option<InvoiceLine> {
+    let (hours, reduction, amount) = if entry.backups.is_empty() {
+        let line = instance_line(entry, until, prices)?;
+        (line.hours, line.reduction, line.amount)
+    } else {
+        let line = backup::line(&entry.backups, until, prices)?;
+        (line.hours, line.reduction, line.amount)
+    };
+    Some(InvoiceLine {
+        instance_id: entry.instance_id.clone(),
+        name: entry.name.clone(),
+        hours,
+        reduction: reduction.0,
+        amount_cents: amount.0,
+    })
+}
+
+fn instance_line(entry: &LedgerEntry, until: Timestamp, prices: &PriceHistory) -> Option<Line> {
     let period = Period {
         from: entry.billed_until.unwrap_or(Timestamp::MIN),
         to: until,
     };
-    let earlier = Billed {
+    let metering = Metering {
+        since: entry.since,
+        changes: entry.changes.clone(),
+    };
+    line(&metering, entry.ended, period, prices, billed(entry))
+}
+
+/// What earlier invoices have billed for an instance in the calendar month.
+const fn billed(entry: &LedgerEntry) -> Billed {
+    Billed {
         amount: Cents(entry.billed_cents),
         cap: Cents(entry.cap_cents),
-    };
-    let (hours, reduction, amount, billed) = if let Some(megabytes) = entry.megabytes {
-        let line = backup::line(entry.since, entry.ended, megabytes, period, prices, earlier)?;
-        let hours = line.hours.iter().map(|(hours, unit_price)| InvoicedHours {
-            plan: "backup".to_owned(),
-            hours: *hours,
-            unit_price: unit_price.0,
-        });
-        (hours.collect(), line.reduction, line.amount, line.billed(earlier))
-    } else {
-        let metering = Metering {
-            since: entry.since,
-            changes: entry.changes.clone(),
-        };
-        let line = line(&metering, entry.ended, period, prices, earlier)?;
-        let hours = line.hours.iter().map(|hours| InvoicedHours {
-            plan: hours.plan.as_str().to_owned(),
-            hours: hours.hours,
-            unit_price: hours.unit_price.0,
-        });
-        (hours.collect(), line.reduction, line.amount, line.billed(earlier))
-    };
-    let line = InvoiceLine {
-        instance_id: entry.instance_id.clone(),
-        backup_id: entry.backup_id.clone(),
-        name: entry.name.clone(),
-        hours,
-        reduction,
-        amount_cents: amount.0,
-    };
-    Some((line, billed))
+    }
 }
 
 /// What an invoice that starts at `at` takes over from an entry; `None` if the entry is over. `is_same_month` says
@@ -129,22 +191,32 @@ pub(super) fn carried(
     entry: &LedgerEntry,
     at: Timestamp,
     prices: &PriceHistory,
-    exists: bool,
+    subject: Option<&Subject<'_>>,
     is_same_month: bool,
 ) -> Option<LedgerEntry> {
-    // A subject that still exists after its deletion was accepted would be taken for new if it were forgotten.
-    if !exists && !has_hours_from(entry, at) {
+    // What still exists after its deletion was accepted would be taken for new if it were forgotten.
+    let mut carried = entry.clone();
+    carried.billed_until = entry.billed_until.max(Some(at));
+    if !entry.backups.is_empty() {
+        carried.backups.retain(|backup| {
+            backup::has_hours_from(backup, at) || subject.is_some_and(|seen| seen.has_backup(&backup.uid))
+        });
+        for backup in &mut carried.backups {
+            *backup = backup::carried(backup, at, prices, is_same_month);
+        }
+        return (!carried.backups.is_empty()).then_some(carried);
+    }
+    if !has_hours_from(entry, at) && subject.is_none() {
         return None;
     }
-    let mut carried = entry.clone();
     if is_same_month {
-        if let Some((_, billed)) = line_of(entry, at, prices) {
+        if let Some(line) = instance_line(entry, at, prices) {
+            let billed = line.billed(billed(entry));
             (carried.billed_cents, carried.cap_cents) = (billed.amount.0, billed.cap.0);
         }
     } else {
         (carried.billed_cents, carried.cap_cents) = (0, 0);
     }
-    carried.billed_until = entry.billed_until.max(Some(at));
     let mut metering = Metering {
         since: entry.since,
         changes: carried.changes,
@@ -154,17 +226,40 @@ pub(super) fn carried(
     Some(carried)
 }
 
-/// Whether an hour that begins at this time or later is to be billed.
+/// Whether an hour of an instance that begins at this time or later is to be billed.
 fn has_hours_from(entry: &LedgerEntry, at: Timestamp) -> bool {
-    let least = i64::from(entry.megabytes.is_none());
-    let hours = |ended| first_hour_from(entry.since, ended).max(least);
+    let hours = |ended| first_hour_from(entry.since, ended).max(1);
     entry
         .ended
         .is_none_or(|ended| first_hour_from(entry.since, at) < hours(ended))
 }
 
+/// Whether everything in an entry has ended.
+pub fn is_over(entry: &LedgerEntry) -> bool {
+    let backups_are = entry.backups.iter().all(|backup| backup.ended.is_some());
+    entry.ended.is_some() || !entry.backups.is_empty() && backups_are
+}
+
+/// The last moment at which something in an entry ended or, if that is later, began. The first hour of what began just now counts,
+/// although times of deletions are truncated to seconds.
+pub(super) fn last_moment(entry: &LedgerEntry) -> Option<Timestamp> {
+    let begun = |since: Timestamp| since.saturating_add(SignedDuration::from_millis(1)).ok();
+    let backups = entry.backups.iter();
+    let of_backups = backups.flat_map(|backup| [backup.ended, begun(backup.since)]);
+    of_backups
+        .chain([entry.ended, begun(entry.since)])
+        .flatten()
+        .max()
+}
+
+/// The ends of everything in an entry.
+pub(super) fn ends(entry: &LedgerEntry) -> impl Iterator<Item = Timestamp> {
+    let of_backups = entry.backups.iter().map(|backup| backup.ended);
+    of_backups.chain([entry.ended]).flatten()
+}
+
 /// The lines of entries, with their hours that begin before this time.
 pub fn lines_of(entries: &[LedgerEntry], until: Timestamp, prices: &PriceHistory) -> Vec<InvoiceLine> {
     let lines = entries.iter().filter_map(|entry| line_of(entry, until, prices));
-    lines.map(|(line, _)| line).collect()
+    lines.collect()
 }

@@ -3,7 +3,8 @@
 //! write: the next one reads what is stored and continues.
 //!
 //! - `sync`: copies what is metered to the open invoice;
-//! - `close`: ends its period, opens the next one and issues it;
+//! - `close`: ends its period and issues it; `carry`: opens the next one with what continues;
+//! - `credit`: credit notes;
 //! - `entry`: the line of an entry, and what the next invoice carries over from it.
 //!
 //! Closing at a time T has these steps, each of them repeatable:
@@ -12,69 +13,94 @@
 //! 2. The pages of the next invoice are created, with everything that continues, and then that invoice. From then on,
 //!    nothing that the old one says about the time before T changes.
 //! 3. Each page of the old invoice is written with its lines.
-//! 4. The old invoice gets a number, and is issued with the number, its own lines and its event in one write.
+//! 4. The old invoice gets a number, which is an object of its own, and is issued with the number, its own lines and its event in one
+//!    write.
 //!
 //! Once its event is settled, the invoice is marked as settled. So an account whose entries fit into its invoice costs
-//! three writes: the next invoice, the issue and the mark. It costs one more if step 1 finds something to copy. Numbers
-//! are handed out in a ConfigMap, to many invoices in one write.
+//! four writes: the next invoice, the number, the issue and the mark. It costs one more if step 1 finds something to copy.
 //!
 //! If nothing continues, step 2 has nothing to do. Then the first page with lines, or else the issue, marks the point
 //! after which nothing changes: everything has ended, so anything still found before that point only adds lines, and
 //! the number is not wasted.
 
+mod carry;
 mod close;
+pub mod credit;
 mod entry;
 mod sync;
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+};
 
 use jiff::{SignedDuration, Timestamp};
 
 use super::PriceHistory;
 use crate::catalogue::InvoiceTerms;
-use resources::{Invoice, InvoicePage, LedgerEntry, metering::Metering};
+use resources::{Invoice, InvoicePage, LedgerEntry, invoice::Party, metering::Metering, money::TaxRate};
 
-pub use entry::lines_of;
+pub use close::SPREAD;
+pub use entry::{is_over, lines_of};
 
 /// How long after the end of a period its invoice is closed: until then, changes from its last moments are still being
 /// written. A change that takes even longer is on the next invoice.
 pub const GRACE: SignedDuration = SignedDuration::from_secs(5);
 
 /// What is billed for a subject.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Metered<'a> {
     /// An instance with these hours.
     Instance(&'a Metering),
-    Backup {
-        /// Its public id.
-        id: &'a str,
-        /// When it was completed.
-        since: Timestamp,
-        /// Its size in thousandths of a GB.
-        megabytes: u64,
-    },
+    /// The completed backups of an instance, in the order in which they were completed; never none.
+    Backups(Vec<SeenBackup<'a>>),
 }
 
-/// An instance or a backup that is billed.
+/// A backup that is billed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SeenBackup<'a> {
+    /// Its origin.
+    pub uid: &'a str,
+    /// When it was completed.
+    pub since: Timestamp,
+    /// Its size in thousandths of a GB.
+    pub megabytes: u64,
+    /// When its data was gone.
+    pub ended: Option<Timestamp>,
+}
+
+/// An instance that is billed, or its backups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject<'a> {
     /// Public id of the instance.
-    pub instance_id: String,
-    /// Display name.
+    pub instance_id: Cow<'a, str>,
+    /// Display name of the instance.
     pub name: &'a str,
     /// What is billed.
     pub metered: Metered<'a>,
-    /// When its deletion was accepted.
+    /// When the deletion of the instance was accepted.
     pub ended: Option<Timestamp>,
+}
+
+/// Everything that is billed, by what it is kept under: the origin of an instance, or [`backups_key`].
+pub type Subjects<'a> = HashMap<Cow<'a, str>, Subject<'a>>;
+
+/// What the backups of an instance are kept under.
+pub fn backups_key(instance_id: &str) -> String {
+    format!("{instance_id}/backups")
 }
 
 impl Subject<'_> {
     /// When it began.
-    pub const fn since(&self) -> Timestamp {
-        match self.metered {
+    pub fn since(&self) -> Timestamp {
+        match &self.metered {
             Metered::Instance(metering) => metering.since,
-            Metered::Backup { since, .. } => since,
+            Metered::Backups(backups) => backups.first().map_or(Timestamp::MAX, |backup| backup.since),
         }
+    }
+
+    fn has_backup(&self, uid: &str) -> bool {
+        matches!(&self.metered, Metered::Backups(backups) if backups.iter().any(|backup| backup.uid == uid))
     }
 }
 
@@ -85,10 +111,14 @@ pub struct Holder<'a> {
     pub uid: &'a str,
     /// Name of the Account.
     pub name: &'a str,
-    /// E-mail address.
-    pub email: &'a str,
-    /// Address lines.
-    pub address: &'a [String],
+    /// Namespace of the account.
+    pub namespace: &'a str,
+    /// What invoices say of the buyer.
+    pub buyer: Party,
+    /// The tax rate instead of the general one.
+    pub tax_rate: Option<TaxRate>,
+    /// Why there is no tax, or another one.
+    pub tax_note: Option<&'a str>,
     /// Time until which invoices are to be closed.
     pub closed_until: Option<Timestamp>,
     /// Whether the Account is deleted, and nothing is left in it; there are no subjects then.
@@ -100,18 +130,27 @@ pub struct Holder<'a> {
 pub struct Facts<'a> {
     /// The account holder.
     pub holder: Holder<'a>,
-    /// Everything that is billed, by UID: what exists, and what was deleted and has not been copied since.
-    pub subjects: &'a HashMap<&'a str, Subject<'a>>,
+    /// What exists, and what was deleted and has not been copied since.
+    pub subjects: &'a Subjects<'a>,
     pub prices: &'a PriceHistory,
     /// What invoices say besides their lines.
     pub terms: &'a InvoiceTerms,
+    /// Number of lines from which on an invoice is issued and the next one begins.
+    pub max_lines: usize,
     pub now: Timestamp,
+}
+
+impl Facts<'_> {
+    /// The tax on an invoice whose period ends at this time.
+    fn tax_until(&self, end: Timestamp) -> TaxRate {
+        self.holder.tax_rate.unwrap_or_else(|| self.prices.tax_until(end))
+    }
 }
 
 /// What is stored.
 #[derive(Clone, Debug, Default)]
 pub struct Books {
-    /// Namespace of the account.
+    /// Namespace of the operator, where the invoices are.
     pub namespace: String,
     /// The invoices that have not been issued, by the start of their periods: the open one, and earlier ones that are
     /// being issued.
@@ -122,6 +161,10 @@ pub struct Books {
     pub issued_until: Option<Timestamp>,
     /// Numbers given to invoices that have not been issued with them yet, by name.
     pub numbers: HashMap<String, String>,
+    /// Whether everything that is metered has been copied, as of these facts; and whether names have been, too.
+    copied: Option<bool>,
+    /// What the next invoice takes over, while it is being made.
+    carry: Option<carry::Carry>,
 }
 
 /// What to do next.
@@ -129,6 +172,8 @@ pub struct Books {
 pub enum Step {
     /// Nothing before this time, if nothing changes. Everything has been copied.
     Rest(Option<Timestamp>),
+    /// Give others a turn, and ask again.
+    Continue,
     /// Find out how far the account's issued invoices reach.
     LookBack,
     /// Create or replace a page. An urgent write must not wait for more changes.
@@ -148,25 +193,39 @@ pub enum Step {
     },
     /// Delete an invoice that has no lines.
     Delete(Box<Invoice>),
-    /// Take a number for the invoice with this name.
-    TakeNumber(String),
+    /// Take a number.
+    TakeNumber {
+        /// Name of the invoice.
+        invoice: String,
+        /// The year in which its period ends, which is that of the number.
+        year: i16,
+    },
 }
 
 /// What to do next. Each step must be done, and [applied](Books) to the books, before the next one is asked for.
-pub fn next(books: &Books, facts: &Facts<'_>) -> Step {
+pub fn next(books: &mut Books, facts: &Facts<'_>) -> Step {
     let Some(newest) = books.invoices.values().next_back() else {
         return sync::open(books, facts);
     };
-    let end = close::end(books, newest, facts);
-    if !books.has_lines(newest.name())
-        && let Some(step) = sync::sync(books, newest, facts, end.is_due(facts.now))
-    {
-        return step;
+    let is_due = close::end(books, newest, facts).is_due(facts.now);
+    if !books.has_lines(newest.name()) && books.copied < Some(is_due) {
+        if let Some(step) = sync::sync(books, newest, facts, is_due) {
+            return step;
+        }
+        books.copied = Some(is_due);
     }
     close::close(books, facts)
 }
 
 impl Books {
+    /// Nothing, in this namespace of the operator.
+    pub fn of(namespace: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            ..Self::default()
+        }
+    }
+
     /// The pages of an invoice, in order.
     pub fn pages_of<'a>(&'a self, invoice: &'a str) -> impl DoubleEndedIterator<Item = &'a InvoicePage> {
         let from = (invoice.to_owned(), 0);
@@ -185,9 +244,32 @@ impl Books {
         invoice.spec.entries.iter().chain(of_pages)
     }
 
+    /// The entries on a page of an invoice, or in the invoice itself if `number` is 0.
+    fn entries_on(&self, invoice: &str, number: u32) -> &[LedgerEntry] {
+        if number > 0 {
+            return self.page(invoice, number).map_or(&[], |page| &page.spec.entries);
+        }
+        let found = self.invoices.values().find(|one| one.name() == invoice);
+        found.map_or(&[], |invoice| &invoice.spec.entries)
+    }
+
+    /// The number of the page after this one.
+    fn page_after(&self, invoice: &str, number: u32) -> Option<u32> {
+        let (from, to) = ((invoice.to_owned(), number + 1), (invoice.to_owned(), u32::MAX));
+        self.pages.range(from..=to).next().map(|((_, number), _)| *number)
+    }
+
     /// Whether a page of the invoice has its lines.
     fn has_lines(&self, invoice: &str) -> bool {
-        self.pages_of(invoice).any(|page| page.spec.lines.is_some())
+        // They are written in order.
+        self.pages_of(invoice)
+            .next()
+            .is_some_and(|page| page.spec.lines.is_some())
+    }
+
+    /// Says that what is metered may have changed. To be called whenever the facts are others than before, but for the time.
+    pub const fn look_again(&mut self) {
+        self.copied = None;
     }
 
     /// Records a page that was written.
@@ -212,6 +294,8 @@ impl Books {
         } else {
             self.invoices.insert(from, invoice);
         }
+        // A page of the next invoice changes nothing about what is copied.
+        self.copied = None;
     }
 
     /// Records that an invoice was issued or deleted.
@@ -219,6 +303,7 @@ impl Books {
         self.invoices.remove(&invoice.spec.period.from);
         self.pages.retain(|(name, _), _| name != invoice.name());
         self.numbers.remove(invoice.name());
+        self.carry = None;
     }
 }
 
@@ -227,5 +312,6 @@ fn shrink(entries: &mut Vec<LedgerEntry>) {
     entries.shrink_to_fit();
     for entry in entries {
         entry.changes.shrink_to_fit();
+        entry.backups.shrink_to_fit();
     }
 }

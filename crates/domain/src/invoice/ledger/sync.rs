@@ -8,6 +8,7 @@ use super::{Books, Facts, Step, entry};
 use crate::invoice::Period;
 use resources::{
     Invoice, InvoicePage, InvoicePeriod, InvoiceSpec, InvoiceStatus, LedgerEntry, ids,
+    invoice::{ACCOUNT_ORIGIN_LABEL, InvoiceType},
     invoice_page::{has_room, is_too_large},
 };
 
@@ -46,13 +47,18 @@ pub(super) fn invoice(books: &Books, facts: &Facts<'_>, from: Timestamp) -> Invo
     let spec = InvoiceSpec {
         account: facts.holder.uid.to_owned(),
         account_name: facts.holder.name.to_owned(),
+        account_namespace: facts.holder.namespace.to_owned(),
+        invoice_type: InvoiceType::Invoice,
         period: InvoicePeriod { from, to: period.to },
+        credit: None,
         currency: facts.prices.currency().to_string(),
         entries: Vec::new(),
         lines: Vec::new(),
     };
     let mut invoice = Invoice::new(&name, spec);
     invoice.metadata.namespace = Some(books.namespace.clone());
+    let label = (ACCOUNT_ORIGIN_LABEL.to_owned(), facts.holder.uid.to_owned());
+    invoice.metadata.labels = Some([label].into());
     invoice.status = Some(InvoiceStatus {
         id: ids::invoice_id(&name),
         ..InvoiceStatus::default()
@@ -83,15 +89,15 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
             continue;
         }
         let mut updated = stored.clone();
-        entry::update(&mut updated, subject, facts.now, is_due);
+        entry::update(&mut updated, subject, invoice.spec.period.from, facts.now, is_due);
         if updated != *stored {
-            is_urgent |= updated.ended != stored.ended;
+            is_urgent |= !entry::ends(&updated).eq(entry::ends(stored));
             draft.replace(number, index, updated);
         }
     }
     draft.relieve();
     for entry in new_entries(facts, &known, invoice.spec.period.from) {
-        is_urgent |= entry.ended.is_some();
+        is_urgent |= entry::ends(&entry).next().is_some();
         draft.add(entry);
     }
     let last = draft.last();
@@ -109,13 +115,7 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
             page.spec.entries = entries;
             page
         }
-        None => InvoicePage::open(
-            &books.namespace,
-            facts.holder.uid,
-            invoice.name(),
-            number,
-            entries,
-        ),
+        None => InvoicePage::open(invoice, number, entries),
     };
     Some(Step::Page {
         page: Box::new(page),
@@ -126,7 +126,10 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
 /// The entries of everything that is not known yet, in the order in which it began, so that the lines have a fixed
 /// order.
 fn new_entries(facts: &Facts<'_>, known: &HashSet<&str>, from: Timestamp) -> Vec<LedgerEntry> {
-    let unknown = facts.subjects.iter().filter(|(uid, _)| !known.contains(**uid));
+    let unknown = facts
+        .subjects
+        .iter()
+        .filter(|(uid, _)| !known.contains(uid.as_ref()));
     let entries = unknown.filter_map(|(uid, subject)| entry::new(uid, subject, from));
     let mut entries: Vec<LedgerEntry> = entries.collect();
     entries.sort_by(|a, b| (a.since, &a.uid).cmp(&(b.since, &b.uid)));

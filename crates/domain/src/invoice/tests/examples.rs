@@ -1,16 +1,14 @@
 //! Invoices that can be checked by hand.
 
+use std::slice;
+
 use jiff::Timestamp;
 
 use crate::{
-    catalogue::Prices,
+    catalogue::{Catalogue, Prices},
     invoice::{Billed, Line, Period, PriceHistory, backup, line, metering},
 };
-use resources::{
-    Plan,
-    metering::Metering,
-    money::{Cents, UnitPrice},
-};
+use resources::{Plan, invoice_page::MeteredBackup, metering::Metering, money::Cents};
 
 fn time(text: &str) -> Timestamp {
     text.parse().unwrap()
@@ -26,7 +24,10 @@ fn billed(metering: &Metering, ended: Option<&str>, period: Period) -> Option<Li
 }
 
 fn hours(line: &Line) -> Vec<(Plan, u64)> {
-    line.hours.iter().map(|entry| (entry.plan, entry.hours)).collect()
+    let hours = line.hours.iter();
+    hours
+        .map(|entry| (entry.plan.parse().unwrap(), entry.thousandths / 1000))
+        .collect()
 }
 
 #[test]
@@ -104,45 +105,63 @@ fn the_dearest_plan_of_the_month_sets_the_cap() {
     assert_eq!(hours(&line), [(Plan::Enterprise, 1), (Plan::Starter, 719)]);
 }
 
+fn backup(since: &str, ended: Option<&str>, megabytes: u64) -> MeteredBackup {
+    MeteredBackup {
+        uid: since.to_owned(),
+        since: time(since),
+        megabytes,
+        ended: ended.map(time),
+        billed_until: None,
+        billed: 0,
+        cap_cents: 0,
+    }
+}
+
 #[test]
-fn a_backup_costs_its_size_for_each_hour_begun_and_nothing_without_a_price() {
-    let since = time("2026-11-10T10:30:00Z");
+fn the_backups_of_an_instance_cost_their_gb_hours_exactly_and_are_rounded_once() {
+    let line =
+        |backups: &[MeteredBackup], prices: &PriceHistory| backup::line(backups, november().to, prices);
+    let day = backup("2026-11-10T10:30:00Z", Some("2026-11-11T10:30:00Z"), 12_345);
     let free = PriceHistory::new(Prices::default());
-    let line = |prices: &PriceHistory, ended: Option<&str>, earlier| {
-        backup::line(since, ended.map(time), 12_400, november(), prices, earlier)
-    };
-    assert_eq!(line(&free, None, Billed::default()), None);
-    // 12.4 GB at 0.05: 62 cents a month, so 0.093 cents an hour, rounded up.
+    assert_eq!(line(slice::from_ref(&day), &free), None);
+    // A GB at 0.05 a month: 0.00744 cents an hour, rounded up to 0.008.
     let priced = PriceHistory::new(Prices::default().with_backups(Cents(5)));
-    let day = line(&priced, Some("2026-11-11T10:30:00Z"), Billed::default()).unwrap();
-    let per_hour = |hours: &[(u64, UnitPrice)]| {
-        hours
-            .iter()
-            .map(|(n, price)| (*n, price.to_string()))
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(per_hour(&day.hours), [(24, "0.00093".to_owned())]);
-    assert_eq!(day.amount, Cents(2));
-    let month = backup::line(
-        time("2026-10-01T00:00:00Z"),
-        None,
-        12_400,
-        november(),
-        &priced,
-        Billed::default(),
+    let one = line(slice::from_ref(&day), &priced).unwrap();
+    assert_eq!(
+        one.hours[0].hours().to_string(),
+        "296.28",
+        "12.345 GB for 24 hours"
     );
-    assert_eq!(month.unwrap().amount, Cents(62), "at most a month's");
+    assert_eq!(one.hours[0].amount().to_string(), "0.0237024");
+    assert_eq!(one.amount, Cents(2));
+    // Thirty of them: 71.1 cents, not thirty times 2 or 3.
+    let thirty = line(&vec![day.clone(); 30], &priced).unwrap();
+    assert_eq!((thirty.hours.len(), thirty.amount), (1, Cents(71)));
     // A price from the second day on.
     let mut later = free;
-    later.record(
-        &Prices::default().with_backups(Cents(5)),
-        time("2026-11-11T10:30:00Z"),
-    );
-    let two_days = line(&later, Some("2026-11-12T10:30:00Z"), Billed::default()).unwrap();
-    assert_eq!(two_days.hours[0].0, 24);
-    // One that was gone before it was completed.
+    let catalogue = Catalogue {
+        prices: Prices::default().with_backups(Cents(5)),
+        ..Catalogue::default()
+    };
+    later.record(&catalogue, time("2026-11-11T10:30:00Z"));
+    let two_days = backup("2026-11-10T10:30:00Z", Some("2026-11-12T10:30:00Z"), 1000);
     assert_eq!(
-        line(&priced, Some("2026-11-10T10:30:00Z"), Billed::default()),
-        None
+        line(&[two_days], &later).unwrap().hours[0].hours().to_string(),
+        "24"
+    );
+    // One that was gone before it was completed.
+    let nothing = backup("2026-11-10T10:30:00Z", Some("2026-11-10T10:30:00Z"), 1000);
+    assert_eq!(line(&[nothing], &priced), None);
+}
+
+#[test]
+fn a_backup_costs_at_most_the_months_price_of_its_size() {
+    let priced = PriceHistory::new(Prices::default().with_backups(Cents(5)));
+    let month = backup("2026-11-01T00:00:00Z", None, 10_000);
+    let line = backup::line(&[month], november().to, &priced).unwrap();
+    // 7200 GB-hours of 0.008 cents would be 57.6 cents.
+    assert_eq!(
+        (line.reduction.to_string(), line.amount),
+        ("0.07600".to_owned(), Cents(50))
     );
 }

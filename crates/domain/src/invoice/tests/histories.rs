@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use crate::invoice::reference::{self, History, PriceChanges};
 use crate::{
-    catalogue::Prices,
+    catalogue::{Catalogue, Prices},
     invoice::{Billed, Period, PriceHistory, line, metering},
 };
 use resources::{
@@ -108,7 +108,11 @@ fn catalogue_prices(monthly: [u64; 4]) -> Prices {
 fn price_history(changes: &PriceChanges) -> PriceHistory {
     let mut history = PriceHistory::new(catalogue_prices(changes[0].1));
     for (at, monthly) in &changes[1..] {
-        history.record(&catalogue_prices(*monthly), *at);
+        let catalogue = Catalogue {
+            prices: catalogue_prices(*monthly),
+            ..Catalogue::default()
+        };
+        history.record(&catalogue, *at);
     }
     history
 }
@@ -147,11 +151,10 @@ proptest! {
             let reference = reference::line(&history, (period.from, period.to), &changes, expected);
             match (line, reference) {
                 (Some(line), Some((by_plan, amount))) => {
-                    let by_plan: Vec<_> = by_plan
-                        .into_iter()
-                        .map(|(plan, monthly, hours)| (plan, UnitPrice::hourly(Cents(monthly)), hours))
-                        .collect();
-                    let mut merged: Vec<(Plan, UnitPrice, u64)> = Vec::new();
+                    let by_plan = by_plan.into_iter();
+                    let by_plan =
+                        by_plan.map(|(plan, monthly, hours)| (plan.as_str(), UnitPrice::hourly(Cents(monthly)).0, hours));
+                    let mut merged: Vec<(&str, u64, u64)> = Vec::new();
                     // Two monthly prices can have the same hourly one.
                     for (plan, price, hours) in by_plan {
                         match merged.iter_mut().find(|(p, u, _)| (*p, *u) == (plan, price)) {
@@ -160,7 +163,7 @@ proptest! {
                         }
                     }
                     let mut of_line: Vec<_> =
-                        line.hours.iter().map(|h| (h.plan, h.unit_price, h.hours)).collect();
+                        line.hours.iter().map(|h| (h.plan.as_str(), h.unit_price, h.thousandths / 1000)).collect();
                     hours += of_line.iter().map(|(_, _, hours)| hours).sum::<u64>();
                     of_line.sort_unstable();
                     merged.sort_unstable();

@@ -1,24 +1,31 @@
 //! The ledger of an account over any history of its instances, with processes that die after any write.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use proptest::prelude::*;
 
 use crate::invoice::reference::{self, History, PriceChanges};
 use crate::{
-    catalogue::{InvoiceTerms, Prices},
+    catalogue::{Catalogue, InvoiceTerms, Prices},
     invoice::{
         Period, PriceHistory,
-        ledger::{Books, Facts, GRACE, Holder, Metered, Step, Subject, next},
+        ledger::{
+            Books, Facts, GRACE, Holder, Metered, SPREAD, SeenBackup, Step, Subject, Subjects, backups_key,
+            credit, next,
+        },
         metering,
     },
 };
 use resources::{
     Invoice, InvoiceLine, InvoicePage, LedgerEntry, Plan,
+    invoice::{Credit, Party},
     invoice_page::MAX_ENTRIES,
     metering::Metering,
-    money::{Cents, Currency, PER_CENT, TaxRate},
+    money::{Cents, Currency, Exact, TaxRate},
 };
 
 const START: &str = "2026-11-28T00:00:00Z";
@@ -43,7 +50,10 @@ enum Op {
     Close(u32),
     /// The account is deleted; it goes once it is empty.
     Leave,
-    Prices([u64; 4], u64),
+    /// The prices of the plans and of a GB, and the tax in percent, change.
+    Prices([u64; 4], u64, u32),
+    /// A part of an issued invoice is taken back: cents, or all that is left.
+    Credit(usize, Option<u64>),
     /// The operator works, at most this many steps.
     Run(u8),
     Restart,
@@ -53,9 +63,9 @@ fn op() -> impl Strategy<Value = Op> {
     let plan = || prop::sample::select(Plan::ALL.to_vec());
     let plans = prop::array::uniform4(0..10_000_u64);
     let backups = prop_oneof![Just(0_u64), 1..500_u64];
-    let prices = (plans, backups).prop_map(|(mut prices, backups)| {
+    let prices = (plans, backups, 0..30_u32).prop_map(|(mut prices, backups, tax)| {
         prices.sort_unstable();
-        Op::Prices(prices, backups)
+        Op::Prices(prices, backups, tax)
     });
     prop_oneof![
         4 => prop_oneof![0..20_u32, 0..7200_u32, 0..400_000_u32, 0..6_000_000_u32].prop_map(Op::Advance),
@@ -68,6 +78,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..8_usize).prop_map(Op::Vanish),
         1 => prop_oneof![Just(0_u32), 0..300_000_u32].prop_map(Op::Close),
         1 => prices,
+        1 => (0..4_usize, prop::option::of(0..5_000_u64)).prop_map(|(index, cents)| Op::Credit(index, cents)),
         1 => Just(Op::Leave),
         6 => prop_oneof![Just(u8::MAX), 0..6_u8].prop_map(Op::Run),
         2 => Just(Op::Restart),
@@ -110,19 +121,16 @@ impl Machine {
         backup
     }
 
-    fn metered(&self) -> Metered<'_> {
+    /// The name of the line that it is on: that of the instance, or of the one that backups are of.
+    fn line(&self) -> String {
         match self.megabytes {
-            None => Metered::Instance(&self.metering),
-            Some(megabytes) => Metered::Backup {
-                id: &self.uid,
-                since: self.metering.since,
-                megabytes,
-            },
+            None => self.uid.clone(),
+            Some(megabytes) => format!("of-{}", megabytes % 2),
         }
     }
 
-    /// The reference's line, and the monthly price so far. A backup costs as much as an instance with the price of its
-    /// size, but has no hours that cost nothing, and none at all if it ended before it began.
+    /// Thousandths of hours, what they cost without rounding in millionths of a cent, and the monthly price so far, as the reference
+    /// has them.
     fn of_reference(
         &self,
         history: &History,
@@ -130,24 +138,20 @@ impl Machine {
         prices: &[PriceChange],
         earlier: (u64, u64),
     ) -> Option<(u64, u64, u64)> {
-        if self.megabytes.is_some() && history.ended.is_some_and(|ended| ended <= history.since) {
-            return None;
+        if let Some(megabytes) = self.megabytes {
+            let prices: Vec<_> = prices.iter().map(|change| (change.0, change.2)).collect();
+            return reference::backup(history, megabytes, period, &prices, earlier);
         }
-        let of_plans = |(at, plans, per_gb): &PriceChange| {
-            let of_backup = |megabytes: u64| [(per_gb * megabytes).div_ceil(1000); 4];
-            (*at, self.megabytes.map_or(*plans, of_backup))
-        };
-        let prices: PriceChanges = prices.iter().map(of_plans).collect();
-        let (mut by_plan, amount) = reference::line(history, period, &prices, earlier)?;
-        by_plan.retain(|(_, monthly, _)| self.megabytes.is_none() || *monthly > 0);
-        let hours = by_plan.iter().map(|(_, _, hours)| hours).sum();
+        let prices: PriceChanges = prices.iter().map(|change| (change.0, change.1)).collect();
+        let (by_plan, amount) = reference::line(history, period, &prices, earlier)?;
+        let hours: u64 = by_plan.iter().map(|(_, _, hours)| hours).sum();
         let cap = by_plan.iter().map(|(_, monthly, _)| *monthly).max()?;
-        Some((hours, amount, cap))
+        Some((hours * 1000, amount, cap))
     }
 }
 
-/// When prices change, and the monthly prices of the plans and of a GB of backup from then on, in cents.
-type PriceChange = (Timestamp, [u64; 4], u64);
+/// When prices change, and the monthly prices of the plans and of a GB of backup from then on, in cents, and the tax in percent.
+type PriceChange = (Timestamp, [u64; 4], u64, u32);
 
 /// What is stored, the instances, and the operator's copy of the books.
 struct World {
@@ -168,14 +172,19 @@ struct World {
     /// Invoices that came to nothing, and what they would have covered.
     dropped: Vec<(String, (Timestamp, Timestamp))>,
     version: u64,
+    /// The credit notes that were issued.
+    notes: Vec<Invoice>,
     /// Whether the account is deleted. What is left in it is what the operator still sees.
     is_closing: bool,
     terms: InvoiceTerms,
+    max_lines: usize,
 }
 
-fn prices_of(monthly: [u64; 4], backup_gb: u64) -> Prices {
+fn prices_of(monthly: [u64; 4], backup_gb: u64, tax: u32) -> Prices {
     let by_plan = Plan::ALL.into_iter().zip(monthly.map(Cents)).collect();
-    Prices::of(&Currency::default(), &by_plan).with_backups(Cents(backup_gb))
+    Prices::of(&Currency::default(), &by_plan)
+        .with_backups(Cents(backup_gb))
+        .with_tax(TaxRate::from_hundredths(tax * 100).unwrap())
 }
 
 impl World {
@@ -186,8 +195,8 @@ impl World {
             ahead: SignedDuration::ZERO,
             machines: Vec::new(),
             closed_until: None,
-            price_changes: vec![(Timestamp::MIN, monthly, 0)],
-            prices: PriceHistory::new(prices_of(monthly, 0)),
+            price_changes: vec![(Timestamp::MIN, monthly, 0, 19)],
+            prices: PriceHistory::new(prices_of(monthly, 0, 19)),
             invoices: BTreeMap::new(),
             pages: BTreeMap::new(),
             numbers: HashMap::new(),
@@ -196,11 +205,16 @@ impl World {
             frozen: HashMap::new(),
             dropped: Vec::new(),
             version: 0,
+            notes: Vec::new(),
             is_closing: false,
             terms: InvoiceTerms {
-                tax: TaxRate::from_hundredths(19_00).unwrap(),
+                seller: Party {
+                    name: "Stellage Ltd".to_owned(),
+                    ..Party::default()
+                },
                 ..InvoiceTerms::default()
             },
+            max_lines: 100_000,
         }
     }
 
@@ -262,9 +276,11 @@ impl World {
             }
             Op::Vanish(index) => {
                 let entries = self.entries().cloned().collect::<Vec<_>>();
+                let backups = entries.iter().flat_map(|entry| &entry.backups);
                 let known: HashMap<&String, _> = entries
                     .iter()
                     .map(|entry| (&entry.uid, entry.changes.last().copied()))
+                    .chain(backups.map(|backup| (&backup.uid, None)))
                     .collect();
                 // What has not been copied before is lost.
                 if let Some(machine) = self.machines.get_mut(*index)
@@ -276,16 +292,20 @@ impl World {
             }
             Op::Close(ago) => self.closed_until = Some(self.now - SignedDuration::from_secs((*ago).into())),
             Op::Leave => self.is_closing = true,
-            Op::Prices(monthly, backup_gb) if !self.prices.is_full() => {
-                if self.prices.record(&prices_of(*monthly, *backup_gb), self.now) {
-                    self.price_changes.push((self.now, *monthly, *backup_gb));
-                }
+            Op::Prices(monthly, backup_gb, tax) => {
+                let catalogue = Catalogue {
+                    prices: prices_of(*monthly, *backup_gb, *tax),
+                    ..Catalogue::default()
+                };
+                self.prices.record(&catalogue, self.now);
+                self.price_changes.push((self.now, *monthly, *backup_gb, *tax));
             }
+            Op::Credit(index, cents) => self.credit(*index, *cents),
             Op::Run(steps) => {
                 self.run(*steps);
             }
             Op::Restart => self.books = None,
-            Op::Begin(_) | Op::BackUp(_) | Op::Prices(..) => {}
+            Op::Begin(_) | Op::BackUp(_) => {}
         }
     }
 
@@ -298,20 +318,73 @@ impl World {
     fn read(&self) -> Books {
         let open = self.invoices.values().filter(|invoice| !invoice.is_issued());
         let issued = |name: &str| self.invoices.get(name).is_some_and(Invoice::is_issued);
-        Books {
-            namespace: "demo".to_owned(),
-            invoices: open
-                .map(|invoice| (invoice.spec.period.from, invoice.clone()))
-                .collect(),
-            pages: self
-                .pages
-                .iter()
-                .filter(|((name, _), _)| !issued(name))
-                .map(|(key, page)| (key.clone(), page.clone()))
-                .collect(),
-            issued_until: None,
-            numbers: self.numbers.clone(),
+        let pages = self.pages.iter().filter(|((name, _), _)| !issued(name));
+        let mut books = Books::of("sys");
+        books.invoices = open
+            .map(|invoice| (invoice.spec.period.from, invoice.clone()))
+            .collect();
+        books.pages = pages.map(|(key, page)| (key.clone(), page.clone())).collect();
+        books.numbers.clone_from(&self.numbers);
+        books
+    }
+
+    /// Takes back a part of an issued invoice, or all that is left of it.
+    fn credit(&mut self, index: usize, cents: Option<u64>) {
+        let mut issued = self.invoices.values().filter(|invoice| invoice.is_issued());
+        let Some(invoice) = issued.nth(index) else { return };
+        let status = invoice.status.as_ref().unwrap();
+        let mut note = invoice.clone();
+        note.spec.credit = Some(Credit {
+            invoice: invoice.name().to_owned(),
+            number: status.number.clone().unwrap(),
+            amount_cents: cents,
+            reason: "outage".to_owned(),
+        });
+        let left = credit::left(invoice, &self.notes);
+        if let Ok(total) = credit::total(&note, invoice, left) {
+            let status = note.status.as_mut().unwrap();
+            (status.net_cents, status.tax_cents) = (total.net.0, total.tax.0);
+            self.notes.push(note);
         }
+    }
+
+    /// What exists.
+    fn subjects(&self) -> Subjects<'_> {
+        let mut subjects = Subjects::new();
+        for machine in self.machines.iter().filter(|machine| machine.exists) {
+            match machine.megabytes {
+                None => {
+                    let subject = Subject {
+                        instance_id: format!("i-{}", machine.uid).into(),
+                        name: &machine.uid,
+                        metered: Metered::Instance(&machine.metering),
+                        ended: machine.history.ended,
+                    };
+                    subjects.insert(Cow::Borrowed(&machine.uid), subject);
+                }
+                Some(megabytes) if self.prices.has_backup_price() => {
+                    let name = ["of-0", "of-1"][usize::try_from(megabytes % 2).unwrap()];
+                    let seen = SeenBackup {
+                        uid: &machine.uid,
+                        since: machine.metering.since,
+                        megabytes,
+                        ended: machine.history.ended,
+                    };
+                    let subject = subjects.entry(backups_key(name).into()).or_insert(Subject {
+                        instance_id: name.into(),
+                        name,
+                        metered: Metered::Backups(Vec::new()),
+                        ended: None,
+                    });
+                    if let Metered::Backups(backups) = &mut subject.metered {
+                        backups.push(seen);
+                        backups.sort_by_key(|backup| (backup.since, backup.uid));
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        subjects
     }
 
     /// Does at most this many steps. Returns the last one if it came to rest.
@@ -325,45 +398,39 @@ impl World {
                 machine.history.ended = Some(now);
             }
         }
+        books.look_again();
         let mut rest = None;
-        for count in 0.. {
+        let mut count = 0;
+        loop {
             assert!(count < 500, "it does not come to rest");
             if most != u8::MAX && count >= u32::from(most) {
                 break;
             }
-            let subjects: HashMap<&str, Subject<'_>> = self
-                .machines
-                .iter()
-                .filter(|machine| machine.exists)
-                .filter(|machine| machine.megabytes.is_none() || self.prices.has_backup_price())
-                .map(|machine| {
-                    let subject = Subject {
-                        instance_id: format!("i-{}", machine.uid),
-                        name: &machine.uid,
-                        metered: machine.metered(),
-                        ended: machine.history.ended,
-                    };
-                    (machine.uid.as_str(), subject)
-                })
-                .collect();
+            count += 1;
+            let subjects = self.subjects();
             let facts = Facts {
                 holder: Holder {
                     uid: "a",
                     name: "demo",
-                    email: "ada@example.com",
-                    address: &[],
+                    namespace: "demo",
+                    buyer: Party::default(),
+                    tax_rate: None,
+                    tax_note: None,
                     closed_until: self.closed_until.filter(|until| *until <= self.now),
                     is_closing: self.is_closing && !self.machines.iter().any(|machine| machine.exists),
                 },
                 subjects: &subjects,
                 prices: &self.prices,
                 terms: &self.terms,
+                max_lines: self.max_lines,
                 now: self.now,
             };
-            let step = next(&books, &facts);
-            self.version += 1;
+            let step = next(&mut books, &facts);
+            self.version += u64::from(step != Step::Continue);
             let version = Some(self.version.to_string());
             match step {
+                // It only computes.
+                Step::Continue => count -= 1,
                 Step::Rest(until) => {
                     for machine in &mut self.machines {
                         machine.recorded |= machine.history.ended.is_some();
@@ -432,7 +499,9 @@ impl World {
                     self.invoices.remove(invoice.name()).unwrap();
                     books.remove_invoice(&invoice);
                 }
-                Step::TakeNumber(name) => {
+                Step::TakeNumber { invoice: name, year } => {
+                    let to = books.invoices.values().next().unwrap().spec.period.to;
+                    assert!(year <= to.to_zoned(TimeZone::UTC).year());
                     self.last_number += 1;
                     let number = format!("2026-{:06}", self.last_number);
                     assert!(self.numbers.insert(name.clone(), number.clone()).is_none());
@@ -490,7 +559,7 @@ impl World {
         for pair in issued.windows(2) {
             prop_assert!(pair[0].spec.period.to <= pair[1].spec.period.from);
         }
-        let mut hours: HashMap<&str, usize> = HashMap::new();
+        let mut hours: HashMap<String, u64> = HashMap::new();
         let mut earlier: HashMap<(String, String), (u64, u64)> = HashMap::new();
         let of_issued = issued.iter().map(|invoice| {
             let period = invoice.spec.period;
@@ -502,23 +571,29 @@ impl World {
         all.sort_by_key(|(_, period, _)| *period);
         for (name, period, invoice) in &all {
             let month = period.0.to_string()[..7].to_owned();
-            let mut of_reference = Vec::new();
+            let mut of_reference: BTreeMap<String, (u64, Exact)> = BTreeMap::new();
             for (uid, history) in &self.frozen[*name] {
                 let before = earlier.entry((uid.clone(), month.clone())).or_default();
                 let machine = self.machines.iter().find(|machine| machine.uid == *uid).unwrap();
-                let period = *period;
-                let line = machine.of_reference(history, period, &self.price_changes, *before);
+                let line = machine.of_reference(history, *period, &self.price_changes, *before);
                 if let Some((hours, amount, cap)) = line {
                     *before = (before.0 + amount, before.1.max(cap));
-                    of_reference.push((uid.clone(), hours, amount));
+                    let exact = match machine.megabytes {
+                        None => Exact::from(Cents(amount)),
+                        Some(_) => Exact(amount),
+                    };
+                    let sum = of_reference.entry(machine.line()).or_default();
+                    *sum = (sum.0 + hours, sum.1.plus(exact));
                 }
             }
-            of_reference.sort_unstable();
+            let rounded = of_reference.into_iter();
+            let of_reference: Vec<(String, u64, u64)> = rounded
+                .map(|(line, (hours, exact))| (line, hours, exact.rounded().0))
+                .collect();
             let Some(invoice) = invoice else {
-                for (uid, count, amount) in of_reference {
-                    prop_assert_eq!(amount, 0, "{} of {}, which came to nothing", uid, name);
-                    let machine = self.machines.iter().find(|machine| machine.uid == uid).unwrap();
-                    *hours.entry(&machine.uid).or_default() += usize::try_from(count).unwrap();
+                for (line, count, amount) in of_reference {
+                    prop_assert_eq!(amount, 0, "{} of {}, which came to nothing", line, name);
+                    *hours.entry(line).or_default() += count;
                 }
                 continue;
             };
@@ -526,15 +601,15 @@ impl World {
             lines.sort_by(|a, b| a.name.cmp(&b.name));
             for line in &lines {
                 let exact: u64 = line.hours.iter().map(|hours| hours.amount().0).sum();
-                let rounded = (exact - line.reduction + PER_CENT / 2) / PER_CENT;
-                prop_assert_eq!(rounded, line.amount_cents, "what is shown adds up");
+                let rounded = Exact(exact - line.reduction).rounded();
+                prop_assert_eq!(rounded, Cents(line.amount_cents), "what is shown adds up");
             }
             let of_lines: Vec<_> = lines
                 .iter()
                 .map(|line| {
                     (
                         line.name.clone(),
-                        line.hours.iter().map(|h| h.hours).sum::<u64>(),
+                        line.hours.iter().map(|h| h.thousandths).sum::<u64>(),
                         line.amount_cents,
                     )
                 })
@@ -544,18 +619,38 @@ impl World {
             prop_assert_eq!(status.lines_count as usize, lines.len());
             prop_assert_eq!(status.net_cents, of_lines.iter().map(|line| line.2).sum::<u64>());
             prop_assert!(!lines.is_empty());
-            for (uid, count, _) in of_lines {
-                let machine = self.machines.iter().find(|machine| machine.uid == uid).unwrap();
-                *hours.entry(&machine.uid).or_default() += usize::try_from(count).unwrap();
+            let taxes = self.price_changes.iter().take_while(|change| change.0 < period.1);
+            let tax = TaxRate::from_hundredths(taxes.last().unwrap().3 * 100).unwrap();
+            prop_assert_eq!(
+                status.tax_cents,
+                tax.of(Cents(status.net_cents)).0,
+                "the tax at the period's end"
+            );
+            for (line, count, _) in of_lines {
+                *hours.entry(line).or_default() += count;
             }
+            let left = credit::left(invoice, &self.notes);
+            let notes = self
+                .notes
+                .iter()
+                .map(|note| (note, note.status.as_ref().unwrap()));
+            let notes = notes.filter(|(note, _)| note.spec.credit.as_ref().unwrap().invoice == *name);
+            let (net, tax) = notes.fold((left.net.0, left.tax.0), |(net, tax), (_, note)| {
+                (net + note.net_cents, tax + note.tax_cents)
+            });
+            prop_assert_eq!(
+                (net, tax),
+                (status.net_cents, status.tax_cents),
+                "credit notes add up"
+            );
         }
         // Each hour begun of an instance is billed once.
         for machine in self.machines.iter().filter(|machine| machine.megabytes.is_none()) {
             let end = all.iter().map(|(_, period, _)| period.1).max().unwrap();
             let begun = reference::hours(&machine.history, end).len();
             prop_assert_eq!(
-                hours.get(machine.uid.as_str()).copied().unwrap_or(0),
-                begun,
+                hours.get(&machine.uid).copied().unwrap_or(0),
+                1000 * u64::try_from(begun).unwrap(),
                 "{}",
                 &machine.uid
             );
@@ -733,8 +828,11 @@ fn a_month_is_closed_with_two_writes_and_two_for_each_page() {
     assert_eq!((world.invoices.len(), world.pages.len()), (1, 0));
     let due: Timestamp = "2026-12-01T00:00:00Z".parse().unwrap();
     world.now = due;
-    assert_eq!(world.run(u8::MAX), Some(Step::Rest(Some(due + GRACE))));
-    world.now += GRACE;
+    let Some(Step::Rest(Some(closed))) = world.run(u8::MAX) else {
+        panic!("it is not due")
+    };
+    assert!(due + GRACE <= closed && closed < due + GRACE + SPREAD);
+    world.now = closed;
     let before = world.version;
     world.run(u8::MAX);
     // The next invoice, the number, the issue; and the check that nothing is left to do.
@@ -746,12 +844,77 @@ fn a_month_is_closed_with_two_writes_and_two_for_each_page() {
     world.crowd(MAX_ENTRIES + 1);
     world.run(u8::MAX);
     assert_eq!(world.pages.len(), 1);
-    world.now = "2027-01-01T00:00:05Z".parse().unwrap();
+    world.now = "2027-01-01T00:10:05Z".parse().unwrap();
     let before = world.version;
     world.run(u8::MAX);
     // Plus the page of the next invoice, and the page with lines.
     assert_eq!(world.version - before, 6);
     world.check().unwrap();
+}
+
+#[test]
+fn without_a_seller_an_invoice_waits_for_one_and_says_so() {
+    let mut world = World::new();
+    let seller = std::mem::take(&mut world.terms.seller);
+    world.apply(&Op::Begin(Plan::Starter));
+    world.finish();
+    let open: Vec<&Invoice> = world.invoices.values().collect();
+    let [open] = open[..] else { panic!("one is open") };
+    let held = open.status.as_ref().unwrap().held.clone();
+    assert!(held.unwrap().contains("names no seller"));
+    world.terms.seller = seller;
+    world.finish();
+    world.check().unwrap();
+    let months = world.invoices.values().filter(|invoice| invoice.is_issued());
+    assert!(months.count() > 10, "also those that went by");
+}
+
+#[test]
+fn an_invoice_that_is_full_is_issued_and_the_next_one_begins() {
+    let mut world = World::new();
+    world.max_lines = 20;
+    for round in 0..4 {
+        world.crowd(30 * (round + 1));
+        world.apply(&Op::Advance(7200));
+        world.run(u8::MAX);
+        for index in 30 * round..30 * (round + 1) - 3 {
+            world.apply(&Op::Delete(index));
+        }
+        for _ in 0..3 {
+            world.apply(&Op::Advance(10));
+            world.run(u8::MAX);
+            world.apply(&Op::Finish);
+        }
+    }
+    let issued = world
+        .invoices
+        .values()
+        .filter(|invoice| invoice.is_issued())
+        .count();
+    assert_eq!(issued, 4, "one a round");
+    world.finish();
+    world.check().unwrap();
+}
+
+#[test]
+fn without_a_seller_what_fills_an_invoice_is_dropped() {
+    let mut world = World::new();
+    (world.max_lines, world.terms.seller) = (20, Party::default());
+    for round in 0..20 {
+        world.crowd(30 * (round + 1));
+        world.apply(&Op::Advance(7 * 24 * 3600));
+        world.run(u8::MAX);
+        for index in 30 * round..30 * (round + 1) {
+            world.apply(&Op::Delete(index));
+        }
+        for _ in 0..3 {
+            world.apply(&Op::Advance(10));
+            world.run(u8::MAX);
+            world.apply(&Op::Finish);
+        }
+        assert!(world.entries().count() <= 60, "{}", world.entries().count());
+    }
+    assert_eq!(world.last_number, 0);
 }
 
 #[test]
@@ -802,7 +965,7 @@ fn an_account_that_never_had_a_running_instance_gets_no_invoice() {
 #[test]
 fn what_comes_to_nothing_is_not_issued_takes_no_number_and_is_not_billed_later() {
     let mut world = World::new();
-    world.prices = PriceHistory::new(prices_of([0; 4], 0));
+    world.prices = PriceHistory::new(prices_of([0; 4], 0, 19));
     world.apply(&Op::Begin(Plan::Starter));
     world.crowd(500);
     world.run(u8::MAX);

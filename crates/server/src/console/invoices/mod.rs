@@ -29,6 +29,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/console/invoices/{id}", get(detail))
         .route("/console/invoices/{id}/csv", get(csv))
         .route("/console/invoices/{id}/print", get(print))
+        .route("/console/invoices/{id}/ubl", get(ubl))
 }
 
 #[derive(Template)]
@@ -94,6 +95,10 @@ async fn csv(request: SessionRequest, Path(id): Path<String>) -> Result<Response
 
 async fn print(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
     passed_on(&request, &formatted(&segment(&id), "html")).await
+}
+
+async fn ubl(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    passed_on(&request, &formatted(&segment(&id), "ubl")).await
 }
 
 /// The answer of `/v1`, streamed unchanged, with those of its headers that describe its content.

@@ -1,7 +1,7 @@
 //! Invoices as pages show them.
 
 use crate::console::page::Shown;
-use api::{InvoiceLine, InvoiceStatus};
+use api::{InvoiceLine, InvoiceStatus, Party};
 
 pub type Invoice = Shown<api::Invoice>;
 
@@ -16,9 +16,18 @@ impl Invoice {
         self.status == InvoiceStatus::Issued
     }
 
+    /// The seller and the buyer, as far as they are known.
+    pub fn parties(&self) -> Vec<(&'static str, &Party)> {
+        let both = [("Seller", &self.seller), ("Buyer", &self.buyer)];
+        both.into_iter()
+            .filter(|(_, party)| !party.name.is_empty())
+            .collect()
+    }
+
     pub fn title(&self) -> String {
         match &self.number {
-            Some(number) => format!("Invoice {number}"),
+            Some(number) if self.corrects.is_none() => format!("Invoice {number}"),
+            Some(number) => format!("Credit note {number}"),
             None => "This month".to_owned(),
         }
     }

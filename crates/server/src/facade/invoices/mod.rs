@@ -1,18 +1,13 @@
-//! `/v1/invoices`: list, current, detail; as JSON, CSV, or a printable page.
-//!
-//! - `view`: invoices as responses show them;
-//! - `csv`, `html`: the other formats.
+//! `/v1/invoices`: list, current, detail; as JSON, or as a document.
 
-mod csv;
-mod html;
-pub mod view;
-
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::{body::Body, extract::State, response::Response};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use futures::{Stream, stream};
 use http::{HeaderValue, StatusCode, header};
+use sha2::{Digest as _, Sha256};
 
 use super::{
     App,
@@ -24,35 +19,66 @@ use super::{
     response::{self, error::Detail},
 };
 use crate::service::{error::Error, id::InvoiceId, invoices::OpenedInvoice};
-use api::{Invoice, InvoiceAnswer, List, Pagination};
+use api::{ErrorCode, Invoice, InvoiceAnswer, List, Pagination};
+use domain::invoice::render::{Form, e_invoice, html, json as model};
 use resources::{InvoiceLine, money::Cents};
 
-/// How to show an invoice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Json,
-    Csv,
-    Html,
-}
+/// The Content-Security-Policy of a page to print, which has one style sheet and nothing else.
+static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let digest = STANDARD.encode(Sha256::digest(html::STYLE.as_bytes()));
+    let policy = format!(
+        "default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
+});
 
-/// The format in the query; 422 if there is no such format.
-fn format(parameters: &Parameters) -> Result<Format, Error> {
+/// The format in the query: JSON (`None`) or a document; 422 if there is no such format.
+fn format(parameters: &Parameters) -> Result<Option<Form>, Error> {
     match parameters.get("format") {
-        None | Some("json") => Ok(Format::Json),
-        Some("csv") => Ok(Format::Csv),
-        Some("html") => Ok(Format::Html),
+        None | Some("json") => Ok(None),
+        Some("csv") => Ok(Some(Form::Csv)),
+        Some("html") => Ok(Some(Form::Html)),
+        Some("ubl") => Ok(Some(Form::Ubl)),
         Some(_) => Err(Error::invalid(vec![Detail::new(
             "format",
             "invalid_value",
-            "must be json, csv or html",
+            "must be json, csv, html or ubl",
         )])),
+    }
+}
+
+/// Refuses an e-invoice of what is not issued, or lacks what it needs.
+fn check_e_invoice(invoice: &resources::Invoice) -> Result<(), Error> {
+    let refused = |field: &'static str, message: String| Error {
+        details: vec![Detail::new(field, "invalid_state", message.clone())],
+        ..Error::new(
+            ErrorCode::InvalidState,
+            format!("there is no e-invoice: {message}"),
+        )
+    };
+    if !invoice.is_issued() {
+        return Err(refused(
+            "status",
+            "the invoice is open; it can be read once it is issued".to_owned(),
+        ));
+    }
+    let missing = e_invoice::missing(invoice);
+    match missing.first() {
+        None => Ok(()),
+        Some(first) => Err(refused(
+            first,
+            format!(
+                "the invoice was issued without a valid {}, which EN 16931 requires; those that are issued once it is set have it",
+                missing.join(", ")
+            ),
+        )),
     }
 }
 
 /// Lists invoices
 ///
-/// Those that are issued, the latest period first; with `year`, those whose period begins in it (UTC). The open one is
-/// `GET /v1/invoices/current`.
+/// Those that are issued, and credit notes, the latest period first and a credit note after its invoice; with `year`, those whose period
+/// begins in it (UTC). The open one is `GET /v1/invoices/current`.
 #[utoipa::path(
     get,
     path = "/v1/invoices",
@@ -77,7 +103,7 @@ pub async fn list(
             &Charged::new(&app, &caller),
         )
         .await?;
-    let data: Vec<_> = page.iter().map(view::issued).collect();
+    let data: Vec<_> = page.iter().map(model::issued).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
     response::json(StatusCode::OK, &List { data, pagination }, 512)
 }
@@ -92,9 +118,9 @@ pub async fn list(
     path = "/v1/invoices/current",
     operation_id = "getCurrentInvoice",
     tag = "invoices",
-    params(Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", pattern = "^(json|csv|html)$", example = "json")),
+    params(Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv`, `html` or `ubl` for all lines as a table, a page to print, or an e-invoice (UBL 2.1, EN 16931; of an issued invoice).", pattern = "^(json|csv|html|ubl)$", example = "json")),
     responses((status = 200, description = "The open invoice", content(
-        (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(false))), (String = "text/csv"), (String = "text/html"),
+        (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(false))), (String = "text/csv"), (String = "text/html"), (String = "application/xml"),
     ))),
 )]
 pub async fn current(
@@ -112,16 +138,16 @@ pub async fn current(
 
 /// Shows an invoice
 ///
-/// With a page of its lines; `page` and `limit` are about these. An issued invoice never changes. Every five pages of the invoice that are
+/// With a page of its lines; `page` and `limit` are about these. An issued invoice never changes: a credit note takes back what it bills. Every five pages of the invoice that are
 /// read count as one more request against the rate limits.
 #[utoipa::path(
     get,
     path = "/v1/invoices/{id}",
     operation_id = "getInvoice",
     tag = "invoices",
-    params(Target<InvoiceId>, Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv` or `html` for all lines as a table or a page to print.", pattern = "^(json|csv|html)$", example = "json")),
+    params(Target<InvoiceId>, Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv`, `html` or `ubl` for all lines as a table, a page to print, or an e-invoice (UBL 2.1, EN 16931; of an issued invoice).", pattern = "^(json|csv|html|ubl)$", example = "json")),
     responses((status = 200, description = "The invoice", content(
-        (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(true))), (String = "text/csv"), (String = "text/html"),
+        (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(true))), (String = "text/csv"), (String = "text/html"), (String = "application/xml"),
     ), headers(("ETag")))),
 )]
 pub async fn detail(
@@ -133,107 +159,110 @@ pub async fn detail(
     format(&parameters)?;
     parameters.paging()?;
     let opened = app.service.invoice(caller.tenant(), id).await?;
-    let version = opened.invoice.as_deref().map(response::etag);
+    let version = response::etag(&*opened.invoice);
     let mut response = answer(opened, &parameters, Charged::new(&app, &caller)).await?;
-    if let Some(version) = version {
-        response.headers_mut().insert(header::ETAG, version);
-    }
+    response.headers_mut().insert(header::ETAG, version);
     Ok(response)
 }
 
 async fn answer(opened: OpenedInvoice, parameters: &Parameters, cost: Charged) -> Result<Response, Error> {
-    let name = match opened
+    let Some(form) = format(parameters)? else {
+        let paging = parameters.paging()?;
+        let lines = opened.lines(paging.page, paging.limit, &cost).await?;
+        let pagination = Pagination::new(paging.page, paging.limit, lines.count);
+        let data = model::with_lines(&opened.invoice, &lines.lines, lines.total, lines.count);
+        return response::json(StatusCode::OK, &InvoiceAnswer { data, pagination }, 4096);
+    };
+    if form == Form::Ubl {
+        check_e_invoice(&opened.invoice)?;
+    }
+    let number = opened
         .invoice
+        .status
         .as_ref()
-        .and_then(|invoice| invoice.status.as_ref()?.number.clone())
-    {
-        Some(number) => format!("invoice-{number}"),
+        .and_then(|status| status.number.clone());
+    let name = match number {
+        Some(number) if opened.invoice.is_invoice() => format!("invoice-{number}"),
+        Some(number) => format!("credit-note-{number}"),
         None => "invoice".to_owned(),
     };
-    match format(parameters)? {
-        Format::Json => {
-            let paging = parameters.paging()?;
-            let lines = opened.lines(paging.page, paging.limit, &cost).await?;
-            let pagination = Pagination::new(paging.page, paging.limit, lines.count);
-            let data = view::with_lines(&opened, &lines);
-            response::json(StatusCode::OK, &InvoiceAnswer { data, pagination }, 4096)
-        }
-        Format::Csv => {
-            let head = csv::HEAD.to_owned();
-            let text = chunks(opened, cost, head, csv::rows, |_, _| String::new()).await?;
-            let mut response = rendered(text, "text/csv; charset=utf-8; header=present");
-            if let Ok(value) = HeaderValue::try_from(format!("attachment; filename=\"{name}.csv\"")) {
-                response.headers_mut().insert(header::CONTENT_DISPOSITION, value);
-            }
-            Ok(response)
-        }
-        Format::Html => {
-            let head = html::head(&opened);
-            let text = chunks(opened, cost, head, html::rows, html::foot).await?;
-            let mut response = rendered(text, "text/html; charset=utf-8");
-            response
-                .headers_mut()
-                .insert(header::CONTENT_SECURITY_POLICY, html::policy());
-            Ok(response)
-        }
-    }
-}
-
-fn rendered(
-    text: impl Stream<Item = Result<Bytes, Error>> + Send + 'static,
-    content_type: &'static str,
-) -> Response {
+    let extension = match form {
+        Form::Csv => Some("csv"),
+        Form::Ubl => Some("xml"),
+        Form::Html => None,
+    };
+    let text = chunks(opened, cost, form).await?;
     let mut response = response::rendered(StatusCode::OK, Body::from_stream(text));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.media_type()));
     headers.insert(
         header::X_CONTENT_TYPE_OPTIONS,
         HeaderValue::from_static("nosniff"),
     );
-    response
+    let file = extension.map(|extension| format!("attachment; filename=\"{name}.{extension}\""));
+    if let Some(Ok(file)) = file.map(HeaderValue::try_from) {
+        headers.insert(header::CONTENT_DISPOSITION, file);
+    }
+    if form == Form::Html {
+        headers.insert(header::CONTENT_SECURITY_POLICY, POLICY.clone());
+    }
+    Ok(response)
 }
 
 /// How far an invoice's text has been sent.
 enum Position {
-    Head(String, Option<Vec<InvoiceLine>>),
+    Head(Vec<InvoiceLine>),
     Page(u32),
     End,
 }
 
+/// How much of an invoice has been rendered.
+#[derive(Default)]
+struct Rendered {
+    lines: usize,
+    net: u64,
+}
+
+impl Rendered {
+    fn lines(&mut self, form: Form, opened: &OpenedInvoice, lines: &[InvoiceLine]) -> String {
+        let text = form.lines(&opened.invoice, self.lines + 1, lines);
+        self.lines += lines.len();
+        self.net += lines.iter().map(|line| line.amount_cents).sum::<u64>();
+        text
+    }
+}
+
 /// The text of an invoice, in chunks. Only one page is in memory at a time: the next one is read after the previous one has been
-/// sent. `foot` gets the sum of the lines above it, because an open invoice may change in the meantime.
+/// sent. The sum of an open invoice is that of the lines above it, because it may change in the meantime.
 async fn chunks(
     opened: OpenedInvoice,
     cost: Charged,
-    head: String,
-    rows: fn(&OpenedInvoice, &[InvoiceLine]) -> String,
-    foot: fn(&OpenedInvoice, Cents) -> String,
+    form: Form,
 ) -> Result<impl Stream<Item = Result<Bytes, Error>> + Send + 'static, Error> {
-    let first = opened.page(0, &cost).await?;
-    let begin = ((opened, cost), Position::Head(head, first), Cents(0));
+    let first = opened.page(0, &cost).await?.unwrap_or_default();
+    let begin = ((opened, cost), Position::Head(first), Rendered::default());
     Ok(stream::unfold(
         begin,
-        move |((opened, cost), position, mut net)| async move {
-            let mut rows = |opened: &_, lines: &[InvoiceLine]| {
-                net.0 += lines.iter().map(|line| line.amount_cents).sum::<u64>();
-                rows(opened, lines)
-            };
+        move |((opened, cost), position, mut rendered)| async move {
             let (text, next) = match position {
-                Position::Head(mut text, first) => match first {
-                    Some(lines) => {
-                        text.push_str(&rows(&opened, &lines));
-                        (Ok(text), Position::Page(1))
-                    }
-                    None => (Ok(text + &foot(&opened, net)), Position::End),
-                },
+                Position::Head(first) => {
+                    let text = form.head(&opened.invoice) + &rendered.lines(form, &opened, &first);
+                    (Ok(text), Position::Page(1))
+                }
                 Position::Page(number) => match opened.page(number, &cost).await {
-                    Ok(Some(lines)) => (Ok(rows(&opened, &lines)), Position::Page(number + 1)),
-                    Ok(None) => (Ok(foot(&opened, net)), Position::End),
+                    Ok(Some(lines)) => (
+                        Ok(rendered.lines(form, &opened, &lines)),
+                        Position::Page(number + 1),
+                    ),
+                    Ok(None) => {
+                        let total = opened.total(Cents(rendered.net));
+                        (Ok(form.foot(&opened.invoice, total)), Position::End)
+                    }
                     Err(error) => (Err(error), Position::End),
                 },
                 Position::End => return None,
             };
-            Some((text.map(Bytes::from), ((opened, cost), next, net)))
+            Some((text.map(Bytes::from), ((opened, cost), next, rendered)))
         },
     ))
 }
@@ -243,15 +272,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_format_is_one_of_three() {
+    fn a_format_is_one_of_four() {
         let read = |query: &str| {
             format(&Parameters::of(
                 &format!("/v1/invoices/current{query}").parse().unwrap(),
             ))
         };
-        assert_eq!(read(""), Ok(Format::Json));
-        assert_eq!(read("?format=csv"), Ok(Format::Csv));
-        assert_eq!(read("?format=html&page=2"), Ok(Format::Html));
+        assert_eq!(read(""), Ok(None));
+        assert_eq!(read("?format=csv"), Ok(Some(Form::Csv)));
+        assert_eq!(read("?format=html&page=2"), Ok(Some(Form::Html)));
+        assert_eq!(read("?format=ubl"), Ok(Some(Form::Ubl)));
+        // The style sheet of a page cannot be closed by its own text.
+        assert!(POLICY.to_str().unwrap().contains("style-src 'sha256-"));
         assert_eq!(read("?format=pdf").unwrap_err().details[0].field, "format");
     }
 }

@@ -369,9 +369,18 @@ pub fn new_key() -> Value {
 pub fn invoice(is_issued: bool) -> Value {
     let money = |value: &str| json!({ "value": value, "currency": "EUR" });
     json!({
-        "id": INVOICE_ID, "number": is_issued.then_some("2026-000042"), "status": if is_issued { "issued" } else { "open" },
+        "id": INVOICE_ID, "number": is_issued.then_some("2026-000042"), "type": "invoice", "status": if is_issued { "issued" } else { "open" },
         "period": { "from": "2026-11-01T00:00:00Z", "to": "2026-12-01T00:00:00Z" },
         "issued_at": is_issued.then_some("2026-12-01T00:00:05Z"), "due_date": is_issued.then_some("2026-12-15"),
+        "seller": {
+            "name": "Stellage Ltd", "address": ["1 Main Street", "10115 Berlin"], "country": "DE", "vat_id": "DE123456789",
+            "email": "billing@stellage.example", "reference": null,
+        },
+        "buyer": {
+            "name": "Ada Ltd", "address": ["2 Side Street", "75001 Paris"], "country": "FR", "vat_id": "FR12345678901",
+            "email": "ada@example.com", "reference": "PO 4711",
+        },
+        "corrects": null, "reason": null, "tax_rate": "19.00", "tax_note": null,
         "net": money("5.00"), "tax": money("0.95"), "amount": money("5.95"), "lines_count": 1,
     })
 }

@@ -23,7 +23,10 @@ use super::{
     error::{Error, ErrorCode},
     index::{Object as _, Progress, items_before},
 };
-use resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, origin, revision};
+use resources::{
+    Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, invoice::Party, money::TaxRate,
+    origin, revision,
+};
 use runtime::{
     Health,
     watch::{Change, Listener},
@@ -44,6 +47,12 @@ pub struct Tenant {
     pub id: Box<str>,
     /// E-mail address of the account holder.
     pub email: Box<str>,
+    /// The account holder, as invoices name it now.
+    pub buyer: Party,
+    /// Its tax rate, where that is not the general one.
+    pub tax_rate: Option<TaxRate>,
+    /// Why it pays no tax, or another one.
+    pub tax_note: Option<Box<str>>,
     /// When the Account was created.
     pub created_at: Timestamp,
     /// Maximum number of instances.
@@ -479,12 +488,18 @@ impl Tables {
         let Some(namespace) = account.owned_namespace() else {
             return;
         };
+        let billing = account.spec.billing.as_ref();
         let tenant = Arc::new(Tenant {
             account: account.metadata.name.as_deref().unwrap_or_default().into(),
             uid: origin::uid(&account.metadata).into(),
             namespace: namespace.into(),
             id: ids::account_id(origin::uid(&account.metadata)).into(),
             email: account.spec.email.as_str().into(),
+            buyer: account.buyer(),
+            tax_rate: billing.and_then(|billing| billing.tax_rate),
+            tax_note: billing
+                .and_then(|billing| billing.tax_note.as_deref())
+                .map(Box::from),
             created_at: age(&account.metadata).0,
             instance_quota: account.instance_quota(instance_quota),
             webhook_quota: account.webhook_quota(),

@@ -81,10 +81,20 @@ impl ApiCalls {
 
     /// The current object, if it exists. A text that cannot be a name does not become part of a path.
     pub async fn get<K: Object>(&self, namespace: &str, name: &str) -> Result<Option<K>, CallError> {
+        self.get_in(namespace, name, namespace).await
+    }
+
+    /// Like [`get`](Self::get), of an object of an account that is in another namespace; the call counts as that account's.
+    pub async fn get_in<K: Object>(
+        &self,
+        namespace: &str,
+        name: &str,
+        account: &str,
+    ) -> Result<Option<K>, CallError> {
         if !ids::is_object_name(name) {
             return Ok(None);
         }
-        let _permit = self.permit(namespace).await?;
+        let _permit = self.permit(account).await?;
         bounded(self.api(namespace).get_opt(name)).await
     }
 
@@ -173,7 +183,15 @@ impl LongRead<'_> {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
-        Pages::of(self.calls.api(self.namespace), params)
+        self.pages_in(self.namespace, params)
+    }
+
+    /// Those in another namespace; `params` must select the account's.
+    pub fn pages_in<K>(&self, namespace: &str, params: ListParams) -> Pages<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        Pages::of(self.calls.api(namespace), params)
     }
 
     /// What `next` reads of the next page, with the turn to be held as long; `None` after the last page.

@@ -1,0 +1,73 @@
+//! Invoices as `/v1` shows them (decisions, section 7).
+
+use crate::invoice::Total;
+use api::{Corrected, Hours, InvoiceHours, Money, Seconds, UnitMoney};
+use resources::{
+    Invoice, InvoiceLine, InvoicePeriod, InvoiceStatus, ids,
+    money::{Cents, Exact, Reduction, TaxRate, UnitPrice},
+};
+
+/// An issued invoice, without its lines.
+pub fn issued(invoice: &Invoice) -> api::Invoice {
+    let status = invoice.status.clone().unwrap_or_default();
+    let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
+    shown(invoice, status, Total::of(invoice), count)
+}
+
+/// An invoice with some of its lines, the sums over all of them, and their number.
+pub fn with_lines(invoice: &Invoice, lines: &[InvoiceLine], total: Total, count: usize) -> api::Invoice {
+    let status = invoice.status.clone().unwrap_or_default();
+    let shown_lines = lines.iter().map(|it| line(it, &invoice.spec.currency));
+    api::Invoice {
+        lines: Some(shown_lines.collect()),
+        ..shown(invoice, status, total, count)
+    }
+}
+
+fn shown(invoice: &Invoice, status: InvoiceStatus, total: Total, lines_count: usize) -> api::Invoice {
+    let InvoicePeriod { from, to } = invoice.spec.period;
+    let currency = &invoice.spec.currency;
+    let credit = invoice.spec.credit.as_ref();
+    api::Invoice {
+        id: Some(invoice.id()).filter(|id| !id.is_empty()),
+        status: status.phase.into(),
+        number: status.number,
+        invoice_type: invoice.spec.invoice_type.into(),
+        period: api::InvoicePeriod {
+            from: Seconds(from),
+            to: Seconds(to),
+        },
+        issued_at: status.issued_at.map(Seconds),
+        due_date: status.due_date,
+        seller: status.seller.unwrap_or_default().into(),
+        buyer: status.buyer.unwrap_or_default().into(),
+        corrects: credit.map(|credit| Corrected {
+            id: ids::invoice_id(&credit.invoice),
+            number: credit.number.clone(),
+        }),
+        reason: credit.map(|credit| credit.reason.clone()),
+        net: Money::new(total.net, currency),
+        tax_rate: status.tax_rate.unwrap_or_else(|| TaxRate::default().to_string()),
+        tax_note: status.tax_note,
+        tax: Money::new(total.tax, currency),
+        amount: Money::new(total.amount, currency),
+        lines_count,
+        lines: None,
+    }
+}
+
+fn line(line: &InvoiceLine, currency: &str) -> api::InvoiceLine {
+    let hours = line.hours.iter().map(|hours| InvoiceHours {
+        plan: hours.plan.clone(),
+        hours: Hours(hours.hours()),
+        unit_price: UnitMoney::new(UnitPrice(hours.unit_price), currency),
+        amount: UnitMoney::exact(hours.amount(), currency),
+    });
+    api::InvoiceLine {
+        instance_id: line.instance_id.clone(),
+        name: line.name.clone(),
+        hours: hours.collect(),
+        reduction: UnitMoney::reduction(Reduction(Exact(line.reduction)), currency),
+        amount: Money::new(Cents(line.amount_cents), currency),
+    }
+}

@@ -1,0 +1,64 @@
+//! Invoices and credit notes as documents, in pieces, because an invoice may have 100,000 lines: `head`, `lines` for some lines at a time,
+//! and `foot`.
+//!
+//! - [`csv`]: a table; [`html`]: a page to print;
+//! - [`e_invoice`]: an e-invoice; [`ubl`]: its form;
+//! - [`json`]: what `/v1` shows.
+
+pub mod csv;
+pub mod e_invoice;
+pub mod html;
+pub mod json;
+pub mod ubl;
+
+use super::Total;
+use resources::{Invoice, InvoiceLine};
+
+/// The form of a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A table, RFC 4180.
+    Csv,
+    /// A page to print.
+    Html,
+    /// An e-invoice: UBL 2.1, EN 16931.
+    Ubl,
+}
+
+impl Form {
+    /// The media type of a document of this form.
+    pub const fn media_type(self) -> &'static str {
+        match self {
+            Self::Csv => "text/csv; charset=utf-8; header=present",
+            Self::Html => "text/html; charset=utf-8",
+            Self::Ubl => "application/xml; charset=utf-8",
+        }
+    }
+
+    /// The document up to its lines.
+    pub fn head(self, invoice: &Invoice) -> String {
+        match self {
+            Self::Csv => csv::head(invoice),
+            Self::Html => html::head(invoice),
+            Self::Ubl => e_invoice::head(invoice),
+        }
+    }
+
+    /// Some lines, of which the first has this number, counted from 1.
+    pub fn lines(self, invoice: &Invoice, first: usize, lines: &[InvoiceLine]) -> String {
+        match self {
+            Self::Csv => csv::rows(invoice, lines),
+            Self::Html => html::rows(lines),
+            Self::Ubl => e_invoice::lines(invoice, first, lines),
+        }
+    }
+
+    /// The document after its lines, which come to `total`.
+    pub fn foot(self, invoice: &Invoice, total: Total) -> String {
+        match self {
+            Self::Csv => String::new(),
+            Self::Html => html::foot(invoice, total),
+            Self::Ubl => e_invoice::foot(invoice),
+        }
+    }
+}
