@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{
     facade::{contract::expect, create, wait_for},
     receivers::{self, Certificate},
-    support::{Operator, Tenant, eventually, kubectl, own_plane, stellage},
+    support::{Operator, SELLER, Tenant, eventually, kubectl, own_plane, stellage},
 };
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -48,7 +48,7 @@ async fn all_eight_event_types_arrive_signed_at_an_example_receiver() {
     let plane = own_plane().await;
     let catalogue = plane.folder().join("catalogue.yaml");
     let rules = "alerts: {interval: 1s, rules: [{name: busy, metric: cpu_usage, threshold: 90, for: 1s, rearmBelow: 80}]}";
-    std::fs::write(&catalogue, rules).unwrap();
+    std::fs::write(&catalogue, format!("{rules}\n{SELLER}\n")).unwrap();
     let arguments = [
         "run",
         "--provisioning-seconds=0",

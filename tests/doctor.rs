@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use providers::simulator::FAULT_ANNOTATION;
 use reqwest::Method;
-use resources::{Account, InstanceState, Webhook, conditions};
+use resources::{Account, InstanceState, Webhook, account::Billing, conditions};
 use serde_json::{Value, json};
 
 use crate::{

@@ -348,8 +348,19 @@ pub fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Pat
         ("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000"),
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    // Without a seller, no invoice is issued.
+    let catalogue = plane.folder().join("seller.yaml");
+    if !catalogue.exists() {
+        std::fs::write(&catalogue, format!("{SELLER}\n")).unwrap();
+    }
+    let of_catalogue = ("STELLAGE_CATALOGUE".to_owned(), catalogue.display().to_string());
+    let environment: Vec<_> = environment.into_iter().chain([of_catalogue]).collect();
     spawn(plane, arguments, &environment, kubeconfig)
 }
+
+/// The seller in the catalogues of the tests.
+pub const SELLER: &str =
+    "seller: {name: Stellage Ltd, address: [1 Main Street, 10115 Berlin], country: DE, vatId: DE123456789}";
 
 /// Starts `stellage <arguments>` on free ports, except for the metrics port if the arguments set one.
 fn spawn(

@@ -123,6 +123,10 @@ impl Folder {
     }
 
     /// Folder for mails, if there is no mail server.
+    fn catalogue(&self) -> PathBuf {
+        self.file("catalogue.yaml")
+    }
+
     pub(super) fn mail(&self) -> PathBuf {
         self.file("mail")
     }
@@ -137,6 +141,14 @@ impl Folder {
             .map_err(|()| Failure::Other(format!("{} is not an absolute path", mail.display())))
     }
 
+    /// Writes the catalogue of a run without one of its own: the built-in one with a seller, without which no invoice is issued.
+    pub(super) fn write_catalogue(&self) -> Result<PathBuf, Failure> {
+        let path = self.catalogue();
+        let seller = "seller: {name: Stellage (local run), address: [1 Loopback Street], country: DE, vatId: DE123456789}\n";
+        fs::write(&path, seller).map_err(Failure::file("write", &path))?;
+        Ok(path)
+    }
+
     /// Files to remove at the end of the run, in addition to those of the control plane.
     pub(super) fn disposable(&self) -> Vec<PathBuf> {
         let mut paths = vec![
@@ -144,6 +156,7 @@ impl Folder {
             self.ready(),
             self.kubectl_cache(),
             self.bin(),
+            self.catalogue(),
             self.mail(),
         ];
         paths.extend(PROCESSES.map(|name| self.pid_file(name)));

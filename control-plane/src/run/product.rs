@@ -87,6 +87,9 @@ impl Product<'_> {
             .env("STELLAGE_SMTP_URL", smtp_url)
             .env("STELLAGE_SIMULATOR_FAULTS", "true")
             .env("KUBECONFIG", self.plane.kubeconfig(Identity::Operator));
+        if settings.catalogue.is_none() {
+            command.arg("--catalogue").arg(self.folder.write_catalogue()?);
+        }
         let log = self.folder.file("stellage.log");
         let daemon = Daemon::spawn("stellage", command, self.plane.group(), &log)?;
         self.folder.write_pid("stellage", daemon.pid())?;

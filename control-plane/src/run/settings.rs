@@ -16,7 +16,7 @@ pub(crate) struct Settings {
     /// PEM file with certificate authorities to trust for webhook receivers, in addition to the system's
     #[arg(long, env = "RECEIVER_CA", value_name = "FILE", value_parser = receiver_ca)]
     pub(super) receiver_ca: Option<PathBuf>,
-    /// YAML file with regions, images and prices, such as examples/catalogue.yaml; default: the built-in catalogue
+    /// YAML file with regions, images and prices, such as examples/catalogue.yaml; default: the built-in catalogue, with a seller
     #[arg(long, env = "CATALOGUE", value_name = "FILE", value_parser = catalogue)]
     pub(super) catalogue: Option<PathBuf>,
     /// Mail server for notifications, such as smtp://127.0.0.1:2525; default: .eml files in .run/mail/

@@ -137,6 +137,6 @@ async fn the_books_of_an_account_with_pages_are_read_again_when_something_change
     world.reads();
     world.run_until(month.to - SignedDuration::from_secs(1)).await;
     assert_eq!(world.reads(), 0, "nothing has changed");
-    world.run_until(month.to + SignedDuration::from_mins(5)).await;
+    world.run_until(month.to + SignedDuration::from_mins(15)).await;
     assert_eq!(world.issued(), [COUNT, COUNT - 1]);
 }
