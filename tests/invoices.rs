@@ -29,8 +29,8 @@ use crate::{
         create, wait_for,
     },
     support::{
-        Answer, Operator, SELLER, Tenant, eventually, own_plane, receiver_arguments, receivers,
-        receivers::Receiver, shared, stellage,
+        Answer, Operator, SELLER, Tenant, einvoice::Checks, eventually, own_plane, receiver_arguments,
+        receivers, receivers::Receiver, shared, stellage,
     },
     webhooks::{SECRET, body, setting, types},
 };
@@ -888,6 +888,251 @@ async fn an_invoice_is_closed_once_by_command_and_mistakes_are_told() {
         error.contains("cannot show invoice 2000-000001: there is none of account inv-cli"),
         "{error}"
     );
+}
+
+/// A GET of a document with the account's key.
+async fn document(tenant: &Tenant, path: &str) -> String {
+    let answer = tenant.call(Method::GET, path, None).await;
+    assert_eq!(answer.status, 200, "{path}: {answer:?}");
+    answer.text
+}
+
+#[tokio::test]
+async fn a_credit_note_takes_back_a_part_then_the_rest_and_both_are_valid_e_invoices() {
+    let cluster = shared().await;
+    let billing = Billing {
+        name: Some("Ada & Söhne <GmbH>".to_owned()),
+        address: vec!["2 Side Street".to_owned(), "75001 Paris".to_owned()],
+        country: Some("FR".to_owned()),
+        vat_id: Some("FR12345678901".to_owned()),
+        reference: Some("PO 4711".to_owned()),
+        tax_rate: Some("19".parse().unwrap()),
+        tax_note: None,
+    };
+    let tenant = Tenant::with(cluster.plane, &cluster.operator, "inv-credit", |spec| {
+        spec.billing = Some(billing.clone());
+    })
+    .await;
+    let receiver = Receiver::start(|_| receivers::Answer::ok()).await;
+    tenant
+        .webhook("books", &receiver.url("/hook"), &["invoice.created"])
+        .await;
+    for name in ["web", "db"] {
+        tenant.apply(name, |it| it.spec.plan = Plan::Enterprise).await;
+    }
+    for name in ["web", "db"] {
+        tenant.wait_for_state(name, InstanceState::Running).await;
+    }
+    tenant.wait_for_entries(2).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let run = |arguments: &[&str]| stellage(cluster.plane, &[&["invoice"][..], arguments].concat());
+    run(&["close", "--account", "inv-credit"]).unwrap();
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    let number = number(&issued);
+    let path = format!("/v1/invoices/{}", issued.id());
+    let shown = get(&tenant, &path).await.json()["data"].clone();
+    // Two hours of 0.08929, each rounded to 0.09; 19 % of 0.18 is 0.0342.
+    let amounts = ["net", "tax", "amount"].map(|sum| shown[sum]["value"].clone());
+    assert_eq!(amounts, ["0.18", "0.03", "0.21"]);
+    assert_eq!(
+        (&shown["type"], &shown["tax_rate"], &shown["corrects"]),
+        (&json!("invoice"), &json!("19.00"), &json!(null))
+    );
+    assert_eq!(
+        (&shown["buyer"]["vat_id"], &shown["seller"]["name"]),
+        (&json!("FR12345678901"), &json!("Stellage Ltd"))
+    );
+
+    let credit = |amount: &str| {
+        run(&[
+            "credit",
+            &number,
+            "--amount",
+            amount,
+            "--reason",
+            "outage on the 3rd",
+        ])
+    };
+    let error = credit("0.22").unwrap_err();
+    assert!(
+        error.contains(&format!("the 0.21 EUR that are left of invoice {number}")),
+        "{error}"
+    );
+    for (wrong, why) in [
+        ("0", "an amount above 0"),
+        ("1.005", "two decimals"),
+        ("-1", "unexpected argument"),
+    ] {
+        let error = credit(wrong).unwrap_err();
+        assert!(error.contains(why), "{wrong}: {error}");
+    }
+    let said = credit("0.12").unwrap();
+    assert!(said.starts_with("Issued credit note "), "{said}");
+    let rest = run(&[
+        "credit", &number, "--all", "--reason", "the rest", "--output", "json",
+    ])
+    .unwrap();
+    let rest: Value = serde_json::from_str(&rest).unwrap();
+    assert_eq!(
+        (
+            &rest["amount"]["value"],
+            &rest["type"],
+            &rest["corrects"]["number"]
+        ),
+        (&json!("0.09"), &json!("credit_note"), &json!(number))
+    );
+    let error = run(&["credit", &number, "--all", "--reason", "again"]).unwrap_err();
+    assert!(error.contains("nothing is left of invoice"), "{error}");
+    let error = run(&[
+        "credit",
+        rest["number"].as_str().unwrap(),
+        "--all",
+        "--reason",
+        "no",
+    ])
+    .unwrap_err();
+    assert!(error.contains("is a credit note"), "{error}");
+
+    // They stand beside what they correct, with the same numbers in REST as in the cluster.
+    let listed = get(&tenant, "/v1/invoices").await.json()["data"].clone();
+    let types: Vec<&str> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["type"].as_str().unwrap())
+        .collect();
+    assert_eq!(types, ["invoice", "credit_note", "credit_note"]);
+    assert_eq!(
+        listed[1]["corrects"],
+        json!({ "id": issued.id(), "number": number })
+    );
+    let numbers: Api<InvoiceNumber> = Api::all(tenant.kube.clone());
+    for item in listed.as_array().unwrap() {
+        let object = numbers.get(item["number"].as_str().unwrap()).await.unwrap();
+        assert_eq!(ids::invoice_id(&object.spec.invoice), item["id"]);
+    }
+    let requests = receiver.wait_for(3).await;
+    let mut told: Vec<(String, String)> = requests
+        .iter()
+        .map(|request| {
+            let data = body(request)["data"].clone();
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            (text(&data["invoice"]["type"]), text(&data["amount"]["value"]))
+        })
+        .collect();
+    told.sort_unstable();
+    let event = |kind: &str, amount: &str| (kind.to_owned(), amount.to_owned());
+    assert_eq!(
+        told,
+        [
+            event("credit_note", "0.09"),
+            event("credit_note", "0.12"),
+            event("invoice", "0.21")
+        ]
+    );
+    assert_eq!(
+        get(&tenant, &path).await.json()["data"],
+        shown,
+        "the invoice itself stays"
+    );
+
+    let note = format!("/v1/invoices/{}", listed[1]["id"].as_str().unwrap());
+    let csv = document(&tenant, &format!("{note}?format=csv")).await;
+    assert!(
+        csv.contains(",outage on the 3rd,credit_note,,,0.10,EUR,19.00"),
+        "{csv}"
+    );
+    let html = document(&tenant, &format!("{note}?format=html")).await;
+    assert!(
+        html.contains(&number) && html.contains("Credit note") && html.contains("outage on the 3rd"),
+        "{html}"
+    );
+
+    let Some(checks) = Checks::of("e-invoices").await else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = Vec::new();
+    for (name, path) in [("invoice.xml", &path), ("note.xml", &note)] {
+        let file = folder.path().join(name);
+        std::fs::write(&file, document(&tenant, &format!("{path}?format=ubl")).await).unwrap();
+        files.push(file);
+    }
+    assert_eq!(checks.problems(&files).await, Vec::<String>::new());
+    let broken = folder.path().join("broken.xml");
+    let text = std::fs::read_to_string(&files[0]).unwrap();
+    std::fs::write(
+        &broken,
+        text.replacen(
+            ">0.18</cbc:LineExtensionAmount>",
+            ">0.19</cbc:LineExtensionAmount>",
+            1,
+        ),
+    )
+    .unwrap();
+    let problems = checks.problems(&[broken]).await;
+    assert!(
+        problems.iter().any(|problem| problem.contains("BR-CO-10")),
+        "{problems:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_e_invoice_needs_what_the_standard_asks_for_and_says_what_is_missing() {
+    let tenant = Tenant::new("inv-ubl").await;
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    tenant.wait_for_entries(1).await;
+    let open = tenant.all_invoices().await.remove(0);
+    let ubl = |id: &str| format!("/v1/invoices/{id}?format=ubl");
+    let refused = expect(&tenant, 409, Method::GET, &ubl(&open.id()), None, &[]).await;
+    assert_eq!(fields(&refused), ["status"]);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    tenant.close_now().await;
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    let refused = expect(&tenant, 409, Method::GET, &ubl(&issued.id()), None, &[]).await;
+    assert_eq!(fields(&refused), ["buyer.country"]);
+}
+
+#[tokio::test]
+async fn without_a_seller_nothing_is_issued_and_the_command_and_the_invoice_say_so() {
+    let plane = own_plane().await;
+    let catalogue = plane.folder().join("catalogue.yaml");
+    std::fs::write(&catalogue, "tax: 19\n").unwrap();
+    let mut operator = start_with(&plane, &[&format!("--catalogue={}", catalogue.display())]).await;
+    let tenant = Tenant::on(&plane, &operator, "no-seller").await;
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    tenant.wait_for_entries(1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let error = stellage(&plane, &["invoice", "close", "--account", "no-seller"]).unwrap_err();
+    assert!(
+        error.contains("cannot be issued: the catalogue names no seller"),
+        "{error}"
+    );
+    let list = stellage(&plane, &["invoice", "list", "--account", "no-seller"]).unwrap();
+    assert!(list.contains("held"), "{list}");
+    // An account that goes does not wait for it.
+    tenant
+        .instances()
+        .delete("web", &DeleteParams::default())
+        .await
+        .unwrap();
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    accounts
+        .delete("no-seller", &DeleteParams::default())
+        .await
+        .unwrap();
+    let account = async || accounts.get_opt("no-seller").await.unwrap();
+    eventually("the account to go", account, Option::is_none).await;
+    assert!(!tenant.all_invoices().await.iter().any(Invoice::is_issued));
+    // It is issued once there is one.
+    operator.die(&plane).await;
+    std::fs::write(&catalogue, format!("tax: 19\n{SELLER}\n")).unwrap();
+    operator = start_with(&plane, &[&format!("--catalogue={}", catalogue.display())]).await;
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    assert_eq!(issued.status.as_ref().unwrap().tax_rate.as_deref(), Some("19.00"));
+    operator.stop().await;
 }
 
 /// Number of accounts in the test with kills.

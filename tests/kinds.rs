@@ -9,7 +9,7 @@ use kube::{
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
-use resources::{Account, ApiKey, Backup, Delivery, Instance, Invoice, InvoicePage, Webhook};
+use resources::{Account, ApiKey, Backup, Delivery, Instance, Invoice, InvoiceNumber, InvoicePage, Webhook};
 use serde_json::{Value, json};
 
 use crate::support;
@@ -128,16 +128,35 @@ fn whole_invoice() -> Value {
     json!({
         "apiVersion": "stellage.dev/v1", "kind": "Invoice", "metadata": { "name": "inv-abcdefgh01234567" },
         "spec": {
-            "account": "u", "accountName": "ada", "currency": "EUR",
+            "account": "u", "accountName": "ada", "accountNamespace": "ada", "type": "CreditNote", "currency": "EUR",
             "period": { "from": "2026-11-01T00:00:00Z", "to": "2026-12-01T00:00:00Z" },
+            "credit": { "invoice": "inv-abcdefgh01234568", "number": "2026-000001", "amountCents": 5, "reason": "outage" },
             "entries": entries(), "lines": lines(),
         },
         "status": {
             "id": "inv_abcdefgh01234567", "phase": "Issued", "number": "2026-000001", "issuedAt": "2026-12-01T00:00:05Z",
             "dueDate": "2026-12-15", "amount": "5.95 EUR", "netCents": 500, "taxCents": 95, "taxRate": "19.00", "linesCount": 1,
-            "pageLines": [1, 0], "seller": ["Stellage Ltd"], "buyer": ["Ada"], "email": "ada@example.com",
-            "nothingUntil": "2026-11-21T10:00:00Z", "eventSequence": 1,
+            "pageLines": [1, 0], "seller": party(), "buyer": party(), "taxNote": "reverse charge", "correctedOn": "2026-12-01",
+            "held": "no seller", "fullAt": "2026-11-21T10:00:00Z", "nothingUntil": "2026-11-21T10:00:00Z", "eventSequence": 1,
             "outbox": [{ "id": "evt_a", "type": "invoice.created", "sequence": 1, "createdAt": "2026-11-21T10:00:00Z", "body": "{}", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" }],
+        },
+    })
+}
+
+/// A seller or a buyer with all its fields.
+fn party() -> Value {
+    json!({
+        "name": "Ada Ltd", "address": ["1 Main Street"], "country": "DE", "vatId": "DE123456789", "email": "ada@example.com",
+        "reference": "PO 4711",
+    })
+}
+
+/// An InvoiceNumber with all its fields.
+fn whole_invoice_number() -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "InvoiceNumber", "metadata": { "name": "kinds-1999-000001" },
+        "spec": {
+            "number": "KINDS-1999-000001", "invoice": "inv-abcdefgh01234567", "account": "u", "accountName": "ada",
         },
     })
 }
@@ -157,17 +176,20 @@ fn whole_invoice_page() -> Value {
 fn entries() -> Value {
     json!([{
         "uid": "i", "instanceId": "i-abcdefgh01234567", "name": "web", "since": "2026-11-21T10:00:00Z",
-        "changes": [{ "hour": 0, "plan": "starter", "then": "business" }], "backupId": "bkp_abcdefgh01234567",
-        "megabytes": 12_400, "ended": "2026-11-21T10:00:00Z", "billedUntil": "2026-11-21T10:00:00Z",
-        "billedCents": 1, "capCents": 2,
+        "changes": [{ "hour": 0, "plan": "starter", "then": "business" }],
+        "backups": [{
+            "uid": "b", "since": "2026-11-21T10:00:00Z", "megabytes": 12_400, "ended": "2026-11-21T10:00:00Z",
+            "billedUntil": "2026-11-21T10:00:00Z", "billed": 3, "capCents": 4,
+        }],
+        "ended": "2026-11-21T10:00:00Z", "billedUntil": "2026-11-21T10:00:00Z", "billedCents": 1, "capCents": 2,
     }])
 }
 
 /// The lines of an invoice, with all their fields.
 fn lines() -> Value {
     json!([{
-        "instanceId": "i-abcdefgh01234567", "backupId": "bkp_abcdefgh01234567", "name": "web",
-        "hours": [{ "plan": "starter", "hours": 720, "unitPrice": 745 }], "reduction": 36400, "amountCents": 500,
+        "instanceId": "i-abcdefgh01234567", "name": "web",
+        "hours": [{ "plan": "starter", "thousandths": 720_000, "unitPrice": 745 }], "reduction": 36400, "amountCents": 500,
     }])
 }
 
@@ -304,7 +326,10 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
     });
     let account = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "kinds-whole" },
-        "spec": { "email": "ada@example.com", "namespace": "kinds-round-trip", "instanceQuota": 0, "webhookQuota": 3, "rateLimitPerHour": 100, "billingAddress": ["Ada", "1 Main Street"], "invoicesClosedUntil": "2026-11-21T10:00:00Z" },
+        "spec": { "email": "ada@example.com", "namespace": "kinds-round-trip", "instanceQuota": 0, "webhookQuota": 3, "rateLimitPerHour": 100, "billing": {
+                "name": "Ada Ltd", "address": ["1 Main Street"], "country": "FR", "vatId": "FR12345678901", "reference": "PO 4711",
+                "taxRate": "7.70", "taxNote": "reverse charge",
+            }, "invoicesClosedUntil": "2026-11-21T10:00:00Z" },
     });
     let account_status = json!({
         "id": "usr_a", "namespace": "x", "observedGeneration": 3, "notifiedAt": ["2026-11-21T10:00:00Z"], "conditions": [condition()],
@@ -333,6 +358,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         (whole_delivery(), None, Some("kinds-round-trip")),
         (whole_invoice(), None, Some("kinds-round-trip")),
         (whole_invoice_page(), None, Some("kinds-round-trip")),
+        (whole_invoice_number(), None, None),
         (account, Some(account_status), None),
     ];
     for (object, status, namespace) in whole {
@@ -348,7 +374,8 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         let operators = dynamic(operator.clone(), &kind, namespace);
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
         let made: DynamicObject = serde_json::from_value(object.clone()).unwrap();
-        let by_operator = ["Backup", "Delivery", "Invoice", "InvoicePage"].contains(&kind.as_str());
+        let by_operator =
+            ["Backup", "Delivery", "Invoice", "InvoicePage", "InvoiceNumber"].contains(&kind.as_str());
         let creating = if by_operator { &operators } else { &api };
         let back = creating.create(&PostParams::default(), &made).await.unwrap();
         assert_eq!(back.data["spec"], object["spec"], "{kind}");
@@ -368,6 +395,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             "Delivery" => spec_of(&serde_json::from_value::<Delivery>(object.clone()).unwrap()),
             "Invoice" => spec_of(&serde_json::from_value::<Invoice>(object.clone()).unwrap()),
             "InvoicePage" => spec_of(&serde_json::from_value::<InvoicePage>(object.clone()).unwrap()),
+            "InvoiceNumber" => spec_of(&serde_json::from_value::<InvoiceNumber>(object.clone()).unwrap()),
             "ApiKey" => spec_of(&serde_json::from_value::<ApiKey>(object.clone()).unwrap()),
             _ => spec_of(&serde_json::from_value::<Account>(object.clone()).unwrap()),
         };
@@ -402,7 +430,9 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         } else {
             &api
         };
-        deleting.delete(&name, &DeleteParams::default()).await.unwrap();
+        let deleted = deleting.delete(&name, &DeleteParams::default()).await;
+        // A number is never deleted.
+        assert_eq!(deleted.is_err(), kind == "InvoiceNumber", "{kind}");
     }
 }
 
@@ -443,6 +473,8 @@ async fn invoices_are_written_and_deleted_by_the_operator_alone() {
     let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
     let shown = [
         "inv-abcdefgh01234567",
+        "ada",
+        "CreditNote",
         "2026-000001",
         "2026-11-01T00:00:00Z",
         "2026-12-01T00:00:00Z",
@@ -450,7 +482,100 @@ async fn invoices_are_written_and_deleted_by_the_operator_alone() {
         "EUR",
         "Issued",
     ];
-    assert_eq!(row[..7], shown, "{table}");
+    assert_eq!(row[..9], shown, "{table}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_issued_invoice_and_a_number_never_change_not_even_for_the_operator() {
+    let plane = support::shared().await.plane;
+    let operator = plane.client(Identity::Operator).await.unwrap();
+    let admin = plane.client(Identity::Admin).await.unwrap();
+    support::kubectl(plane, &["create", "namespace", "kinds-issued"], None).unwrap();
+    let invoices = dynamic(operator.clone(), "Invoice", Some("kinds-issued"));
+    let mut issued = whole_invoice();
+    issued["spec"]["entries"] = json!([]);
+    issued["spec"]["type"] = json!("Invoice");
+    let made: DynamicObject = serde_json::from_value(issued.clone()).unwrap();
+    let name = made.metadata.name.clone().unwrap();
+    invoices.create(&PostParams::default(), &made).await.unwrap();
+    let patch = async |change: Value| {
+        let patch = Patch::Merge(change);
+        invoices.patch(&name, &PatchParams::default(), &patch).await
+    };
+    for change in [
+        json!({ "spec": { "lines": [] } }),
+        json!({ "spec": { "currency": "USD" } }),
+        json!({ "status": { "phase": "Open" } }),
+        json!({ "status": { "number": "2026-000002" } }),
+        json!({ "status": { "taxCents": null } }),
+        json!({ "status": { "buyer": { "name": "Mallory Ltd" } } }),
+        json!({ "status": null }),
+    ] {
+        let error = patch(change.clone()).await.unwrap_err().to_string();
+        assert!(
+            error.contains("an issued invoice never changes"),
+            "{change}: {error}"
+        );
+    }
+    // Its event is settled, and it is marked.
+    patch(
+        json!({ "status": { "outbox": null }, "metadata": { "labels": { "stellage.dev/settled": "true" } } }),
+    )
+    .await
+    .unwrap();
+
+    let numbers = dynamic(operator, "InvoiceNumber", None);
+    let mut number = whole_invoice_number();
+    number["metadata"]["name"] = json!("kinds-1999-000002");
+    let number: DynamicObject = serde_json::from_value(number).unwrap();
+    let by_admin = dynamic(admin.clone(), "InvoiceNumber", None);
+    let error = by_admin
+        .create(&PostParams::default(), &number)
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("created by the operator alone"),
+        "{error}"
+    );
+    numbers.create(&PostParams::default(), &number).await.unwrap();
+    let never = |error: kube::Error| {
+        let error = error.to_string();
+        assert!(error.contains("is never changed or deleted"), "{error}");
+    };
+    let change = json!({ "spec": { "invoice": "inv-zzzzzzzz01234567" } });
+    for api in [&numbers, &by_admin] {
+        let change = Patch::Merge(&change);
+        never(
+            api.patch("kinds-1999-000002", &PatchParams::default(), &change)
+                .await
+                .unwrap_err(),
+        );
+        never(
+            api.delete("kinds-1999-000002", &DeleteParams::default())
+                .await
+                .unwrap_err(),
+        );
+    }
+
+    // An administrator asks for a credit note, and for nothing else.
+    let by_admin = dynamic(admin, "Invoice", Some("kinds-issued"));
+    let mut asked = whole_invoice();
+    asked["metadata"]["name"] = json!("inv-abcdefgh01234569");
+    let issue = serde_json::from_value(asked.clone()).unwrap();
+    assert!(
+        by_admin.create(&PostParams::default(), &issue).await.is_err(),
+        "issued by hand"
+    );
+    asked.as_object_mut().unwrap().remove("status");
+    let mut bill = asked.clone();
+    bill["spec"]["type"] = json!("Invoice");
+    let bill = serde_json::from_value(bill).unwrap();
+    assert!(
+        by_admin.create(&PostParams::default(), &bill).await.is_err(),
+        "billed by hand"
+    );
+    let asked = serde_json::from_value(asked).unwrap();
+    by_admin.create(&PostParams::default(), &asked).await.unwrap();
 }
 
 fn spec_of(object: &impl serde::Serialize) -> Value {

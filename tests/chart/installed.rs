@@ -463,7 +463,31 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
         "stellage-controller",
         "invoicepages",
         "delete",
-        "invoices of a deleted account, which have moved",
+        "invoices that come to nothing, and those beyond the retention",
+    ),
+    (
+        "stellage-controller",
+        "invoicepages",
+        "get",
+        "a page that a process that died has written",
+    ),
+    (
+        "stellage-controller",
+        "invoices",
+        "delete",
+        "those that come to nothing, and those beyond the retention",
+    ),
+    (
+        "stellage-controller",
+        "invoicenumbers",
+        "get",
+        "a number that another process has taken",
+    ),
+    (
+        "stellage-api",
+        "invoicepages",
+        "get",
+        "an invoice of more than 100 lines",
     ),
     (
         "stellage-api",

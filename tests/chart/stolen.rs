@@ -445,7 +445,6 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     thief.may_not_touch_the_secret_of_somebody_else();
     thief.may("-n owned delete secret signing");
     thief.may_create(&config_map("stellage-prices"));
-    thief.may_create(&config_map("stellage-invoice-numbers"));
     thief.may_not_create(&config_map("stellage-catalogue"), "creates only the ConfigMap");
     // What it has no use for at all.
     for line in [
@@ -1085,8 +1084,9 @@ async fn with_the_facades_token_no_delivery_is_forged_or_settled_and_only_secret
     // What no policy can prevent: docs/operations.md warns about it.
     thief.may("-n owned get secret password");
 
-    // ConfigMaps, which would decide prices, or the numbers of invoices.
-    for name in ["stellage-prices", "stellage-invoice-numbers"] {
-        thief.may_not_create(&config_map(name), "cannot create resource \"configmaps\"");
-    }
+    // The ConfigMap that decides prices.
+    thief.may_not_create(
+        &config_map("stellage-prices"),
+        "cannot create resource \"configmaps\"",
+    );
 }

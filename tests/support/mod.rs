@@ -11,6 +11,7 @@
 //! - [`smtp`]: a mail server on loopback;
 //! - [`walkthrough`]: the commands that the documentation shows.
 
+pub mod einvoice;
 pub mod gate;
 pub mod network;
 pub mod npm;

@@ -155,8 +155,11 @@ has both lists.
 {{- define "stellage.rules.invoices" -}}
 # The controller opens, writes and issues the invoices of all accounts, which are in its own namespace.
 - apiGroups: ["stellage.dev"]
-  resources: ["invoices", "invoicepages"]
+  resources: ["invoices"]
   verbs: ["get", "list", "watch", "create", "update", "delete"]
+- apiGroups: ["stellage.dev"]
+  resources: ["invoicepages"]
+  verbs: ["get", "list", "create", "update", "delete"]
 # The controller keeps past and announced prices in this ConfigMap.
 - apiGroups: [""]
   resources: ["configmaps"]

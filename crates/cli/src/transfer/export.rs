@@ -21,7 +21,9 @@ use super::{
     lease::Leadership,
 };
 use crate::{CliError, account, connect::Cluster, objects, output::note};
-use resources::{ACCOUNT_LABEL, Account, ids, webhook::WEBHOOK_SECRET_LABEL};
+use resources::{
+    ACCOUNT_LABEL, Account, ids, invoice::ACCOUNT_ORIGIN_LABEL, origin, webhook::WEBHOOK_SECRET_LABEL,
+};
 use runtime::{client::Pages, kubeconfig::ClusterArgs};
 
 const EXAMPLES: &str = "\
@@ -200,7 +202,17 @@ impl Export<'_> {
                 names.iter().try_for_each(|name| self.add_namespace(name))
             }
             // They belong to the installation.
-            Which::Shared(_) if of_account.is_some() => Ok(()),
+            Which::Shared(_) | Which::Numbers if of_account.is_some() => Ok(()),
+            Which::Numbers => self.add_each(kind, None, |_| true).await,
+            Which::Invoices => {
+                let account = self.account.as_ref();
+                let origin = account.map(|account| origin::uid(&account.metadata).to_owned());
+                let is_wanted = |object: &DynamicObject| {
+                    let label = object.labels().get(ACCOUNT_ORIGIN_LABEL);
+                    origin.is_none() || label == origin.as_ref()
+                };
+                self.add_each(kind, Some(operator), is_wanted).await
+            }
             Which::Shared(names) => {
                 let is_shared = |object: &DynamicObject| names.contains(&object.name_any().as_str());
                 self.add_each(kind, Some(operator), is_shared).await

@@ -29,6 +29,7 @@ use crate::{CliError, connect::Cluster, crd_differences, objects, output::note, 
 use resources::{
     ACCOUNT_LABEL, Account,
     account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION},
+    invoice::ACCOUNT_ORIGIN_LABEL,
     origin::{self, ORIGIN_ANNOTATION},
     webhook::SECRET_CHANGED_ANNOTATION,
 };
@@ -205,6 +206,9 @@ impl Only {
 
     /// Whether an object belongs to the account.
     fn has(&self, object: &DynamicObject) -> bool {
+        if let Some(origin) = object.labels().get(ACCOUNT_ORIGIN_LABEL) {
+            return origin == origin::uid(&self.account.metadata);
+        }
         match object.namespace() {
             Some(namespace) => namespace == self.namespace,
             None if kind_of(object) == "Namespace" => object.name_any() == self.namespace,
@@ -260,7 +264,7 @@ async fn check_crds(cluster: &Cluster) -> Result<(), CliError> {
 /// Refuses a cluster that has objects of any kind.
 async fn check_empty(cluster: &Cluster) -> Result<(), CliError> {
     let mut found = Vec::new();
-    let ours = |kind: &Kind| kind.which == Which::Ours;
+    let ours = |kind: &Kind| kind.which.is_ours();
     for kind in kinds::all().into_iter().filter(ours) {
         let api = kinds::api(&cluster.client, &kind.resource, None);
         let doing = format!("list {}", kind.resource.plural);
@@ -447,7 +451,7 @@ impl Import<'_> {
 
     /// Who writes objects of a kind: ours are written as the operator, since nobody else may write statuses and records.
     fn writer(&self, kind: &Kind) -> &Cluster {
-        if kind.which == Which::Ours {
+        if kind.which.is_ours() {
             self.operator
         } else {
             self.cluster
@@ -463,7 +467,7 @@ impl Import<'_> {
             data: object.data.clone(),
         };
         match kind.which {
-            Which::Ours => {
+            Which::Ours | Which::Invoices | Which::Numbers => {
                 let annotations = new.metadata.annotations.get_or_insert_default();
                 annotations.insert(ORIGIN_ANNOTATION.to_owned(), origin_of(&object));
                 // It refers to a version of a Secret in the other cluster.
@@ -556,7 +560,7 @@ impl Import<'_> {
             Err(CliError::Transfer(message))
         };
         match self.kind(object)?.which {
-            Which::Ours => {
+            Which::Ours | Which::Invoices | Which::Numbers => {
                 let origin = |object: &DynamicObject| object.annotations().get(ORIGIN_ANNOTATION).cloned();
                 if origin(here) == origin(new) {
                     Ok(())

@@ -35,12 +35,23 @@ pub(super) struct Kind {
 pub(super) enum Which {
     /// All: it is a kind in this program's API group.
     Ours,
+    /// Those in the operator's namespace, labelled with the origin of the account that they belong to.
+    Invoices,
+    /// All: those of one account alone would be numbers of another installation.
+    Numbers,
     /// The namespaces of accounts, and others that have objects of ours.
     Namespaces,
     /// In those namespaces, the Secrets that sign deliveries.
     Signing,
     /// In the operator's namespace, those with these names.
     Shared(&'static [&'static str]),
+}
+
+impl Which {
+    /// Whether it is a kind in this program's API group.
+    pub(super) const fn is_ours(self) -> bool {
+        matches!(self, Self::Ours | Self::Invoices | Self::Numbers)
+    }
 }
 
 pub(super) fn all() -> [Kind; 14] {
@@ -56,9 +67,19 @@ pub(super) fn all() -> [Kind; 14] {
         record::<Delivery>(),
         record::<EventLog>(),
         // Before the invoices, so that no number is given again if the import ends midway.
-        record::<InvoiceNumber>(),
-        record::<Invoice>(),
-        record::<InvoicePage>(),
+        Kind {
+            which: Which::Numbers,
+            page: 500,
+            ..record::<InvoiceNumber>()
+        },
+        Kind {
+            which: Which::Invoices,
+            ..record::<Invoice>()
+        },
+        Kind {
+            which: Which::Invoices,
+            ..record::<InvoicePage>()
+        },
         written::<Account>(),
     ]
 }
