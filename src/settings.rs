@@ -63,7 +63,7 @@ pub struct CommonSettings {
     pub api_keys_per_account: u32,
 
     /// Manual backups of one instance that may wait, run or be completed
-    #[arg(long, env = "STELLAGE_BACKUPS_PER_INSTANCE", default_value_t = DEFAULT_PER_INSTANCE, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, env = "STELLAGE_BACKUPS_PER_INSTANCE", default_value_t = DEFAULT_PER_INSTANCE, value_parser = clap::value_parser!(u32).range(1..=2000))]
     pub backups_per_instance: u32,
 
     /// Manual backups, and scheduled ones of deleted instances, that an account may have
@@ -270,7 +270,7 @@ pub struct InvoiceArgs {
     pub invoice_lines: u32,
 
     /// Days after its issue from which on an invoice is deleted; the law may ask for ten years or more; default: never
-    #[arg(long, env = "STELLAGE_INVOICE_RETENTION", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=36_500))]
+    #[arg(long, env = "STELLAGE_INVOICE_RETENTION", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(90..=36_500))]
     pub invoice_retention: Option<u32>,
 }
 

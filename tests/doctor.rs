@@ -311,7 +311,7 @@ async fn a_healthy_installation_is_well_and_each_defect_is_named_with_what_to_do
     assert_eq!(status, 2, "{found:#?}");
     for name in [
         "CRDs", "policies", "rights", "pods", "leader", "accounts", "mail", "provider", "webhooks",
-        "backlog", "schemas",
+        "backlog", "invoices", "schemas",
     ] {
         let (outcome, message) = &found[name];
         assert_eq!(outcome, "unknown", "{name}: {message}");

@@ -885,7 +885,7 @@ async fn an_invoice_is_closed_once_by_command_and_mistakes_are_told() {
     }
     let error = run(&["show", "2000-000001", "--account", "inv-cli"]).unwrap_err();
     assert!(
-        error.contains("cannot show invoice 2000-000001: there is none of account inv-cli"),
+        error.contains("cannot find invoice 2000-000001: there is none of account inv-cli"),
         "{error}"
     );
 }
@@ -1039,7 +1039,7 @@ async fn a_credit_note_takes_back_a_part_then_the_rest_and_both_are_valid_e_invo
     let note = format!("/v1/invoices/{}", listed[1]["id"].as_str().unwrap());
     let csv = document(&tenant, &format!("{note}?format=csv")).await;
     assert!(
-        csv.contains(",outage on the 3rd,credit_note,,,0.10,EUR,19.00"),
+        csv.contains(",outage on the 3rd,credit_note,,,-0.10,EUR,19.00"),
         "{csv}"
     );
     let html = document(&tenant, &format!("{note}?format=html")).await;

@@ -484,6 +484,18 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
         "a number that another process has taken",
     ),
     (
+        "stellage-controller",
+        "invoicenumbers",
+        "update",
+        "the number of an invoice beyond the retention",
+    ),
+    (
+        "stellage-controller",
+        "accounts",
+        "get",
+        "an Account that is gone without having been closed",
+    ),
+    (
         "stellage-api",
         "invoicepages",
         "get",

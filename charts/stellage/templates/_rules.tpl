@@ -68,10 +68,15 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["eventlogs"]
   verbs: ["get", "list", "create", "delete"]
-# The controller takes invoice numbers, and never changes or deletes one.
+# The controller takes invoice numbers, and notes on one that its invoice was deleted at the end of the retention. It cannot change or
+# delete one: the admission policy operator-invoice-numbers.stellage.dev sees to that.
 - apiGroups: ["stellage.dev"]
   resources: ["invoicenumbers"]
-  verbs: ["get", "list", "create"]
+  verbs: ["get", "list", "create", "update"]
+# The controller asks whether the Account of an open invoice is really gone.
+- apiGroups: ["stellage.dev"]
+  resources: ["accounts"]
+  verbs: ["get"]
 # The controller deletes the keys of a deleted account.
 - apiGroups: ["stellage.dev"]
   resources: ["apikeys"]

@@ -27,9 +27,9 @@ use domain::invoice::{
     render::{Form, e_invoice, json as model},
 };
 use resources::{
-    Account, Invoice, InvoiceLine, InvoiceNumber, InvoicePage, InvoicePhase, ids,
+    Account, Invoice, InvoiceLine, InvoicePage, InvoicePhase, ids,
     invoice::{ACCOUNT_ORIGIN_LABEL, Credit, InvoiceType, MAX_TEXT},
-    invoice_number::object_name,
+    invoice_number::NUMBER_LABEL,
     invoice_page::INVOICE_LABEL,
     money::Cents,
     origin,
@@ -193,6 +193,8 @@ fn reason(text: &str) -> Result<String, String> {
 /// The JSON form of an invoice: that of `/v1`, with what only administrators see.
 #[derive(Serialize)]
 struct View {
+    #[serde(skip)]
+    phase: InvoicePhase,
     name: String,
     account: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -204,6 +206,11 @@ struct View {
 impl View {
     fn of(invoice: &Invoice) -> Self {
         Self {
+            phase: invoice
+                .status
+                .as_ref()
+                .map(|status| status.phase)
+                .unwrap_or_default(),
             name: invoice.name_any(),
             account: invoice.spec.account_name.clone(),
             held: invoice.status.as_ref().and_then(|status| status.held.clone()),
@@ -218,9 +225,11 @@ impl View {
     }
 
     fn status(&self) -> String {
-        match &self.held {
-            Some(_) => "held".to_owned(),
-            None => self.invoice.status.to_string(),
+        match (self.phase, &self.held) {
+            (InvoicePhase::Refused, _) => "refused".to_owned(),
+            (InvoicePhase::Open, Some(_)) => "held".to_owned(),
+            (InvoicePhase::Open, None) if self.invoice.corrects.is_some() => "asked for".to_owned(),
+            _ => self.invoice.status.to_string(),
         }
     }
 }
@@ -280,34 +289,36 @@ async fn of_account(cluster: &Cluster, name: &str) -> Result<Vec<Invoice>, CliEr
 /// The invoice with this number, name or id.
 async fn find(cluster: &Cluster, text: &str, account: Option<&str>) -> Result<Invoice, CliError> {
     let by_id = ids::invoice_name_of(text);
-    let name = if let Some(name) = by_id.or_else(|| text.starts_with("inv-").then(|| text.to_owned())) {
-        Some(name)
+    let by_name = by_id.or_else(|| text.starts_with("inv-").then(|| text.to_owned()));
+    let params = match &by_name {
+        Some(name) => ListParams::default().fields(&format!("metadata.name={name}")),
+        None => ListParams::default().labels(&format!("{NUMBER_LABEL}={text}")),
+    };
+    // What cannot be a name or a label does not become a selector.
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let mut found = if !text.is_empty() && by_name.as_deref().unwrap_or(text).chars().all(is_plain) {
+        select(cluster, params).await?
     } else {
-        let numbers = Api::<InvoiceNumber>::all(cluster.client.clone());
-        let doing = format!("read invoice number {text}");
-        let number = object_name(text);
-        let found = if ids::is_object_name(&number) {
-            cluster.call(&doing, numbers.get_opt(&number)).await?
-        } else {
-            None
-        };
-        found.map(|number| number.spec.invoice)
+        Vec::new()
     };
-    let found = match name.filter(|name| ids::is_object_name(name)) {
-        Some(name) => {
-            select(
-                cluster,
-                ListParams::default().fields(&format!("metadata.name={name}")),
-            )
-            .await?
-        }
-        None => Vec::new(),
-    };
-    let is_it = |invoice: &Invoice| account.is_none_or(|account| invoice.spec.account_name == account);
-    found.into_iter().find(is_it).ok_or_else(|| {
+    found.retain(|invoice| account.is_none_or(|account| invoice.spec.account_name == account));
+    let accounts: Vec<&str> = found
+        .iter()
+        .map(|invoice| invoice.spec.account_name.as_str())
+        .collect();
+    if accounts.len() > 1 {
+        return Err(CliError::Refused {
+            doing: format!("find invoice {text}"),
+            reason: format!(
+                "the accounts {} have one of that number, of several installations; give its id",
+                accounts.join(", ")
+            ),
+        });
+    }
+    found.pop().ok_or_else(|| {
         let of = account.map(|account| format!(" of account {account}"));
         CliError::Refused {
-            doing: format!("show invoice {text}"),
+            doing: format!("find invoice {text}"),
             reason: format!(
                 "there is none{}; `{} invoice list --account {}` lists them",
                 of.unwrap_or_default(),
@@ -320,11 +331,7 @@ async fn find(cluster: &Cluster, text: &str, account: Option<&str>) -> Result<In
 
 async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     let all = of_account(cluster, &args.account).await?;
-    let all: Vec<View> = all
-        .iter()
-        .filter(|invoice| !is_request(invoice))
-        .map(View::of)
-        .collect();
+    let all: Vec<View> = all.iter().map(View::of).collect();
     if args.output == Output::Json {
         return output::json(&all);
     }
@@ -351,11 +358,6 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     let head = ["NUMBER", "TYPE", "NAME", "FROM", "TO", "AMOUNT", "DUE", "STATUS"];
     output::line(&output::table(&head, &rows));
     Ok(())
-}
-
-/// Whether it is a credit note that was only asked for.
-fn is_request(invoice: &Invoice) -> bool {
-    !invoice.is_invoice() && !invoice.is_issued()
 }
 
 async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
@@ -582,6 +584,28 @@ async fn take_back(cluster: &Cluster, args: &CreditArgs) -> Result<(), CliError>
     let request = request(&invoice, &number, args);
     // The operator decides; this only saves a request that it would refuse.
     let all = of_origin(cluster, &invoice.spec.account).await?;
+    let is_pending = |other: &&Invoice| {
+        let credit = other.spec.credit.as_ref();
+        let phase = other
+            .status
+            .as_ref()
+            .map(|status| status.phase)
+            .unwrap_or_default();
+        phase == InvoicePhase::Open && credit.is_some_and(|credit| credit.invoice == invoice.name())
+    };
+    if let Some(pending) = all.iter().find(is_pending) {
+        let namespace = pending.metadata.namespace.clone().unwrap_or_default();
+        return Err(CliError::WrongState {
+            what: format!("invoice {number}"),
+            why:
+                "is about to be credited: a credit note was asked for, and the operator has not issued it yet"
+                    .to_owned(),
+            fix: format!(
+                "Wait for it; or take it back: kubectl delete invoice {} -n {namespace}",
+                pending.name()
+            ),
+        });
+    }
     let refused = |why: String| CliError::Value {
         flag: "--amount",
         why,
@@ -729,7 +753,7 @@ fn rows(line: &InvoiceLine) -> Vec<[String; 7]> {
         [
             only(0, &line.instance_id),
             only(0, &line.name),
-            row.plan.to_owned(),
+            format!("{} {}", row.plan, row.note).trim_end().to_owned(),
             row.hours,
             row.unit_price,
             row.amount,

@@ -118,7 +118,7 @@ pub struct Credit {
     #[schemars(extend("format" = "int64", "minimum" = 1))]
     pub amount_cents: Option<u64>,
     /// Why, for the buyer.
-    #[schemars(length(min = 1, max = MAX_TEXT))]
+    #[schemars(length(min = 1, max = MAX_TEXT), regex(pattern = "\\S"))]
     pub reason: String,
 }
 

@@ -6,8 +6,12 @@
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-/// Label of a number: its row, such as `2026`, in which it has no gaps.
+/// Label of a number and of its Invoice: its row, such as `2026`, in which it has no gaps.
 pub const ROW_LABEL: &str = "stellage.dev/row";
+/// Label of an issued Invoice: its number.
+pub const NUMBER_LABEL: &str = "stellage.dev/number";
+/// Annotation of a number whose invoice was deleted at the end of the retention: when.
+pub const DELETED_ANNOTATION: &str = "stellage.dev/invoice-deleted";
 
 /// Whose the number is.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -51,6 +55,11 @@ pub fn number(row: &str, sequence: u64) -> String {
     format!("{row}-{sequence:06}")
 }
 
+/// The row of a number.
+pub fn row_of(number: &str) -> &str {
+    number.rsplit_once('-').map_or(number, |(row, _)| row)
+}
+
 /// The name of the object of a number.
 pub fn object_name(number: &str) -> String {
     number.to_lowercase()
@@ -71,6 +80,7 @@ mod tests {
         assert_eq!(number(&row, 42), "RE2026-000042");
         assert_eq!(number(&row, 1_234_567), "RE2026-1234567");
         assert_eq!(object_name("RE2026-000042"), "re2026-000042");
+        assert_eq!(row_of("RE-2026-000042"), "RE-2026");
         assert_eq!(sequence(&row, "RE2026-000042"), Some(42));
         assert_eq!(sequence("2026", "RE2026-000042"), None);
         assert_eq!(sequence("2026", "2027-000001"), None);

@@ -22,7 +22,7 @@ use super::{
 
 /// Most entries or lines in an invoice, and on a page.
 pub const MAX_ENTRIES: usize = 100;
-/// Bytes of entries from which on an invoice or a page takes no more. It may be exceeded by one entry, which has at most some 110 KiB.
+/// Bytes of entries from which on an invoice or a page takes no more. It may be exceeded by one entry, which has at most some 900 KiB.
 pub const SOFT_BYTES: usize = 256 * 1024;
 /// Most plans and prices in a line: four plans, each at every price that it may have within two months.
 pub const MAX_HOURS: usize = 100;
@@ -32,8 +32,9 @@ pub const INVOICE_LABEL: &str = "stellage.dev/invoice";
 /// Label of a page whose invoice is open, so that it has entries and no lines.
 pub const OPEN_LABEL: &str = "stellage.dev/open";
 
-/// Most backups of an instance in an entry. One that is made after those is in another entry, and on another line.
-pub const MAX_BACKUPS: usize = 500;
+/// Most backups of an instance in an entry, some 900 KiB. Those that can exist at once are less than half as many; with so many, the
+/// invoice is issued, and the next one begins without those that are gone.
+pub const MAX_BACKUPS: usize = 5000;
 
 /// What was metered of an instance, or of its backups, as far as it has not been invoiced.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -75,6 +76,22 @@ pub struct LedgerEntry {
     #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub cap_cents: u64,
+    /// The hour that was in progress when the last invoice was closed early: it is billed there, and if it ends up with a dearer plan,
+    /// the difference is billed here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_hour: Option<OpenHour>,
+}
+
+/// An hour that has been billed before it was over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OpenHour {
+    /// Its number, from the first one that is billed.
+    #[schemars(extend("format" = "int64"))]
+    pub hour: i64,
+    /// The price that it was billed at, in thousandths of a cent.
+    #[schemars(extend("format" = "int64"))]
+    pub unit_price: u64,
 }
 
 /// What was metered of a backup.
@@ -152,6 +169,14 @@ pub struct InvoiceLine {
     #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub reduction: u64,
+    /// Of a line with a reduction: the month's price, of the dearest plan or of all backups, in millionths of a cent.
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub month_price: u64,
+    /// Of a line with a reduction: what earlier invoices have billed in the same month, in millionths of a cent.
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub billed_before: u64,
     /// What is to be paid, in cents: the hours without the reduction, rounded half up.
     #[schemars(extend("format" = "int64"))]
     pub amount_cents: u64,
@@ -162,6 +187,8 @@ pub struct InvoiceLine {
 pub struct LineRow<'a> {
     /// The plan; `reduction` for the reduction, which has no hours.
     pub plan: &'a str,
+    /// How a reduction comes about.
+    pub note: String,
     /// Number of hours, or of GB-hours.
     pub hours: String,
     /// Price of an hour.
@@ -171,16 +198,28 @@ pub struct LineRow<'a> {
 }
 
 impl InvoiceLine {
+    /// What the hours are reduced to.
+    fn reduced_to(&self) -> String {
+        let before = if self.billed_before == 0 {
+            String::new()
+        } else {
+            format!(", less {} billed before", Exact(self.billed_before))
+        };
+        format!("to the month's price of {}{before}", Exact(self.month_price))
+    }
+
     /// A row for each plan and price, and one for the reduction if there is one.
     pub fn rows(&self) -> Vec<LineRow<'_>> {
         let hours = self.hours.iter().map(|hours| LineRow {
             plan: &hours.plan,
+            note: String::new(),
             hours: hours.hours().to_string(),
             unit_price: UnitPrice(hours.unit_price).to_string(),
             amount: hours.amount().to_string(),
         });
         let reduction = (self.reduction > 0).then(|| LineRow {
             plan: "reduction",
+            note: self.reduced_to(),
             hours: String::new(),
             unit_price: String::new(),
             amount: Reduction(Exact(self.reduction)).to_string(),

@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use super::{
     Check, Outcome,
-    snapshot::{Missing, OURS, Objects, Read, Snapshot, User},
+    snapshot::{Invoices, Missing, OURS, Objects, Read, Snapshot, User},
 };
 use crate::{
     crd_differences::{self, Differences},
@@ -25,9 +25,10 @@ use crate::{
 };
 use domain::delivery::settings::{HELD_IN_ALL, PENDING_IN_ALL};
 use resources::{
-    Account, Instance, InstanceState, POLICIES, Webhook,
+    Account, Instance, InstanceState, InvoiceNumber, POLICIES, Webhook,
     account::MAIL_UNAVAILABLE,
     conditions::{self, READY, STALLED},
+    invoice_number::DELETED_ANNOTATION,
     webhook::SECRET_READY,
 };
 
@@ -55,6 +56,7 @@ pub(super) fn all(snapshot: &Snapshot) -> Vec<Check> {
         provider(&snapshot.instances),
         webhooks(&snapshot.webhooks),
         backlog(&snapshot.webhooks, &snapshot.pods),
+        invoices(&snapshot.invoices),
         schemas(&snapshot.accounts, &snapshot.instances, &snapshot.webhooks),
     ]
 }
@@ -633,6 +635,42 @@ fn webhooks(read: &Read<Objects<Webhook>>) -> Check {
     )
 }
 
+fn invoices(read: &Read<Invoices>) -> Check {
+    let name = "invoices";
+    let Invoices { numbers, names, held } = match read {
+        Ok(invoices) => invoices,
+        Err(why) => return unread(name, why),
+    };
+    let is_lost = |number: &&InvoiceNumber| {
+        !names.contains(&number.spec.invoice) && !number.annotations().contains_key(DELETED_ANNOTATION)
+    };
+    let lost: Vec<String> = numbers
+        .iter()
+        .filter(is_lost)
+        .map(|number| format!("{} (account {})", number.spec.number, number.spec.account_name))
+        .collect();
+    if !lost.is_empty() {
+        return failed(
+            name,
+            format!(
+                "{} of {} numbers have no invoice: {}",
+                lost.len(),
+                numbers.len(),
+                some(&lost)
+            ),
+            "They were given, and their invoices are lost: restore these, or keep a record of what they were (docs/invoices.md#numbers)",
+        );
+    }
+    if let Some((first, why)) = held.first_key_value() {
+        return warning(
+            name,
+            format!("{} cannot be issued, such as {first}: {why}", held.len()),
+            "They wait, and are issued once that is mended (docs/invoices.md)",
+        );
+    }
+    ok(name, format!("each of {} numbers has its invoice", numbers.len()))
+}
+
 /// A number that the operator's pods set by flag or environment variable.
 fn setting(pods: &[&Pod], flag: &str) -> Option<u32> {
     let variable = format!("STELLAGE_{}", flag.to_uppercase().replace('-', "_"));
@@ -758,6 +796,47 @@ mod tests {
 
     fn noon() -> Timestamp {
         NOON.parse().unwrap()
+    }
+
+    #[test]
+    fn a_number_without_its_invoice_is_told_unless_that_was_deleted_on_purpose() {
+        let number = |number: &str, annotations: serde_json::Value| -> InvoiceNumber {
+            serde_json::from_value(serde_json::json!({
+                "metadata": { "name": number, "annotations": annotations },
+                "spec": { "number": number, "invoice": format!("inv-{number}"), "account": "u", "accountName": "ada" },
+            }))
+            .unwrap()
+        };
+        let judge = |names: &[&str], held: &[(&str, &str)]| {
+            let numbers = vec![
+                number("2026-000001", serde_json::json!({})),
+                number(
+                    "2026-000002",
+                    serde_json::json!({ DELETED_ANNOTATION: "2027-01-01T00:00:00Z" }),
+                ),
+            ];
+            let check = invoices(&Ok(Invoices {
+                numbers,
+                names: names.iter().map(|name| (*name).to_owned()).collect(),
+                held: held
+                    .iter()
+                    .map(|(name, why)| ((*name).to_owned(), (*why).to_owned()))
+                    .collect(),
+            }));
+            (check.outcome, check.message)
+        };
+        let (outcome, message) = judge(&[], &[]);
+        assert_eq!(outcome, Outcome::Failed);
+        assert!(
+            message.contains("1 of 2 numbers have no invoice: 2026-000001 (account ada)"),
+            "{message}"
+        );
+        assert_eq!(judge(&["inv-2026-000001"], &[]).0, Outcome::Ok);
+        let held = judge(
+            &["inv-2026-000001"],
+            &[("inv-a", "the catalogue names no seller")],
+        );
+        assert_eq!(held.0, Outcome::Warning);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Everything that `stellage doctor` reads from a cluster, in one pass. What cannot be read is recorded as well.
 
-use std::{collections::BTreeMap, fmt::Debug};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+};
 
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
@@ -24,10 +27,11 @@ use serde::de::DeserializeOwned;
 use super::rights::{self, Component, Right};
 use crate::{CliError, connect::Cluster, objects};
 use resources::{
-    Account, GROUP, Instance, Webhook,
+    Account, GROUP, Instance, Invoice, InvoiceNumber, Webhook,
     conditions::{self, READY},
+    invoice::SETTLED_LABEL,
 };
-use runtime::lease::LEASE_NAME;
+use runtime::{client::Pages, lease::LEASE_NAME};
 
 /// Label of everything that the chart or deploy/rbac.yaml creates, whatever its name.
 pub(super) const OURS: &str = "app.kubernetes.io/part-of=stellage";
@@ -45,6 +49,16 @@ pub(super) struct Objects<K> {
     pub(super) all: Vec<K>,
     /// Objects that do not match their schema.
     pub(super) unreadable: Vec<InvalidObject>,
+}
+
+/// The numbers of invoices, and what is known of the invoices.
+#[derive(Debug, Default)]
+pub(super) struct Invoices {
+    pub(super) numbers: Vec<InvoiceNumber>,
+    /// Names of all invoices and credit notes.
+    pub(super) names: BTreeSet<String>,
+    /// Why invoices cannot be issued that are due, by name.
+    pub(super) held: BTreeMap<String, String>,
 }
 
 /// A service account of the operator.
@@ -95,6 +109,7 @@ pub(super) struct Snapshot {
     pub(super) accounts: Read<Objects<Account>>,
     pub(super) instances: Read<Objects<Instance>>,
     pub(super) webhooks: Read<Objects<Webhook>>,
+    pub(super) invoices: Read<Invoices>,
 }
 
 impl Snapshot {
@@ -141,6 +156,7 @@ impl Snapshot {
             accounts,
             instances: all(cluster, "list the Instances").await,
             webhooks: all(cluster, "list the Webhooks").await,
+            invoices: invoices(cluster).await,
         })
     }
 }
@@ -259,4 +275,32 @@ async fn is_allowed(cluster: &Cluster, user: &str, operator: &str, right: &Right
     let answer = cluster.call("review the operator's rights", reviews.create(&as_usual, &review));
     let answer = answer.await.map_err(words)?;
     Ok(answer.status.is_some_and(|status| status.allowed))
+}
+
+async fn invoices(cluster: &Cluster) -> Read<Invoices> {
+    let failed = |failure: CliError| failure.to_string();
+    // First the numbers: one that is given meanwhile has its invoice before.
+    let api = Api::<InvoiceNumber>::all(cluster.client.clone());
+    let pages = Pages::of(api, ListParams::default());
+    let numbers = cluster.list("list the InvoiceNumbers", pages, Pages::next).await;
+    let numbers = numbers.map_err(CliError::from).map_err(failed)?;
+    let api = Api::<Invoice>::all(cluster.client.clone());
+    let pages = Pages::of(api.clone(), ListParams::default());
+    let all = cluster
+        .list("list the Invoices", pages, Pages::next_metadata)
+        .await;
+    let all = all.map_err(CliError::from).map_err(failed)?;
+    let unsettled = ListParams::default().labels(&format!("!{SETTLED_LABEL}"));
+    let pages = Pages::of(api, unsettled.limit(50));
+    let unsettled = cluster.list("list the open Invoices", pages, Pages::next).await;
+    let unsettled = unsettled.map_err(CliError::from).map_err(failed)?;
+    let held = unsettled.into_iter().filter_map(|invoice| {
+        let name = invoice.name_any();
+        Some((name, invoice.status?.held?))
+    });
+    Ok(Invoices {
+        numbers,
+        names: all.into_iter().map(|invoice| invoice.name_any()).collect(),
+        held: held.collect(),
+    })
 }

@@ -10,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::reconcile::{Reconciler, State};
 use domain::event::{OutboxVersion, outbox};
-use resources::{Invoice, InvoicePage, invoice::SETTLED_LABEL, tracking::CONTROLLER_MANAGER};
+use resources::{Invoice, InvoicePage, invoice::SETTLED_LABEL, origin, tracking::CONTROLLER_MANAGER};
 use runtime::client::{CallError, bounded};
 
 pub(super) fn name<K: Resource>(object: &K) -> &str {
@@ -28,7 +28,11 @@ impl Reconciler {
     /// Hands the event of an issued invoice to the outbox.
     pub(super) async fn issued(&self, invoice: &Invoice) {
         let deps = &self.shared.deps;
-        deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
+        // The namespace may be another account's by now.
+        let holder = deps.directory.account_of(&invoice.spec.account_namespace);
+        if holder.is_some_and(|holder| origin::uid(&holder.metadata) == invoice.spec.account) {
+            deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
+        }
         let status = invoice.status.clone().unwrap_or_default();
         let what = if invoice.is_invoice() {
             "invoice"
@@ -75,16 +79,20 @@ impl Reconciler {
         Ok(again)
     }
 
-    /// Creates or replaces a page. One of the next invoice may have been written by a process that died.
+    /// Creates or replaces a page. A process that died may have written one of the next invoice, which it did not come to create.
     pub(super) async fn put_page(&self, mut page: InvoicePage) -> Result<InvoicePage, CallError> {
-        match self.put(page.clone()).await {
-            Err(error) if error.is_already_exists() => {
-                let stored = bounded(self.api(&page).get(name(&page))).await?;
-                page.metadata.resource_version = stored.metadata.resource_version;
-                self.put(page).await
-            }
-            outcome => outcome,
+        let exists = match self.put(page.clone()).await {
+            Err(error) if error.is_already_exists() => error,
+            outcome => return outcome,
+        };
+        let api: Api<Invoice> = Api::namespaced(self.shared.deps.client.clone(), &self.shared.deps.namespace);
+        if bounded(api.get_opt(&page.spec.invoice)).await?.is_some() {
+            // Another process goes on with it.
+            return Err(exists);
         }
+        let stored = bounded(self.api(&page).get(name(&page))).await?;
+        page.metadata.resource_version = stored.metadata.resource_version;
+        self.put(page).await
     }
 
     fn api<K>(&self, object: &K) -> Api<K>

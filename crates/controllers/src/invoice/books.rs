@@ -44,12 +44,22 @@ pub(super) async fn read(
         else {
             continue;
         };
-        match (invoice.is_issued(), invoice.is_invoice()) {
-            (true, _) => stored.issued.push(invoice),
-            (false, true) => open.push(invoice),
-            (false, false) => stored.credits.push(invoice),
+        let phase = invoice
+            .status
+            .as_ref()
+            .map_or(InvoicePhase::Open, |status| status.phase);
+        match phase {
+            InvoicePhase::Issued => stored.issued.push(invoice),
+            InvoicePhase::Open if invoice.is_invoice() => open.push(invoice),
+            InvoicePhase::Open => stored.credits.push(invoice),
+            InvoicePhase::Refused => {}
         }
     }
+    // Always in the same order: one that a dead process has given a number to is issued first.
+    stored.credits.sort_by_key(|request| {
+        let created = request.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (created, request.name().to_owned())
+    });
     let of_account = format!("{ACCOUNT_ORIGIN_LABEL}={account},{OPEN_LABEL}");
     each(client, namespace, &of_account, |page: InvoicePage| {
         books.put_page(page);

@@ -1,6 +1,7 @@
 //! Issues the credit notes that were asked for, one after another: how much is left of an invoice depends on those before.
 
 use jiff::tz::TimeZone;
+use kube::Api;
 
 use super::{
     apply::settled,
@@ -9,7 +10,10 @@ use super::{
 };
 use domain::invoice::ledger::{Facts, credit};
 use resources::{Invoice, InvoicePhase};
-use runtime::client::CallError;
+use runtime::client::{CallError, bounded};
+
+/// Annotation of an invoice: the name of the last credit note for it.
+const CREDITED_ANNOTATION: &str = "stellage.dev/credited-by";
 
 impl Reconciler {
     /// Issues or refuses every credit note that was asked for.
@@ -34,14 +38,9 @@ impl Reconciler {
             };
             let written = match (invoice, total) {
                 (Some(invoice), Ok(total)) => {
-                    // The same year in every process that tries.
-                    let asked = request
-                        .metadata
-                        .creation_timestamp
-                        .as_ref()
-                        .map_or(facts.now, |time| time.0);
-                    let year = asked.to_zoned(TimeZone::UTC).year();
+                    let year = facts.now.to_zoned(TimeZone::UTC).year();
                     let number = self.shared.numbers.take(request, year).await?;
+                    self.claim(invoice, request).await?;
                     self.put(credit::issued(request, invoice, &number, total, facts))
                         .await?
                 }
@@ -53,11 +52,30 @@ impl Reconciler {
             state.credits.remove(0);
             if written.is_issued() {
                 self.issued(&written).await;
-                issued.push(written.clone());
+                // The invoice has been noted on.
+                issued = books::issued(&deps.client, &deps.namespace, facts.holder.uid).await?;
                 state.issued.push(written);
             }
         }
         Ok(())
+    }
+
+    /// Notes on the invoice that a credit note is about to be issued. It fails if another process has noted one since the invoice was
+    /// read: together they might take back more than there is.
+    async fn claim(&self, invoice: &Invoice, request: &Invoice) -> Result<(), CallError> {
+        let deps = &self.shared.deps;
+        let api: Api<Invoice> = Api::namespaced(deps.client.clone(), &deps.namespace);
+        let mut claimed = bounded(api.get(invoice.name())).await?;
+        let annotations = claimed.metadata.annotations.get_or_insert_default();
+        let before = annotations.insert(CREDITED_ANNOTATION.to_owned(), request.name().to_owned());
+        if before.as_deref() == Some(request.name()) {
+            return Ok(());
+        }
+        claimed
+            .metadata
+            .resource_version
+            .clone_from(&invoice.metadata.resource_version);
+        self.put(claimed).await.map(drop)
     }
 }
 

@@ -13,7 +13,7 @@ use kube::{
 
 use resources::{
     Invoice, InvoiceNumber, InvoiceNumberSpec,
-    invoice_number::{ROW_LABEL, number, object_name, row, sequence},
+    invoice_number::{NUMBER_LABEL, ROW_LABEL, number, object_name, row, sequence},
     tracking::CONTROLLER_MANAGER,
 };
 use runtime::client::{CallError, Pages, bounded};
@@ -61,27 +61,33 @@ impl InvoiceNumbers {
         }
     }
 
-    /// The number of an invoice or a credit note: the one that it has, or the next one of the year. `year` must be the same whenever it is
-    /// asked for.
+    /// The number of an invoice or a credit note: the one that it has, or the next one of the year. Around the end of a year, an earlier
+    /// process may have given it one of the year before.
     pub(super) async fn take(&self, invoice: &Invoice, year: i16) -> Result<String, CallError> {
-        let name = row(&self.prefix, year);
+        let (last, this) = (row(&self.prefix, year - 1), row(&self.prefix, year));
         let mut rows = self.rows.lock().await;
-        if !rows.contains_key(&name) {
-            rows.insert(name.clone(), self.read(&name).await?);
-        }
-        let row = rows.entry(name.clone()).or_default();
-        loop {
-            if let Some(number) = row.numbers.get(invoice.name()) {
-                return Ok(number.clone());
+        for name in [&last, &this] {
+            if !rows.contains_key(name) {
+                rows.insert(name.clone(), self.read(name).await?);
             }
+        }
+        let known = rows.values().find_map(|row| row.numbers.get(invoice.name()));
+        if let Some(number) = known {
+            return Ok(number.clone());
+        }
+        let row = rows.entry(this.clone()).or_default();
+        loop {
             let sequence = row.last + 1;
-            let next = number(&name, sequence);
-            let owner = match self.create(&name, &next, invoice).await {
+            let next = number(&this, sequence);
+            let owner = match self.create(&this, &next, invoice).await {
                 Ok(()) => invoice.name().to_owned(),
                 Err(error) if error.is_already_exists() => self.owner(&next).await?,
                 Err(error) => return Err(error),
             };
-            row.taken(sequence, next, &owner);
+            row.taken(sequence, next.clone(), &owner);
+            if owner == invoice.name() {
+                return Ok(next);
+            }
         }
     }
 
@@ -129,21 +135,22 @@ impl InvoiceNumbers {
                 row.taken(sequence, number(name, sequence), &owner);
             }
         }
-        if row.last == 0 {
-            row.last = self.highest(name).await?;
-        }
+        row.last = row.last.max(self.highest(name).await?);
         Ok(row)
     }
 
-    /// The highest sequence number on an issued invoice: for the case that the numbers have been lost and the invoices have not.
+    /// The highest sequence number on an issued invoice: some numbers may have been lost, or not have been restored.
     async fn highest(&self, row: &str) -> Result<u64, CallError> {
-        let api: Api<DeserializeGuard<Invoice>> = Api::namespaced(self.client.clone(), &self.namespace);
-        let mut pages = Pages::of(api, ListParams::default().limit(200));
+        let api: Api<Invoice> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut pages = Pages::of(api, ListParams::default().labels(&format!("{ROW_LABEL}={row}")));
         let mut highest = 0;
-        while let Some(page) = pages.next().await? {
-            let invoices = page.items.into_iter().filter_map(|invoice| invoice.0.ok());
-            let numbers = invoices.filter_map(|invoice| sequence(row, invoice.status?.number.as_deref()?));
-            highest = numbers.max().unwrap_or(0).max(highest);
+        while let Some(page) = pages.next_metadata().await? {
+            let numbers = page
+                .items
+                .iter()
+                .filter_map(|invoice| invoice.labels().get(NUMBER_LABEL));
+            let sequences = numbers.filter_map(|number| sequence(row, number));
+            highest = sequences.max().unwrap_or(0).max(highest);
         }
         Ok(highest)
     }

@@ -45,7 +45,7 @@ pub(super) fn facts<'a>(
     terms: &'a InvoiceTerms,
     max_lines: usize,
     now: Timestamp,
-    is_closing: bool,
+    (is_closing, is_gone): (bool, bool),
 ) -> Facts<'a> {
     let billing = account.spec.billing.as_ref();
     Facts {
@@ -58,7 +58,13 @@ pub(super) fn facts<'a>(
             buyer: account.buyer(),
             tax_rate: billing.and_then(|billing| billing.tax_rate),
             tax_note: billing.and_then(|billing| billing.tax_note.as_deref()),
+            created: account
+                .metadata
+                .creation_timestamp
+                .as_ref()
+                .map_or(Timestamp::MIN, |time| time.0),
             closed_until: account.invoices_closed_until(),
+            is_gone,
             is_closing: is_closing && subjects.is_empty(),
         },
         subjects,

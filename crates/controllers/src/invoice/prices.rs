@@ -52,10 +52,15 @@ impl KeptPrices {
         shutdown: CancellationToken,
     ) {
         let mut complained = String::new();
+        // If that clock is set back, what has changed since stays.
+        let mut latest = Timestamp::MIN;
         loop {
             let before = self.current();
             let recorded = match now() {
-                Some(now) => self.record(now, needed_since()).await,
+                Some(now) => {
+                    latest = latest.max(now);
+                    self.record(latest, needed_since()).await
+                }
                 None => Ok(None),
             };
             if self.current() != before {

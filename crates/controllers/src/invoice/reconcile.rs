@@ -16,7 +16,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Gone, Shared, Unsettled, books,
+    Gone, Shared, Unsettled,
+    apply::name,
+    books,
     observe::{billed, facts},
 };
 use domain::{
@@ -44,11 +46,14 @@ const MANY: usize = 1000;
 /// When to retry after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// When to check again whether the prices have been read.
-const AGAIN: Duration = Duration::from_millis(200);
+const AGAIN: Duration = Duration::from_secs(1);
 /// Longest interval between two reconciles of an account with an open invoice, in case the clock is set.
 const LONGEST: Duration = Duration::from_secs(60);
 /// How often to look for invoices of Accounts that no longer exist.
 const ORPHANS: Duration = Duration::from_secs(60);
+/// How long an Account that was not closed must be missing before what it owes is invoiced: it may be on its way, in an import or a
+/// restore.
+const MISSING: Duration = Duration::from_mins(10);
 /// Maximum number of steps in one reconcile. An account with very many pages continues in its next one, so that others get
 /// their turn.
 const MAX_STEPS: usize = 1000;
@@ -174,6 +179,7 @@ impl Reconciler {
     /// Issues and keeps the invoices of Accounts that vanished without being closed, because their finalizer was removed by hand.
     /// Runs until shutdown.
     pub(super) async fn close_orphans(&self, shutdown: CancellationToken) {
+        let mut missing: HashMap<String, Instant> = HashMap::new();
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -196,7 +202,25 @@ impl Reconciler {
                     orphans.insert(invoice.spec.account.clone(), invoice);
                 }
             }
-            for invoice in orphans.into_values() {
+            missing.retain(|uid, _| orphans.contains_key(uid));
+            let may_issue = !self
+                .shared
+                .deps
+                .catalogue
+                .current()
+                .invoices
+                .seller
+                .name
+                .is_empty();
+            for (uid, invoice) in orphans {
+                let since = *missing.entry(uid).or_insert_with(Instant::now);
+                let was_closed = invoice
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.buyer.is_some());
+                if !may_issue || !was_closed && since.elapsed() < MISSING {
+                    continue;
+                }
                 let account = &invoice.spec.account_name;
                 if let Err(error) = self.close_orphan(&invoice).await {
                     tracing::warn!(account, %error, "cannot close the invoices of an Account that is gone; will retry");
@@ -229,7 +253,8 @@ impl Reconciler {
         account.metadata.deletion_timestamp = Some(Time(self.shared.now()));
         let mut state = self.read(uid).await?;
         let nothing = Subjects::new();
-        self.go_on(&mut state, &account, &nothing, &prices, true).await?;
+        self.go_on(&mut state, &account, &nothing, &prices, (true, true))
+            .await?;
         self.settle(&mut state, true).await.map(drop)
     }
 
@@ -293,19 +318,30 @@ impl Reconciler {
             }
         };
         let again = self
-            .go_on(&mut state, account, &subjects, &prices, closing_for.is_some())
+            .go_on(
+                &mut state,
+                account,
+                &subjects,
+                &prices,
+                (closing_for.is_some(), false),
+            )
             .await?;
         let is_resting = again.is_none();
         if is_resting {
             self.recorded(namespace, &subjects, &gone);
         }
         let settled = self.settle(&mut state, false).await?;
-        let step = self.next_step(&mut state, account, &subjects, &prices);
+        let step = if is_resting {
+            self.next_step(&mut state, account, &subjects, &prices)
+        } else {
+            Step::Continue
+        };
         let mut idle = None;
         if let Step::Rest(Some(until)) = step
             && is_resting
             && !is_deleting
             && state.issued.is_empty()
+            && state.credits.is_empty()
             // Without pages, reading them again would cost more than the memory is worth.
             && !state.books.pages.is_empty()
         {
@@ -358,7 +394,7 @@ impl Reconciler {
         let terms = self.shared.deps.catalogue.current();
         next(
             &mut state.books,
-            &self.facts(account, subjects, prices, &terms.invoices, false),
+            &self.facts(account, subjects, prices, &terms.invoices, (false, false)),
         )
     }
 
@@ -368,7 +404,7 @@ impl Reconciler {
         subjects: &'a Subjects<'a>,
         prices: &'a PriceHistory,
         terms: &'a InvoiceTerms,
-        is_closing: bool,
+        is_closing: (bool, bool),
     ) -> Facts<'a> {
         let (max_lines, now) = (self.shared.deps.settings.max_lines, self.shared.now());
         facts(account, subjects, prices, terms, max_lines, now, is_closing)
@@ -414,6 +450,14 @@ impl Reconciler {
             uid,
             account.invoices_closed_until(),
             prices.currency().to_string(),
+            self.shared
+                .deps
+                .catalogue
+                .current()
+                .invoices
+                .seller
+                .name
+                .is_empty(),
         ));
         // Sums, because they come in no order.
         let invoices = unsettled.iter().map(|invoice| hasher.hash_one(invoice));
@@ -430,13 +474,17 @@ impl Reconciler {
         account: &Account,
         subjects: &Subjects<'_>,
         prices: &PriceHistory,
-        is_closing: bool,
+        // Whether the Account is being closed, and whether it is gone.
+        is_closing: (bool, bool),
     ) -> Result<Option<Duration>, CallError> {
         let deps = &self.shared.deps;
         let catalogue = deps.catalogue.current();
         state.books.look_again();
         let facts = || self.facts(account, subjects, prices, &catalogue.invoices, is_closing);
-        self.credit(state, &facts()).await?;
+        if let Err(error) = self.credit(state, &facts()).await {
+            // What is metered does not wait for it.
+            tracing::warn!(account = name(account), %error, "cannot issue a credit note; will retry");
+        }
         for _ in 0..MAX_STEPS {
             match next(&mut state.books, &facts()) {
                 Step::Rest(_) => return Ok(None),

@@ -5,13 +5,19 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use kube::{
     Api,
-    api::{DeleteParams, ListParams},
+    api::{DeleteParams, ListParams, PostParams},
     core::DeserializeGuard,
 };
 use tokio_util::sync::CancellationToken;
 
 use super::Deps;
-use resources::{Invoice, InvoicePage, invoice::SETTLED_LABEL, invoice_page::INVOICE_LABEL};
+use resources::{
+    Invoice, InvoiceNumber, InvoicePage,
+    invoice::SETTLED_LABEL,
+    invoice_number::{DELETED_ANNOTATION, object_name},
+    invoice_page::INVOICE_LABEL,
+    tracking::CONTROLLER_MANAGER,
+};
 use runtime::client::{CallError, Pages, bounded};
 
 /// How often to look.
@@ -75,8 +81,31 @@ async fn delete(deps: &Deps, invoice: &Invoice) -> Result<(), CallError> {
     for name in names {
         gone(bounded(api.delete(&name, &DeleteParams::default())).await)?;
     }
+    mark_number(deps, invoice).await?;
     let api: Api<Invoice> = Api::namespaced(deps.client.clone(), &deps.namespace);
     gone(bounded(api.delete(invoice.name(), &DeleteParams::default())).await)
+}
+
+/// Notes on the number that its invoice is gone on purpose.
+async fn mark_number(deps: &Deps, invoice: &Invoice) -> Result<(), CallError> {
+    let number = invoice
+        .status
+        .as_ref()
+        .and_then(|status| status.number.as_deref());
+    let Some(number) = number.map(object_name) else {
+        return Ok(());
+    };
+    let api: Api<InvoiceNumber> = Api::all(deps.client.clone());
+    let Some(mut stored) = bounded(api.get_opt(&number)).await? else {
+        return Ok(());
+    };
+    let annotations = stored.metadata.annotations.get_or_insert_default();
+    annotations.insert(DELETED_ANNOTATION.to_owned(), deps.clock.now().to_string());
+    let params = PostParams {
+        field_manager: Some(CONTROLLER_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    bounded(api.replace(&number, &params, &stored)).await.map(drop)
 }
 
 /// What is gone is deleted.

@@ -29,14 +29,25 @@ pub struct BackupLine {
     pub reduction: Exact,
     /// The amount to be paid.
     pub amount: Cents,
+    /// The month's price of all of them, and what was billed before in the calendar month.
+    pub limit: (Exact, Exact),
 }
 
 /// The line of some backups with their hours that begin before `until` and are on no earlier invoice. `None` if there are none that
 /// cost something.
 pub fn line(backups: &[MeteredBackup], until: Timestamp, prices: &PriceHistory) -> Option<BackupLine> {
     let (mut hours, mut reduction) = (Vec::new(), Exact::default());
+    let mut limit = (Exact::default(), Exact::default());
     for backup in backups {
         let cost = cost(backup, until, prices);
+        // One that costs less than a month reduces nothing: it counts with what it costs.
+        let billed = Exact(backup.billed);
+        let of_it = if cost.reduction.0 > 0 {
+            monthly(cost.cap, backup.megabytes)
+        } else {
+            cost.billed
+        };
+        limit = (limit.0.plus(of_it), limit.1.plus(billed));
         for (gb_hours, unit_price) in cost.hours {
             add(&mut hours, PLAN, gb_hours, unit_price);
         }
@@ -47,6 +58,7 @@ pub fn line(backups: &[MeteredBackup], until: Timestamp, prices: &PriceHistory) 
         hours,
         reduction,
         amount,
+        limit,
     })
 }
 

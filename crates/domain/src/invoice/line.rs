@@ -2,9 +2,13 @@
 
 use jiff::Timestamp;
 
-use super::{Period, PriceHistory, metering::first_hour_from};
+use super::{
+    Period, PriceHistory,
+    metering::{beginning, first_hour_from},
+};
 use resources::{
     InvoicedHours, Plan,
+    invoice_page::OpenHour,
     metering::Metering,
     money::{Cents, Exact, Hours, UnitPrice},
 };
@@ -30,14 +34,19 @@ pub struct Line {
     pub cap: Cents,
 }
 
+/// The plan of the difference for an hour that was billed before it was over.
+pub const DIFFERENCE: &str = "difference";
+
 /// The line of an instance that was deleted at `ended`, or still exists. `earlier` is what invoices for earlier parts of the
-/// same calendar month have billed for it. `None` if none of its hours began in the period.
+/// same calendar month have billed for it, and `open` the hour that was in progress when the last of them was closed. `None` if there
+/// is nothing: none of its hours began in the period, and that hour got no dearer.
 pub fn line(
     metering: &Metering,
     ended: Option<Timestamp>,
     period: Period,
     prices: &PriceHistory,
     earlier: Billed,
+    open: Option<OpenHour>,
 ) -> Option<Line> {
     let since = metering.since;
     let first = first_hour_from(since, period.from);
@@ -50,6 +59,11 @@ pub fn line(
         amount: Cents(0),
         cap: earlier.cap,
     };
+    if let Some((plan, difference)) = open.and_then(|open| difference(metering, open, prices)) {
+        add(&mut line.hours, DIFFERENCE, Hours::whole(1), difference);
+        let began_at = beginning(since, open.map_or(0, |open| open.hour));
+        line.cap = line.cap.max(prices.at(began_at).monthly(plan));
+    }
     for (plan, from, to) in runs(metering) {
         let (from, to) = (from.max(first), to.min(end));
         if from >= to {
@@ -77,6 +91,44 @@ pub fn line(
     line.reduction = exact.beyond(left);
     line.amount = exact.beyond(line.reduction).rounded();
     Some(line)
+}
+
+/// The price of the plan that an hour ended up with, if that is dearer than what it was billed at, and by how much.
+fn difference(metering: &Metering, open: OpenHour, prices: &PriceHistory) -> Option<(Plan, UnitPrice)> {
+    let plan = metering
+        .changes
+        .iter()
+        .find(|change| change.hour == open.hour)?
+        .plan;
+    let price = prices.at(beginning(metering.since, open.hour)).hourly(plan);
+    let difference = price
+        .0
+        .checked_sub(open.unit_price)
+        .filter(|difference| *difference > 0)?;
+    Some((plan, UnitPrice(difference)))
+}
+
+/// The hour that is in progress at a time at which an invoice is closed, as it is billed there; `None` if an hour begins then.
+pub(super) fn open_hour(
+    metering: &Metering,
+    at: Timestamp,
+    prices: &PriceHistory,
+    before: Option<OpenHour>,
+) -> Option<OpenHour> {
+    let hour = first_hour_from(metering.since, at) - 1;
+    if hour < 0 || beginning(metering.since, hour + 1) <= at {
+        return None;
+    }
+    let mut runs = runs(metering);
+    let (plan, ..) = runs.find(|(_, from, to)| (*from..*to).contains(&hour))?;
+    let price = prices.at(beginning(metering.since, hour)).hourly(plan);
+    let earlier = before
+        .filter(|before| before.hour == hour)
+        .map_or(0, |before| before.unit_price);
+    Some(OpenHour {
+        hour,
+        unit_price: price.0.max(earlier),
+    })
 }
 
 /// Adds hours of a plan at a price.

@@ -70,11 +70,35 @@ pub fn forget(metering: &mut Metering, until: Timestamp) {
     metering.changes.drain(..invoiced.saturating_sub(1));
 }
 
-/// The changes of `metering`, preceded by earlier ones that it has forgotten and `known` has not.
+/// The changes that are known, with what `metering` knows of the last known hour and of later ones. What is known of an earlier hour
+/// stays: an instance that was written back with an older status does not reprice it. There are at most as many as can be stored: if
+/// there were more, the last hours are merged into one.
 pub fn merged(known: &[MeteredHour], metering: &Metering) -> Vec<MeteredHour> {
-    let first = metering.changes.first().map_or(i64::MAX, |entry| entry.hour);
-    let before = known.iter().take_while(|entry| entry.hour < first);
-    before.chain(&metering.changes).copied().collect()
+    let Some((last, before)) = known.split_last() else {
+        return metering.changes.clone();
+    };
+    let mut merged = before.to_vec();
+    let mut same = *last;
+    let (of_hour, later): (Vec<MeteredHour>, Vec<MeteredHour>) = metering
+        .changes
+        .iter()
+        .filter(|change| change.hour >= last.hour)
+        .partition(|change| change.hour == last.hour);
+    if let Some(change) = of_hour.first() {
+        same.plan = same.plan.max(change.plan);
+        same.then = change.then;
+    }
+    merged.push(same);
+    merged.extend(later);
+    if merged.len() > MAX_CHANGES {
+        let beyond = merged.split_off(MAX_CHANGES);
+        if let (Some(last), Some(final_one)) = (merged.last_mut(), beyond.last()) {
+            last.then = final_one.then;
+            let dearest = beyond.iter().map(|change| change.plan).max();
+            last.plan = dearest.map_or(last.plan, |plan| plan.max(last.plan));
+        }
+    }
+    merged
 }
 
 /// The same metering with its hours counted from another moment: what an instance was restored with may count from a later one
@@ -185,6 +209,25 @@ mod tests {
             entries(&metering),
             [(0, Starter, Starter), (10, Business, Starter)]
         );
+    }
+
+    #[test]
+    fn an_older_status_that_was_written_back_changes_no_known_hour() {
+        let since = time("2026-11-10T10:00:00Z");
+        let older = begin(Starter, since);
+        let mut newer = older.clone();
+        change(&mut newer, Enterprise, time("2026-11-10T12:30:00Z"));
+        change(&mut newer, Starter, time("2026-11-10T20:00:00Z"));
+        assert_eq!(merged(&newer.changes, &older), newer.changes);
+        let mut later = older;
+        change(&mut later, Business, time("2026-11-11T10:00:00Z"));
+        let all = merged(&newer.changes, &later);
+        assert_eq!(all[..3], newer.changes[..]);
+        assert_eq!((all.len(), all[3].hour, all[3].then), (4, 24, Business));
+        // A raise in the last known hour counts.
+        let mut raised = newer.clone();
+        change(&mut raised, Enterprise, time("2026-11-10T20:30:00Z"));
+        assert_eq!(merged(&newer.changes, &raised), raised.changes);
     }
 
     #[test]

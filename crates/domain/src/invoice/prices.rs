@@ -96,6 +96,12 @@ impl PriceHistory {
         self.spans().any(|(_, _, prices)| prices.backup_gb.0 > 0)
     }
 
+    /// The prices that were in effect at this time.
+    pub(super) fn at(&self, moment: Timestamp) -> &Prices {
+        let past = self.changes.iter().take_while(|(at, _)| *at <= moment);
+        past.last().map_or(&self.first, |(_, prices)| prices)
+    }
+
     /// The tax on an invoice whose period ends at this moment: the last one in effect before.
     pub fn tax_until(&self, end: Timestamp) -> TaxRate {
         let begun = self.spans().take_while(|(from, ..)| *from < end);

@@ -60,15 +60,44 @@ pub fn hours(history: &History, until: Timestamp) -> Vec<(Timestamp, Plan)> {
     }
 }
 
-/// The line for the period. `earlier` is what was billed for the same month: cents, and the month's price of the dearest plan.
+/// What an hour that was billed before it was over ended up dearer: thousandths of a cent, and the month's price of its plan. `before` and
+/// `now` are what was known when the two invoices were closed, of which the first ended at `at`.
+pub fn difference(
+    before: &History,
+    now: &History,
+    at: Timestamp,
+    prices: &PriceChanges,
+) -> Option<(u64, u64)> {
+    let (hour, billed) = hours(before, at)
+        .pop()
+        .filter(|(hour, _)| next_hour(*hour) > at)?;
+    let (_, plan) = hours(now, next_hour(hour))
+        .into_iter()
+        .find(|(begun, _)| *begun == hour)?;
+    let mut monthly = prices[0].1;
+    for (from, changed) in prices {
+        if *from <= hour {
+            monthly = *changed;
+        }
+    }
+    let of = |plan: Plan| monthly[Plan::ALL.iter().position(|p| *p == plan).unwrap()];
+    let hourly = |plan| (of(plan) * 1000).div_ceil(672);
+    let difference = hourly(plan).saturating_sub(hourly(billed));
+    (difference > 0).then(|| (difference, of(plan)))
+}
+
+/// The line for the period. `earlier` is what was billed for the same month: cents, and the month's price of the dearest plan; `extra` is
+/// a [`difference`].
 pub fn line(
     history: &History,
     (from, to): (Timestamp, Timestamp),
     prices: &PriceChanges,
     earlier: (u64, u64),
+    extra: Option<(u64, u64)>,
 ) -> Option<ReferenceLine> {
     let mut by_plan: Vec<(Plan, u64, u64)> = Vec::new();
-    let (mut exact, mut cap) = (0_u128, earlier.1);
+    let (difference, its_cap) = extra.unwrap_or_default();
+    let (mut exact, mut cap) = (u128::from(difference), earlier.1.max(its_cap));
     for (hour, plan) in hours(history, to) {
         if hour < from {
             continue;
@@ -87,7 +116,7 @@ pub fn line(
             None => by_plan.push((plan, monthly, 1)),
         }
     }
-    if by_plan.is_empty() {
+    if by_plan.is_empty() && extra.is_none() {
         return None;
     }
     let capped = exact.min(u128::from(cap - earlier.0) * 1000);

@@ -9,8 +9,13 @@ use crate::{
     invoice::{Total, total},
 };
 use resources::{
-    Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry, conditions::whole_seconds,
-    invoice_page::MAX_BACKUPS, money::Cents, origin, times::milliseconds,
+    Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry,
+    conditions::whole_seconds,
+    invoice_number::{NUMBER_LABEL, ROW_LABEL, row_of},
+    invoice_page::MAX_BACKUPS,
+    money::Cents,
+    origin,
+    times::milliseconds,
 };
 
 /// The time after the end of a month over which the invoices of all accounts are spread (decisions, section 7).
@@ -45,7 +50,7 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     if facts.holder.is_closing {
         let last = books.entries_of(invoice).filter_map(entry::last_moment).max();
         // Not beyond the month: what happened later is on the next invoice.
-        let ended = last.max(Some(facts.now)).unwrap_or(facts.now);
+        let ended = whole_second_after(last.max(Some(facts.now)).unwrap_or(facts.now));
         if ended < to && from < ended {
             return End {
                 at: ended,
@@ -83,28 +88,45 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     }
 }
 
+fn whole_second_after(moment: Timestamp) -> Timestamp {
+    let whole = whole_seconds(moment);
+    if whole == moment {
+        moment
+    } else {
+        whole
+            .saturating_add(SignedDuration::from_secs(1))
+            .unwrap_or(moment)
+    }
+}
+
 /// A number that is derived from an account's origin, spread evenly.
 fn spread_of(uid: &str) -> u16 {
     let digest = Sha256::digest(uid.as_bytes());
     u16::from_be_bytes([digest[0], digest[1]])
 }
 
-/// Whether an invoice has as many lines as it may have, and the next one would have few.
-fn is_full(books: &Books, invoice: &Invoice, max_lines: usize) -> bool {
+/// Whether an invoice has as many lines as it may have, and the next one would have at most half as many.
+fn is_full(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> bool {
     let of_pages = books.pages_of(invoice.name()).map(|page| page.spec.entries.len());
     let lines = invoice.spec.entries.len() + of_pages.sum::<usize>();
-    let is_over = |entry: &&LedgerEntry| entry::is_over(entry);
-    let has_full_entry = || {
-        books.entries_of(invoice).any(|entry| {
-            let over = entry
+    // What still exists is carried over, although it has ended.
+    let is_over =
+        |entry: &&LedgerEntry| entry::is_over(entry) && !facts.subjects.contains_key(entry.uid.as_str());
+    lines >= facts.max_lines && 2 * books.entries_of(invoice).filter(is_over).count() >= lines
+}
+
+/// Whether an entry has as many backups as it may have, and would have at most half as many on the next invoice.
+fn has_full_entry(books: &Books, invoice: &Invoice) -> bool {
+    books.entries_of(invoice).any(|entry| {
+        let over = || {
+            entry
                 .backups
                 .iter()
                 .filter(|backup| backup.ended.is_some())
-                .count();
-            entry.backups.len() >= MAX_BACKUPS && 2 * over >= entry.backups.len()
-        })
-    };
-    (lines >= max_lines && 2 * books.entries_of(invoice).filter(is_over).count() >= lines) || has_full_entry()
+                .count()
+        };
+        entry.backups.len() >= MAX_BACKUPS && 2 * over() >= entry.backups.len()
+    })
 }
 
 /// The next step for the oldest invoice.
@@ -117,13 +139,10 @@ pub(super) fn close(books: &mut Books, facts: &Facts<'_>) -> Step {
     let end = end(books, invoice, facts);
     let at = successor.unwrap_or(end.at);
     if successor.is_none() && !books.has_lines(invoice.name()) {
-        let is_held = facts.terms.seller.name.is_empty();
-        let may_end = if end.is_due(facts.now) {
-            is_held
-        } else {
-            end.at > facts.now
-        };
-        if may_end && full_at(invoice).is_none() && is_full(books, invoice, facts.max_lines) {
+        let (is_held, is_due) = (facts.is_held(), end.is_due(facts.now));
+        let may_end = if is_due { is_held } else { end.at > facts.now };
+        let is_full = || is_full(books, invoice, facts) || !is_held && has_full_entry(books, invoice);
+        if may_end && full_at(invoice).is_none() && is_full() {
             let mut full = Box::new(invoice.clone());
             full.status.get_or_insert_default().full_at = Some(whole_seconds(facts.now));
             return Step::Replace {
@@ -131,11 +150,14 @@ pub(super) fn close(books: &mut Books, facts: &Facts<'_>) -> Step {
                 is_urgent: true,
             };
         }
-        if !end.is_due(facts.now) {
-            return Step::Rest(Some(end.due));
+        if !is_due {
+            return match books.left_over() {
+                Some(page) => Step::DeletePage(Box::new(page.clone())),
+                None => Step::Rest(Some(end.due)),
+            };
         }
         if is_held && full_at(invoice).is_none() {
-            return hold(invoice);
+            return hold(invoice, facts);
         }
         if let Some(step) = prepare(books, facts, end) {
             return step;
@@ -161,14 +183,20 @@ fn full_at(invoice: &Invoice) -> Option<Timestamp> {
     invoice.status.as_ref()?.full_at
 }
 
-/// The step for an invoice that cannot be issued: to say why, once.
-fn hold(invoice: &Invoice) -> Step {
-    let held = invoice.status.as_ref().and_then(|status| status.held.as_deref());
-    if held == Some(NO_SELLER) {
-        return Step::Rest(None);
-    }
+/// The step for an invoice that cannot be issued: to say why, once, and to keep what it says of an account that goes.
+fn hold(invoice: &Invoice, facts: &Facts<'_>) -> Step {
     let mut held = Box::new(invoice.clone());
-    held.status.get_or_insert_default().held = Some(NO_SELLER.to_owned());
+    let status = held.status.get_or_insert_default();
+    status.held = Some(NO_SELLER.to_owned());
+    if facts.holder.is_closing && !facts.holder.is_gone {
+        status.buyer = Some(facts.holder.buyer.clone());
+        status.tax_rate = facts.holder.tax_rate.map(|rate| rate.to_string());
+        status.tax_note = facts.holder.tax_note.map(str::to_owned);
+    }
+    if *held == *invoice {
+        // It is looked at again when something changes, the seller included.
+        return Step::Rest(facts.now.saturating_add(SignedDuration::from_hours(1)).ok());
+    }
     Step::Replace {
         invoice: held,
         is_urgent: true,
@@ -181,11 +209,12 @@ fn prepare(books: &mut Books, facts: &Facts<'_>, end: End) -> Option<Step> {
     let costs = |entry: &LedgerEntry| {
         entry::line_of(entry, end.at, facts.prices).is_some_and(|line| line.amount_cents > 0)
     };
+    // Everything has ended by then.
+    if end.is_early && facts.holder.is_closing {
+        return None;
+    }
     let is_full = full_at(invoice) == Some(end.at);
     if end.is_early && !is_full && books.carry.is_none() && !books.entries_of(invoice).any(costs) {
-        if facts.holder.is_closing {
-            return None;
-        }
         let mut marked = invoice.clone();
         let status = marked.status.get_or_insert_default();
         status.nothing_until = Some(end.at);
@@ -206,10 +235,19 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
         let of_pages = pages.flat_map(|page| page.spec.lines.iter().flatten());
         own.iter().chain(of_pages)
     };
-    let tax_rate = facts.tax_until(at);
+    let kept = invoice
+        .status
+        .clone()
+        .filter(|_| facts.holder.is_gone)
+        .unwrap_or_default();
+    let own_rate = kept.tax_rate.as_deref().and_then(|rate| rate.parse().ok());
+    let tax_rate = own_rate.unwrap_or_else(|| facts.tax_until(at));
     let total = total(lines().map(|line| Cents(line.amount_cents)), tax_rate);
+    if facts.is_held() && full_at(invoice).is_none() {
+        return hold(invoice, facts);
+    }
     // One that is full without a seller is dropped: nobody would ever issue what an installation without billing gathers.
-    if total.amount == Cents(0) || facts.terms.seller.name.is_empty() {
+    if total.amount == Cents(0) || facts.is_held() {
         return match books.pages_of(invoice.name()).next() {
             Some(page) => Step::DeletePage(Box::new(page.clone())),
             None => Step::Delete(Box::new(invoice.clone())),
@@ -218,7 +256,7 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
     let Some(number) = books.numbers.get(invoice.name()) else {
         return Step::TakeNumber {
             invoice: invoice.name().to_owned(),
-            year: at.to_zoned(TimeZone::UTC).year(),
+            year: facts.now.to_zoned(TimeZone::UTC).year(),
         };
     };
     let mut issued = invoice.clone();
@@ -231,9 +269,9 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
         .map(|page| count(page.spec.lines.iter().flatten().count()))
         .collect();
     status.tax_rate = Some(tax_rate.to_string());
-    status.tax_note = facts.holder.tax_note.map(str::to_owned);
+    status.tax_note = kept.tax_note.or_else(|| facts.holder.tax_note.map(str::to_owned));
     status.seller = Some(facts.terms.seller.clone());
-    status.buyer = Some(facts.holder.buyer.clone());
+    status.buyer = Some(kept.buyer.unwrap_or_else(|| facts.holder.buyer.clone()));
     (status.nothing_until, status.full_at) = (None, None);
     (issued.spec.entries, issued.spec.lines) = (Vec::new(), own);
     finish(&mut issued, number, total, facts);
@@ -255,6 +293,14 @@ pub(super) fn finish(issued: &mut Invoice, number: &str, total: Total, facts: &F
     status.amount = Some(format!("{} {}", total.amount, spec.currency));
     (status.net_cents, status.tax_cents) = (total.net.0, total.tax.0);
     status.held = None;
+    let labels = issued.metadata.labels.get_or_insert_default();
+    for (label, value) in [(ROW_LABEL, row_of(number)), (NUMBER_LABEL, number)] {
+        labels.insert(label.to_owned(), value.to_owned());
+    }
+    let status = issued.status.get_or_insert_default();
+    if facts.holder.is_gone {
+        return;
+    }
     status.event_sequence = 1;
     let event = InvoiceIssued {
         uid: &uid,

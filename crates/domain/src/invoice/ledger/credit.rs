@@ -5,7 +5,8 @@ use jiff::tz::TimeZone;
 use super::{Facts, close::finish};
 use crate::invoice::Total;
 use resources::{
-    Invoice,
+    Invoice, InvoiceSpec,
+    invoice::{ACCOUNT_ORIGIN_LABEL, Credit, InvoiceType},
     money::{Cents, TaxRate},
 };
 
@@ -26,7 +27,7 @@ pub fn left(invoice: &Invoice, others: &[Invoice]) -> Total {
 
 /// What a credit note comes to that was asked for, if `left` is left of its invoice. The error says why it cannot be issued.
 pub fn total(request: &Invoice, invoice: &Invoice, left: Total) -> Result<Total, String> {
-    let number = request.spec.credit.as_ref().map_or("", |credit| &credit.number);
+    let number = number_of(invoice);
     let wanted = request
         .spec
         .credit
@@ -63,6 +64,11 @@ pub fn total(request: &Invoice, invoice: &Invoice, left: Total) -> Result<Total,
     })
 }
 
+fn number_of(invoice: &Invoice) -> String {
+    let number = invoice.status.as_ref().and_then(|status| status.number.clone());
+    number.unwrap_or_default()
+}
+
 /// The credit note as it is issued: of the same period, seller, buyer and tax as its invoice.
 pub fn issued(
     request: &Invoice,
@@ -72,8 +78,21 @@ pub fn issued(
     facts: &Facts<'_>,
 ) -> Invoice {
     let mut issued = request.clone();
-    issued.spec.period = invoice.spec.period;
-    issued.spec.currency.clone_from(&invoice.spec.currency);
+    // A request says how much and why; everything else is as on the invoice.
+    let of = &invoice.spec;
+    let credit = request.spec.credit.clone().map(|credit| Credit {
+        number: number_of(invoice),
+        ..credit
+    });
+    issued.spec = InvoiceSpec {
+        invoice_type: InvoiceType::CreditNote,
+        credit,
+        entries: Vec::new(),
+        lines: Vec::new(),
+        ..of.clone()
+    };
+    let label = (ACCOUNT_ORIGIN_LABEL.to_owned(), of.account.clone());
+    issued.metadata.labels = Some([label].into());
     let of = invoice.status.clone().unwrap_or_default();
     let status = issued.status.get_or_insert_default();
     status.id = request.id();

@@ -7,14 +7,14 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Metered, SeenBackup, Subject};
 use crate::invoice::{
     Billed, Line, Period, PriceHistory, backup,
-    line::line,
+    line::{line, open_hour},
     metering::{self, first_hour_from},
 };
 use resources::{
     InvoiceLine, LedgerEntry,
     invoice_page::{MAX_BACKUPS, MeteredBackup},
     metering::Metering,
-    money::Cents,
+    money::{Cents, Exact},
 };
 
 /// How long after its beginning a subject may be seen for the first time and still be billed for the hours before the
@@ -35,6 +35,7 @@ pub(super) fn new(uid: &str, subject: &Subject<'_>, from: Timestamp) -> Option<L
         billed_until: from_when(since, from),
         billed_cents: 0,
         cap_cents: 0,
+        open_hour: None,
     };
     update(&mut entry, Some(subject), from, from, true);
     let has_hours = match &subject.metered {
@@ -86,7 +87,8 @@ pub(super) fn update(
     };
     let before = (entry.changes.len(), entry.changes.last().copied(), entry.ended);
     let mut is_changed = false;
-    entry.ended = subject.ended;
+    // What was written back keeps the end that it had.
+    entry.ended = earlier(entry.ended, subject.ended);
     match &subject.metered {
         Metered::Instance(metering) => {
             let metering = metering::counted_from(entry.since, metering);
@@ -107,6 +109,12 @@ pub(super) fn update(
     }
 }
 
+/// The end of what is known to have ended, if it still has.
+fn earlier(known: Option<Timestamp>, seen: Option<Timestamp>) -> Option<Timestamp> {
+    let seen = seen?;
+    Some(known.map_or(seen, |known| known.min(seen)))
+}
+
 /// Brings the backups of an instance up to date. Returns whether something has changed.
 fn update_backups(
     known: &mut Vec<MeteredBackup>,
@@ -118,7 +126,7 @@ fn update_backups(
     let mut is_changed = false;
     for backup in known.iter_mut() {
         let ended = match left.remove(backup.uid.as_str()) {
-            Some(seen) => seen.ended,
+            Some(seen) => earlier(backup.ended, seen.ended),
             None => backup.ended.or(Some(now)),
         };
         is_changed |= ended != backup.ended;
@@ -149,18 +157,26 @@ fn update_backups(
 
 /// The hours of an entry that begin before a time, as a line. `None` if there are none.
 pub(super) fn line_of(entry: &LedgerEntry, until: Timestamp, prices: &PriceHistory) -> Option<InvoiceLine> {
-    let (hours, reduction, amount) = if entry.backups.is_empty() {
+    let (hours, reduction, amount, limit) = if entry.backups.is_empty() {
         let line = instance_line(entry, until, prices)?;
-        (line.hours, line.reduction, line.amount)
+        let limit = (Exact::from(line.cap), Exact::from(Cents(entry.billed_cents)));
+        (line.hours, line.reduction, line.amount, limit)
     } else {
         let line = backup::line(&entry.backups, until, prices)?;
-        (line.hours, line.reduction, line.amount)
+        (line.hours, line.reduction, line.amount, line.limit)
+    };
+    let (month_price, billed_before) = if reduction.0 > 0 {
+        limit
+    } else {
+        Default::default()
     };
     Some(InvoiceLine {
         instance_id: entry.instance_id.clone(),
         name: entry.name.clone(),
         hours,
         reduction: reduction.0,
+        month_price: month_price.0,
+        billed_before: billed_before.0,
         amount_cents: amount.0,
     })
 }
@@ -174,7 +190,14 @@ fn instance_line(entry: &LedgerEntry, until: Timestamp, prices: &PriceHistory) -
         since: entry.since,
         changes: entry.changes.clone(),
     };
-    line(&metering, entry.ended, period, prices, billed(entry))
+    line(
+        &metering,
+        entry.ended,
+        period,
+        prices,
+        billed(entry),
+        entry.open_hour,
+    )
 }
 
 /// What earlier invoices have billed for an instance in the calendar month.
@@ -220,6 +243,11 @@ pub(super) fn carried(
     let mut metering = Metering {
         since: entry.since,
         changes: carried.changes,
+    };
+    carried.open_hour = if is_same_month {
+        open_hour(&metering, at, prices, entry.open_hour)
+    } else {
+        None
     };
     metering::forget(&mut metering, at);
     carried.changes = metering.changes;

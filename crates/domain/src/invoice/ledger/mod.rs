@@ -119,10 +119,15 @@ pub struct Holder<'a> {
     pub tax_rate: Option<TaxRate>,
     /// Why there is no tax, or another one.
     pub tax_note: Option<&'a str>,
+    /// When the Account was created here. Nothing before that is billed, unless the ledger knows of it: an Account that was written back
+    /// without its invoices has been billed before.
+    pub created: Timestamp,
     /// Time until which invoices are to be closed.
     pub closed_until: Option<Timestamp>,
     /// Whether the Account is deleted, and nothing is left in it; there are no subjects then.
     pub is_closing: bool,
+    /// Whether the Account no longer exists. What its invoice says of it is what it said when it was closed, and nobody is told.
+    pub is_gone: bool,
 }
 
 /// Everything that decisions depend on besides the books.
@@ -141,6 +146,11 @@ pub struct Facts<'a> {
 }
 
 impl Facts<'_> {
+    /// Whether nothing can be issued, because the catalogue names no seller.
+    const fn is_held(&self) -> bool {
+        self.terms.seller.name.is_empty()
+    }
+
     /// The tax on an invoice whose period ends at this time.
     fn tax_until(&self, end: Timestamp) -> TaxRate {
         self.holder.tax_rate.unwrap_or_else(|| self.prices.tax_until(end))
@@ -207,7 +217,7 @@ pub fn next(books: &mut Books, facts: &Facts<'_>) -> Step {
     let Some(newest) = books.invoices.values().next_back() else {
         return sync::open(books, facts);
     };
-    let is_due = close::end(books, newest, facts).is_due(facts.now);
+    let is_due = !facts.is_held() && close::end(books, newest, facts).is_due(facts.now);
     if !books.has_lines(newest.name()) && books.copied < Some(is_due) {
         if let Some(step) = sync::sync(books, newest, facts, is_due) {
             return step;
@@ -257,6 +267,12 @@ impl Books {
     fn page_after(&self, invoice: &str, number: u32) -> Option<u32> {
         let (from, to) = ((invoice.to_owned(), number + 1), (invoice.to_owned(), u32::MAX));
         self.pages.range(from..=to).next().map(|((_, number), _)| *number)
+    }
+
+    /// A page of an invoice that does not exist, from a close that was given up.
+    fn left_over(&self) -> Option<&InvoicePage> {
+        let is_known = |name: &str| self.invoices.values().any(|invoice| invoice.name() == name);
+        self.pages.values().find(|page| !is_known(&page.spec.invoice))
     }
 
     /// Whether a page of the invoice has its lines.

@@ -20,6 +20,7 @@ pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
     let Some(issued_until) = books.issued_until else {
         return Step::LookBack;
     };
+    let issued_until = issued_until.max(facts.holder.created);
     let nothing = HashSet::new();
     let firsts = new_entries(facts, &nothing, issued_until);
     let firsts = firsts

@@ -12,16 +12,18 @@ use resources::{
 const HEAD: &str =
     "number,period_from,period_to,instance_id,name,plan,hours,unit_price,amount,currency,tax_rate\r\n";
 
-/// The first row; of a credit note, also the row of what it takes back, without tax.
+/// The first row; of a credit note, also the row of what it takes back, without tax, which is negative, so that
+/// rows of several documents add up.
 pub(super) fn head(invoice: &Invoice) -> String {
     let mut text = HEAD.to_owned();
     if let Some(credit) = &invoice.spec.credit {
         let net = invoice.status.as_ref().map_or(0, |status| status.net_cents);
         let of_credit = LineRow {
             plan: "credit_note",
+            note: String::new(),
             hours: String::new(),
             unit_price: String::new(),
-            amount: Cents(net).to_string(),
+            amount: format!("-{}", Cents(net)),
         };
         row(&mut text, invoice, "", &credit.reason, &of_credit);
     }

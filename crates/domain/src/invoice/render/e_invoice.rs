@@ -50,7 +50,7 @@ pub(super) fn foot(invoice: &Invoice) -> String {
 fn description(line: &InvoiceLine) -> String {
     let rows = line.rows().into_iter().map(|row| {
         if row.hours.is_empty() {
-            format!("{}: {}", row.plan, row.amount)
+            format!("{} {}: {}", row.plan, row.note, row.amount)
         } else {
             format!(
                 "{}: {} × {} = {}",

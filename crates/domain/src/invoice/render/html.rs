@@ -170,7 +170,7 @@ pub(super) fn rows(lines: &[InvoiceLine]) -> String {
             let _ = writeln!(
                 text,
                 "<tr><td>{id}</td><td>{name}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{to_pay}</td></tr>",
-                escaped(row.plan),
+                escaped(format!("{} {}", row.plan, row.note).trim_end()),
                 row.hours,
                 row.unit_price,
                 row.amount,

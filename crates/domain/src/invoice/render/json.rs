@@ -38,7 +38,7 @@ fn shown(invoice: &Invoice, status: InvoiceStatus, total: Total, lines_count: us
             to: Seconds(to),
         },
         issued_at: status.issued_at.map(Seconds),
-        due_date: status.due_date,
+        due_date: status.due_date.filter(|_| invoice.is_invoice()),
         seller: status.seller.unwrap_or_default().into(),
         buyer: status.buyer.unwrap_or_default().into(),
         corrects: credit.map(|credit| Corrected {

@@ -20,7 +20,14 @@ fn november() -> Period {
 
 fn billed(metering: &Metering, ended: Option<&str>, period: Period) -> Option<Line> {
     let prices = PriceHistory::new(Prices::default());
-    line(metering, ended.map(time), period, &prices, Billed::default())
+    line(
+        metering,
+        ended.map(time),
+        period,
+        &prices,
+        Billed::default(),
+        None,
+    )
 }
 
 fn hours(line: &Line) -> Vec<(Plan, u64)> {
@@ -87,11 +94,19 @@ fn a_month_that_was_closed_early_costs_no_more_in_two_invoices() {
     let prices = PriceHistory::new(Prices::default());
     let (month, middle) = (november(), time("2026-11-28T12:00:00Z"));
     let first = Period { to: middle, ..month };
-    let one = line(&metering, None, first, &prices, Billed::default()).unwrap();
+    let one = line(&metering, None, first, &prices, Billed::default(), None).unwrap();
     // 660 hours of 0.745 cents: 491.7.
     assert_eq!(one.amount, Cents(4_92));
     let earlier = one.billed(Billed::default());
-    let rest = line(&metering, None, Period::starting_at(middle), &prices, earlier).unwrap();
+    let rest = line(
+        &metering,
+        None,
+        Period::starting_at(middle),
+        &prices,
+        earlier,
+        None,
+    )
+    .unwrap();
     assert_eq!((hours(&rest), rest.amount), (vec![(Plan::Starter, 60)], Cents(8)));
 }
 

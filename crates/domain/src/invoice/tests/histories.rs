@@ -147,8 +147,8 @@ proptest! {
                 month = Period::month_of(period.from);
                 (billed, expected) = (Billed::default(), (0, 0));
             }
-            let line = line(&metering, history.ended, *period, &prices, billed);
-            let reference = reference::line(&history, (period.from, period.to), &changes, expected);
+            let line = line(&metering, history.ended, *period, &prices, billed, None);
+            let reference = reference::line(&history, (period.from, period.to), &changes, expected, None);
             match (line, reference) {
                 (Some(line), Some((by_plan, amount))) => {
                     let by_plan = by_plan.into_iter();

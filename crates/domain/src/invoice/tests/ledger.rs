@@ -17,6 +17,7 @@ use crate::{
             Books, Facts, GRACE, Holder, Metered, SPREAD, SeenBackup, Step, Subject, Subjects, backups_key,
             credit, next,
         },
+        line::DIFFERENCE,
         metering,
     },
 };
@@ -137,17 +138,26 @@ impl Machine {
         period: (Timestamp, Timestamp),
         prices: &[PriceChange],
         earlier: (u64, u64),
+        before: Option<(&History, Timestamp)>,
     ) -> Option<(u64, u64, u64)> {
         if let Some(megabytes) = self.megabytes {
             let prices: Vec<_> = prices.iter().map(|change| (change.0, change.2)).collect();
             return reference::backup(history, megabytes, period, &prices, earlier);
         }
         let prices: PriceChanges = prices.iter().map(|change| (change.0, change.1)).collect();
-        let (by_plan, amount) = reference::line(history, period, &prices, earlier)?;
+        let extra = before.and_then(|(before, at)| reference::difference(before, history, at, &prices));
+        let (by_plan, amount) = reference::line(history, period, &prices, earlier, extra)?;
         let hours: u64 = by_plan.iter().map(|(_, _, hours)| hours).sum();
-        let cap = by_plan.iter().map(|(_, monthly, _)| *monthly).max()?;
+        let caps = by_plan.iter().map(|(_, monthly, _)| *monthly);
+        let cap = caps.chain(extra.map(|(_, cap)| cap)).max()?;
         Some((hours * 1000, amount, cap))
     }
+}
+
+/// The hours of a line, in thousandths, without one that was billed before.
+fn of_plans(line: &InvoiceLine) -> u64 {
+    let hours = line.hours.iter().filter(|hours| hours.plan != DIFFERENCE);
+    hours.map(|hours| hours.thousandths).sum()
 }
 
 /// When prices change, and the monthly prices of the plans and of a GB of backup from then on, in cents, and the tax in percent.
@@ -416,6 +426,8 @@ impl World {
                     buyer: Party::default(),
                     tax_rate: None,
                     tax_note: None,
+                    created: Timestamp::MIN,
+                    is_gone: false,
                     closed_until: self.closed_until.filter(|until| *until <= self.now),
                     is_closing: self.is_closing && !self.machines.iter().any(|machine| machine.exists),
                 },
@@ -500,8 +512,7 @@ impl World {
                     books.remove_invoice(&invoice);
                 }
                 Step::TakeNumber { invoice: name, year } => {
-                    let to = books.invoices.values().next().unwrap().spec.period.to;
-                    assert!(year <= to.to_zoned(TimeZone::UTC).year());
+                    assert_eq!(year, self.now.to_zoned(TimeZone::UTC).year());
                     self.last_number += 1;
                     let number = format!("2026-{:06}", self.last_number);
                     assert!(self.numbers.insert(name.clone(), number.clone()).is_none());
@@ -569,13 +580,19 @@ impl World {
         let of_dropped = dropped.map(|(name, period)| (name.as_str(), *period, None));
         let mut all: Vec<_> = of_issued.chain(of_dropped).collect();
         all.sort_by_key(|(_, period, _)| *period);
+        let mut last: Option<(&str, Timestamp)> = None;
         for (name, period, invoice) in &all {
             let month = period.0.to_string()[..7].to_owned();
             let mut of_reference: BTreeMap<String, (u64, Exact)> = BTreeMap::new();
             for (uid, history) in &self.frozen[*name] {
                 let before = earlier.entry((uid.clone(), month.clone())).or_default();
                 let machine = self.machines.iter().find(|machine| machine.uid == *uid).unwrap();
-                let line = machine.of_reference(history, *period, &self.price_changes, *before);
+                let is_same_month = |to: &Timestamp| *to == period.0 && Period::month_of(*to).from < *to;
+                let previous = last.filter(|(_, to)| is_same_month(to)).and_then(|(last, to)| {
+                    let known = self.frozen[last].iter().find(|(known, _)| known == uid);
+                    known.map(|(_, known)| (known, to))
+                });
+                let line = machine.of_reference(history, *period, &self.price_changes, *before, previous);
                 if let Some((hours, amount, cap)) = line {
                     *before = (before.0 + amount, before.1.max(cap));
                     let exact = match machine.megabytes {
@@ -586,6 +603,7 @@ impl World {
                     *sum = (sum.0 + hours, sum.1.plus(exact));
                 }
             }
+            last = Some((name, period.1));
             let rounded = of_reference.into_iter();
             let of_reference: Vec<(String, u64, u64)> = rounded
                 .map(|(line, (hours, exact))| (line, hours, exact.rounded().0))
@@ -606,13 +624,7 @@ impl World {
             }
             let of_lines: Vec<_> = lines
                 .iter()
-                .map(|line| {
-                    (
-                        line.name.clone(),
-                        line.hours.iter().map(|h| h.thousandths).sum::<u64>(),
-                        line.amount_cents,
-                    )
-                })
+                .map(|line| (line.name.clone(), of_plans(line), line.amount_cents))
                 .collect();
             prop_assert_eq!(&of_lines, &of_reference, "{:?}", period);
             let status = invoice.status.clone().unwrap();
@@ -853,6 +865,50 @@ fn a_month_is_closed_with_two_writes_and_two_for_each_page() {
 }
 
 #[test]
+fn an_hour_that_gets_dearer_after_an_early_close_is_billed_in_full_with_the_next_invoice() {
+    let mut world = World::new();
+    world.apply(&Op::Begin(Plan::Starter));
+    world.run(u8::MAX);
+    world.apply(&Op::Advance(1800));
+    world.apply(&Op::Close(0));
+    world.now += GRACE;
+    world.run(u8::MAX);
+    world.apply(&Op::Change(0, Plan::Enterprise));
+    world.run(u8::MAX);
+    world.apply(&Op::Advance(1200));
+    world.apply(&Op::Delete(0));
+    world.run(u8::MAX);
+    world.finish();
+    world.check().unwrap();
+    let mut issued: Vec<&Invoice> = world.invoices.values().filter(|it| it.is_issued()).collect();
+    issued.sort_by_key(|invoice| invoice.spec.period.from);
+    let hours: Vec<(&str, u64, u64)> = issued
+        .iter()
+        .flat_map(|invoice| &invoice.spec.lines[0].hours)
+        .map(|hours| (hours.plan.as_str(), hours.thousandths, hours.unit_price))
+        .collect();
+    // 0.08929 in all.
+    assert_eq!(hours, [("starter", 1000, 745), (DIFFERENCE, 1000, 8929 - 745)]);
+}
+
+#[test]
+fn a_seller_that_goes_while_an_invoice_is_being_issued_holds_it_and_loses_nothing() {
+    for steps in 0..6 {
+        let mut world = World::new();
+        world.apply(&Op::Begin(Plan::Starter));
+        world.run(u8::MAX);
+        world.apply(&Op::Advance(5_000_000));
+        world.run(steps);
+        let seller = std::mem::take(&mut world.terms.seller);
+        assert!(world.run(u8::MAX).is_some());
+        assert!(world.dropped.is_empty());
+        world.terms.seller = seller;
+        world.finish();
+        world.check().unwrap();
+    }
+}
+
+#[test]
 fn without_a_seller_an_invoice_waits_for_one_and_says_so() {
     let mut world = World::new();
     let seller = std::mem::take(&mut world.terms.seller);
@@ -902,6 +958,8 @@ fn without_a_seller_what_fills_an_invoice_is_dropped() {
     (world.max_lines, world.terms.seller) = (20, Party::default());
     for round in 0..20 {
         world.crowd(30 * (round + 1));
+        // A process that leads anew reads what is stored.
+        world.apply(&Op::Restart);
         world.apply(&Op::Advance(7 * 24 * 3600));
         world.run(u8::MAX);
         for index in 30 * round..30 * (round + 1) {

@@ -19,7 +19,7 @@ use super::{
     response::{self, error::Detail},
 };
 use crate::service::{error::Error, id::InvoiceId, invoices::OpenedInvoice};
-use api::{ErrorCode, Invoice, InvoiceAnswer, List, Pagination};
+use api::{ErrorAnswer, ErrorCode, Invoice, InvoiceAnswer, List, Pagination};
 use domain::invoice::render::{Form, e_invoice, html, json as model};
 use resources::{InvoiceLine, money::Cents};
 
@@ -47,32 +47,36 @@ fn format(parameters: &Parameters) -> Result<Option<Form>, Error> {
     }
 }
 
-/// Refuses an e-invoice of what is not issued, or lacks what it needs.
-fn check_e_invoice(invoice: &resources::Invoice) -> Result<(), Error> {
-    let refused = |field: &'static str, message: String| Error {
+/// Why there is no e-invoice: the field that is to blame, and what is wrong.
+fn no_e_invoice(field: &'static str, message: impl Into<String>) -> Error {
+    let message = message.into();
+    Error {
         details: vec![Detail::new(field, "invalid_state", message.clone())],
         ..Error::new(
             ErrorCode::InvalidState,
             format!("there is no e-invoice: {message}"),
         )
-    };
+    }
+}
+
+/// The error for the e-invoice of an open invoice.
+fn still_open() -> Error {
+    no_e_invoice("status", "the invoice is open; it can be read once it is issued")
+}
+
+/// Refuses an e-invoice of what is not issued, or lacks what it needs.
+fn check_e_invoice(invoice: &resources::Invoice) -> Result<(), Error> {
     if !invoice.is_issued() {
-        return Err(refused(
-            "status",
-            "the invoice is open; it can be read once it is issued".to_owned(),
-        ));
+        return Err(still_open());
     }
     let missing = e_invoice::missing(invoice);
-    match missing.first() {
-        None => Ok(()),
-        Some(first) => Err(refused(
+    missing.first().map_or(Ok(()), |first| {
+        let missing = missing.join(", ");
+        Err(no_e_invoice(
             first,
-            format!(
-                "the invoice was issued without a valid {}, which EN 16931 requires; those that are issued once it is set have it",
-                missing.join(", ")
-            ),
-        )),
-    }
+            format!("the invoice was issued without a valid {missing}, which EN 16931 requires; those that are issued once it is set have it"),
+        ))
+    })
 }
 
 /// Lists invoices
@@ -121,7 +125,7 @@ pub async fn list(
     params(Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv`, `html` or `ubl` for all lines as a table, a page to print, or an e-invoice (UBL 2.1, EN 16931; of an issued invoice).", pattern = "^(json|csv|html|ubl)$", example = "json")),
     responses((status = 200, description = "The open invoice", content(
         (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(false))), (String = "text/csv"), (String = "text/html"), (String = "application/xml"),
-    ))),
+    )), (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(still_open())))),
 )]
 pub async fn current(
     State(app): State<Arc<App>>,
@@ -148,7 +152,7 @@ pub async fn current(
     params(Target<InvoiceId>, Paging, ("format" = Option<String>, Query, description = "`json` by default; `csv`, `html` or `ubl` for all lines as a table, a page to print, or an e-invoice (UBL 2.1, EN 16931; of an issued invoice).", pattern = "^(json|csv|html|ubl)$", example = "json")),
     responses((status = 200, description = "The invoice", content(
         (InvoiceAnswer = "application/json", example = json!(examples::invoice_with_lines(true))), (String = "text/csv"), (String = "text/html"), (String = "application/xml"),
-    ), headers(("ETag")))),
+    ), headers(("ETag"))), (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(still_open())))),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
