@@ -241,7 +241,7 @@ async fn take_a_right_from_one_of_two_service_accounts(plane: &ControlPlane) {
     let (outcome, message) = said.unwrap();
     assert_eq!(outcome, "failed");
     assert!(
-        message.starts_with("stellage-api may not: get configmaps "),
+        message.starts_with("stellage-api may not: get invoices.stellage.dev in stellage-system, "),
         "{message}"
     );
     assert!(!message.contains("stellage-controller"), "{message}");

@@ -493,7 +493,8 @@ async fn invoices_are_written_and_deleted_by_the_operator_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_issued_invoice_and_a_number_never_change_not_even_for_the_operator() {
     let plane = support::shared().await.plane;
-    let operator = plane.client(Identity::Operator).await.unwrap();
+    // With the right to patch, too.
+    let operator = support::as_operator(plane).await;
     let admin = plane.client(Identity::Admin).await.unwrap();
     // Where the operator may write them.
     let invoices = dynamic(operator.clone(), "Invoice", Some("stellage-system"));

@@ -39,7 +39,7 @@ const MOUNTS: &str = "/etc/stellage/";
 /// The values of the test: receivers on loopback, mails written to a folder, everything within seconds.
 fn values() -> Value {
     json!({
-        "catalogue": { "regions": ["fr-par-1", "de-fra-1"] },
+        "catalogue": { "regions": ["fr-par-1", "de-fra-1"], "seller": { "name": "Stellage Ltd" } },
         "smtp": { "existingSecret": "mail" },
         "receivers": { "caSecret": "receiver-ca" },
         "settings": { "provisioningSeconds": 0.5, "receiverAllow": ["127.0.0.0/8", "::1/128"] },

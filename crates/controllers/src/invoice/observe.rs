@@ -48,6 +48,7 @@ pub(super) fn facts<'a>(
     (is_closing, is_gone): (bool, bool),
 ) -> Facts<'a> {
     let billing = account.spec.billing.as_ref();
+    let created = account.metadata.creation_timestamp.as_ref().map(|time| time.0);
     Facts {
         holder: Holder {
             uid: origin::uid(&account.metadata),
@@ -58,11 +59,9 @@ pub(super) fn facts<'a>(
             buyer: account.buyer(),
             tax_rate: billing.and_then(|billing| billing.tax_rate),
             tax_note: billing.and_then(|billing| billing.tax_note.as_deref()),
-            created: account
-                .metadata
-                .creation_timestamp
-                .as_ref()
-                .map_or(Timestamp::MIN, |time| time.0),
+            created: created
+                .filter(|_| origin::is_restored(&account.metadata))
+                .unwrap_or(Timestamp::MIN),
             closed_until: account.invoices_closed_until(),
             is_gone,
             is_closing: is_closing && subjects.is_empty(),

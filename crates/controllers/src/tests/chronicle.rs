@@ -521,7 +521,7 @@ impl Chronicle {
         let mut lines = Vec::new();
         let of_it = self.lives.values().filter(|life| life.namespace == namespace);
         for (life, history) in of_it.filter_map(|life| Some((life, life.history.as_ref()?))) {
-            let Some((hours, amount)) = reference::line(history, period, &self.prices, (0, 0)) else {
+            let Some((hours, amount)) = reference::line(history, period, &self.prices, (0, 0), None) else {
                 continue;
             };
             let mut merged: BTreeMap<(String, u64), u64> = BTreeMap::new();

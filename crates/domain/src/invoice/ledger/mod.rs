@@ -119,8 +119,8 @@ pub struct Holder<'a> {
     pub tax_rate: Option<TaxRate>,
     /// Why there is no tax, or another one.
     pub tax_note: Option<&'a str>,
-    /// When the Account was created here. Nothing before that is billed, unless the ledger knows of it: an Account that was written back
-    /// without its invoices has been billed before.
+    /// When an Account that was written back was created here; the beginning of time for any other. Nothing before that is billed, unless
+    /// the ledger knows of it: what was written back without its invoices has been billed before.
     pub created: Timestamp,
     /// Time until which invoices are to be closed.
     pub closed_until: Option<Timestamp>,

@@ -12,18 +12,19 @@ use crate::invoice::reference::{self, History, PriceChanges};
 use crate::{
     catalogue::{Catalogue, InvoiceTerms, Prices},
     invoice::{
-        Period, PriceHistory,
+        Period, PriceHistory, Total,
         ledger::{
             Books, Facts, GRACE, Holder, Metered, SPREAD, SeenBackup, Step, Subject, Subjects, backups_key,
             credit, next,
         },
         line::DIFFERENCE,
         metering,
+        render::Form,
     },
 };
 use resources::{
     Invoice, InvoiceLine, InvoicePage, LedgerEntry, Plan,
-    invoice::{Credit, Party},
+    invoice::{Credit, InvoiceType, Party},
     invoice_page::MAX_ENTRIES,
     metering::Metering,
     money::{Cents, Currency, Exact, TaxRate},
@@ -1082,4 +1083,160 @@ fn ten_thousand_instances_with_forty_changes_each_fit_into_pages() {
         assert!(bytes < 512 * 1024, "{bytes}");
     }
     assert_eq!(world.entries().count(), 10_000);
+}
+
+/// A decimal number as an integer, in units of 10^-8.
+fn exact(text: &str) -> i128 {
+    let (sign, text) = text.strip_prefix('-').map_or((1, text), |text| (-1, text));
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    let digits: i128 = format!("{whole}{decimals:0<8}").parse().unwrap();
+    sign * digits
+}
+
+/// The cells of the rows of a table.
+fn rows_of(html: &str) -> Vec<Vec<String>> {
+    let rows = html.split("<tr>").skip(1);
+    rows.map(|row| {
+        let row = row.split("</tr>").next().unwrap();
+        let cells = row.split("<td").skip(1);
+        cells
+            .map(|cell| {
+                let text = cell.split_once('>').unwrap().1;
+                text.split("</td>").next().unwrap().replace("&#39;", "'")
+            })
+            .collect()
+    })
+    .collect()
+}
+
+/// Half up, to cents.
+fn cents(exact: i128) -> i128 {
+    (exact + 500_000) / 1_000_000 * 1_000_000
+}
+
+/// Recomputes every amount of a page to print from what else is on the page, as an accountant does.
+fn recompute(html: &str) {
+    let (mut net, mut hours, mut reduction) = (0, 0, 0);
+    let mut sums = Vec::new();
+    for row in rows_of(html).into_iter().filter(|row| !row.is_empty()) {
+        let [_, _, plan, count, price, amount, to_pay] = &row[..] else {
+            let (what, value) = (&row[0], row[1].split(' ').next().unwrap());
+            sums.push((what.clone(), exact(value)));
+            continue;
+        };
+        if let Some(limit) = plan.strip_prefix("reduction to the month's price of ") {
+            let (limit, before) = limit.split_once(", less ").unwrap_or((limit, "0"));
+            let before = before.trim_end_matches(" billed before");
+            reduction = exact(amount);
+            assert_eq!(hours + reduction, exact(limit) - exact(before), "{row:?}");
+        } else {
+            assert_eq!(
+                exact(count) * exact(price) / 100_000_000,
+                exact(amount),
+                "{row:?}"
+            );
+            hours += exact(amount);
+        }
+        if !to_pay.is_empty() {
+            assert_eq!(cents(hours + reduction), exact(to_pay), "{row:?}");
+            net += exact(to_pay);
+            (hours, reduction) = (0, 0);
+        }
+    }
+    let [(_, shown_net), (tax_line, tax), (_, total)] = &sums[..] else {
+        panic!("{sums:?}")
+    };
+    let rate = tax_line.strip_prefix("Tax, ").unwrap().split(' ').next().unwrap();
+    // A credit note has no lines.
+    let net = if net == 0 { *shown_net } else { net };
+    assert_eq!(
+        (net, cents(net / 100 * exact(rate) / 100_000_000)),
+        (*shown_net, *tax)
+    );
+    assert_eq!(net + tax, *total);
+}
+
+/// To look at the pages: `STELLAGE_TEST_PAGES=FOLDER cargo test -p stellage-domain --lib -- pocket_calculator`.
+#[test]
+fn three_months_of_an_account_can_be_recomputed_with_a_pocket_calculator_from_the_printed_pages() {
+    let mut world = World::new();
+    let day = |days: f64| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a test")]
+        Op::Advance((days * 86_400.0) as u32)
+    };
+    world.now = "2026-10-03T08:20:00Z".parse().unwrap();
+    let monthly = [5_00, 15_00, 30_00, 60_00];
+    world.price_changes = vec![(Timestamp::MIN, monthly, 5, 19)];
+    world.prices = PriceHistory::new(prices_of(monthly, 5, 19));
+    for plan in [Plan::Starter, Plan::Business, Plan::Starter] {
+        world.apply(&Op::Begin(plan));
+    }
+    for (days, op) in [
+        (2.3, Op::BackUp(12_345)),
+        (3.1, Op::Change(0, Plan::Enterprise)),
+        (4.7, Op::Change(0, Plan::Starter)),
+        (6.2, Op::BackUp(7_890)),
+        (1.4, Op::Close(0)),
+        (0.002, Op::Change(1, Plan::Performance)),
+        (9.0, Op::Delete(3)),
+        (7.5, Op::Begin(Plan::Starter)),
+        (8.8, Op::Prices([6_00, 16_00, 31_00, 61_00], 6, 19)),
+        (5.5, Op::Delete(5)),
+        (12.2, Op::Prices([6_00, 16_00, 31_00, 61_00], 6, 21)),
+    ] {
+        world.apply(&day(days));
+        world.apply(&op);
+        for _ in 0..3 {
+            world.now += GRACE;
+            world.run(u8::MAX);
+            world.apply(&Op::Finish);
+        }
+    }
+    world.apply(&day(35.0));
+    world.run(u8::MAX);
+    world.check().unwrap();
+    let issued: Vec<Invoice> = world
+        .invoices
+        .values()
+        .filter(|it| it.is_issued())
+        .cloned()
+        .collect();
+    assert!(issued.len() >= 4, "an early close and three months");
+    world.apply(&Op::Credit(0, Some(1_23)));
+    let mut pages = Vec::new();
+    for invoice in &issued {
+        let lines: Vec<InvoiceLine> = world.lines(invoice.name()).into_iter().cloned().collect();
+        let html = Form::Html.head(invoice)
+            + &Form::Html.lines(invoice, 1, &lines)
+            + &Form::Html.foot(invoice, Total::of(invoice));
+        pages.push((number_of(invoice), html));
+    }
+    for note in &world.notes {
+        let mut note = note.clone();
+        note.spec.invoice_type = InvoiceType::CreditNote;
+        let html = Form::Html.head(&note) + &Form::Html.foot(&note, Total::of(&note));
+        pages.push(("credit-note".to_owned(), html));
+    }
+    let text: String = pages.iter().map(|(_, html)| html.as_str()).collect();
+    for shown in [
+        "difference",
+        "reduction to the month",
+        "billed before",
+        "backup",
+        "21.00 %",
+        "19.00 %",
+        "Credit note",
+    ] {
+        assert!(text.contains(shown), "{shown} does not occur");
+    }
+    for (name, html) in &pages {
+        recompute(html);
+        if let Some(folder) = std::env::var_os("STELLAGE_TEST_PAGES") {
+            std::fs::write(std::path::Path::new(&folder).join(format!("{name}.html")), html).unwrap();
+        }
+    }
+}
+
+fn number_of(invoice: &Invoice) -> String {
+    invoice.status.as_ref().unwrap().number.clone().unwrap()
 }
