@@ -15,7 +15,8 @@
 //!   sends the same bytes, and with another build;
 //! - `webhooks-sender`, `webhooks-rates`, `webhooks-hostile`, `webhooks-fairness`: see `webhooks`;
 //! - `availability`: the time until a process serves and leads, and until another one follows a dead leader, and the requests that fail
-//!   while replicas are replaced.
+//!   while replicas are replaced;
+//! - `invoices`: the month's end of many accounts, and of one with very many lines.
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
 //! running instances), `load` and `wire` (the load generator and its HTTP client), `client` (processes for clients), `churn`
@@ -38,6 +39,7 @@ mod client;
 mod cluster;
 mod convergence;
 mod fill;
+mod invoices;
 mod latencies;
 mod load;
 mod memory;
@@ -112,6 +114,7 @@ enum Part {
     WebhooksHostile,
     WebhooksFairness,
     Availability,
+    Invoices,
 }
 
 impl Part {
@@ -136,6 +139,7 @@ impl Part {
             Self::WebhooksHostile => webhooks::hostile::measure(table, sizes).await,
             Self::WebhooksFairness => webhooks::fairness::measure(table, sizes).await,
             Self::Availability => availability::measure(table, sizes).await,
+            Self::Invoices => invoices::measure(table, sizes).await,
         }
     }
 }
@@ -221,8 +225,8 @@ impl Arguments {
             .and_then(Path::file_name)
             .map(|name| name.to_string_lossy());
         let beside = name.map_or(String::new(), |name| format!("; baseline: {name}"));
-        // Memory needs a fresh cluster and minutes of setup.
-        let rounds = if part == Part::Memory {
+        // Memory needs a fresh cluster and minutes of setup, and an hour is billed once.
+        let rounds = if matches!(part, Part::Memory | Part::Invoices) {
             1
         } else {
             self.sizes().rounds

@@ -35,6 +35,10 @@ pub struct Sizes {
     pub webhooks: &'static [usize],
     /// How long healthy receivers are measured in each turn, without and with hostile ones.
     pub hostile: Duration,
+    /// Number of accounts at a month's end.
+    pub accounts: u64,
+    /// Number of lines of one account.
+    pub lines: u64,
     /// Minimum number of events in such a turn, so that its p99 is meaningful: the receipts of one event depend on each other.
     pub hostile_events: u64,
 }
@@ -57,6 +61,8 @@ impl Sizes {
         webhooks_measured: Duration::from_secs(5),
         webhooks: &[0, 1, 5, 50],
         hostile: Duration::from_secs(160),
+        accounts: 1_000,
+        lines: 40_000,
         hostile_events: 1_500,
     };
 
@@ -77,6 +83,8 @@ impl Sizes {
         webhooks_measured: Duration::from_millis(500),
         webhooks: &[0, 1],
         hostile: Duration::from_secs(3),
+        accounts: 20,
+        lines: 1_000,
         hostile_events: 0,
     };
 }

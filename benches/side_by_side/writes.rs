@@ -67,7 +67,7 @@ pub struct Writes {
     pub event_logs: u64,
     /// Writes of Webhooks and their status.
     pub webhooks: u64,
-    /// Writes of Invoices and InvoicePages.
+    /// Writes of Invoices, InvoicePages and InvoiceNumbers.
     pub invoices: u64,
     /// LIST requests for Webhooks.
     pub webhook_lists: u64,
@@ -114,7 +114,7 @@ impl Writes {
                 writes.event_logs += value;
             } else if has("resource=\"webhooks\"") && done {
                 writes.webhooks += value;
-            } else if (has("resource=\"invoices\"") || has("resource=\"invoicepages\"")) && done {
+            } else if ["invoices", "invoicepages", "invoicenumbers"].iter().any(|it| has(&format!("resource=\"{it}\""))) && done {
                 writes.invoices += value;
             } else if has("resource=\"events\"") && done {
                 writes.events += value;

@@ -1,11 +1,18 @@
 //! The account's invoices and credit notes: list, find and read. They are in the operator's namespace, with those of all accounts; what is
 //! read here is selected by the account. They are read from the API server, not watched, because their number grows.
 
-use std::{borrow::Cow, cmp::Reverse, iter, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    cmp::Reverse,
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::ListParams};
+use parking_lot::Mutex;
 
 use super::{
     Service,
@@ -28,6 +35,10 @@ use runtime::client::{Pages, bounded};
 const MOST: usize = 1000;
 /// How long a request may read in total.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// How long the sums of an open invoice are used for further pages of its lines.
+const SUMS_LAST: Duration = Duration::from_secs(30);
+/// Most open invoices whose sums are kept.
+const MOST_SUMS: usize = 100;
 /// The name of the kind in messages.
 const WORD: &str = "invoice";
 
@@ -43,6 +54,41 @@ pub struct OpenedInvoice {
     pub invoice: Arc<Invoice>,
     /// How to compute an open invoice; `None` if it is issued.
     open: Option<Arc<Open>>,
+    sums: Arc<OpenSums>,
+}
+
+/// The sums of open invoices with pages, as of a short while ago, by name.
+#[derive(Default)]
+pub struct OpenSums(Mutex<HashMap<String, (Instant, Arc<Sums>)>>);
+
+struct Sums {
+    /// Number of lines in the invoice itself, and on each page.
+    counts: Vec<usize>,
+    net: Cents,
+    /// Only hours that begin before this time count.
+    until: Timestamp,
+}
+
+impl Sums {
+    fn count(&self) -> usize {
+        self.counts.iter().sum()
+    }
+}
+
+impl OpenSums {
+    fn get(&self, name: &str) -> Option<Arc<Sums>> {
+        let known = self.0.lock();
+        let (at, sums) = known.get(name)?;
+        (at.elapsed() < SUMS_LAST).then(|| sums.clone())
+    }
+
+    fn put(&self, name: &str, sums: Sums) {
+        let mut known = self.0.lock();
+        known.retain(|_, (at, _)| at.elapsed() < SUMS_LAST);
+        if known.len() < MOST_SUMS {
+            known.insert(name.to_owned(), (Instant::now(), Arc::new(sums)));
+        }
+    }
 }
 
 /// How the lines of an open invoice are computed.
@@ -162,14 +208,15 @@ impl Service {
             status.tax_note = tenant.tax_note.as_deref().map(str::to_owned);
             status.seller = Some(self.catalogue().invoices.seller.clone());
             status.buyer = Some(tenant.buyer.clone());
+            let of_before = self.open_sums.get(invoice.name()).map(|sums| sums.until);
             open = Some(Arc::new(Open {
                 prices,
                 tax_rate,
                 // An hour that begins exactly now has begun.
-                until: now
-                    .saturating_add(SignedDuration::from_nanos(1))
-                    .unwrap_or(now)
-                    .min(period.to),
+                until: of_before.unwrap_or_else(|| {
+                    let begun = now.saturating_add(SignedDuration::from_nanos(1)).unwrap_or(now);
+                    begun.min(period.to)
+                }),
             }));
         }
         Ok(OpenedInvoice {
@@ -178,6 +225,7 @@ impl Service {
             namespace: self.operator_namespace.clone(),
             invoice: Arc::new(invoice),
             open,
+            sums: self.open_sums.clone(),
         })
     }
 
@@ -253,7 +301,9 @@ impl OpenedInvoice {
             }
             let status = self.status();
             let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
-            let lines = self.issued_lines(&status.page_lines, skip, limit, cost).await?;
+            let on_pages = status.page_lines.iter().map(|count| usize::try_from(*count).unwrap_or(usize::MAX));
+            let counts: Vec<usize> = [self.invoice.spec.lines.len()].into_iter().chain(on_pages).collect();
+            let lines = self.lines_of(&counts, skip, limit, cost).await?;
             let total = self.total(Cents(status.net_cents));
             Ok(Lines { lines, count, total })
         };
@@ -262,22 +312,18 @@ impl OpenedInvoice {
             .map_err(|_| Error::unavailable("reading the invoice took too long; try again"))?
     }
 
-    /// Reads only the pages that have these lines.
-    async fn issued_lines(
+    /// Reads only the pages that have these lines. `counts` are the numbers of lines in the invoice itself and on each page.
+    async fn lines_of(
         &self,
-        counts: &[u32],
+        counts: &[usize],
         skip: usize,
         limit: usize,
         cost: &Cost,
     ) -> Result<Vec<InvoiceLine>, Error> {
         let (mut before, mut lines) = (0_usize, Vec::new());
-        let own = self.invoice.spec.lines.len();
-        let on_pages = counts
-            .iter()
-            .map(|count| usize::try_from(*count).unwrap_or(usize::MAX));
-        for (number, count) in (0_u32..).zip(iter::once(own).chain(on_pages)) {
-            let end = before.saturating_add(count);
-            if skip < end && lines.len() < limit && count > 0 {
+        for (number, count) in (0_u32..).zip(counts) {
+            let end = before.saturating_add(*count);
+            if skip < end && lines.len() < limit && *count > 0 {
                 let page = self.page(number, cost).await?.unwrap_or_default();
                 let left = limit - lines.len();
                 lines.extend(page.into_iter().skip(skip.saturating_sub(before)).take(left));
@@ -287,13 +333,21 @@ impl OpenedInvoice {
         Ok(lines)
     }
 
-    /// Reads all pages, one at a time, because the sums need all lines.
+    /// The sums need all pages, one at a time; they are kept for a while, so that the next pages of lines cost no more than these.
     async fn open_lines(&self, skip: usize, limit: usize, cost: &Cost) -> Result<Lines, Error> {
-        let (mut lines, mut count, mut net) = (Vec::new(), 0_usize, Cents(0));
+        let name = self.invoice.name();
+        if let Some(known) = self.sums.get(name) {
+            let lines = self.lines_of(&known.counts, skip, limit, cost).await?;
+            let (count, total) = (known.count(), self.total(known.net));
+            return Ok(Lines { lines, count, total });
+        }
+        let (mut lines, mut counts, mut net) = (Vec::new(), Vec::new(), Cents(0));
+        let mut count = 0_usize;
         for number in 0.. {
             let Some(page) = self.page(number, cost).await? else {
                 break;
             };
+            counts.push(page.len());
             for line in page {
                 net.0 += line.amount_cents;
                 if count >= skip && lines.len() < limit {
@@ -303,6 +357,10 @@ impl OpenedInvoice {
             }
         }
         let total = self.total(net);
+        if let Some(open) = self.open.as_ref().filter(|_| counts.len() > 1) {
+            let until = open.until;
+            self.sums.put(name, Sums { counts, net, until });
+        }
         Ok(Lines { lines, count, total })
     }
 

@@ -51,6 +51,7 @@ use self::{
     credentials::Credentials,
     index::{Index as _, OrderedIndex},
     instances::InstanceIndex,
+    invoices::OpenSums,
     store::{ApiCalls, KeyedLocks, MAX_CALLS, Store},
     webhooks::IndexedWebhook,
 };
@@ -100,6 +101,7 @@ pub struct Service {
     log_retention: SignedDuration,
     /// The operator's namespace, where the prices of the past are.
     operator_namespace: String,
+    open_sums: Arc<OpenSums>,
     catalogue: SharedCatalogue,
     clock: Arc<dyn Clock>,
     usage: Arc<dyn UsageSource>,
@@ -210,6 +212,7 @@ impl Service {
             has_event_log: true,
             log_retention: SignedDuration::from_hours(24),
             operator_namespace: "stellage-system".to_owned(),
+            open_sums: Arc::default(),
             catalogue,
             clock,
             usage,
