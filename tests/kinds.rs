@@ -182,7 +182,7 @@ fn entries() -> Value {
             "uid": "b", "since": "2026-11-21T10:00:00Z", "megabytes": 12_400, "ended": "2026-11-21T10:00:00Z",
             "billedUntil": "2026-11-21T10:00:00Z", "billed": 3, "capCents": 4,
         }],
-        "ended": "2026-11-21T10:00:00Z", "billedUntil": "2026-11-21T10:00:00Z", "billedCents": 1, "capCents": 2,
+        "ended": "2026-11-21T10:00:00Z", "billedUntil": "2026-11-21T10:00:00Z", "billedCents": 1, "capCents": 2, "openHour": { "hour": 5, "unitPrice": 745 },
     }])
 }
 
@@ -190,7 +190,7 @@ fn entries() -> Value {
 fn lines() -> Value {
     json!([{
         "instanceId": "i-abcdefgh01234567", "name": "web",
-        "hours": [{ "plan": "starter", "thousandths": 720_000, "unitPrice": 745 }], "reduction": 36400, "amountCents": 500,
+        "hours": [{ "plan": "starter", "thousandths": 720_000, "unitPrice": 745, "monthCents": 500 }], "reduction": 36400, "monthPrice": 500, "billedBefore": 1, "amountCents": 500,
     }])
 }
 

@@ -48,7 +48,13 @@ async fn start(plane: &ControlPlane) -> Operator {
 
 /// The objects of a kind, with nothing that belongs to the control plane that they are in.
 fn saved(plane: &ControlPlane, kind: &str) -> Vec<Value> {
-    let get = ["get", kind, "-n", NAMESPACE, "-o", "json"];
+    // Invoices are with the operator.
+    let namespace = if kind.starts_with("invoice") {
+        "stellage-system"
+    } else {
+        NAMESPACE
+    };
+    let get = ["get", kind, "-n", namespace, "-o", "json"];
     let list: Value = serde_json::from_str(&kubectl(plane, &get, None).unwrap()).unwrap();
     let mut objects = match list["items"].as_array() {
         Some(items) => items.clone(),

@@ -3,7 +3,7 @@
 //! 40,000 instances that came and went have: the CPU time of closing it. Each is measured once, because an hour is billed once.
 
 use std::{
-    path::PathBuf,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -54,11 +54,12 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     product.stop().await
 }
 
-async fn start(cluster: &Cluster, catalogue: &PathBuf) -> Result<Product> {
+async fn start(cluster: &Cluster, catalogue: &Path) -> Result<Product> {
     let arguments = [format!("--catalogue={}", catalogue.display())];
     Product::run_of(cluster, STELLAGE.as_ref(), &arguments).await
 }
 
+#[expect(clippy::too_many_lines, reason = "one step after another")]
 async fn many(table: &mut Table, cluster: &Cluster, product: &Product, accounts: u64) -> Result<()> {
     say(&format!("{accounts} accounts of {INSTANCES} instances"));
     let name = format!("m-{NUMBER}");
@@ -67,7 +68,14 @@ async fn many(table: &mut Table, cluster: &Cluster, product: &Product, accounts:
         "spec": { "email": "bench@example.com" },
     });
     let path = "/apis/stellage.dev/v1/accounts";
-    each(cluster, accounts, 201, ("POST", path), ("application/json", &account)).await?;
+    each(
+        cluster,
+        accounts,
+        201,
+        ("POST", path),
+        ("application/json", &account),
+    )
+    .await?;
     product
         .until(PATIENCE, "the accounts to be ready", async || {
             let all: Value = cluster.admin.call("GET", path, None).await?.json()?;
@@ -86,24 +94,43 @@ async fn many(table: &mut Table, cluster: &Cluster, product: &Product, accounts:
             "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
         });
         let path = objects::collection(&name);
-        each(cluster, accounts, 201, ("POST", &path), ("application/json", &instance)).await?;
+        each(
+            cluster,
+            accounts,
+            201,
+            ("POST", &path),
+            ("application/json", &instance),
+        )
+        .await?;
     }
     let invoices = format!("/apis/stellage.dev/v1/namespaces/{NAMESPACE}/invoices");
     product
         .until(PATIENCE, "the entries", async || {
             tokio::time::sleep(Duration::from_secs(2)).await;
             let all: Value = cluster.admin.call("GET", &invoices, None).await?.json()?;
-            let entries = items(&all).iter().map(|invoice| invoice["spec"]["entries"].as_array().map_or(0, Vec::len));
+            let entries = items(&all)
+                .iter()
+                .map(|invoice| invoice["spec"]["entries"].as_array().map_or(0, Vec::len));
             Ok((entries.sum::<usize>() as u64 == accounts * INSTANCES).then_some(()))
         })
         .await?;
-    until_steady(&cluster.admin, QUIET, PATIENCE, |writes| format!("{} instances, {} invoices", writes.instances, writes.invoices)).await?;
+    until_steady(&cluster.admin, QUIET, PATIENCE, |writes| {
+        format!("{} instances, {} invoices", writes.instances, writes.invoices)
+    })
+    .await?;
 
     let (before, used) = (Writes::count(&cluster.admin).await?, processor_time(product.pid)?);
     let until = Timestamp::from_second(Timestamp::now().as_second())?;
     let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
     let path = format!("/apis/stellage.dev/v1/accounts/{name}");
-    each(cluster, accounts, 200, ("PATCH", &path), ("application/merge-patch+json", &change)).await?;
+    each(
+        cluster,
+        accounts,
+        200,
+        ("PATCH", &path),
+        ("application/merge-patch+json", &change),
+    )
+    .await?;
     let due = until + GRACE;
     let left = Duration::try_from(due.duration_since(Timestamp::now())).unwrap_or_default();
     tokio::time::sleep(left).await;
@@ -115,22 +142,56 @@ async fn many(table: &mut Table, cluster: &Cluster, product: &Product, accounts:
         })
         .await?;
     let seconds = begun.elapsed().as_secs_f64();
-    until_steady(&cluster.admin, QUIET, PATIENCE, |writes| format!("{} invoices", writes.invoices)).await?;
+    until_steady(&cluster.admin, QUIET, PATIENCE, |writes| {
+        format!("{} invoices", writes.invoices)
+    })
+    .await?;
     let spent = Writes::count(&cluster.admin).await? - before;
     let used = processor_time(product.pid)? - used;
     #[expect(clippy::cast_precision_loss, reason = "they are few")]
     let (count, writes) = (accounts as f64, spent.invoices as f64);
-    table.note(&format!("{accounts} accounts of {INSTANCES} instances, closed at once"));
-    table.value("    until the last number", &seconds.into(), samples::SECONDS, None);
-    table.value("    numbers a second", &(count / seconds).into(), samples::PER_SECOND, None);
-    table.value("    writes an account", &(writes / count).into(), samples::EACH, None);
-    table.value("    CPU time an account", &(used * 1000.0 / count).into(), samples::CORE_MILLIS, None);
+    table.note(&format!(
+        "{accounts} accounts of {INSTANCES} instances, closed at once"
+    ));
+    table.value(
+        "    until the last number",
+        &seconds.into(),
+        samples::SECONDS,
+        None,
+    );
+    table.value(
+        "    numbers a second",
+        &(count / seconds).into(),
+        samples::PER_SECOND,
+        None,
+    );
+    table.value(
+        "    writes an account",
+        &(writes / count).into(),
+        samples::EACH,
+        None,
+    );
+    table.value(
+        "    CPU time an account",
+        &(used * 1000.0 / count).into(),
+        samples::CORE_MILLIS,
+        None,
+    );
     Ok(())
 }
 
-async fn one(table: &mut Table, cluster: &Cluster, product: &Product, invoice: &str, lines: u64) -> Result<()> {
+async fn one(
+    table: &mut Table,
+    cluster: &Cluster,
+    product: &Product,
+    invoice: &str,
+    lines: u64,
+) -> Result<()> {
     // It reads what is stored first.
-    until_steady(&cluster.admin, QUIET, PATIENCE, |writes| format!("{} invoices", writes.invoices)).await?;
+    until_steady(&cluster.admin, QUIET, PATIENCE, |writes| {
+        format!("{} invoices", writes.invoices)
+    })
+    .await?;
     let used = processor_time(product.pid)?;
     let until = Timestamp::from_second(Timestamp::now().as_second())?;
     let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } }).to_string();
@@ -191,7 +252,10 @@ async fn write_open(cluster: &Cluster, account: &str, lines: u64) -> Result<Stri
     let post = async |kind: &str, object: &Value| {
         let body = object.to_string();
         let path = format!("{path}/{kind}");
-        cluster.operator.call("POST", &path, Some(("application/json", &body))).await
+        cluster
+            .operator
+            .call("POST", &path, Some(("application/json", &body)))
+            .await
     };
     for page in 1..lines / ON_A_PAGE {
         let labels = json!({
@@ -228,7 +292,9 @@ async fn each(
     (method, path): (&str, &str),
     (media_type, body): (&str, &Value),
 ) -> Result<()> {
-    let request = cluster.admin.request(method, path, Some((media_type, &body.to_string())));
+    let request = cluster
+        .admin
+        .request(method, path, Some((media_type, &body.to_string())));
     let load = Load {
         target: cluster.admin.clone(),
         connections: CONNECTIONS,

@@ -114,7 +114,11 @@ impl Writes {
                 writes.event_logs += value;
             } else if has("resource=\"webhooks\"") && done {
                 writes.webhooks += value;
-            } else if ["invoices", "invoicepages", "invoicenumbers"].iter().any(|it| has(&format!("resource=\"{it}\""))) && done {
+            } else if ["invoices", "invoicepages", "invoicenumbers"]
+                .iter()
+                .any(|it| has(&format!("resource=\"{it}\"")))
+                && done
+            {
                 writes.invoices += value;
             } else if has("resource=\"events\"") && done {
                 writes.events += value;

@@ -18,7 +18,7 @@ use super::{
     webdriver::{By, Key},
 };
 use crate::support::{
-    Operator, OwnPlane, Tenant, eventually, new_key, own_plane, receiver_arguments,
+    Operator, OwnPlane, SELLER, Tenant, eventually, new_key, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
     shared, stellage,
 };
@@ -29,7 +29,7 @@ pub(super) async fn own_operator() -> (OwnPlane, Operator) {
     let plane = own_plane().await;
     let file = plane.folder().join("catalogue.yaml");
     let rules = "alerts: {interval: 1s, rules: [{name: cpu_usage_high, metric: cpu_usage, threshold: 90, for: 2s, rearmBelow: 80}]}";
-    std::fs::write(&file, rules).unwrap();
+    std::fs::write(&file, format!("{rules}\n{SELLER}\n")).unwrap();
     let catalogue = format!("--catalogue={}", file.display());
     let mut arguments = vec![
         "run",

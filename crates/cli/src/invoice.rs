@@ -368,7 +368,10 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
         Vec::new()
     };
     let form = match args.output {
-        Document::Text => return describe(&invoice, &lines),
+        Document::Text => {
+            describe(&invoice, &lines);
+            return Ok(());
+        }
         Document::Json => {
             let count = lines.len();
             return output::json(&View {
@@ -409,7 +412,7 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-fn describe(invoice: &Invoice, lines: &[InvoiceLine]) -> Result<(), CliError> {
+fn describe(invoice: &Invoice, lines: &[InvoiceLine]) {
     let view = View::of(invoice);
     let shown = &view.invoice;
     let status = invoice.status.clone().unwrap_or_default();
@@ -470,7 +473,6 @@ fn describe(invoice: &Invoice, lines: &[InvoiceLine]) -> Result<(), CliError> {
         ];
         output::line(&output::table(&head, &rows));
     }
-    Ok(())
 }
 
 async fn lines(cluster: &Cluster, invoice: &Invoice) -> Result<Vec<InvoiceLine>, CliError> {

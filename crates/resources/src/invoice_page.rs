@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     invoice::{ACCOUNT_ORIGIN_LABEL, Invoice},
     metering::{MAX_CHANGES, MeteredHour},
-    money::{Exact, Hours, Reduction, UnitPrice},
+    money::{Cents, Exact, Hours, Reduction, UnitPrice},
     times,
 };
 
@@ -138,9 +138,28 @@ pub struct InvoicedHours {
     /// Price of an hour, or of a GB-hour, in thousandths of a cent.
     #[schemars(extend("format" = "int64"))]
     pub unit_price: u64,
+    /// The month's price that it comes from, of the plan or of a GB, in cents; absent from a difference.
+    #[serde(default, skip_serializing_if = "crate::is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub month_cents: u64,
 }
 
+/// The plan of the hours of backups.
+pub const BACKUP: &str = "backup";
+/// The plan of the difference for an hour that was billed before it was over.
+pub const DIFFERENCE: &str = "difference";
+
 impl InvoicedHours {
+    /// What a reader needs to recompute the price.
+    fn note(&self) -> String {
+        let month = Cents(self.month_cents);
+        match self.plan.as_str() {
+            DIFFERENCE => "(an hour billed before, at its dearer plan)".to_owned(),
+            BACKUP => format!("({month} a month for a GB)"),
+            _ => format!("({month} a month)"),
+        }
+    }
+
     /// The number of hours, or of GB-hours.
     pub const fn hours(&self) -> Hours {
         Hours(self.thousandths)
@@ -187,7 +206,7 @@ pub struct InvoiceLine {
 pub struct LineRow<'a> {
     /// The plan; `reduction` for the reduction, which has no hours.
     pub plan: &'a str,
-    /// How a reduction comes about.
+    /// How its price or reduction comes about.
     pub note: String,
     /// Number of hours, or of GB-hours.
     pub hours: String,
@@ -199,27 +218,27 @@ pub struct LineRow<'a> {
 
 impl InvoiceLine {
     /// What the hours are reduced to.
-    fn reduced_to(&self) -> String {
+    fn limit(&self) -> String {
         let before = if self.billed_before == 0 {
             String::new()
         } else {
-            format!(", less {} billed before", Exact(self.billed_before))
+            format!(", of which {} was billed before", Exact(self.billed_before))
         };
-        format!("to the month's price of {}{before}", Exact(self.month_price))
+        format!("(limit of the month {}{before})", Exact(self.month_price))
     }
 
     /// A row for each plan and price, and one for the reduction if there is one.
     pub fn rows(&self) -> Vec<LineRow<'_>> {
         let hours = self.hours.iter().map(|hours| LineRow {
             plan: &hours.plan,
-            note: String::new(),
+            note: hours.note(),
             hours: hours.hours().to_string(),
             unit_price: UnitPrice(hours.unit_price).to_string(),
             amount: hours.amount().to_string(),
         });
         let reduction = (self.reduction > 0).then(|| LineRow {
             plan: "reduction",
-            note: self.reduced_to(),
+            note: self.limit(),
             hours: String::new(),
             unit_price: String::new(),
             amount: Reduction(Exact(self.reduction)).to_string(),

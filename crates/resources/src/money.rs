@@ -193,7 +193,7 @@ impl TaxRate {
     /// The tax that is contained in an amount with tax, rounded half up.
     pub const fn contained_in(self, gross: Cents) -> Cents {
         let (rate, all) = (self.0 as u64, MAX_RATE as u64);
-        Cents((gross.0 * rate + (all + rate) / 2) / (all + rate))
+        Cents((gross.0 * rate + u64::midpoint(all, rate)) / (all + rate))
     }
 
     /// The tax on an amount, rounded half up.

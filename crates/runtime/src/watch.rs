@@ -211,9 +211,10 @@ impl Watches {
             format!("watch {kind}"),
             "the first list from the API server (are the CRDs installed?)",
         );
+        let events = self.read_ahead(kind, api, config);
         tokio::spawn(
             self.clone()
-                .run(kind, api, config, leave_out, reader.clone(), writer, listeners),
+                .run(kind, events, leave_out, reader.clone(), writer, listeners),
         );
         reader
     }
@@ -221,8 +222,7 @@ impl Watches {
     async fn run<K>(
         self,
         kind: &'static str,
-        api: Api<Unparsed<K>>,
-        config: watcher::Config,
+        mut events: mpsc::Receiver<watcher::Result<Event<Unparsed<K>>>>,
         leave_out: fn(&mut K),
         reader: Store<K>,
         writer: Writer<K>,
@@ -235,7 +235,6 @@ impl Watches {
         let errors = self.metrics.watch_errors.get_or_create_owned(&labels);
         let invalid = self.metrics.invalid_objects.get_or_create_owned(&labels);
         let objects = self.metrics.objects.get_or_create_owned(&labels);
-        let mut events = self.read_ahead(kind, api, config);
         let (mut listed, mut unreadable) = (Vec::new(), Vec::new());
         loop {
             let event = tokio::select! {

@@ -77,7 +77,7 @@ pub(super) struct Reconciler {
 
 /// What this process knows about an account.
 enum Known {
-    Books(State),
+    Books(Box<State>),
     Resting(Resting),
 }
 
@@ -191,9 +191,8 @@ impl Reconciler {
                 .map(|account| origin::uid(&account.metadata))
                 .collect();
             self.known.lock().retain(|_, account| match account {
-                Known::Books(State { account, .. }) | Known::Resting(Resting { account, .. }) => {
-                    known.contains(account.as_str())
-                }
+                Known::Books(state) => known.contains(state.account.as_str()),
+                Known::Resting(Resting { account, .. }) => known.contains(account.as_str()),
             });
             self.looked.lock().retain(|_, looked| looked.elapsed() < ORPHANS);
             let mut orphans: HashMap<String, Arc<Invoice>> = HashMap::new();
@@ -305,7 +304,7 @@ impl Reconciler {
         let closing_for = deps.ledger.closing_for(uid).filter(|_| instances.is_empty());
         let known = self.known.lock().remove(namespace);
         let mut state = match known {
-            Some(Known::Books(state)) if state.account == uid && state.knows(&unsettled) => state,
+            Some(Known::Books(state)) if state.account == uid && state.knows(&unsettled) => *state,
             _ if subjects.is_empty() && !is_deleting && unsettled.is_empty() => {
                 return Ok(None);
             }
@@ -377,7 +376,7 @@ impl Reconciler {
             || !state.issued.is_empty()
             || !subjects.is_empty();
         if is_needed {
-            let books = Known::Books(state);
+            let books = Known::Books(Box::new(state));
             self.known.lock().insert(namespace.to_owned(), books);
         }
         Ok(again)

@@ -425,7 +425,7 @@ fn check_seller(seller: &Party) -> Result<(), (String, String)> {
         ("email", seller.email.as_ref()),
     ] {
         let is_wrong = |text: &&String| text.chars().count() > MAX_TEXT || text.chars().any(char::is_control);
-        if text.filter(is_wrong).is_some() {
+        if text.as_ref().is_some_and(is_wrong) {
             return wrong(
                 field,
                 format!("must have at most {MAX_TEXT} characters, and no control characters"),

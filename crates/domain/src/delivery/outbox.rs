@@ -181,6 +181,12 @@ impl Entries {
         }
     }
 
+    /// The jobs of each entry, and how many of them it waits for.
+    #[cfg(test)]
+    pub(super) fn open(&self) -> impl Iterator<Item = (&[JobKey], usize)> {
+        self.by_event.values().map(|entry| (&*entry.jobs, entry.open))
+    }
+
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.by_event.is_empty()
@@ -424,6 +430,10 @@ impl Dispatcher {
             return;
         };
         if !std::mem::take(&mut job.settles_entry) {
+            return;
+        }
+        // The entry of an object that is found again does not wait for jobs whose webhooks no longer want its event.
+        if !self.entries.jobs.contains(job_key) {
             return;
         }
         let id = job.event_id.clone();

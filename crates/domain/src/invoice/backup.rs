@@ -13,12 +13,9 @@ use super::{
 };
 use resources::{
     InvoicedHours,
-    invoice_page::MeteredBackup,
+    invoice_page::{BACKUP, MeteredBackup},
     money::{Cents, Exact, Hours, UnitPrice},
 };
-
-/// The plan of their hours.
-pub const PLAN: &str = "backup";
 
 /// The backups of an instance in one period.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +45,8 @@ pub fn line(backups: &[MeteredBackup], until: Timestamp, prices: &PriceHistory) 
             cost.billed
         };
         limit = (limit.0.plus(of_it), limit.1.plus(billed));
-        for (gb_hours, unit_price) in cost.hours {
-            add(&mut hours, PLAN, gb_hours, unit_price);
+        for (gb_hours, monthly) in cost.hours {
+            add(&mut hours, BACKUP, gb_hours, UnitPrice::hourly(monthly), monthly);
         }
         reduction = reduction.plus(cost.reduction);
     }
@@ -64,7 +61,8 @@ pub fn line(backups: &[MeteredBackup], until: Timestamp, prices: &PriceHistory) 
 
 /// What a backup costs.
 struct Cost {
-    hours: Vec<(Hours, UnitPrice)>,
+    /// GB-hours, each with the month's price of a GB.
+    hours: Vec<(Hours, Cents)>,
     reduction: Exact,
     /// What is billed for it in the calendar month, with earlier invoices.
     billed: Exact,
@@ -91,7 +89,7 @@ fn cost(backup: &MeteredBackup, until: Timestamp, prices: &PriceHistory) -> Cost
         let unit_price = UnitPrice::hourly(prices.backup_gb);
         exact = exact.plus(Exact::of(gb_hours.0, unit_price));
         cap = cap.max(prices.backup_gb);
-        hours.push((gb_hours, unit_price));
+        hours.push((gb_hours, prices.backup_gb));
     }
     let billed = Exact(backup.billed);
     let reduction = exact.beyond(monthly(cap, backup.megabytes).beyond(billed));

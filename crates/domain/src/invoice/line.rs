@@ -8,7 +8,7 @@ use super::{
 };
 use resources::{
     InvoicedHours, Plan,
-    invoice_page::OpenHour,
+    invoice_page::{DIFFERENCE, OpenHour},
     metering::Metering,
     money::{Cents, Exact, Hours, UnitPrice},
 };
@@ -34,9 +34,6 @@ pub struct Line {
     pub cap: Cents,
 }
 
-/// The plan of the difference for an hour that was billed before it was over.
-pub const DIFFERENCE: &str = "difference";
-
 /// The line of an instance that was deleted at `ended`, or still exists. `earlier` is what invoices for earlier parts of the
 /// same calendar month have billed for it, and `open` the hour that was in progress when the last of them was closed. `None` if there
 /// is nothing: none of its hours began in the period, and that hour got no dearer.
@@ -60,7 +57,7 @@ pub fn line(
         cap: earlier.cap,
     };
     if let Some((plan, difference)) = open.and_then(|open| difference(metering, open, prices)) {
-        add(&mut line.hours, DIFFERENCE, Hours::whole(1), difference);
+        add(&mut line.hours, DIFFERENCE, Hours::whole(1), difference, Cents(0));
         let began_at = beginning(since, open.map_or(0, |open| open.hour));
         line.cap = line.cap.max(prices.at(began_at).monthly(plan));
     }
@@ -73,11 +70,13 @@ pub fn line(
             let from = from.max(first_hour_from(since, since_when));
             let to = to.min(first_hour_from(since, until_when));
             if from < to {
+                let hours = Hours::whole(to.abs_diff(from));
                 add(
                     &mut line.hours,
                     plan.as_str(),
-                    Hours::whole(to.abs_diff(from)),
+                    hours,
                     prices.hourly(plan),
+                    prices.monthly(plan),
                 );
                 line.cap = line.cap.max(prices.monthly(plan));
             }
@@ -137,6 +136,7 @@ pub(super) fn add(
     plan: &str,
     Hours(thousandths): Hours,
     unit_price: UnitPrice,
+    monthly: Cents,
 ) {
     let same = |entry: &&mut InvoicedHours| entry.plan == plan && entry.unit_price == unit_price.0;
     match all.iter_mut().find(same) {
@@ -145,6 +145,7 @@ pub(super) fn add(
             plan: plan.to_owned(),
             thousandths,
             unit_price: unit_price.0,
+            month_cents: monthly.0,
         }),
     }
 }

@@ -301,8 +301,14 @@ impl OpenedInvoice {
             }
             let status = self.status();
             let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
-            let on_pages = status.page_lines.iter().map(|count| usize::try_from(*count).unwrap_or(usize::MAX));
-            let counts: Vec<usize> = [self.invoice.spec.lines.len()].into_iter().chain(on_pages).collect();
+            let on_pages = status
+                .page_lines
+                .iter()
+                .map(|count| usize::try_from(*count).unwrap_or(usize::MAX));
+            let counts: Vec<usize> = [self.invoice.spec.lines.len()]
+                .into_iter()
+                .chain(on_pages)
+                .collect();
             let lines = self.lines_of(&counts, skip, limit, cost).await?;
             let total = self.total(Cents(status.net_cents));
             Ok(Lines { lines, count, total })

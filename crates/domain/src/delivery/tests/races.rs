@@ -390,6 +390,36 @@ fn an_event_whose_object_is_found_again_during_its_attempt_is_settled_by_that_at
 }
 
 #[test]
+fn an_event_whose_object_is_found_again_is_not_settled_by_a_webhook_that_no_longer_wants_it() {
+    let (mut world, one) = world(DeliveryLog::Failures);
+    let two = world.add_hook("ns", "two");
+    world.settle();
+    world.receivers.insert(one.clone(), Receiver::Down);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    while !world.commands.is_empty() {
+        world.execute(0, Fate::Good);
+    }
+    // The attempt at `one` fails, and its Delivery is being created; that at `two` stays in flight.
+    let to_one = world.sendings.iter().position(|sending| sending.webhook == one);
+    world.land(to_one.unwrap());
+    world.execute(0, Fate::Good);
+    world.change_hook(&one, false);
+    while world.watch_hooks() {}
+    world.lose_sight("i-1");
+    world.show_object("i-1");
+    world.begin_lookup();
+    world.end_lookup();
+    world.write(0, Fate::Good);
+    world.answer(0);
+    world.work(false);
+    assert!(world.dispatcher.knows(&event), "a crash would lose it");
+    world.crash(|_| false);
+    world.heal();
+    assert!(world.arrived.contains(&world.job(&two, &event)));
+    world.audit_end();
+}
+
+#[test]
 fn a_list_from_before_a_change_of_a_webhook_does_not_undo_it() {
     let (mut world, webhook) = world(DeliveryLog::Failures);
     world.begin_lookup();

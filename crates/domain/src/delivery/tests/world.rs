@@ -694,7 +694,9 @@ impl World {
             && (&hook.facts.uid, hook.facts.generation) == (&disablement.uid, disablement.generation)
         {
             let again = hook.disabled.replace(disablement.generation) == Some(disablement.generation);
-            let is_repeat = self.disablements.last() == Some(&disablement);
+            // Another webhook may have been disabled since.
+            let mut of_it = self.disablements.iter().filter(|it| it.webhook == webhook);
+            let is_repeat = of_it.next_back() == Some(&disablement);
             assert!(!again || is_repeat, "{webhook} is disabled twice");
             if !again {
                 hook.disabled_by = Some(disablement.delivery.as_str().into());
@@ -1172,6 +1174,10 @@ impl World {
         assert_eq!(d.totals.held.largest_account().is_some(), held);
         let pending: usize = d.queues.values().map(|queue| queue.pending).sum();
         assert_eq!(d.totals.pending, pending);
+        for (jobs, open) in d.entries.open() {
+            let settles = |job: &&JobKey| d.jobs.get(*job).is_some_and(|job| job.settles_entry);
+            assert_eq!(jobs.iter().filter(settles).count(), open, "{jobs:?}");
+        }
         let in_queues: usize = d.queues.values().map(|queue| queue.jobs.len()).sum();
         assert_eq!(in_queues, d.jobs.len());
     }

@@ -8,6 +8,7 @@ use crate::invoice::Total;
 use resources::{
     Invoice, InvoiceLine, InvoiceStatus,
     invoice::Party,
+    invoice_page::BACKUP,
     money::{Cents, TaxRate},
 };
 
@@ -17,7 +18,7 @@ h1{font-size:1.4rem}h2{font-size:1rem;margin:0;color:#555}header{display:flex;fl
 address{font-style:normal;white-space:pre-line}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem;margin:1.5rem 0}dt{color:#555}dd{margin:0}\
 table{border-collapse:collapse;width:100%;margin:1.5rem 0}th,td{padding:.25rem .5rem;text-align:left;border-bottom:1px solid #ccc;overflow-wrap:anywhere}\
 .n{text-align:right;font-variant-numeric:tabular-nums}tfoot td{border:0}tfoot tr:last-child td{font-weight:bold}\
-.hint{color:#555;font-size:9pt}thead{display:table-header-group}tr{break-inside:avoid}@page{margin:18mm}@media print{body{margin:0;padding:0;max-width:none}}";
+.more td{border:0}.hint{color:#555;font-size:9pt}thead{display:table-header-group}tr{break-inside:avoid}@page{margin:18mm}@media print{body{margin:0;padding:0;max-width:none}}";
 
 /// Escapes a text for an element or a quoted attribute.
 fn escaped(text: &str) -> String {
@@ -86,7 +87,11 @@ pub(super) fn head(invoice: &Invoice) -> String {
     let period = invoice.spec.period;
     tell(
         "Period of supply",
-        &format!("{} to {} (UTC)", moment(period.from), moment(period.to)),
+        &format!(
+            "{} up to, not including, {} (UTC)",
+            moment(period.from),
+            moment(period.to)
+        ),
     );
     if let Some(credit) = &invoice.spec.credit {
         let on = status.corrected_on.as_ref().map(|on| format!(" of {on}"));
@@ -97,11 +102,17 @@ pub(super) fn head(invoice: &Invoice) -> String {
         tell("Reason", &credit.reason);
     }
     let title = escaped(&title);
-    let table = if invoice.is_invoice() {
-        "<table><thead><tr><th>Instance</th><th>Name</th><th>Plan</th><th class=\"n\">Hours</th><th class=\"n\">Per hour</th>\
-<th class=\"n\">Amount</th><th class=\"n\">To pay</th></tr></thead>\n<tbody>\n"
-    } else {
-        "<table><tbody>\n"
+    let currency = escaped(&invoice.spec.currency);
+    let table = match &invoice.spec.credit {
+        None => format!(
+            "<p>Rental of virtual servers (instances), and storage of their backups. Amounts are in {currency}, without tax.</p>\n\
+<table><thead><tr><th>Instance</th><th>Name</th><th>Plan</th><th class=\"n\">Hours</th><th class=\"n\">Per hour</th>\
+<th class=\"n\">Amount</th><th class=\"n\">Net</th></tr></thead>\n<tbody>\n"
+        ),
+        Some(credit) => {
+            let what = escaped(&format!("Credit on invoice {}: {}", credit.number, credit.reason));
+            format!("<table><thead><tr><th colspan=\"7\">{what}</th></tr></thead><tbody>\n")
+        }
     };
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
@@ -125,30 +136,33 @@ pub(super) fn foot(invoice: &Invoice, total: Total) -> String {
     };
     let none = TaxRate::default().to_string();
     let rate = status.tax_rate.as_deref().unwrap_or(&none);
-    let net = sum("Net", total.net);
-    let tax = sum(
-        &format!("Tax, {} % of the net sum, rounded half up", escaped(rate)),
-        total.tax,
-    );
-    let what = if invoice.is_invoice() {
-        "Total"
+    let (rate, is_invoice) = (escaped(rate), invoice.is_invoice());
+    let (of_net, of_tax, what) = if is_invoice {
+        let of_tax = format!("Tax, {rate} % of that, rounded half up");
+        ("Net, the sum of the column", of_tax, "Total to pay")
     } else {
-        "Total credited"
+        (
+            "Net",
+            format!("Tax, {rate} %, contained in the total"),
+            "Total credited",
+        )
     };
-    let note = status.tax_note.as_ref();
-    let note = note.map_or_else(String::new, |note| format!("<p>{}</p>\n", escaped(note)));
+    let (net, tax) = (sum(of_net, total.net), sum(&of_tax, total.tax));
+    let tax_note = status.tax_note.as_ref();
+    let tax_note = tax_note.map_or_else(String::new, |text| format!("<p>{}</p>\n", escaped(text)));
     let hint = if invoice.is_invoice() { HINT } else { "" };
     format!(
-        "</tbody><tfoot>\n{net}{tax}{}</tfoot></table>\n{note}{hint}</main></body></html>\n",
+        "</tbody><tfoot>\n{net}{tax}{}</tfoot></table>\n{tax_note}{hint}</main></body></html>\n",
         sum(what, total.amount)
     )
 }
 
 /// How the amounts come about.
-const HINT: &str = "<p class=\"hint\">Amount: hours times the price of an hour, not rounded. An hour is billed if it has begun, at the dearest plan \
-in it; its price is the month's divided by 672, rounded up. Reduction: what is more than the month's price of the dearest plan. Hours of the \
-plan \u{201c}backup\u{201d} are GB-hours: the size of each backup times its hours. To pay: the amounts of a line together, rounded half up to \
-cents.</p>\n";
+const HINT: &str = "<p class=\"hint\">A line is one instance, or all backups of one; its net sum stands in its last row. Amount: hours times the \
+price of an hour, not rounded. An hour is billed if it has begun, at the dearest plan in it. The price of an hour is the month\u{2019}s divided by \
+672 (28 days), rounded up to 0.00001. Backups are billed by the GB-hour (GB-h): the size of each times its hours. Limit of the month: in a calendar \
+month an instance costs at most the month\u{2019}s price of its dearest plan, at its highest, and a backup that of its size; what earlier invoices billed \
+counts. Net: the amounts of a line, rounded half up to cents. The tax rate is the one in force at the end of the period.</p>\n";
 
 /// The rows of some lines.
 pub(super) fn rows(lines: &[InvoiceLine]) -> String {
@@ -166,10 +180,16 @@ pub(super) fn rows(lines: &[InvoiceLine]) -> String {
             } else {
                 String::new()
             };
+            let class = if rows.peek().is_none() {
+                ""
+            } else {
+                " class=\"more\""
+            };
+            let unit = if row.plan == BACKUP { " GB-h" } else { "" };
             // Writing to a String cannot fail.
             let _ = writeln!(
                 text,
-                "<tr><td>{id}</td><td>{name}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{to_pay}</td></tr>",
+                "<tr{class}><td>{id}</td><td>{name}</td><td>{}</td><td class=\"n\">{}{unit}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{to_pay}</td></tr>",
                 escaped(format!("{} {}", row.plan, row.note).trim_end()),
                 row.hours,
                 row.unit_price,

@@ -24,6 +24,12 @@ impl Invoice {
             .collect()
     }
 
+    /// Whether it says what an e-invoice needs.
+    pub fn has_e_invoice(&self) -> bool {
+        let needed = [&self.seller.country, &self.seller.vat_id, &self.buyer.country];
+        self.is_issued() && needed.into_iter().all(Option::is_some)
+    }
+
     pub fn title(&self) -> String {
         match &self.number {
             Some(number) if self.corrects.is_none() => format!("Invoice {number}"),
