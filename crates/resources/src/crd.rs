@@ -85,8 +85,8 @@ mod tests {
     use super::*;
     use crate::{
         AccountSpec, AccountStatus, ApiKeySpec, BackupSpec, BackupStatus, DeliverySpec, DeliveryStatus,
-        EventLogSpec, InstanceSpec, InstanceStatus, InvoicePageSpec, InvoiceSpec, InvoiceStatus, WebhookSpec,
-        WebhookStatus, api_key::ApiKeyStatus, crds,
+        EventLogSpec, InstanceSpec, InstanceStatus, InvoiceNumberSpec, InvoicePageSpec, InvoiceSpec,
+        InvoiceStatus, WebhookSpec, WebhookStatus, api_key::ApiKeyStatus, crds,
     };
 
     /// Calls `see` with every schema below `path`.
@@ -181,6 +181,7 @@ mod tests {
                 of::<InvoiceStatus>("status"),
             ),
             ("InvoicePage", of::<InvoicePageSpec>("spec"), Vec::new()),
+            ("InvoiceNumber", of::<InvoiceNumberSpec>("spec"), Vec::new()),
         ];
         let mut described = BTreeMap::new();
         walk_all(|path, schema| {
@@ -226,7 +227,7 @@ mod tests {
                 )
             })
             .collect();
-        let expected: [(&str, &[&str]); 9] = [
+        let expected: [(&str, &[&str]); 10] = [
             ("Account", &["ID", "Email", "Namespace", "Ready", "Age"]),
             ("ApiKey", &["Scope", "Ends-In", "Expires", "Last-Used", "Age"]),
             ("Instance", &["State", "Plan", "Region", "IP", "Ready", "Age"]),
@@ -257,8 +258,14 @@ mod tests {
                 ],
             ),
             ("EventLog", &["From", "To", "Events", "Delivered", "Age"]),
-            ("Invoice", &["Number", "From", "To", "Amount", "Status", "Age"]),
+            (
+                "Invoice",
+                &[
+                    "Account", "Type", "Number", "From", "To", "Amount", "Status", "Age",
+                ],
+            ),
             ("InvoicePage", &["Invoice", "Page", "Age"]),
+            ("InvoiceNumber", &["Number", "Invoice", "Account", "Age"]),
         ];
         assert_eq!(columns.len(), expected.len());
         for ((kind, shown), (expected_kind, expected)) in columns.iter().zip(expected) {

@@ -1131,11 +1131,13 @@ fn recompute(html: &str) {
             reduction = exact(amount);
             assert_eq!(hours + reduction, exact(limit) - exact(before), "{row:?}");
         } else {
-            assert_eq!(
-                exact(count) * exact(price) / 100_000_000,
-                exact(amount),
-                "{row:?}"
-            );
+            let count = exact(count.trim_end_matches(" GB-h"));
+            assert_eq!(count * exact(price) / 100_000_000, exact(amount), "{row:?}");
+            // The price of an hour is the month's, of a plan or a GB, divided by 672 and rounded up to a thousandth of a cent.
+            if let Some((_, month)) = plan.split_once('(').filter(|_| !plan.starts_with(DIFFERENCE)) {
+                let month = exact(month.split(' ').next().unwrap());
+                assert_eq!((month + 671_999) / 672_000 * 1000, exact(price), "{row:?}");
+            }
             hours += exact(amount);
         }
         if !to_pay.is_empty() {
