@@ -398,7 +398,6 @@ impl<'a> Controllers<'a> {
             ledger: self.ledger.clone(),
             outbox: self.webhooks.outbox(),
             catalogue: self.candidate.catalogue.clone(),
-            timings: self.candidate.common.timings(),
             clock: self.candidate.checked_clock.clone(),
             metrics: self.watches.metrics.clone(),
             events: Events::behind(

@@ -11,9 +11,10 @@ use runtime::{
     traces::{self, Span},
 };
 
-/// Waits for a call of the provider, at most for this long.
+/// Waits for a call of the provider about a server in this region, at most for this long.
 pub(crate) async fn within<T>(
     provider: &impl Provider,
+    region: &str,
     metrics: &Metrics,
     limit: Duration,
     span: Option<Span>,
@@ -25,11 +26,11 @@ pub(crate) async fn within<T>(
         .unwrap_or(Err(ProviderError::Timeout(limit)));
     let outcome = answer.as_ref().map_or_else(ProviderError::reason, |_| "ok");
     if let Some(span) = span {
-        span.set("stellage.provider", provider.name());
+        span.set("stellage.provider", provider.name(region));
         if answer.is_err() {
             span.fail(outcome);
         }
     }
-    metrics.provider_called(provider.name(), begun.elapsed(), outcome);
+    metrics.provider_called(provider.name(region), begun.elapsed(), outcome);
     answer
 }

@@ -7,13 +7,20 @@
 
 pub mod simulator;
 
-use std::future::Future;
+use std::{future::Future, sync::Arc};
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
 
-use domain::provider::{Addresses, BackupObservation, Observation, ProviderError, Series, Usage, Window};
-use resources::{Backup, Instance};
+use domain::provider::{
+    Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window,
+};
+use resources::{Account, Backup, Instance};
+
+/// Called with namespace and name of each Instance whose observation may have changed. Only a hint: a call may be missed, or
+/// made for nothing.
+pub type Changed = Arc<dyn Fn(&str, &str) + Send + Sync>;
 
 /// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the UID that the
 /// Instance was first created with ([`origin`](resources::origin)), and continues the same operation, named by
@@ -21,14 +28,31 @@ use resources::{Backup, Instance};
 /// server that it made is then changed to these, or replaced. Once a server has been deleted, no late call makes
 /// another one for the same UID.
 pub trait Provider: Send + Sync + 'static {
-    /// Static name for metrics.
-    fn name(&self) -> &'static str;
+    /// Name of what runs the servers of a region, for metrics.
+    fn name(&self, region: &str) -> &'static str;
+
+    /// How long operations may take in a region. A provider bounds the soft part of a reboot, resize or rebuild itself.
+    fn deadlines(&self, region: &str) -> Deadlines;
+
+    /// Watches the servers until shutdown, and tells of changes. A provider whose servers only change as time passes has
+    /// nothing to watch.
+    fn run(&self, changed: Changed, shutdown: CancellationToken) -> impl Future<Output = ()> + Send {
+        let _ = changed;
+        async move { shutdown.cancelled().await }
+    }
 
     /// Reserves addresses before there is a server. Answered from memory, without waiting.
     fn reserve(&self, instance: &Instance) -> Addresses;
 
     /// Releases the addresses reserved for an Instance that is gone.
-    fn release(&self, uid: &str);
+    fn release(&self, instance: &Instance);
+
+    /// Removes what is left of an account whose Instances and Backups are all gone. Returns whether nothing is left. The
+    /// caller sets a timeout.
+    fn forget_account(&self, account: &Account) -> impl Future<Output = Result<bool, ProviderError>> + Send {
+        let _ = account;
+        std::future::ready(Ok(true))
+    }
 
     /// Advances `status.operation` by one step, if there is one, and returns the server's state. If the operation
     /// restores a backup, `backup` is that backup, unless it has been deleted since the operation began. The caller

@@ -16,8 +16,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Provider, UsageSource};
 use domain::provider::{
-    Addresses, BackupObservation, BackupProgress, Observation, OffCause, Power, Progress, ProviderError,
-    Series, Timings, Usage, Window,
+    Addresses, BackupObservation, BackupProgress, Deadlines, Observation, OffCause, Power, Progress,
+    ProviderError, Series, Timings, Trouble, Usage, Window,
 };
 use resources::{Backup, Instance, Operation, OperationKind, PowerState, origin};
 use runtime::watch::key;
@@ -202,11 +202,9 @@ impl Simulator {
                 };
             return Observation {
                 power,
-                plan: None,
-                progress: Progress::Idle,
                 addresses,
                 state,
-                recheck_after: None,
+                ..Observation::default()
             };
         };
         let made = status.is_some_and(|s| s.provisioned_at.is_some());
@@ -219,18 +217,20 @@ impl Simulator {
             });
         let mut seen = Observation {
             power,
-            plan: None,
             progress: Progress::Busy,
             addresses,
             state,
-            recheck_after: None,
+            ..Observation::default()
         };
         let needs_making = !matches!(
             operation.kind,
             OperationKind::Stop | OperationKind::PowerOff | OperationKind::Delete
         );
         if fault == Some("provisioning") && !made && needs_making {
-            seen.progress = Progress::Failed("the simulated fault 'provisioning' is switched on".to_owned());
+            seen.progress = Progress::Failed(Trouble::failed(
+                operation.kind,
+                "the simulated fault 'provisioning' is switched on".to_owned(),
+            ));
             return seen;
         }
         let hangs = fault == Some("stop-hangs") && operation.kind == OperationKind::Stop && !operation.forced;
@@ -337,8 +337,12 @@ fn power_of(instance: &Instance, fault: Option<&str>, state: &mut BTreeMap<Strin
 }
 
 impl Provider for Simulator {
-    fn name(&self) -> &'static str {
+    fn name(&self, _: &str) -> &'static str {
         "simulator"
+    }
+
+    fn deadlines(&self, _: &str) -> Deadlines {
+        self.timings.deadlines()
     }
 
     fn reserve(&self, instance: &Instance) -> Addresses {
@@ -358,9 +362,9 @@ impl Provider for Simulator {
         }
     }
 
-    fn release(&self, uid: &str) {
+    fn release(&self, instance: &Instance) {
         let mut leases = self.leases.lock();
-        if let Some(offset) = leases.by_holder.remove(&holder(uid)) {
+        if let Some(offset) = leases.by_holder.remove(&holder(origin::uid(&instance.metadata))) {
             leases.by_offset.remove(&offset);
         }
     }

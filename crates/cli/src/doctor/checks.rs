@@ -23,7 +23,10 @@ use crate::{
     crd_differences::{self, Differences},
     program, transfer,
 };
-use domain::delivery::settings::{HELD_IN_ALL, PENDING_IN_ALL};
+use domain::{
+    delivery::settings::{HELD_IN_ALL, PENDING_IN_ALL},
+    provider::ProviderError,
+};
 use resources::{
     Account, Instance, InstanceState, InvoiceNumber, POLICIES, Webhook,
     account::MAIL_UNAVAILABLE,
@@ -582,7 +585,7 @@ fn provider(read: &Read<Objects<Instance>>) -> Check {
         let status = instance.status.as_ref()?;
         let ready = conditions::find(&status.conditions, READY)?;
         let is_stuck = status.state == Some(InstanceState::Error)
-            || ready.reason.starts_with("Provider")
+            || ProviderError::is_reason(&ready.reason)
             || conditions::is_true(&status.conditions, STALLED);
         is_stuck.then(|| format!("{} ({})", key(instance), ready.reason))
     };

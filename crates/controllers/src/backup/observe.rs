@@ -164,7 +164,9 @@ impl<P: Provider> Reconciler<P> {
         let controller = &self.controller;
         let span = traces::child("provider backup", SpanKind::Client);
         let (provider, limit) = (&*controller.provider, controller.provider_timeout);
-        let answer = provider_call::within(provider, &controller.metrics, limit, span, call).await;
+        let region = backup.status.as_ref().and_then(|status| status.source.as_ref());
+        let region = region.map_or("", |source| &source.region);
+        let answer = provider_call::within(provider, region, &controller.metrics, limit, span, call).await;
         if let Err(error) = &answer {
             tracing::warn!(backup = key(backup), %error, "provider call failed");
         }

@@ -15,7 +15,7 @@ use resources::{
     Backup, Instance, InstanceStatus,
     conditions::{self, whole_seconds},
     instance::FINALIZER,
-    origin, quota,
+    quota,
     tracking::CONTROLLER_MANAGER,
 };
 use runtime::{
@@ -156,7 +156,7 @@ impl<P: Provider> Reconciler<P> {
         let permit = self.writes.acquire().await;
         finalizers::remove(&self.controller.client, instance, FINALIZER).await?;
         drop(permit);
-        self.controller.provider.release(origin::uid(&instance.metadata));
+        self.controller.provider.release(instance);
         self.backoffs.reset(&ObjectRef::of(instance));
         Ok(())
     }

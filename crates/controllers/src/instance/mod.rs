@@ -20,10 +20,7 @@ use reconcile::Reconciler;
 
 use super::{backup::BackupIndex, ledger::Ledger};
 use crate::monitoring::Monitor;
-use domain::{
-    event::{Outbox, payload::User},
-    provider::Timings,
-};
+use domain::event::{Outbox, payload::User};
 use providers::Provider;
 use resources::Instance;
 use runtime::{
@@ -53,8 +50,6 @@ pub struct InstanceController<P> {
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.
     pub catalogue: SharedCatalogue,
-    /// Durations and deadlines of operations.
-    pub timings: Timings,
     /// Source of the time.
     pub clock: Arc<dyn Clock>,
     /// Where reconciles and provider calls are counted.

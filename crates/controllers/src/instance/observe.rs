@@ -210,8 +210,10 @@ impl<P: Provider> Reconciler<P> {
             span.set("stellage.operation", operation.kind.as_str());
         }
         let (provider, limit) = (&*controller.provider, controller.provider_timeout);
-        match provider_call::within(provider, &controller.metrics, limit, span, step).await {
+        let region = &instance.spec.region;
+        match provider_call::within(provider, region, &controller.metrics, limit, span, step).await {
             Ok(observation) => Asked::Answer(observation),
+            Err(error @ ProviderError::Unreachable { .. }) => Asked::Failure(error),
             Err(error) => {
                 tracing::warn!(instance = key(instance), %error, "provider call failed");
                 Asked::Failure(error)
@@ -228,6 +230,6 @@ impl<P: Provider> Reconciler<P> {
             .unwrap_or_default();
         let ready = conditions::find(conditions, conditions::READY);
         self.backoffs.has_failed(&ObjectRef::of(instance))
-            || ready.is_some_and(|ready| ready.reason.starts_with("Provider"))
+            || ready.is_some_and(|ready| ProviderError::is_reason(&ready.reason))
     }
 }

@@ -140,8 +140,8 @@ impl<P: Provider> Reconciler<P> {
                     && self.controller.backups.has_unfinished(&draft.instance),
                 findings: findings.as_ref(),
             };
-            let timings = &self.controller.timings;
-            let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);
+            let deadlines = self.controller.provider.deadlines(&draft.instance.spec.region);
+            let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, &deadlines);
             trace::carry(&draft.instance, &mut decision.status);
             if decision.finished {
                 if holder.is_some() && !self.controller.ledger.has_end_of(&draft.instance) {

@@ -30,7 +30,7 @@ use domain::{
     backup::BackupLimits,
     event::{EventType, Outbox, OutboxVersion},
     invoice::{Period, ledger::SPREAD},
-    provider::{BackupObservation, Observation, ProviderError, Timings, Usage},
+    provider::{BackupObservation, Deadlines, Observation, ProviderError, Timings, Usage},
 };
 use providers::{
     Provider,
@@ -172,16 +172,20 @@ impl Flaky {
 }
 
 impl Provider for Flaky {
-    fn name(&self) -> &'static str {
+    fn name(&self, _: &str) -> &'static str {
         "flaky"
+    }
+
+    fn deadlines(&self, region: &str) -> Deadlines {
+        self.simulator.deadlines(region)
     }
 
     fn reserve(&self, instance: &Instance) -> domain::provider::Addresses {
         self.simulator.reserve(instance)
     }
 
-    fn release(&self, uid: &str) {
-        self.simulator.release(uid);
+    fn release(&self, instance: &Instance) {
+        self.simulator.release(instance);
     }
 
     async fn step(
@@ -523,7 +527,6 @@ impl Operator {
             ledger: ledger.clone(),
             outbox: outbox.clone(),
             catalogue: catalogue.clone(),
-            timings: *timings,
             clock: clock.clone(),
             metrics: metrics.clone(),
             events: events("instance-controller"),

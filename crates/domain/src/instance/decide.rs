@@ -5,8 +5,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    Timings,
-    decision::{Audience, Decision, Gate, Note, Seen, Trouble},
+    decision::{Audience, Decision, Gate, Note, Seen},
     requests::{accept, begin, refuse, state_during, take_on, told_apart},
     summary,
 };
@@ -17,7 +16,9 @@ use crate::{
         payload::{User, alert_event, instance_event, missed_backup_event},
     },
     invoice::{Period, metering},
-    provider::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
+    provider::{
+        Addresses, Deadlines, Notice, Observation, OffCause, Power, Progress, ProviderError, Trouble,
+    },
 };
 use resources::{
     Backup, BackupError, Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind,
@@ -35,17 +36,18 @@ pub fn decide(
     seen: Seen<'_>,
     audience: Audience<'_>,
     now: Timestamp,
-    timings: &Timings,
+    deadlines: &Deadlines,
 ) -> Decision {
     let before = instance.status.clone().unwrap_or_default();
     let mut machine = Machine {
         instance,
         user: audience.user,
         now,
-        timings,
+        deadlines,
         status: before.clone(),
         trouble: None,
         off_cause: None,
+        restarted: None,
         started: false,
         ended: None,
         retry: false,
@@ -67,6 +69,7 @@ pub fn decide(
                 machine.announce_power(&before, gate);
             }
         }
+        Seen::Failed(_) if is_out_of_reach(&before, seen) => {}
         Seen::Failed(error) => machine.provider_failed(error),
     }
     // Accept it even if it is already being deleted: REST has confirmed its creation, so receivers get both events. What was
@@ -90,12 +93,18 @@ pub fn decide(
         mut status,
         trouble,
         off_cause,
+        restarted,
         ended,
         retry,
         ..
     } = machine;
     status.id = Some(instance.id());
-    summary::describe(instance, gate, trouble.as_ref(), off_cause, &mut status, now);
+    if is_out_of_reach(&before, seen) && status.operation.is_none() {
+        // The conditions say what was last seen: a region that is cut off must not cost a write for each of its servers.
+        status.observed_generation = instance.metadata.generation;
+    } else {
+        summary::describe(instance, gate, trouble.as_ref(), off_cause, &mut status, now);
+    }
     if visible(&status) != visible(&before) {
         status.updated_at = Some(milliseconds(now));
     } else if status.observed_generation != before.observed_generation
@@ -111,7 +120,14 @@ pub fn decide(
     // Not together with the end of another operation: if that is lost too, it is repeated.
     let may_be_stored_later =
         !retry && ended.is_none() && begun.is_some_and(|begun| is_harmless(begun, &before, &instance.spec));
-    let mut notes = summary::notes(&before, &status, ended.as_ref(), trouble.as_ref(), off_cause);
+    let mut notes = summary::notes(
+        &before,
+        &status,
+        ended.as_ref(),
+        trouble.as_ref(),
+        off_cause,
+        restarted,
+    );
     notes.extend(watch_alerts(instance, audience, &mut status, now));
     let backup_due = schedule_backup(instance, gate, &mut status, now);
     // A backup that is due while the gate is closed waits for a change.
@@ -132,7 +148,7 @@ pub fn decide(
         alert::alerts::purge(&mut status.alerts, now);
     }
     if let Some(operation) = &status.operation {
-        let left = limits(operation, timings)
+        let left = limits(operation, deadlines)
             .into_iter()
             .map(|limit| limit.saturating_sub(elapsed(operation, now)));
         recheck_after = left.filter(|left| !left.is_zero()).chain(recheck_after).min();
@@ -146,6 +162,13 @@ pub fn decide(
         may_be_stored_later: may_be_stored_later && backup_due.is_none(),
         backup_due,
     }
+}
+
+/// Whether nothing is known about a server that nothing is asked of, because its region cannot be reached.
+fn is_out_of_reach(before: &InstanceStatus, seen: Seen<'_>) -> bool {
+    matches!(seen, Seen::Failed(ProviderError::Unreachable { .. }))
+        && before.state.is_some()
+        && before.operation.is_none()
 }
 
 /// Keeps `status.metering` up to date. An instance is billed from when it first runs until its deletion is accepted,
@@ -275,10 +298,10 @@ fn clear_outbox(
 }
 
 /// The times after an operation's start at which it must be looked at again.
-fn limits(operation: &Operation, timings: &Timings) -> Vec<Duration> {
+fn limits(operation: &Operation, deadlines: &Deadlines) -> Vec<Duration> {
     let grace =
-        (operation.kind == OperationKind::Stop && !operation.forced).then(|| timings.soft_stop_grace());
-    grace.into_iter().chain([timings.deadline()]).collect()
+        (operation.kind == OperationKind::Stop && !operation.forced).then_some(deadlines.soft_stop_grace);
+    grace.into_iter().chain([deadlines.of(operation.kind)]).collect()
 }
 
 /// Time since the operation began; zero if the clock went back.
@@ -306,10 +329,12 @@ struct Machine<'a> {
     instance: &'a Instance,
     user: Option<&'a User>,
     now: Timestamp,
-    timings: &'a Timings,
+    deadlines: &'a Deadlines,
     status: InstanceStatus,
     trouble: Option<Trouble>,
     off_cause: Option<OffCause>,
+    /// Why the provider has power-cycled the server by itself.
+    restarted: Option<OffCause>,
     /// The server is running after it was stopped or power-cycled.
     started: bool,
     /// The operation that has finished.
@@ -337,6 +362,12 @@ impl Machine<'_> {
                 self.has_plan(plan);
             }
             self.observe_power(observation.power);
+            if let (Some(cause), Some(Power::On)) = (observation.restarted, observation.power) {
+                self.restarted = Some(cause);
+                self.started = true;
+                self.status.started_at = Some(milliseconds(self.now));
+            }
+            self.notice(observation.notice.as_ref());
             return false;
         };
         match &observation.progress {
@@ -355,20 +386,14 @@ impl Machine<'_> {
                     self.observe_power(observation.power);
                 }
             }
-            Progress::Failed(message) => {
+            Progress::Failed(trouble) => {
                 self.retry = true;
-                self.fail(
-                    operation.kind,
-                    Trouble {
-                        reason: failure_reason(operation.kind),
-                        message: message.clone(),
-                    },
-                );
+                self.fail(operation.kind, trouble.clone());
             }
             Progress::Busy | Progress::Idle => {
                 if operation.kind == OperationKind::Stop
                     && !operation.forced
-                    && elapsed(&operation, self.now) >= self.timings.soft_stop_grace()
+                    && elapsed(&operation, self.now) >= self.deadlines.soft_stop_grace
                 {
                     self.status.operation = Some(Operation {
                         forced: true,
@@ -383,10 +408,23 @@ impl Machine<'_> {
                 }
                 if !self.check_deadline(&operation) {
                     self.status.state = Some(state_during(operation.kind));
+                    self.notice(observation.notice.as_ref());
                 }
             }
         }
         false
+    }
+
+    /// Shows what is wrong with the server although no operation has failed.
+    fn notice(&mut self, notice: Option<&Notice>) {
+        match notice {
+            Some(Notice::Error(trouble)) => {
+                self.status.state = Some(InstanceState::Error);
+                self.trouble = Some(trouble.clone());
+            }
+            Some(Notice::Told(trouble)) => self.trouble = Some(trouble.clone()),
+            None => {}
+        }
     }
 
     /// Takes up an instance that was restored without its status, with the server that it has, if it has one. Its events were told
@@ -430,7 +468,7 @@ impl Machine<'_> {
                     cause == OffCause::Requested && self.status.power == Some(PowerState::Running);
                 self.status.power = Some(PowerState::Stopped);
                 self.status.state = Some(InstanceState::Stopped);
-                if (cause == OffCause::Crashed || stop_was_lost)
+                if (matches!(cause, OffCause::Crashed | OffCause::Interrupted) || stop_was_lost)
                     && self.instance.spec.power_state == PowerState::Running
                     && !self.instance.is_deleting()
                 {
@@ -561,10 +599,11 @@ impl Machine<'_> {
     }
 
     fn check_deadline(&mut self, operation: &Operation) -> bool {
-        let overdue = elapsed(operation, self.now) >= self.timings.deadline();
+        let deadline = self.deadlines.of(operation.kind);
+        let overdue = elapsed(operation, self.now) >= deadline;
         self.retry |= overdue;
         if overdue && operation.kind != OperationKind::Delete {
-            let minutes = self.timings.deadline().as_secs() / 60;
+            let minutes = deadline.as_secs() / 60;
             let message = format!(
                 "{} has not finished after {minutes} minutes; still trying",
                 operation.kind.as_str()
@@ -586,18 +625,5 @@ impl Machine<'_> {
             self.status.state = Some(InstanceState::Error);
         }
         self.trouble = Some(trouble);
-    }
-}
-
-const fn failure_reason(kind: OperationKind) -> &'static str {
-    match kind {
-        OperationKind::Create => "ProvisioningFailed",
-        OperationKind::Start => "StartFailed",
-        OperationKind::Stop => "StopFailed",
-        OperationKind::PowerOff => "PowerOffFailed",
-        OperationKind::Reboot => "RebootFailed",
-        OperationKind::Resize => "ResizeFailed",
-        OperationKind::Rebuild => "RebuildFailed",
-        OperationKind::Delete => "DeleteFailed",
     }
 }

@@ -146,10 +146,3 @@ pub enum Next {
     /// When something changes.
     OnChange,
 }
-
-/// Why an operation cannot complete.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Trouble {
-    pub(super) reason: &'static str,
-    pub(super) message: String,
-}

@@ -54,6 +54,10 @@ fn of_condition(status: &InstanceStatus) -> Option<Explanation> {
     let message = match ready.reason.as_str() {
         "GuestShutdown" => "the guest shut itself down; start the instance to power it on again".to_owned(),
         "Stopped" => "the server is stopped; start the instance to power it on again".to_owned(),
+        "StoppedOutside" => {
+            "the server was stopped by its platform's staff; start the instance to power it on again"
+                .to_owned()
+        }
         // The provider's own message is for administrators.
         "ProviderUnavailable" | "ProviderNonsense" => {
             "the provider cannot do this at the moment; it is being retried".to_owned()

@@ -30,5 +30,3 @@ pub use explain::{Explanation, explain};
 pub use installation::{DoesNotFit, Installation, RestorableBackup, disk_of};
 pub use question::{Question, question};
 pub use requests::{current, project, project_behind, shown, take_on, wants_restore};
-
-pub use crate::provider::Timings;

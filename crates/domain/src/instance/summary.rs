@@ -2,8 +2,8 @@
 
 use jiff::Timestamp;
 
-use super::decision::{Gate, Note, Trouble};
-use crate::provider::OffCause;
+use super::decision::{Gate, Note};
+use crate::provider::{OffCause, Trouble};
 use resources::{
     Alert, Instance, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PowerState,
     conditions::{self, Desired, READY, RECONCILING, RESTART_REQUIRED, STALLED},
@@ -155,6 +155,10 @@ fn summarise(
                 "GuestShutdown",
                 "the guest shut itself down; start it through REST or with a new spec.startRequestedAt",
             ),
+            Some(OffCause::Outside) => stalled(
+                "StoppedOutside",
+                "the server was stopped by its platform's staff; start it through REST or with a new spec.startRequestedAt",
+            ),
             _ => stalled(
                 "Stopped",
                 "the server is stopped; start it through REST or with a new spec.startRequestedAt",
@@ -235,14 +239,24 @@ pub(super) fn fired(alert: &Alert) -> Note {
     }
 }
 
+/// The Event of a server that went off by itself, and is started again.
+const fn went_off(cause: OffCause) -> Option<(&'static str, &'static str)> {
+    match cause {
+        OffCause::Crashed => Some(("Crashed", "the server crashed")),
+        OffCause::Interrupted => Some(("Interrupted", "the platform shut the server down")),
+        OffCause::Requested | OffCause::GuestShutdown | OffCause::Outside => None,
+    }
+}
+
 /// The Events of a transition: for changes of state or operation, and for new trouble. `ended` is the operation that
-/// has just ended.
+/// has just ended; `restarted` says why the provider has power-cycled the server by itself.
 pub(super) fn notes(
     before: &InstanceStatus,
     after: &InstanceStatus,
     ended: Option<&Operation>,
     trouble: Option<&Trouble>,
     off_cause: Option<OffCause>,
+    restarted: Option<OffCause>,
 ) -> Vec<Note> {
     let mut notes = Vec::new();
     let normal = |reason, message: String| Note {
@@ -268,9 +282,18 @@ pub(super) fn notes(
             Some(OffCause::GuestShutdown) => {
                 notes.push(normal("GuestShutdown", "the guest shut itself down".to_owned()));
             }
-            Some(OffCause::Crashed) => notes.push(warning("Crashed", "the server crashed".to_owned())),
-            Some(OffCause::Requested) | None => {}
+            Some(OffCause::Outside) => notes.push(warning(
+                "StoppedOutside",
+                "the server was stopped outside of Stellage; it stays off until it is started".to_owned(),
+            )),
+            Some(cause) => {
+                notes.extend(went_off(cause).map(|(reason, message)| warning(reason, message.to_owned())))
+            }
+            None => {}
         }
+    }
+    if let Some((reason, message)) = restarted.and_then(went_off) {
+        notes.push(warning(reason, format!("{message}; it is running again")));
     }
     let began = begun(before, after);
     // The end of the previous operation comes before the start of the next.

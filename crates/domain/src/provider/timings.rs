@@ -1,14 +1,14 @@
-//! Durations and deadlines of operations on a server.
+//! How long operations on a simulated server take.
 
 use std::time::Duration;
 
+use super::Deadlines;
 use resources::OperationKind;
 
 /// Default provisioning time in seconds, on which the other times are based (decisions, section 4).
 pub const DEFAULT_PROVISIONING_SECONDS: f64 = 150.0;
 
-/// Durations and deadlines. The simulated durations scale with the configured provisioning time; with 0, everything is
-/// done at once.
+/// How long simulated operations take. All scale with the configured provisioning time; with 0, everything is done at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timings {
     scale: f64,
@@ -45,14 +45,14 @@ impl Timings {
         Duration::from_secs_f64(1.5_f64.mul_add(size_gb.max(0.0), 30.0) * self.scale)
     }
 
-    /// How long a guest may take to shut down before its power is cut.
-    pub fn soft_stop_grace(&self) -> Duration {
-        Duration::from_secs_f64(120.0 * self.scale)
-    }
-
-    /// How long an operation may take before it counts as failed.
-    pub const fn deadline(&self) -> Duration {
-        self.deadline
+    /// How long simulated operations may take.
+    pub fn deadlines(&self) -> Deadlines {
+        Deadlines {
+            soft_stop_grace: Duration::from_secs_f64(120.0 * self.scale),
+            create: self.deadline,
+            rebuild: self.deadline,
+            other: self.deadline,
+        }
     }
 }
 
@@ -71,14 +71,19 @@ mod tests {
         let shipped = Timings::default();
         assert_eq!(shipped.duration(OperationKind::Create), Duration::from_secs(150));
         assert_eq!(shipped.duration(OperationKind::Rebuild), Duration::from_secs(60));
-        assert_eq!(shipped.deadline(), Duration::from_secs(900));
+        assert_eq!(shipped.deadlines().other, Duration::from_secs(900));
         let none = Timings::for_provisioning(0.0);
         assert_eq!(
-            (none.duration(OperationKind::Create), none.soft_stop_grace()),
+            (
+                none.duration(OperationKind::Create),
+                none.deadlines().soft_stop_grace
+            ),
             (Duration::ZERO, Duration::ZERO)
         );
         assert_eq!(
-            Timings::for_provisioning(3600.0).deadline(),
+            Timings::for_provisioning(3600.0)
+                .deadlines()
+                .of(OperationKind::Create),
             Duration::from_secs(7200)
         );
     }

@@ -7,7 +7,9 @@ use std::{
 
 use jiff::Timestamp;
 
-use crate::provider::{Addresses, Observation, OffCause, Power, Progress, ProviderError, Timings};
+use crate::provider::{
+    Addresses, Notice, Observation, OffCause, Power, Progress, ProviderError, Timings, Trouble,
+};
 use resources::{Instance, Operation, OperationKind, Plan, PowerState};
 
 /// What tells one operation from another: its kind and its beginning.
@@ -32,6 +34,8 @@ pub enum Fault {
     None,
     /// Does not answer.
     Unreachable,
+    /// Its region is cut off, and the provider knows it.
+    CutOff,
     /// Gives impossible answers.
     Nonsense,
     /// Fails at everything that it is asked.
@@ -63,6 +67,10 @@ pub struct Cloud {
     pub boots: usize,
     pub power_cuts: usize,
     pub rebuilds: usize,
+    /// Why it has power-cycled the server by itself; said once.
+    pub restarted: Option<OffCause>,
+    /// What it says is wrong.
+    pub notice: Option<Notice>,
     /// Whether the guest was the last to turn the server off. Remains true for a server made in place of a lost one and
     /// left off.
     pub shut_itself_down: bool,
@@ -97,6 +105,12 @@ impl Cloud {
         self.steps += 1;
         match self.fault {
             Fault::Unreachable => return Err(ProviderError::Timeout(Duration::from_secs(10))),
+            Fault::CutOff => {
+                return Err(ProviderError::Unreachable {
+                    region: "fr-par-1".into(),
+                    since: Timestamp::UNIX_EPOCH,
+                });
+            }
             Fault::Nonsense => return Err(ProviderError::Nonsense("-1 CPUs".into())),
             _ => {}
         }
@@ -111,6 +125,8 @@ impl Cloud {
                 Server { exit, .. } => Power::Off(exit.unwrap_or(OffCause::Requested)),
             }),
             plan: self.server().map(|server| server.plan),
+            restarted: self.restarted.take(),
+            notice: self.notice.clone(),
             progress,
             addresses: Addresses {
                 ipv4: address.filter(|_| self.fault != Fault::ForgetsAddresses),
@@ -138,7 +154,10 @@ impl Cloud {
             return (Progress::Done, None);
         }
         if self.fault == Fault::Fails {
-            return (Progress::Failed("broken".into()), None);
+            return (
+                Progress::Failed(Trouble::failed(operation.kind, "broken".into())),
+                None,
+            );
         }
         let begun = *self.begun.entry(id).or_insert(uptime);
         // A server is there from the beginning of the operation that makes it.

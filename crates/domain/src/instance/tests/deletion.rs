@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     instance::{Audience, Gate, Next, Seen, decide},
-    provider::{Addresses, Observation, OffCause, Power, Progress, Timings},
+    provider::{Observation, OffCause, Power, Progress, Timings},
 };
 use resources::{InstanceState, Refusal};
 
@@ -79,12 +79,9 @@ fn a_server_that_is_still_there_after_its_deletion_is_deleted_again_after_a_back
     world.delete();
     world.pass();
     let observation = Observation {
-        addresses: Addresses::default(),
         power: Some(Power::On),
-        plan: None,
         progress: Progress::Done,
-        recheck_after: None,
-        state: std::collections::BTreeMap::new(),
+        ..Observation::default()
     };
     let decision = decide(
         &world.instance,
@@ -98,7 +95,7 @@ fn a_server_that_is_still_there_after_its_deletion_is_deleted_again_after_a_back
             findings: None,
         },
         world.now(),
-        &Timings::default(),
+        &Timings::default().deadlines(),
     );
     assert!(!decision.finished);
     assert_eq!(decision.next(false), Next::AfterBackoff);

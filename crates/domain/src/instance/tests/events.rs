@@ -1,6 +1,6 @@
 //! Which events are recorded, and how long they stay in the outbox.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use jiff::SignedDuration;
 
@@ -145,12 +145,8 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
     let mut instance = world.instance.clone();
     instance.status.as_mut().unwrap().outbox = vec![last];
     let observation = Observation {
-        addresses: Addresses::default(),
-        power: None,
-        plan: None,
         progress: Progress::Done,
-        recheck_after: None,
-        state: BTreeMap::new(),
+        ..Observation::default()
     };
     // If it were removed from the outbox, however late, it would be recorded again.
     for (settled, later) in [(false, 0), (true, 0), (true, 3600)] {
@@ -166,7 +162,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
                 findings: None,
             },
             world.now() + SignedDuration::from_secs(later),
-            &Timings::default(),
+            &Timings::default().deadlines(),
         );
         assert_eq!(decision.finished, settled);
         assert_eq!(decision.status.outbox.len(), 1);
@@ -187,11 +183,8 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
                 ipv4: Some("198.18.0.7".into()),
                 ipv6: None,
             },
-            power: None,
-            plan: None,
             progress: Progress::Busy,
-            recheck_after: None,
-            state: BTreeMap::new(),
+            ..Observation::default()
         };
         let decision = decide(
             &world.instance,
@@ -199,7 +192,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
             Seen::Observed(&busy),
             audience,
             now,
-            &Timings::default(),
+            &Timings::default().deadlines(),
         );
         decision.status.outbox.len()
     };
@@ -222,12 +215,8 @@ fn a_settled_event_waits_longer_for_a_write_while_others_are_not_settled() {
         .collect();
     assert_eq!(recorded.len(), 2);
     let observation = Observation {
-        addresses: Addresses::default(),
         power: Some(Power::On),
-        plan: None,
-        progress: Progress::Idle,
-        recheck_after: None,
-        state: BTreeMap::new(),
+        ..Observation::default()
     };
     let left_after = |settled: &[String], seconds: i64| {
         let last = world.status().outbox.last().unwrap().created_at;
@@ -248,7 +237,7 @@ fn a_settled_event_waits_longer_for_a_write_while_others_are_not_settled() {
             seen,
             audience,
             now,
-            &Timings::default(),
+            &Timings::default().deadlines(),
         );
         decision.status.outbox.len()
     };

@@ -1,6 +1,6 @@
 //! Instances that were saved without their status and written back.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -36,14 +36,12 @@ fn restored() -> Instance {
 fn seen(power: Option<Power>, progress: Progress) -> Observation {
     Observation {
         power,
-        plan: None,
         progress,
         addresses: Addresses {
             ipv4: Some("198.18.0.1".to_owned()),
             ipv6: None,
         },
-        state: BTreeMap::new(),
-        recheck_after: None,
+        ..Observation::default()
     }
 }
 
@@ -60,7 +58,14 @@ fn decided(instance: &Instance, seen: Seen<'_>) -> Decision {
         findings: None,
     };
     let now = time("2026-11-21T10:00:05Z");
-    decide(instance, &Gate::Open, seen, audience, now, &Timings::default())
+    decide(
+        instance,
+        &Gate::Open,
+        seen,
+        audience,
+        now,
+        &Timings::default().deadlines(),
+    )
 }
 
 #[test]

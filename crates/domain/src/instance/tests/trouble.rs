@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     instance::{Action, Gate, changed_spec, project, shown},
-    provider::OffCause,
+    provider::{Notice, OffCause, Trouble},
 };
 use resources::{
     InstanceState, OperationKind, Plan, PowerState, Refusal,
@@ -440,4 +440,100 @@ fn what_cannot_be_installed_leaves_the_rest_of_the_spec_in_force() {
         (ready(&world).as_str(), status.refused_installation),
         ("Running", None)
     );
+}
+
+#[test]
+fn a_server_that_its_platform_interrupts_is_started_again_and_one_stopped_outside_stays_off() {
+    let mut world = World::running();
+    world.exit(OffCause::Interrupted);
+    assert_eq!(world.path(), [Starting, Running]);
+    world.exit(OffCause::Outside);
+    world.settle();
+    assert_eq!(world.state(), Some(Stopped));
+    let status = world.status();
+    let ready = conditions::find(&status.conditions, READY).unwrap();
+    assert_eq!(
+        (ready.status.as_str(), ready.reason.as_str()),
+        ("False", "StoppedOutside")
+    );
+    world.act(Action::Start);
+    world.settle();
+    assert_eq!(world.state(), Some(Running));
+}
+
+#[test]
+fn a_server_that_the_provider_has_restarted_by_itself_is_told_as_started() {
+    let mut world = World::running();
+    let (before, started) = (world.events.len(), world.status().started_at);
+    world.wait(Duration::from_secs(60));
+    world.cloud.restarted = Some(OffCause::Crashed);
+    world.pass();
+    world.settle();
+    let told: Vec<_> = world.events[before..]
+        .iter()
+        .map(|event| event.event_type.as_str())
+        .collect();
+    assert_eq!((world.state(), told), (Some(Running), vec!["instance.started"]));
+    assert!(world.status().started_at > started);
+    assert!(
+        world
+            .notes
+            .iter()
+            .any(|note| note.reason == "Crashed" && note.warning)
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_running_server_is_shown_and_only_an_error_changes_its_state() {
+    let trouble = |reason| Trouble {
+        reason,
+        message: "the storage does not answer".to_owned(),
+    };
+    for (notice, state, ready) in [
+        (Notice::Told(trouble("NodeUnreachable")), Running, "Unknown"),
+        (Notice::Error(trouble("StorageUnavailable")), Error, "False"),
+    ] {
+        let mut world = World::running();
+        let told = world.events.len();
+        world.cloud.notice = Some(notice);
+        world.pass();
+        world.settle();
+        let status = world.status();
+        let seen = conditions::find(&status.conditions, READY).unwrap();
+        assert_eq!((world.state(), seen.status.as_str()), (Some(state), ready));
+        let writes = world.writes;
+        world.pass();
+        assert_eq!(world.writes, writes, "it is written once");
+        world.cloud.notice = None;
+        world.pass();
+        world.settle();
+        assert_eq!(world.state(), Some(Running));
+        assert!(conditions::is_true(&world.status().conditions, READY));
+        assert_eq!(world.events.len(), told, "the power has not changed");
+    }
+}
+
+#[test]
+fn a_region_that_is_cut_off_costs_no_write_for_an_idle_server_and_one_for_an_operation() {
+    let mut world = World::running();
+    world.fault(Fault::CutOff);
+    let (before, writes) = (world.status(), world.writes);
+    for _ in 0..3 {
+        world.pass();
+    }
+    assert_eq!((world.status(), world.writes), (before, writes));
+    let boots = world.cloud.boots;
+    world.act(Action::Reboot);
+    world.pass();
+    let status = world.status();
+    let ready = conditions::find(&status.conditions, READY).unwrap();
+    assert_eq!(ready.reason, "RegionUnreachable");
+    let writes = world.writes;
+    world.pass();
+    world.pass();
+    assert_eq!(world.writes, writes);
+    world.fault(Fault::None);
+    world.settle();
+    assert_eq!(world.state(), Some(Running));
+    assert_eq!(world.cloud.boots, boots + 1);
 }

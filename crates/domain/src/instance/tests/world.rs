@@ -303,7 +303,14 @@ impl World {
                 may_wait: false,
                 findings: self.findings.as_ref(),
             };
-            let decision = decide(&seen_instance, &self.gate, seen, audience, now, &timings);
+            let decision = decide(
+                &seen_instance,
+                &self.gate,
+                seen,
+                audience,
+                now,
+                &timings.deadlines(),
+            );
             let before = seen_instance.status.clone();
             let changed = before.as_ref() != Some(&decision.status);
             if is_current && changed && !decision.finished {
