@@ -20,7 +20,7 @@ use controllers::{
     webhook::{self, WebhookController},
 };
 use providers::{
-    UsageSource,
+    Clusters, Regions, UsageSource,
     simulator::{Faults, Pools, Simulator},
 };
 use resources::{Account, Backup, Delivery, Instance, Invoice, Webhook};
@@ -72,6 +72,8 @@ pub(super) struct Candidate {
     /// Reports the usage of servers.
     usage: Arc<dyn UsageSource>,
     catalogue: SharedCatalogue,
+    /// The clusters of the regions with real servers.
+    clusters: Clusters,
     rules: TargetRules,
     receivers: ReceiverClient,
     mailer: Mailer,
@@ -104,6 +106,7 @@ impl Candidate {
             usage: super::usage(common),
             settings,
             common: common.clone(),
+            clusters: Clusters::new(watches.metrics.clone(), clock.now()),
             catalogue,
             rules,
             watches: watches.clone(),
@@ -133,6 +136,12 @@ impl Candidate {
     ) -> Result<(), ServeError> {
         let metrics = &self.watches.metrics;
         let namespace = &self.common.namespace;
+        // They are watched by every replica, so that a new leader knows at once what is there.
+        tokio::spawn(
+            self.clusters
+                .clone()
+                .follow(self.catalogue.clone(), self.watches.shutdown.clone()),
+        );
         let mut election = LeaderElection::new(for_lease, namespace, &self.identity, metrics.clone())
             .with_times(self.settings.lease_times());
         loop {
@@ -365,28 +374,24 @@ impl<'a> Controllers<'a> {
         ]
     }
 
-    /// The simulator. The addresses of the known instances count as taken.
-    fn simulator(&self, instances: &Store<Instance>) -> Arc<Simulator> {
+    /// The provider of all regions. The addresses of the known instances count as taken.
+    fn provider(&self, instances: &Store<Instance>) -> Arc<Regions> {
         let pools = Pools {
             ipv4: self.candidate.settings.simulator_ipv4,
             ipv6: self.candidate.settings.simulator_ipv6,
         };
         let faults = Faults::new(self.candidate.common.simulator_faults);
         let known = instances.state();
-        let known = known.iter().map(|instance| &**instance);
-        Arc::new(Simulator::new(
-            self.candidate.common.timings(),
-            pools,
-            faults,
-            known,
-        ))
+        let known = || known.iter().map(|instance| &**instance);
+        let simulator = Simulator::new(self.candidate.common.timings(), pools, faults, known());
+        Arc::new(Regions::new(simulator, self.candidate.clusters.clone(), known()))
     }
 
     fn provider_timeout(&self) -> Duration {
         Duration::from_secs(self.candidate.settings.provider_timeout_seconds)
     }
 
-    fn instance_controller(&self, provider: Arc<Simulator>) -> InstanceController<Simulator> {
+    fn instance_controller(&self, provider: Arc<Regions>) -> InstanceController<Regions> {
         let (client, directory) = (self.watches.client.clone(), self.directory.clone());
         let write_pressure = WritePressure::default();
         InstanceController {
@@ -416,9 +421,9 @@ impl<'a> Controllers<'a> {
 
     fn backup_controller(
         &self,
-        provider: Arc<Simulator>,
+        provider: Arc<Regions>,
         instances: Store<Instance>,
-    ) -> BackupController<Simulator> {
+    ) -> BackupController<Regions> {
         let client = self.watches.client.clone();
         BackupController {
             provider,
@@ -476,7 +481,7 @@ impl<'a> Controllers<'a> {
             invoices,
         } = stores;
         let client = self.watches.client.clone();
-        let provider = self.simulator(&instances);
+        let provider = self.provider(&instances);
         let controller = self.instance_controller(provider.clone());
         let backup_controller = self.backup_controller(provider, instances.clone());
         let monitoring = self.monitoring_controller();

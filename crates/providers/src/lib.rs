@@ -2,9 +2,13 @@
 //! observed state; it never decides the desired state (decisions, section 4).
 //!
 //! - [`simulator`]: the embedded default, a pure function of spec, status and time;
+//! - [`kubevirt`]: virtual machines in a cluster with KubeVirt;
+//! - [`Regions`]: the provider of the process, in which each region has one of these.
 
 #![warn(missing_docs)]
 
+pub mod kubevirt;
+mod regions;
 pub mod simulator;
 
 use std::{future::Future, sync::Arc};
@@ -16,11 +20,26 @@ use tokio_util::sync::CancellationToken;
 use domain::provider::{
     Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window,
 };
-use resources::{Account, Backup, Instance};
+use resources::{Backup, Instance};
+
+pub use self::regions::{Clusters, Regions};
 
 /// Called with namespace and name of each Instance whose observation may have changed. Only a hint: a call may be missed, or
 /// made for nothing.
 pub type Changed = Arc<dyn Fn(&str, &str) + Send + Sync>;
+
+/// What a provider needs to know for one step.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// The instance.
+    pub instance: &'a Instance,
+    /// Public id of its account; empty if there is no Account.
+    pub account: &'a str,
+    /// The backup that the operation restores, unless it has been deleted since the operation began.
+    pub backup: Option<&'a Backup>,
+    /// The time.
+    pub now: Timestamp,
+}
 
 /// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the UID that the
 /// Instance was first created with ([`origin`](resources::origin)), and continues the same operation, named by
@@ -47,22 +66,8 @@ pub trait Provider: Send + Sync + 'static {
     /// Releases the addresses reserved for an Instance that is gone.
     fn release(&self, instance: &Instance);
 
-    /// Removes what is left of an account whose Instances and Backups are all gone. Returns whether nothing is left. The
-    /// caller sets a timeout.
-    fn forget_account(&self, account: &Account) -> impl Future<Output = Result<bool, ProviderError>> + Send {
-        let _ = account;
-        std::future::ready(Ok(true))
-    }
-
-    /// Advances `status.operation` by one step, if there is one, and returns the server's state. If the operation
-    /// restores a backup, `backup` is that backup, unless it has been deleted since the operation began. The caller
-    /// sets a timeout.
-    fn step(
-        &self,
-        instance: &Instance,
-        backup: Option<&Backup>,
-        now: Timestamp,
-    ) -> impl Future<Output = Result<Observation, ProviderError>> + Send;
+    /// Advances `status.operation` by one step, if there is one, and returns the server's state. The caller sets a timeout.
+    fn step(&self, step: Step<'_>) -> impl Future<Output = Result<Observation, ProviderError>> + Send;
 
     /// Begins the backup of an instance's disk as it is now, or finds the one that has already begun: a backup is named
     /// by the Backup's UID. What happens to the server later does not change it. The caller sets a timeout.

@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use super::{Provider, UsageSource};
+use super::{Provider, Step, UsageSource};
 use domain::provider::{
     Addresses, BackupObservation, BackupProgress, Deadlines, Observation, OffCause, Power, Progress,
     ProviderError, Series, Timings, Trouble, Usage, Window,
@@ -369,12 +369,7 @@ impl Provider for Simulator {
         }
     }
 
-    async fn step(
-        &self,
-        instance: &Instance,
-        _: Option<&Backup>,
-        now: Timestamp,
-    ) -> Result<Observation, ProviderError> {
+    async fn step(&self, Step { instance, now, .. }: Step<'_>) -> Result<Observation, ProviderError> {
         if self.faults.of(instance) == Some("unreachable") {
             std::future::pending::<()>().await;
         }
@@ -568,6 +563,15 @@ mod tests {
         Timestamp::from_second(1_800_000_000 + second).unwrap()
     }
 
+    fn step(instance: &Instance, second: i64) -> Step<'_> {
+        Step {
+            instance,
+            account: "usr_1",
+            backup: None,
+            now: at(second),
+        }
+    }
+
     #[tokio::test]
     async fn a_restored_instance_without_a_status_has_the_server_of_the_first_one() {
         let simulator = Simulator::new(Timings::default(), Pools::default(), Faults::new(true), []);
@@ -586,7 +590,7 @@ mod tests {
         let power = async |created: i64, now: i64| {
             let mut restored = instance("new");
             restored.metadata = metadata(created);
-            simulator.step(&restored, None, at(now)).await.unwrap().power
+            simulator.step(step(&restored, now)).await.unwrap().power
         };
         assert_eq!(power(130, 149).await, None, "it was still being created");
         assert_eq!(power(130, 150).await, Some(Power::On));
@@ -658,7 +662,7 @@ mod tests {
                 |permitted| Simulator::new(Timings::default(), Pools::default(), Faults::new(permitted), []);
             let well = simulator(false).show(&instance, at(1));
             instance.metadata.annotations = Some([(FAULT_ANNOTATION.to_owned(), fault.to_owned())].into());
-            let step = simulator(false).step(&instance, None, at(1)).await;
+            let step = simulator(false).step(step(&instance, 1)).await;
             assert_eq!(step.unwrap(), well, "{fault}");
             let usage = SimulatedUsage::default().usage(&instance, at(1)).await;
             assert!(usage.is_ok(), "{fault}");

@@ -76,6 +76,8 @@ impl<P: Provider> InstanceController<P> {
         shutdown: CancellationToken,
     ) {
         let (triggers, unreadable) = queue.open(&store);
+        let again = queue.clone();
+        let changed = move |namespace: &str, name: &str| again.again(store.named(namespace, name));
         let reports = tokio::spawn(unreadable::report(
             self.client.clone(),
             unreadable,
@@ -85,7 +87,10 @@ impl<P: Provider> InstanceController<P> {
         let controller = &reconciler.controller;
         let kind = KindLabels { kind: "Instance" };
         let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
-        work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
+        tokio::join!(
+            work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown),
+            controller.provider.run(Arc::new(changed), shutdown.clone()),
+        );
         reports.abort();
     }
 

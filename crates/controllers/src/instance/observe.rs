@@ -12,7 +12,7 @@ use domain::{
     instance::{Gate, Question, Seen, project_behind, question},
     provider::{Addresses, Observation, ProviderError},
 };
-use providers::Provider;
+use providers::{Provider, Step};
 use resources::{
     Instance, InstanceStatus, Refusal, conditions,
     origin::{self, ORIGIN_ANNOTATION},
@@ -202,9 +202,13 @@ impl<P: Provider> Reconciler<P> {
         let backup = operation
             .and_then(|operation| operation.restore_from.as_deref())
             .and_then(|name| self.controller.backups.get(namespace, name));
-        let step = controller
-            .provider
-            .step(instance, backup.as_deref(), controller.clock.now());
+        let account = self.holder_of(instance).map(|holder| holder.id);
+        let step = controller.provider.step(Step {
+            instance,
+            account: account.as_deref().unwrap_or_default(),
+            backup: backup.as_deref(),
+            now: controller.clock.now(),
+        });
         let span = traces::child("provider step", SpanKind::Client);
         if let (Some(span), Some(operation)) = (&span, operation) {
             span.set("stellage.operation", operation.kind.as_str());

@@ -33,7 +33,7 @@ use domain::{
     provider::{BackupObservation, Deadlines, Observation, ProviderError, Timings, Usage},
 };
 use providers::{
-    Provider,
+    Provider, Step,
     simulator::{FAULT_ANNOTATION, Faults, Pools, Simulator},
 };
 use resources::{Account, Backup, HasOutbox, Instance, Invoice, OutboxEntry, PowerState, origin};
@@ -188,20 +188,15 @@ impl Provider for Flaky {
         self.simulator.release(instance);
     }
 
-    async fn step(
-        &self,
-        instance: &Instance,
-        backup: Option<&Backup>,
-        now: Timestamp,
-    ) -> Result<Observation, ProviderError> {
-        self.fails(Some(instance))?;
+    async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
+        self.fails(Some(step.instance))?;
         let waits_for = self.waits_for.lock().take();
         if let Some(server) = waits_for {
             while !server.has_writes() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }
-        self.simulator.step(instance, backup, now).await
+        self.simulator.step(step).await
     }
 
     async fn create_backup(

@@ -1,0 +1,530 @@
+//! The cluster of a region: its watches, and the thin shell around the planner, which makes the calls that it plans.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use http::{Method, Request, header};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{
+    Client, Config,
+    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    runtime::watcher,
+};
+use parking_lot::{Mutex, RwLock};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::json;
+use thiserror::Error;
+use tokio::{sync::Semaphore, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    names::{INSTALLATION, INSTANCE, INSTANCE_UID, STELLAGE, Server},
+    plan::{Action, Answer, Kind, Plan, Reach, Refusal, Seen, plan},
+    slim::{DataVolume, VirtualMachine, VirtualMachineInstance},
+};
+use crate::{Changed, Step};
+use domain::{
+    catalogue::region::{Cluster as Access, KubeVirt},
+    provider::{Addresses, BackupObservation, BackupProgress, Observation, ProviderError},
+};
+use resources::{Instance, origin, revision::revision};
+use runtime::{
+    Health, Metrics, ServerTime, Store,
+    client::{self, Observers},
+    watch::{Change, Watches, key},
+};
+
+/// How long a step goes on making calls. A call that is in progress then has what is left of the provider's timeout.
+const STEP: Duration = Duration::from_secs(8);
+/// Most calls of one step. None needs as many, so a plan that goes round in circles ends.
+const CALLS_A_STEP: usize = 24;
+/// When a step that ran out of time or calls is continued.
+const CONTINUE_AFTER: Duration = Duration::from_secs(1);
+/// How long the UID of a server that is gone is remembered: a call that the cluster carries out late may make it again.
+const GONE: Duration = Duration::from_hours(1);
+/// Objects on a page of a list. They are large, although little of them is kept.
+const PAGE: u32 = 500;
+
+/// What a cluster works with.
+pub(crate) struct Context {
+    /// Whom to tell of changes.
+    pub(crate) changed: Arc<RwLock<Option<Changed>>>,
+    pub(crate) metrics: Metrics,
+    /// Ends the watches.
+    pub(crate) shutdown: CancellationToken,
+}
+
+/// Why a cluster cannot be connected.
+#[derive(Debug, Error)]
+pub(crate) enum ConnectError {
+    #[error("its kubeconfig cannot be used: {0}")]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error("it is to be the cluster that this process runs in, but: {0}")]
+    InCluster(#[from] InClusterError),
+    #[error(transparent)]
+    Client(#[from] kube::Error),
+}
+
+/// The cluster of a region.
+pub(crate) struct Cluster {
+    code: String,
+    settings: Arc<KubeVirt>,
+    client: Client,
+    machines: Store<VirtualMachine>,
+    runs: Store<VirtualMachineInstance>,
+    /// Of the two watches.
+    health: Health,
+    metrics: Metrics,
+    changed: Arc<RwLock<Option<Changed>>>,
+    calls: Semaphore,
+    written: Arc<Mutex<Written>>,
+    outage: Mutex<Outage>,
+    /// Servers that are gone, by the UID of their Instance, and since when.
+    gone: Mutex<HashMap<String, Instant>>,
+}
+
+/// Virtual machines as the cluster has answered the writes of this process, until the watch shows these.
+#[derive(Default)]
+struct Written(HashMap<(String, String), Arc<VirtualMachine>>);
+
+impl Written {
+    /// The newer of what the watch shows and what was written.
+    fn freshest(&self, name: &(String, String), shown: Option<Arc<VirtualMachine>>) -> Option<Arc<VirtualMachine>> {
+        let written = self.0.get(name);
+        let is_newer = |written: &&Arc<VirtualMachine>| {
+            shown.as_ref().is_none_or(|shown| revision(&**shown) < revision(&***written))
+        };
+        written.filter(is_newer).cloned().or(shown)
+    }
+
+    fn note(&mut self, machine: &Arc<VirtualMachine>) {
+        let name = name_of(machine);
+        let is_newer = |known: &Arc<VirtualMachine>| revision(&**known) < revision(&**machine);
+        if self.0.get(&name).is_none_or(is_newer) {
+            self.0.insert(name, machine.clone());
+        }
+    }
+
+    /// Forgets what the watch shows.
+    fn shown(&mut self, change: &Change<VirtualMachine>) {
+        match change {
+            Change::Applied(machine) | Change::Deleted(machine) => {
+                let name = name_of(machine);
+                let is_shown = |known: &Arc<VirtualMachine>| revision(&**known) <= revision(&**machine);
+                if self.0.get(&name).is_some_and(is_shown) {
+                    self.0.remove(&name);
+                }
+            }
+            // Should the list be older than a write, the next call finds out: its plan carries the version that it was made for.
+            Change::Replaced(_) => self.0.clear(),
+            Change::Unreadable(_) => {}
+        }
+    }
+}
+
+/// A time in which the cluster cannot be reached.
+#[derive(Default)]
+struct Outage {
+    since: Option<Timestamp>,
+    /// Namespaces and names of the Instances with operations that wait for its end.
+    waiting: HashSet<(String, String)>,
+}
+
+impl Cluster {
+    /// Connects a cluster, and begins to watch it.
+    pub(crate) async fn connect(
+        code: &str,
+        settings: &Arc<KubeVirt>,
+        context: Context,
+    ) -> Result<Self, ConnectError> {
+        let config = match &settings.cluster {
+            Access::InCluster => Config::incluster()?,
+            Access::Kubeconfig(file) => {
+                let kubeconfig = Kubeconfig::read_from(file)?;
+                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
+            }
+        };
+        let health = Health::default();
+        health.require_watch("virtualmachines");
+        health.require_watch("virtualmachineinstances");
+        let observers = Observers {
+            health: health.clone(),
+            // Those of the process are about its own API server.
+            metrics: Metrics::new(),
+            time: ServerTime::default(),
+        };
+        let watches = Watches {
+            streams: client::connect_with_pings(config.clone(), observers.clone())?,
+            client: client::connect(config, observers.clone())?,
+            health: health.clone(),
+            metrics: observers.metrics,
+            shutdown: context.shutdown,
+        };
+        let ours = watcher::Config::default()
+            .labels(&format!("{INSTALLATION}={}", settings.installation))
+            .page_size(PAGE);
+        let written = Arc::<Mutex<Written>>::default();
+        let on_machine = {
+            let (written, changed) = (written.clone(), context.changed.clone());
+            move |change: &Change<VirtualMachine>| {
+                written.lock().shown(change);
+                of(change, |machine| tell(&changed, machine));
+            }
+        };
+        let machines = watches.spawn_without(ours.clone(), VirtualMachine::prune, vec![Box::new(on_machine)]);
+        let on_run = {
+            let (machines, changed) = (machines.clone(), context.changed.clone());
+            move |change: &Change<VirtualMachineInstance>| {
+                of(change, |run| {
+                    let metadata = &run.metadata;
+                    let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
+                    let machine = machines.named(namespace.unwrap_or_default(), name.unwrap_or_default());
+                    if let Some(machine) = machine {
+                        tell(&changed, &machine);
+                    }
+                });
+            }
+        };
+        let runs = watches.spawn_without(ours, VirtualMachineInstance::prune, vec![Box::new(on_run)]);
+        Ok(Self {
+            code: code.to_owned(),
+            settings: settings.clone(),
+            client: watches.client,
+            machines,
+            runs,
+            health,
+            metrics: context.metrics,
+            changed: context.changed,
+            calls: Semaphore::new(settings.calls_at_once),
+            written,
+            outage: Mutex::default(),
+            gone: Mutex::default(),
+        })
+    }
+
+    /// Whether the watches can be believed.
+    fn reach(&self, now: Timestamp) -> Reach {
+        let mut outage = self.outage.lock();
+        if self.health.not_ready().is_empty() {
+            outage.since = None;
+            return Reach::Live;
+        }
+        Reach::Cut(*outage.since.get_or_insert(now))
+    }
+
+    /// To be called every few seconds: says what has become of the region, has the operations go on that have waited for it, and
+    /// removes servers that were made too late.
+    pub(crate) async fn look_after(&self, now: Timestamp) {
+        let was_cut = self.outage.lock().since.is_some();
+        let is_live = self.reach(now) == Reach::Live;
+        self.metrics.region_seen(&self.code, is_live, self.machines.len());
+        if !is_live {
+            if !was_cut {
+                let why = self.health.not_ready().join("; ");
+                tracing::warn!(region = self.code, why, "the region cannot be reached; its operations wait");
+            }
+            return;
+        }
+        if was_cut {
+            tracing::info!(region = self.code, "the region can be reached");
+        }
+        let waiting = std::mem::take(&mut self.outage.lock().waiting);
+        if let Some(changed) = &*self.changed.read() {
+            for (namespace, name) in &waiting {
+                changed(namespace, name);
+            }
+        }
+        self.remove_late_ones().await;
+    }
+
+    /// Deletes the servers of Instances that are gone: a call that this process had given up has made them.
+    async fn remove_late_ones(&self) {
+        let gone: HashSet<String> = {
+            let mut gone = self.gone.lock();
+            gone.retain(|_, since| since.elapsed() < GONE);
+            gone.keys().cloned().collect()
+        };
+        if gone.is_empty() {
+            return;
+        }
+        for machine in self.machines.state() {
+            let is_gone = machine.label(INSTANCE_UID).is_some_and(|uid| gone.contains(uid));
+            if !is_gone || machine.is_deleting() {
+                continue;
+            }
+            tracing::warn!(region = self.code, machine = key(&*machine), "removing a server whose instance is gone");
+            let (namespace, name) = name_of(&machine);
+            let action = Action::Delete {
+                kind: Kind::VirtualMachine,
+                name,
+                uid: machine.metadata.uid.clone().unwrap_or_default(),
+            };
+            if let Err(error) = self.call(&namespace, &action).await {
+                tracing::warn!(region = self.code, machine = key(&*machine), %error, "cannot remove the server");
+            }
+        }
+    }
+
+    /// Reserves addresses before there is a server.
+    pub(crate) fn reserve(&self, _: &Instance) -> Addresses {
+        Addresses::default()
+    }
+
+    /// Marks the addresses in an Instance's status as taken.
+    pub(crate) fn adopt(&self, _: &Instance) {}
+
+    /// Releases the addresses of an Instance that is gone.
+    pub(crate) fn release(&self, instance: &Instance) {
+        let uid = origin::uid(&instance.metadata).to_owned();
+        self.gone.lock().insert(uid, Instant::now());
+    }
+
+    /// What is known about a server before the first call of a step.
+    fn seen(&self, server: &Server, step: &Step<'_>) -> Seen {
+        let mut seen = Seen::new(self.reach(step.now), step.account.to_owned());
+        let shown = self.machines.named(&server.namespace, &server.name);
+        let name = (server.namespace.clone(), server.name.clone());
+        seen.vm = self.written.lock().freshest(&name, shown);
+        seen.run = self.runs.named(&server.namespace, &server.name);
+        seen.addresses = self.reserve(step.instance);
+        seen
+    }
+
+    /// Makes the calls that the planner plans, until there is none, or no time.
+    pub(crate) async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
+        let (region, instance) = (&*self.code, step.instance);
+        let until = Instant::now() + STEP;
+        let server = Server::of(instance, &self.settings);
+        let mut seen = self.seen(&server, &step);
+        for _ in 0..CALLS_A_STEP {
+            let next = plan(instance, step.backup, &seen, &self.settings, step.now);
+            if let Some(says) = next.raw {
+                tracing::info!(region, instance = key(instance), says, "trouble in the region's cluster");
+            }
+            let Some(action) = next.action else {
+                self.wait_for_end_of_outage(&seen, instance);
+                return next.outcome;
+            };
+            if Instant::now() >= until {
+                return continued(next.outcome);
+            }
+            if next.repairs_lost_start {
+                self.metrics.lost_starts(region).inc();
+            }
+            let answer = match self.call(&server.namespace, &action).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    tracing::warn!(region, instance = key(instance), %error, "a call of the region's cluster failed");
+                    let why = "the cluster of the region does not answer".to_owned();
+                    return Err(ProviderError::Unavailable(why));
+                }
+            };
+            match (&action, &answer) {
+                (_, Answer::VirtualMachine(machine)) => self.written.lock().note(machine),
+                (Action::Get { kind: Kind::VirtualMachine, name }, Answer::Refused(refusal)) if refusal.status == 404 => {
+                    let name = (server.namespace.clone(), name.clone());
+                    self.written.lock().0.remove(&name);
+                }
+                _ => {}
+            }
+            seen.take(&action, answer);
+        }
+        let Plan { outcome, .. } = plan(instance, step.backup, &seen, &self.settings, step.now);
+        continued(outcome)
+    }
+
+    /// Remembers an instance with an operation while the region cannot be reached.
+    fn wait_for_end_of_outage(&self, seen: &Seen, instance: &Instance) {
+        let status = instance.status.as_ref();
+        if seen.reach != Reach::Live && status.is_some_and(|status| status.operation.is_some()) {
+            let metadata = &instance.metadata;
+            let name = (
+                metadata.namespace.clone().unwrap_or_default(),
+                metadata.name.clone().unwrap_or_default(),
+            );
+            self.outage.lock().waiting.insert(name);
+        }
+    }
+
+    /// Makes a call. A refusal is an answer, too.
+    async fn call(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
+        // Never closed.
+        let _permit = self.calls.acquire().await;
+        match self.answer(action, request(namespace, action)?).await {
+            Err(kube::Error::Api(status)) => Ok(Answer::Refused(Refusal {
+                status: status.code,
+                reason: status.reason.clone(),
+                message: status.message.clone(),
+            })),
+            answer => answer,
+        }
+    }
+
+    async fn answer(&self, action: &Action, request: Request<Vec<u8>>) -> kube::Result<Answer> {
+        let client = &self.client;
+        let kind = match action {
+            Action::Stop { .. } | Action::Delete { .. } | Action::DeleteAll { .. } | Action::Patch { dry_run: true, .. } => {
+                return client.request_text(request).await.map(|_| Answer::Done);
+            }
+            Action::List { kind: Kind::DataVolume, .. } => {
+                let list: List<DataVolume> = client.request(request).await?;
+                return Ok(Answer::DataVolumes(list.items));
+            }
+            Action::List { .. } => {
+                let list: List<OnlyMetadata> = client.request(request).await?;
+                let all = list.items.into_iter().map(|item| item.metadata);
+                return Ok(Answer::Objects(all.collect()));
+            }
+            Action::ClearRequests { .. } => Kind::VirtualMachine,
+            Action::Post { kind, .. } | Action::Get { kind, .. } | Action::Patch { kind, .. } => *kind,
+        };
+        Ok(match kind {
+            Kind::VirtualMachine => {
+                let mut machine: VirtualMachine = client.request(request).await?;
+                machine.prune();
+                Answer::VirtualMachine(Arc::new(machine))
+            }
+            Kind::Run => {
+                let mut run: VirtualMachineInstance = client.request(request).await?;
+                run.prune();
+                Answer::Run(Arc::new(run))
+            }
+            Kind::DataVolume => Answer::DataVolume(client.request(request).await?),
+            _ => Answer::Object(client.request::<OnlyMetadata>(request).await?.metadata),
+        })
+    }
+}
+
+/// Calls `each` with the objects that a change concerns.
+fn of<K>(change: &Change<K>, each: impl Fn(&K)) {
+    match change {
+        Change::Applied(object) | Change::Deleted(object) => each(object),
+        Change::Replaced(objects) => objects.iter().for_each(|object| each(object)),
+        Change::Unreadable(_) => {}
+    }
+}
+
+/// Tells of a change of a server.
+fn tell(changed: &RwLock<Option<Changed>>, machine: &VirtualMachine) {
+    let instance = machine.annotation(INSTANCE).and_then(|instance| instance.split_once('/'));
+    if let (Some(changed), Some((namespace, name))) = (&*changed.read(), instance) {
+        changed(namespace, name);
+    }
+}
+
+fn name_of(machine: &VirtualMachine) -> (String, String) {
+    let metadata = &machine.metadata;
+    (
+        metadata.namespace.clone().unwrap_or_default(),
+        metadata.name.clone().unwrap_or_default(),
+    )
+}
+
+/// What a step reports that did not come to its end.
+fn continued(outcome: Result<Observation, ProviderError>) -> Result<Observation, ProviderError> {
+    outcome.map(|observation| Observation {
+        recheck_after: Some(CONTINUE_AFTER),
+        ..observation
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "K: DeserializeOwned")]
+struct List<K> {
+    items: Vec<K>,
+}
+
+#[derive(Deserialize)]
+struct OnlyMetadata {
+    metadata: ObjectMeta,
+}
+
+/// The request for an action.
+fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
+    const JSON: &str = "application/json";
+    const MERGE_PATCH: &str = "application/merge-patch+json";
+    const JSON_PATCH: &str = "application/json-patch+json";
+    // KubeVirt's CRDs would drop unknown fields silently.
+    let strict = format!("?fieldManager={STELLAGE}&fieldValidation=Strict");
+    let (method, path, media_type, body) = match action {
+        Action::Post { kind, object } => {
+            let path = path(namespace, *kind, None) + &strict;
+            (Method::POST, path, JSON, Some(object.clone()))
+        }
+        Action::Get { kind, name } => (Method::GET, path(namespace, *kind, Some(name)), JSON, None),
+        // Selectors consist of our own labels and their values, which need no escaping.
+        Action::List { kind, selector } => {
+            let path = path(namespace, *kind, None) + "?labelSelector=" + selector;
+            (Method::GET, path, JSON, None)
+        }
+        Action::Patch { kind, name, patch, dry_run } => {
+            let dry_run = if *dry_run { "&dryRun=All" } else { "" };
+            let path = path(namespace, *kind, Some(name)) + &strict + dry_run;
+            (Method::PATCH, path, MERGE_PATCH, Some(patch.clone()))
+        }
+        Action::ClearRequests { name, patch } => {
+            let path = path(namespace, Kind::VirtualMachine, Some(name)) + "/status" + &strict;
+            (Method::PATCH, path, JSON_PATCH, Some(patch.clone()))
+        }
+        Action::Stop { name } => {
+            let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{name}/stop");
+            (Method::PUT, path, JSON, Some(json!({ "gracePeriod": 0 })))
+        }
+        Action::Delete { kind, name, uid } => {
+            let options = json!({
+                "apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background",
+                "preconditions": { "uid": uid },
+            });
+            (Method::DELETE, path(namespace, *kind, Some(name)), JSON, Some(options))
+        }
+        Action::DeleteAll { kind, selector } => {
+            let path = path(namespace, *kind, None) + "?labelSelector=" + selector;
+            (Method::DELETE, path, JSON, None)
+        }
+    };
+    let body = body.map(|body| serde_json::to_vec(&body)).transpose();
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::ACCEPT, JSON)
+        .header(header::CONTENT_TYPE, media_type)
+        .body(body.map_err(kube::Error::SerdeError)?.unwrap_or_default())
+        .map_err(kube::Error::HttpError)
+}
+
+/// The path of a kind in a namespace, or of the object of that kind with this name.
+fn path(namespace: &str, kind: Kind, name: Option<&str>) -> String {
+    let (group, version, plural) = kind.path();
+    let root = match group {
+        "" => format!("/api/{version}"),
+        group => format!("/apis/{group}/{version}"),
+    };
+    let within = match kind {
+        Kind::Namespace => String::new(),
+        _ => format!("/namespaces/{namespace}"),
+    };
+    let name = name.map(|name| format!("/{name}")).unwrap_or_default();
+    format!("{root}{within}/{plural}{name}")
+}
+
+/// The answer to everything about backups: regions in clusters do not offer them.
+pub(crate) fn no_backups() -> BackupObservation {
+    BackupObservation {
+        progress: BackupProgress::Failed {
+            code: "not_available",
+            message: "backups are not available in this region".to_owned(),
+        },
+        state: BTreeMap::new(),
+        recheck_after: None,
+    }
+}
+
+/// Whether the status of an Instance says that its server is in a cluster.
+pub(crate) fn has_real_server(instance: &Instance) -> bool {
+    let status = instance.status.as_ref();
+    status.is_some_and(|status| status.provider_state.contains_key("disk"))
+}

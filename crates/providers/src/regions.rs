@@ -1,0 +1,261 @@
+//! The one provider of the process: each region is simulated, or runs in a cluster of its own.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use parking_lot::{Mutex, RwLock};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Changed, Provider, Step,
+    kubevirt::cluster::{self, Cluster},
+    simulator::Simulator,
+};
+use domain::{
+    catalogue::region::KubeVirt,
+    provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError},
+};
+use resources::{Backup, Instance};
+use runtime::{Metrics, shared_catalogue::SharedCatalogue};
+
+/// How often the catalogue is looked at, and a cluster that could not be connected is tried again.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+
+/// The clusters of the catalogue's regions. They are watched for as long as the process runs, so that a new leader knows at once
+/// what is there. Cheap to clone.
+#[derive(Clone)]
+pub struct Clusters(Arc<Shared>);
+
+struct Shared {
+    /// By region code.
+    running: RwLock<HashMap<String, Running>>,
+    /// Whom the clusters tell of changes; replaced with each term as leader.
+    changed: Arc<RwLock<Option<Changed>>>,
+    metrics: Metrics,
+    /// When this process began to watch them.
+    since: Timestamp,
+}
+
+/// A region of the catalogue with its cluster.
+struct Running {
+    settings: Arc<KubeVirt>,
+    /// `None` until its kubeconfig can be used.
+    cluster: Option<Arc<Cluster>>,
+    /// Ends its watches.
+    end: CancellationToken,
+    /// What the log has said about its kubeconfig.
+    complaint: String,
+}
+
+/// Where the servers of a region run.
+enum Place {
+    Simulated,
+    In(Arc<Cluster>),
+    /// In a cluster that is not connected, or that the catalogue does not name any more.
+    OutOfReach,
+}
+
+impl Clusters {
+    /// No clusters yet: [`follow`](Self::follow) connects them.
+    pub fn new(metrics: Metrics, now: Timestamp) -> Self {
+        Self(Arc::new(Shared {
+            running: RwLock::default(),
+            changed: Arc::default(),
+            metrics,
+            since: now,
+        }))
+    }
+
+    /// Connects the clusters of the catalogue's regions, and follows its changes, until shutdown.
+    pub async fn follow(self, catalogue: SharedCatalogue, shutdown: CancellationToken) {
+        loop {
+            self.adjust(&catalogue, &shutdown).await;
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(CHECK_EVERY) => {}
+            }
+            let now = Timestamp::now();
+            futures::future::join_all(self.all().iter().map(|cluster| cluster.look_after(now))).await;
+        }
+    }
+
+    async fn adjust(&self, catalogue: &SharedCatalogue, shutdown: &CancellationToken) {
+        let catalogue = catalogue.current();
+        let wanted: BTreeMap<&String, &Arc<KubeVirt>> = catalogue
+            .regions
+            .iter()
+            .filter_map(|region| Some((&region.code, region.kubevirt.as_ref()?)))
+            .collect();
+        self.0.running.write().retain(|code, running| {
+            let stays = wanted.get(code).is_some_and(|settings| **settings == running.settings);
+            if !stays {
+                running.end.cancel();
+            }
+            stays
+        });
+        for (code, settings) in wanted {
+            let before = {
+                let running = self.0.running.read();
+                let before = running.get(code);
+                if before.is_some_and(|running| running.cluster.is_some()) {
+                    continue;
+                }
+                before.map(|running| running.complaint.clone()).unwrap_or_default()
+            };
+            let end = shutdown.child_token();
+            let context = cluster::Context {
+                changed: self.0.changed.clone(),
+                metrics: self.0.metrics.clone(),
+                shutdown: end.clone(),
+            };
+            let (cluster, complaint) = match Cluster::connect(code, settings, context).await {
+                Ok(cluster) => (Some(Arc::new(cluster)), String::new()),
+                Err(error) => (None, error.to_string()),
+            };
+            if !complaint.is_empty() && complaint != before {
+                tracing::error!(region = code, error = complaint, "cannot reach the region's cluster");
+            }
+            let running = Running {
+                settings: settings.clone(),
+                cluster,
+                end,
+                complaint,
+            };
+            self.0.running.write().insert(code.clone(), running);
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Cluster>> {
+        let running = self.0.running.read();
+        running
+            .values()
+            .filter_map(|running| running.cluster.clone())
+            .collect()
+    }
+
+    fn get(&self, code: &str) -> Option<Option<Arc<Cluster>>> {
+        let running = self.0.running.read();
+        running.get(code).map(|running| running.cluster.clone())
+    }
+}
+
+/// The provider of all regions.
+pub struct Regions {
+    simulator: Simulator,
+    clusters: Clusters,
+}
+
+impl Regions {
+    /// The simulator, and the clusters. `known` are the existing instances, whose addresses are taken.
+    pub fn new<'a>(
+        simulator: Simulator,
+        clusters: Clusters,
+        known: impl IntoIterator<Item = &'a Instance>,
+    ) -> Self {
+        let regions = Self { simulator, clusters };
+        for instance in known {
+            if let Place::In(cluster) = regions.of(instance) {
+                cluster.adopt(instance);
+            }
+        }
+        regions
+    }
+
+    fn of(&self, instance: &Instance) -> Place {
+        match self.clusters.get(&instance.spec.region) {
+            Some(Some(cluster)) => Place::In(cluster),
+            Some(None) => Place::OutOfReach,
+            None if cluster::has_real_server(instance) => Place::OutOfReach,
+            None => Place::Simulated,
+        }
+    }
+
+    fn unreachable(&self, region: &str) -> ProviderError {
+        ProviderError::Unreachable {
+            region: region.to_owned(),
+            since: self.clusters.0.since,
+        }
+    }
+}
+
+impl Provider for Regions {
+    fn name(&self, region: &str) -> &'static str {
+        match self.clusters.get(region) {
+            Some(_) => "kubevirt",
+            None => self.simulator.name(region),
+        }
+    }
+
+    fn deadlines(&self, region: &str) -> Deadlines {
+        let running = self.clusters.0.running.read();
+        match running.get(region) {
+            Some(running) => running.settings.deadlines,
+            None => self.simulator.deadlines(region),
+        }
+    }
+
+    async fn run(&self, changed: Changed, shutdown: CancellationToken) {
+        *self.clusters.0.changed.write() = Some(changed);
+        shutdown.cancelled().await;
+        *self.clusters.0.changed.write() = None;
+    }
+
+    fn reserve(&self, instance: &Instance) -> Addresses {
+        match self.of(instance) {
+            Place::Simulated => self.simulator.reserve(instance),
+            Place::In(cluster) => cluster.reserve(instance),
+            Place::OutOfReach => Addresses::default(),
+        }
+    }
+
+    fn release(&self, instance: &Instance) {
+        match self.of(instance) {
+            Place::Simulated => self.simulator.release(instance),
+            Place::In(cluster) => cluster.release(instance),
+            Place::OutOfReach => {}
+        }
+    }
+
+    async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
+        match self.of(step.instance) {
+            Place::Simulated => self.simulator.step(step).await,
+            Place::In(cluster) => cluster.step(step).await,
+            Place::OutOfReach => Err(self.unreachable(&step.instance.spec.region)),
+        }
+    }
+
+    async fn create_backup(
+        &self,
+        backup: &Backup,
+        instance: &Instance,
+        now: Timestamp,
+    ) -> Result<BackupObservation, ProviderError> {
+        match self.of(instance) {
+            Place::Simulated => self.simulator.create_backup(backup, instance, now).await,
+            Place::In(_) => Ok(cluster::no_backups()),
+            Place::OutOfReach => Err(self.unreachable(&instance.spec.region)),
+        }
+    }
+
+    async fn backup_state(
+        &self,
+        backup: &Backup,
+        instance: &Instance,
+        now: Timestamp,
+    ) -> Result<BackupObservation, ProviderError> {
+        match self.of(instance) {
+            Place::Simulated => self.simulator.backup_state(backup, instance, now).await,
+            Place::In(_) => Ok(cluster::no_backups()),
+            Place::OutOfReach => Err(self.unreachable(&instance.spec.region)),
+        }
+    }
+
+    /// Regions in clusters have no backups.
+    async fn delete_backup(&self, backup: &Backup) -> Result<(), ProviderError> {
+        self.simulator.delete_backup(backup).await
+    }
+}
