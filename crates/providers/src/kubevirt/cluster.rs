@@ -35,6 +35,7 @@ use resources::{Instance, origin, revision::revision};
 use runtime::{
     Health, Metrics, ServerTime, Store,
     client::{self, Observers},
+    metrics::RegionLabels,
     watch::{Change, Watches, key},
 };
 
@@ -221,7 +222,12 @@ impl Cluster {
     pub(crate) async fn look_after(&self, now: Timestamp) {
         let was_cut = self.outage.lock().since.is_some();
         let is_live = self.reach(now) == Reach::Live;
-        self.metrics.region_seen(&self.code, is_live, self.machines.len());
+        let labels = RegionLabels {
+            region: self.code.clone(),
+        };
+        self.metrics.region_up.get_or_create_owned(&labels).set(is_live.into());
+        let servers = i64::try_from(self.machines.len()).unwrap_or(i64::MAX);
+        self.metrics.region_servers.get_or_create_owned(&labels).set(servers);
         if !is_live {
             if !was_cut {
                 let why = self.health.not_ready().join("; ");
@@ -313,7 +319,10 @@ impl Cluster {
                 return continued(next.outcome);
             }
             if next.repairs_lost_start {
-                self.metrics.lost_starts(region).inc();
+                let labels = RegionLabels {
+                    region: self.code.clone(),
+                };
+                self.metrics.lost_starts.get_or_create_owned(&labels).inc();
             }
             let answer = match self.call(&server.namespace, &action).await {
                 Ok(answer) => answer,

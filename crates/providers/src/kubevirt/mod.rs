@@ -1,0 +1,11 @@
+//! Servers that are virtual machines of KubeVirt, in a cluster of their region.
+//!
+//! - `cluster`: the cluster of a region, and the shell that makes the calls;
+//! - [`names`]: names, labels and annotations, and the identity of operations;
+//! - [`slim`]: what is read of KubeVirt's objects;
+//! - [`plan`](mod@plan): what to do next; pure.
+
+pub(crate) mod cluster;
+pub mod names;
+pub mod plan;
+pub mod slim;
