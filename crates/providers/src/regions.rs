@@ -7,7 +7,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -88,7 +88,7 @@ impl Clusters {
         let wanted: BTreeMap<&String, &Arc<KubeVirt>> = catalogue
             .regions
             .iter()
-            .filter_map(|region| Some((&region.code, region.kubevirt.as_ref()?)))
+            .filter_map(|_| None::<(&String, &Arc<KubeVirt>)>)
             .collect();
         self.0.running.write().retain(|code, running| {
             let stays = wanted.get(code).is_some_and(|settings| **settings == running.settings);

@@ -31,7 +31,7 @@ use domain::{
     catalogue::region::{Cluster as Access, KubeVirt},
     provider::{Addresses, BackupObservation, BackupProgress, Observation, ProviderError},
 };
-use resources::{Instance, origin, revision::revision};
+use resources::{Instance, origin, revision};
 use runtime::{
     Health, Metrics, ServerTime, Store,
     client::{self, Observers},
