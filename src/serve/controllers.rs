@@ -282,6 +282,7 @@ impl<'a> Controllers<'a> {
                         + settings.delivery.held_deliveries_per_account,
                     finished_deliveries: settings.delivery.delivery_retention,
                 },
+                clusters: candidate.clusters.clone(),
                 ledger: ledger.clone(),
                 has_mail: candidate.mailer.is_configured(),
                 identity: identity.clone(),

@@ -24,9 +24,14 @@ use resources::{Backup, Instance};
 
 pub use self::regions::{Clusters, Regions};
 
-/// Called with namespace and name of each Instance whose observation may have changed. Only a hint: a call may be missed, or
-/// made for nothing.
-pub type Changed = Arc<dyn Fn(&str, &str) + Send + Sync>;
+/// The Instances whose servers a provider runs.
+pub trait Instances: Send + Sync + 'static {
+    /// The observation of the server of this Instance may have changed. Only a hint: a call may be missed, or made for nothing.
+    fn changed(&self, namespace: &str, name: &str);
+
+    /// Whether there is this Instance, first created with this UID.
+    fn has(&self, namespace: &str, name: &str, uid: &str) -> bool;
+}
 
 /// What a provider needs to know for one step.
 #[derive(Clone, Copy, Debug)]
@@ -53,10 +58,13 @@ pub trait Provider: Send + Sync + 'static {
     /// How long operations may take in a region. A provider bounds the soft part of a reboot, resize or rebuild itself.
     fn deadlines(&self, region: &str) -> Deadlines;
 
-    /// Watches the servers until shutdown, and tells of changes. A provider whose servers only change as time passes has
-    /// nothing to watch.
-    fn run(&self, changed: Changed, shutdown: CancellationToken) -> impl Future<Output = ()> + Send {
-        let _ = changed;
+    /// Tells of changes until shutdown. A provider whose servers only change as time passes has nothing to tell.
+    fn run(
+        &self,
+        instances: Arc<dyn Instances>,
+        shutdown: CancellationToken,
+    ) -> impl Future<Output = ()> + Send {
+        let _ = instances;
         async move { shutdown.cancelled().await }
     }
 

@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Changed, Provider, Step,
+    Instances, Provider, Step,
     kubevirt::cluster::{self, Cluster},
     simulator::Simulator,
 };
@@ -33,8 +33,8 @@ pub struct Clusters(Arc<Shared>);
 struct Shared {
     /// By region code.
     running: RwLock<HashMap<String, Running>>,
-    /// Whom the clusters tell of changes; replaced with each term as leader.
-    changed: Arc<RwLock<Option<Changed>>>,
+    /// Those whose servers they run, in a term as leader.
+    instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
     metrics: Metrics,
     /// When this process began to watch them.
     since: Timestamp,
@@ -64,7 +64,7 @@ impl Clusters {
     pub fn new(metrics: Metrics, now: Timestamp) -> Self {
         Self(Arc::new(Shared {
             running: RwLock::default(),
-            changed: Arc::default(),
+            instances: Arc::default(),
             metrics,
             since: now,
         }))
@@ -108,7 +108,7 @@ impl Clusters {
             };
             let end = shutdown.child_token();
             let context = cluster::Context {
-                changed: self.0.changed.clone(),
+                instances: self.0.instances.clone(),
                 metrics: self.0.metrics.clone(),
                 shutdown: end.clone(),
             };
@@ -127,6 +127,14 @@ impl Clusters {
             };
             self.0.running.write().insert(code.clone(), running);
         }
+    }
+
+    /// Removes what is left in the regions of an account whose Instances and Backups are all gone. `account` is its namespace.
+    pub async fn forget_account(&self, account: &str) -> Result<(), ProviderError> {
+        let now = Timestamp::now();
+        let clusters = self.all();
+        let all = clusters.iter().map(|cluster| cluster.forget_account(account, now));
+        futures::future::try_join_all(all).await.map(|_| ())
     }
 
     fn all(&self) -> Vec<Arc<Cluster>> {
@@ -198,10 +206,10 @@ impl Provider for Regions {
         }
     }
 
-    async fn run(&self, changed: Changed, shutdown: CancellationToken) {
-        *self.clusters.0.changed.write() = Some(changed);
+    async fn run(&self, instances: Arc<dyn Instances>, shutdown: CancellationToken) {
+        *self.clusters.0.instances.write() = Some(instances);
         shutdown.cancelled().await;
-        *self.clusters.0.changed.write() = None;
+        *self.clusters.0.instances.write() = None;
     }
 
     fn reserve(&self, instance: &Instance) -> Addresses {

@@ -502,6 +502,10 @@ impl Work<'_> {
             {
                 return Ok(Some(UNTIL_CLOSED));
             }
+            if let Err(error) = self.shared.deps.clusters.forget_account(&self.namespace).await {
+                tracing::warn!(namespace = self.namespace, %error, "the account's servers have left something; trying again");
+                return Ok(Some(CHECK_AGAIN));
+            }
             self.clear(namespace, created_by_operator).await?;
         }
         let rest: Vec<String> = account

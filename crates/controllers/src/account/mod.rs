@@ -34,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
 use super::ledger::Ledger;
+use providers::Clusters;
 use resources::{ACCOUNT_LABEL, Account, origin};
 use runtime::{
     Backoffs, Clock, Metrics, ObjectRef, Store,
@@ -69,6 +70,8 @@ pub struct Deps {
     pub api_service_account: Option<String>,
     /// The limits of accounts that set none.
     pub quotas: DefaultQuotas,
+    /// Removes what is left in the regions of an account whose instances are gone.
+    pub clusters: Clusters,
     /// Tells whether the invoices of a deleted Account have been kept.
     pub ledger: Ledger,
     /// Whether a mail server is configured, so that account holders are notified about their webhooks.

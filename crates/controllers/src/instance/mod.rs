@@ -21,8 +21,8 @@ use reconcile::Reconciler;
 use super::{backup::BackupIndex, ledger::Ledger};
 use crate::monitoring::Monitor;
 use domain::event::{Outbox, payload::User};
-use providers::Provider;
-use resources::Instance;
+use providers::{Instances, Provider};
+use resources::{Instance, origin};
 use runtime::{
     ByNamespace, Clock, Metrics, ReconcileQueue, Store, backoff::Backoffs, events::Events,
     metrics::KindLabels, shared_catalogue::SharedCatalogue, work_queue, write_pressure::WritePressure,
@@ -66,6 +66,23 @@ pub struct InstanceController<P> {
     pub provider_timeout: Duration,
 }
 
+/// The instances, for the provider.
+struct Known {
+    queue: ReconcileQueue<Instance>,
+    store: Store<Instance>,
+}
+
+impl Instances for Known {
+    fn changed(&self, namespace: &str, name: &str) {
+        self.queue.again(self.store.named(namespace, name));
+    }
+
+    fn has(&self, namespace: &str, name: &str, uid: &str) -> bool {
+        let instance = self.store.named(namespace, name);
+        instance.is_some_and(|instance| origin::uid(&instance.metadata) == uid)
+    }
+}
+
 impl<P: Provider> InstanceController<P> {
     /// Reconciles until shutdown, then finishes the running reconciles. Reconciles every instance in the store once at
     /// startup, so that no earlier change is missed.
@@ -76,8 +93,10 @@ impl<P: Provider> InstanceController<P> {
         shutdown: CancellationToken,
     ) {
         let (triggers, unreadable) = queue.open(&store);
-        let again = queue.clone();
-        let changed = move |namespace: &str, name: &str| again.again(store.named(namespace, name));
+        let instances = Arc::new(Known {
+            queue: queue.clone(),
+            store,
+        });
         let reports = tokio::spawn(unreadable::report(
             self.client.clone(),
             unreadable,
@@ -89,7 +108,7 @@ impl<P: Provider> InstanceController<P> {
         let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
         tokio::join!(
             work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown),
-            controller.provider.run(Arc::new(changed), shutdown.clone()),
+            controller.provider.run(instances, shutdown.clone()),
         );
         reports.abort();
     }

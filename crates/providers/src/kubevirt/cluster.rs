@@ -22,13 +22,13 @@ use tokio::{sync::Semaphore, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    names::{INSTALLATION, INSTANCE, INSTANCE_UID, STELLAGE, Server},
+    names::{self, INSTALLATION, INSTANCE, INSTANCE_UID, STELLAGE, Server},
     plan::{Action, Answer, Kind, Plan, Reach, Refusal, Seen, plan},
     slim::{DataVolume, VirtualMachine, VirtualMachineInstance},
 };
-use crate::{Changed, Step};
+use crate::{Instances, Step};
 use domain::{
-    catalogue::region::{Cluster as Access, KubeVirt},
+    catalogue::region::{Cluster as Access, KubeVirt, Namespaces},
     provider::{Addresses, BackupObservation, BackupProgress, Observation, ProviderError},
 };
 use resources::{Instance, origin, revision};
@@ -47,13 +47,15 @@ const CALLS_A_STEP: usize = 24;
 const CONTINUE_AFTER: Duration = Duration::from_secs(1);
 /// How long the UID of a server that is gone is remembered: a call that the cluster carries out late may make it again.
 const GONE: Duration = Duration::from_hours(1);
+/// After how long a server without an Instance counts as an orphan: an import may create the Instances later.
+const ORPHAN_AFTER: Duration = Duration::from_mins(10);
 /// Objects on a page of a list. They are large, although little of them is kept.
 const PAGE: u32 = 500;
 
 /// What a cluster works with.
 pub(crate) struct Context {
-    /// Whom to tell of changes.
-    pub(crate) changed: Arc<RwLock<Option<Changed>>>,
+    /// Whose servers it runs, while this process leads.
+    pub(crate) instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
     pub(crate) metrics: Metrics,
     /// Ends the watches.
     pub(crate) shutdown: CancellationToken,
@@ -80,12 +82,14 @@ pub(crate) struct Cluster {
     /// Of the two watches.
     health: Health,
     metrics: Metrics,
-    changed: Arc<RwLock<Option<Changed>>>,
+    instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
     calls: Semaphore,
     written: Arc<Mutex<Written>>,
     outage: Mutex<Outage>,
     /// Servers that are gone, by the UID of their Instance, and since when.
     gone: Mutex<HashMap<String, Instant>>,
+    /// Virtual machines without an Instance, by UID, and since when.
+    orphans: Mutex<HashMap<String, Instant>>,
 }
 
 /// Virtual machines as the cluster has answered the writes of this process, until the watch shows these.
@@ -170,22 +174,22 @@ impl Cluster {
             .page_size(PAGE);
         let written = Arc::<Mutex<Written>>::default();
         let on_machine = {
-            let (written, changed) = (written.clone(), context.changed.clone());
+            let (written, instances) = (written.clone(), context.instances.clone());
             move |change: &Change<VirtualMachine>| {
                 written.lock().shown(change);
-                of(change, |machine| tell(&changed, machine));
+                of(change, |machine| tell(&instances, machine));
             }
         };
         let machines = watches.spawn_without(ours.clone(), VirtualMachine::prune, vec![Box::new(on_machine)]);
         let on_run = {
-            let (machines, changed) = (machines.clone(), context.changed.clone());
+            let (machines, instances) = (machines.clone(), context.instances.clone());
             move |change: &Change<VirtualMachineInstance>| {
                 of(change, |run| {
                     let metadata = &run.metadata;
                     let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
                     let machine = machines.named(namespace.unwrap_or_default(), name.unwrap_or_default());
                     if let Some(machine) = machine {
-                        tell(&changed, &machine);
+                        tell(&instances, &machine);
                     }
                 });
             }
@@ -199,11 +203,12 @@ impl Cluster {
             runs,
             health,
             metrics: context.metrics,
-            changed: context.changed,
+            instances: context.instances,
             calls: Semaphore::new(settings.calls_at_once),
             written,
             outage: Mutex::default(),
             gone: Mutex::default(),
+            orphans: Mutex::default(),
         })
     }
 
@@ -239,12 +244,31 @@ impl Cluster {
             tracing::info!(region = self.code, "the region can be reached");
         }
         let waiting = std::mem::take(&mut self.outage.lock().waiting);
-        if let Some(changed) = &*self.changed.read() {
+        if let Some(instances) = &*self.instances.read() {
             for (namespace, name) in &waiting {
-                changed(namespace, name);
+                instances.changed(namespace, name);
             }
+            let orphans = i64::try_from(self.count_orphans(&**instances)).unwrap_or(i64::MAX);
+            self.metrics.orphan_servers.get_or_create_owned(&labels).set(orphans);
         }
         self.remove_late_ones().await;
+    }
+
+    /// Number of servers without an Instance that have had none for a while.
+    fn count_orphans(&self, instances: &dyn Instances) -> usize {
+        let machines = self.machines.state();
+        let is_orphan = |machine: &&Arc<VirtualMachine>| {
+            let uid = machine.label(INSTANCE_UID).unwrap_or_default();
+            instance_of(machine).is_none_or(|(namespace, name)| !instances.has(namespace, name, uid))
+        };
+        let orphans = machines.iter().filter(is_orphan);
+        let uids: HashSet<String> = orphans.filter_map(|machine| machine.metadata.uid.clone()).collect();
+        let mut since = self.orphans.lock();
+        since.retain(|uid, _| uids.contains(uid));
+        for uid in uids {
+            since.entry(uid).or_insert_with(Instant::now);
+        }
+        since.values().filter(|since| since.elapsed() >= ORPHAN_AFTER).count()
     }
 
     /// Deletes the servers of Instances that are gone: a call that this process had given up has made them.
@@ -359,6 +383,43 @@ impl Cluster {
         }
     }
 
+    /// Deletes the namespace of an account's servers, unless there are any. `account` is the account's own namespace.
+    pub(crate) async fn forget_account(&self, account: &str, now: Timestamp) -> Result<(), ProviderError> {
+        if self.settings.namespaces == Namespaces::Existing {
+            return Ok(());
+        }
+        if let Reach::Cut(since) = self.reach(now) {
+            let region = self.code.clone();
+            return Err(ProviderError::Unreachable { region, since });
+        }
+        let name = names::namespace(&self.settings.namespace_prefix, account);
+        let failed = |error: kube::Error| {
+            tracing::warn!(region = self.code, namespace = name, %error, "cannot delete the namespace of servers");
+            ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
+        };
+        let kind = Kind::Namespace;
+        let get = Action::Get {
+            kind,
+            name: name.clone(),
+        };
+        let Answer::Object(found) = self.call(&name, &get).await.map_err(failed)? else {
+            return Ok(());
+        };
+        let labels = found.labels.unwrap_or_default();
+        let is_ours = labels.get(INSTALLATION) == Some(&self.settings.installation);
+        let has_servers = self.machines.state().iter().any(|machine| name_of(machine).0 == name);
+        if is_ours && !has_servers {
+            let uid = found.uid.unwrap_or_default();
+            let delete = Action::Delete {
+                kind,
+                name: name.clone(),
+                uid,
+            };
+            self.call(&name, &delete).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
     /// Makes a call. A refusal is an answer, too.
     async fn call(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
         // Never closed.
@@ -418,11 +479,15 @@ fn of<K>(change: &Change<K>, each: impl Fn(&K)) {
 }
 
 /// Tells of a change of a server.
-fn tell(changed: &RwLock<Option<Changed>>, machine: &VirtualMachine) {
-    let instance = machine.annotation(INSTANCE).and_then(|instance| instance.split_once('/'));
-    if let (Some(changed), Some((namespace, name))) = (&*changed.read(), instance) {
-        changed(namespace, name);
+fn tell(instances: &RwLock<Option<Arc<dyn Instances>>>, machine: &VirtualMachine) {
+    if let (Some(instances), Some((namespace, name))) = (&*instances.read(), instance_of(machine)) {
+        instances.changed(namespace, name);
     }
+}
+
+/// Namespace and name of the Instance that a server belongs to.
+fn instance_of(machine: &VirtualMachine) -> Option<(&str, &str)> {
+    machine.annotation(INSTANCE)?.split_once('/')
 }
 
 fn name_of(machine: &VirtualMachine) -> (String, String) {
