@@ -1,5 +1,5 @@
-//! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects,
-//! except in [`instance_metrics`](super::instance_metrics).
+//! The metrics of the program, in Prometheus's text format. Label values are static words and the regions of the
+//! catalogue, never names of objects, except in [`instance_metrics`](super::instance_metrics).
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -95,6 +95,13 @@ pub struct OutcomeLabels {
     pub outcome: &'static str,
 }
 
+/// Label for metrics by region, of regions whose servers run in a cluster with KubeVirt.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RegionLabels {
+    /// The region's code.
+    pub region: String,
+}
+
 /// Every metric of the program. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -153,6 +160,18 @@ pub struct Metrics {
     pub monitored_instances: Gauge,
     /// The usage of instances, where it is shown.
     pub instances: InstanceMetrics,
+    /// 1 while the cluster of a region can be reached and its state is known.
+    pub region_up: Family<RegionLabels, Gauge>,
+    /// Servers of this installation in a region.
+    pub region_servers: Family<RegionLabels, Gauge>,
+    /// Servers of this installation in a region that belong to no instance.
+    pub orphan_servers: Family<RegionLabels, Gauge>,
+    /// Starts that KubeVirt lost, and that were repeated.
+    pub lost_starts: Family<RegionLabels, Counter>,
+    /// Servers that were shut down because their node was drained or their Pod was deleted.
+    pub servers_interrupted: Family<RegionLabels, Counter>,
+    /// Servers that ended without being shut down.
+    pub servers_crashed: Family<RegionLabels, Counter>,
     /// 1 while this replica holds the Lease and writes.
     pub leader: Gauge,
 }
@@ -212,6 +231,7 @@ impl Metrics {
             gauge.set(0);
         }
         self.queue_depth.clear();
+        self.orphan_servers.clear();
         self.instances.hide();
     }
 
@@ -284,6 +304,12 @@ impl Metrics {
             usage_samples: Family::default(),
             monitored_instances: Gauge::default(),
             instances: InstanceMetrics::default(),
+            region_up: Family::default(),
+            region_servers: Family::default(),
+            orphan_servers: Family::default(),
+            lost_starts: Family::default(),
+            servers_interrupted: Family::default(),
+            servers_crashed: Family::default(),
             leader: Gauge::default(),
         };
         let mut registry = Registry::with_prefix("stellage");
@@ -295,6 +321,7 @@ impl Metrics {
             metrics.register_controllers(&mut registry);
             metrics.register_deliveries(&mut registry);
             metrics.register_monitoring(&mut registry);
+            metrics.register_regions(&mut registry);
         }
         Self {
             registry: Arc::new(registry),
@@ -395,6 +422,39 @@ impl Metrics {
             self.monitored_instances.clone(),
         );
         registry.register_collector(Box::new(self.instances.clone()));
+    }
+
+    fn register_regions(&self, registry: &mut Registry) {
+        registry.register(
+            "region_up",
+            "1 while the cluster of a region can be reached and its state is known",
+            self.region_up.clone(),
+        );
+        registry.register(
+            "region_servers",
+            "Servers in the cluster of a region",
+            self.region_servers.clone(),
+        );
+        registry.register(
+            "orphan_servers",
+            "Servers in the cluster of a region that belong to no instance",
+            self.orphan_servers.clone(),
+        );
+        registry.register(
+            "kubevirt_lost_starts",
+            "Starts that KubeVirt lost, and that were repeated",
+            self.lost_starts.clone(),
+        );
+        registry.register(
+            "servers_interrupted",
+            "Servers shut down because their node was drained or their Pod was deleted",
+            self.servers_interrupted.clone(),
+        );
+        registry.register(
+            "servers_crashed",
+            "Servers that ended without being shut down",
+            self.servers_crashed.clone(),
+        );
     }
 
     fn register_deliveries(&self, registry: &mut Registry) {
@@ -505,5 +565,47 @@ impl Format {
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_of_regions_have_the_region_as_their_label_and_only_the_leader_shows_orphans() {
+        let metrics = Metrics::new();
+        let fra = RegionLabels {
+            region: "de-fra-1".to_owned(),
+        };
+        for gauge in [
+            &metrics.region_up,
+            &metrics.region_servers,
+            &metrics.orphan_servers,
+        ] {
+            gauge.get_or_create_owned(&fra).set(1);
+        }
+        for counter in [
+            &metrics.lost_starts,
+            &metrics.servers_interrupted,
+            &metrics.servers_crashed,
+        ] {
+            counter.get_or_create_owned(&fra).inc();
+        }
+        let shown = || metrics.render(Format::OpenMetrics).unwrap();
+        let line = |name: &str| format!("\nstellage_{name}{{region=\"de-fra-1\"}} 1\n");
+        let of_all = [
+            "region_up",
+            "region_servers",
+            "kubevirt_lost_starts_total",
+            "servers_interrupted_total",
+            "servers_crashed_total",
+        ];
+        for name in of_all.into_iter().chain(["orphan_servers"]) {
+            assert!(shown().contains(&line(name)), "{name}: {}", shown());
+        }
+        metrics.resign();
+        assert!(of_all.iter().all(|name| shown().contains(&line(name))));
+        assert!(!shown().contains(&line("orphan_servers")));
     }
 }
