@@ -111,18 +111,24 @@ impl Case {
             .await;
     }
 
-    /// Changes the virtual machine, and returns it when virt-controller has dealt with that: with all that was before, then, too.
+    /// Adds a volume, and returns the machine when virt-controller lists it: so it has dealt with all that was before, too.
     async fn settled(&self) -> DynamicObject {
-        let change = json!({"spec": {"template": {"metadata": {"annotations": {"test/settled": "true"}}}}});
-        let changed = self
-            .vms
-            .patch(VM, &PatchParams::default(), &Patch::Merge(change))
-            .await
-            .unwrap();
-        let generation = changed.metadata.generation;
-        let is_seen = |vm: &DynamicObject| vm.data["status"]["observedGeneration"].as_i64() >= generation;
+        let add = serde_json::from_value(json!([
+            {"op": "add", "path": "/spec/template/spec/domain/devices/disks/-", "value": {"name": "settled", "disk": {}}},
+            {"op": "add", "path": "/spec/template/spec/volumes/-",
+             "value": {"name": "settled", "emptyDisk": {"capacity": "1Mi"}}},
+        ]));
+        let add = Patch::<()>::Json(add.unwrap());
+        self.vms.patch(VM, &PatchParams::default(), &add).await.unwrap();
+        let is_listed = |vm: &DynamicObject| {
+            let volumes = vm.data["status"]["volumeSnapshotStatuses"].as_array();
+            volumes
+                .into_iter()
+                .flatten()
+                .any(|volume| volume["name"] == "settled")
+        };
         self.vm("settled", move |vm: Option<&DynamicObject>| {
-            vm.is_some_and(is_seen)
+            vm.is_some_and(is_listed)
         })
         .await
     }
