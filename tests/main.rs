@@ -31,6 +31,7 @@ mod instances;
 mod invoices;
 mod key_use;
 mod kinds;
+mod kubevirt;
 mod leader;
 mod listen;
 mod local_run;

@@ -37,7 +37,7 @@ mod random;
 mod servers;
 
 pub use assets::{
-    Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, STELLAGE_PROMTOOL, cache_folder, helm, promtool,
+    Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, STELLAGE_PROMTOOL, cache_folder, helm, kubevirt, promtool,
 };
 pub use credentials::{Identity, write_private};
 pub use daemon::Daemon;
@@ -45,6 +45,7 @@ pub use error::Error;
 pub use group::ProcessGroup;
 pub use options::Options;
 pub use plane::ControlPlane;
+pub use ports::free as free_port;
 
 /// The control plane that all tests of this process share, with an audit log; the first caller starts it, installs CRDs, and then
 /// starts kube-controller-manager.

@@ -32,6 +32,8 @@ enum Command {
     Helm,
     /// Find or build promtool, which the tests of metrics and alerts need, and print its path
     Promtool,
+    /// Find or build KubeVirt's virt-api and virt-controller, which the tests of real servers need, and print their folder
+    Kubevirt,
     /// Start a control plane, run a command against it, stop it, and exit with the command's code
     Exec(exec::Arguments),
     /// Start the local run: a control plane with Stellage, with its files in .run/, until Ctrl-C
@@ -62,6 +64,9 @@ fn main() -> ExitCode {
             .map_err(Failure::from)
             .map(|path| print(&path)),
         Command::Promtool => control_plane::promtool(say)
+            .map_err(Failure::from)
+            .map(|path| print(&path)),
+        Command::Kubevirt => control_plane::kubevirt(say)
             .map_err(Failure::from)
             .map(|path| print(&path)),
         Command::Exec(arguments) => exec::exec(&arguments),

@@ -18,7 +18,7 @@ const LOWEST: u16 = 15_000;
 const HIGHEST: u16 = 29_999;
 
 /// A port that is free at the moment. Another process may take it, so callers retry on a clash.
-pub(crate) fn free() -> Result<u16, Error> {
+pub fn free() -> Result<u16, Error> {
     let first_ephemeral = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .ok()
         .and_then(|range| range.split_whitespace().next()?.parse().ok())

@@ -1,6 +1,7 @@
 //! The control plane, the operator, and a separate account for every test.
 //!
 //! - [`gate`]: which of the waiting tests is next;
+//! - [`kubevirt`]: KubeVirt's own servers, and a puppet for the node below them;
 //! - [`network`]: a network between an operator and the API server, which fails on demand;
 //! - [`npm`]: npm packages;
 //! - [`oidc`]: an OpenID Connect provider on loopback;
@@ -13,6 +14,7 @@
 
 pub mod einvoice;
 pub mod gate;
+pub mod kubevirt;
 pub mod network;
 pub mod npm;
 pub mod oidc;

@@ -12,15 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Observed disk usage: 0.7 GB of modules, 3 GB of build cache, the linker's temporary files and the binaries.
-const DISK_SPACE_GB: u64 = 6;
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 
 /// Builds all programs of a bundle into `target`, which is created only when they are complete. The caller holds the lock.
 pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
     let parent = target.parent().unwrap_or(Path::new("."));
     check_go(bundle)?;
-    check_space(parent)?;
+    check_space(bundle, parent)?;
     say(&format!(
         "Building {} from pinned Go modules into {}. This happens once, and takes {} on two cores.",
         bundle.purpose,
@@ -41,18 +39,42 @@ pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Resul
     for folder in [&modules, &temporary, &binaries] {
         fs::create_dir(folder).map_err(Error::file("create", folder))?;
     }
-    for (name, text) in [("go.mod", bundle.go_mod), ("go.sum", bundle.go_sum)] {
+    let files = [("go.mod", bundle.go_mod), ("go.sum", bundle.go_sum)];
+    let main_go = bundle.main_go.map(|(source, _)| ("main.go", source));
+    for (name, text) in files.into_iter().chain(main_go) {
         let path = modules.join(name);
         fs::write(&path, text).map_err(Error::file("write", path))?;
     }
-    let started = Instant::now();
-    for (position, (binary, package)) in (1..).zip(bundle.binaries) {
+    let go = || {
         let mut command = Command::new("go");
+        command
+            .current_dir(&modules)
+            // Ignore the user's settings for other projects.
+            .envs([
+                ("CGO_ENABLED", "0"),
+                ("GOFLAGS", "-buildvcs=false"),
+                ("GOWORK", "off"),
+            ])
+            .env("GOTMPDIR", &temporary);
+        command
+    };
+    let started = Instant::now();
+    let log = work.path().join("log");
+    let all = bundle.binaries.len() + usize::from(bundle.main_go.is_some());
+    let mut position = 0;
+    let mut run = |what, command: Command, output: Option<File>| {
+        position += 1;
+        let name = format!("[{position}/{all}] {what}");
+        run(what, command, output, &group, &log, |note| {
+            say(&format!("{name}{note} ({} s)", started.elapsed().as_secs()));
+        })
+    };
+    for (binary, package) in bundle.binaries {
+        let mut command = go();
         command
             .args([
                 "build",
                 "-trimpath",
-                "-buildvcs=false",
                 "-ldflags",
                 &bundle.linker_flags(),
                 "-tags",
@@ -60,30 +82,35 @@ pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Resul
                 "-o",
             ])
             .arg(binaries.join(binary))
-            .arg(package)
-            .current_dir(&modules)
-            // Ignore the user's settings for other projects.
-            .envs([("CGO_ENABLED", "0"), ("GOFLAGS", ""), ("GOWORK", "off")])
-            .env("GOTMPDIR", &temporary);
-        let name = format!("[{position}/{}] {binary}", bundle.binaries.len());
-        build(binary, command, &group, &work.path().join("log"), |note| {
-            say(&format!("{name}{note} ({} s)", started.elapsed().as_secs()));
-        })?;
+            .arg(package);
+        run(binary, command, None)?;
+    }
+    if let Some((_, file)) = bundle.main_go {
+        let path = binaries.join(file);
+        let output = File::create(&path).map_err(Error::file("create", path))?;
+        let mut command = go();
+        command.args(["run", "-trimpath", "."]);
+        run(file, command, Some(output))?;
     }
     fs::rename(&binaries, target).map_err(Error::file("create", target))?;
     say(&format!("They are in {}.", target.display()));
     Ok(())
 }
 
-fn build(
-    binary: &'static str,
+/// Runs `go`, with its standard output in a file, or in the log beside its errors.
+fn run(
+    what: &'static str,
     mut command: Command,
+    output: Option<File>,
     group: &ProcessGroup,
     log: &Path,
     say: impl Fn(&str),
 ) -> Result<(), Error> {
-    let output = File::create(log).map_err(Error::file("create", log))?;
-    let errors = output.try_clone().map_err(Error::file("create", log))?;
+    let errors = File::create(log).map_err(Error::file("create", log))?;
+    let output = match output {
+        Some(output) => output,
+        None => errors.try_clone().map_err(Error::file("create", log))?,
+    };
     let mut go = command
         .stdin(Stdio::null())
         .stdout(output)
@@ -113,7 +140,7 @@ fn build(
         Ok(())
     } else {
         Err(Error::Build {
-            binary,
+            binary: what,
             status,
             tail: tail(log),
         })
@@ -122,7 +149,11 @@ fn build(
 
 fn check_go(bundle: &Bundle) -> Result<(), Error> {
     let wanted = bundle.go_version();
-    let how = format!("install it from https://go.dev/dl/, or set {}", bundle.instead);
+    let instead = bundle.instead.map(|instead| format!(", or set {instead}"));
+    let how = format!(
+        "install it from https://go.dev/dl/{}",
+        instead.unwrap_or_default()
+    );
     if in_path("go", env::var_os("PATH").as_deref()).is_none() {
         return Err(Error::Missing(format!(
             "building {} once needs Go {wanted} or newer, but `go` is not in PATH: {how}",
@@ -166,7 +197,7 @@ fn version(text: &str) -> Vec<u32> {
         .collect()
 }
 
-fn check_space(cache: &Path) -> Result<(), Error> {
+fn check_space(bundle: &Bundle, cache: &Path) -> Result<(), Error> {
     let mut folders = vec![("STELLAGE_CACHE_DIR", cache.to_owned())];
     for variable in ["GOCACHE", "GOMODCACHE"] {
         folders.push((variable, PathBuf::from(go_env(variable)?)));
@@ -190,10 +221,11 @@ fn check_space(cache: &Path) -> Result<(), Error> {
         let Some(free) = available_kb(&String::from_utf8_lossy(&output.stdout)) else {
             continue;
         };
-        if free < DISK_SPACE_GB * 1024 * 1024 {
+        if free < bundle.disk_gb * 1024 * 1024 {
             return Err(Error::Missing(format!(
-                "building them needs {DISK_SPACE_GB} GB of disk space, but {} has {:.1} GB: free some, or \
-                 set {variable} to a folder on another disk",
+                "building them needs {} GB of disk space, but {} has {:.1} GB: free some, or set {variable} to a \
+                 folder on another disk",
+                bundle.disk_gb,
                 folder.display(),
                 // One decimal is precise enough.
                 f64::from(u32::try_from(free / 1024).unwrap_or(u32::MAX)) / 1024.0,

@@ -5,7 +5,7 @@
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
 //!
-//! Helm and promtool, which only tests need, are built in the same way: [`helm`], [`promtool`].
+//! Helm, promtool and KubeVirt's servers, which only tests need, are built in the same way: [`helm`], [`promtool`], [`kubevirt`].
 
 mod compile;
 mod download;
@@ -113,6 +113,12 @@ pub const STELLAGE_PROMTOOL: &str = "STELLAGE_PROMTOOL";
 /// Finds promtool, or builds it, which takes about two minutes on two cores and calls `say` with lines of progress. Blocks.
 pub fn promtool(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     named_or_cached(STELLAGE_PROMTOOL, &pins::PROMTOOL, "promtool", &say)
+}
+
+/// Finds KubeVirt's servers, or builds them, which takes about three minutes on two cores and calls `say` with lines of progress. Returns
+/// the folder with `virt-api`, `virt-controller`, and `kubevirt.json`, the objects that KubeVirt's operator installs for them. Blocks.
+pub fn kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    cached(&pins::KUBEVIRT, &say)
 }
 
 /// The program that `variable` names, otherwise the one in a bundle.

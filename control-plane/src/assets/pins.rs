@@ -47,10 +47,14 @@ pub(super) struct Bundle {
     pub(super) purpose: &'static str,
     /// Observed time to build it on two cores.
     pub(super) takes: &'static str,
-    /// The environment variable for users who already have the programs.
-    pub(super) instead: &'static str,
+    /// The environment variable for users who already have the programs, if there is one.
+    pub(super) instead: Option<&'static str>,
+    /// Observed disk usage of a build, in GB: modules, build cache, the linker's temporary files and the programs.
+    pub(super) disk_gb: u64,
     pub(super) go_mod: &'static str,
     pub(super) go_sum: &'static str,
+    /// The module's own `main.go`, and the file beside the programs that its output is written to.
+    pub(super) main_go: Option<(&'static str, &'static str)>,
     /// Each program and its package.
     pub(super) binaries: &'static [(&'static str, &'static str)],
     /// Downloads for all of them, in the same order, as an alternative to building; empty if there are none.
@@ -66,9 +70,11 @@ pub(super) const CONTROL_PLANE: Bundle = Bundle {
     name: "control-plane",
     purpose: "etcd and Kubernetes (a real control plane for the local run and the tests)",
     takes: "about ten minutes",
-    instead: "KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and kube-controller-manager",
+    instead: Some("KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and kube-controller-manager"),
+    disk_gb: 6,
     go_mod: include_str!("../../modules/go.mod"),
     go_sum: include_str!("../../modules/go.sum"),
+    main_go: None,
     binaries: &[
         ("etcd", "go.etcd.io/etcd/server/v3"),
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -111,9 +117,11 @@ pub(super) const HELM: Bundle = Bundle {
     name: "helm",
     purpose: "Helm (for the tests of the chart)",
     takes: "about four minutes",
-    instead: "STELLAGE_HELM to a program of Helm 4",
+    instead: Some("STELLAGE_HELM to a program of Helm 4"),
+    disk_gb: 6,
     go_mod: include_str!("../../helm/go.mod"),
     go_sum: include_str!("../../helm/go.sum"),
+    main_go: None,
     binaries: &[("helm", "helm.sh/helm/v4/cmd/helm")],
     downloads: &[],
     tags: "",
@@ -125,12 +133,33 @@ pub(super) const PROMTOOL: Bundle = Bundle {
     name: "promtool",
     purpose: "promtool of Prometheus (for the tests of metrics and alerts)",
     takes: "about two minutes",
-    instead: "STELLAGE_PROMTOOL to a program of Prometheus 3",
+    instead: Some("STELLAGE_PROMTOOL to a program of Prometheus 3"),
+    disk_gb: 6,
     go_mod: include_str!("../../promtool/go.mod"),
     go_sum: include_str!("../../promtool/go.sum"),
+    main_go: None,
     binaries: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
     downloads: &[],
     tags: "remove_all_sd",
+    versioned: None,
+};
+
+/// KubeVirt's API server and controller, and the objects that they expect in a cluster.
+pub(super) const KUBEVIRT: Bundle = Bundle {
+    name: "kubevirt",
+    purpose: "KubeVirt's virt-api and virt-controller (for the tests of real servers)",
+    takes: "about three minutes",
+    instead: None,
+    disk_gb: 3,
+    go_mod: include_str!("../../kubevirt/go.mod"),
+    go_sum: include_str!("../../kubevirt/go.sum"),
+    main_go: Some((include_str!("../../kubevirt/main.go"), "kubevirt.json")),
+    binaries: &[
+        ("virt-api", "kubevirt.io/kubevirt/cmd/virt-api"),
+        ("virt-controller", "kubevirt.io/kubevirt/cmd/virt-controller"),
+    ],
+    downloads: &[],
+    tags: "",
     versioned: None,
 };
 
@@ -169,6 +198,7 @@ impl Bundle {
     pub(super) fn key(&self) -> String {
         let mut packages: Vec<&str> = self.binaries.iter().map(|(_, package)| *package).collect();
         packages.extend((!self.tags.is_empty()).then_some(self.tags));
+        packages.extend(self.main_go.map(|(source, _)| source));
         let digest = Sha256::digest(
             [
                 self.go_mod,
@@ -202,7 +232,7 @@ mod tests {
                 .ends_with(CONTROL_PLANE.version_of("k8s.io/kubernetes"))
         );
         assert_eq!(HELM.linker_flags(), "-s -w");
-        for bundle in [CONTROL_PLANE, HELM, PROMTOOL] {
+        for bundle in [CONTROL_PLANE, HELM, PROMTOOL, KUBEVIRT] {
             assert!(bundle.go_version().starts_with("1."));
             assert_eq!(bundle.key().len(), 12);
         }

@@ -83,6 +83,15 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
+    /// Like `issue`, with a common name, by which servers know a client.
+    pub fn issue_to(&self, common_name: &str, names: &[&str]) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = params(names);
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
     /// Like `server`, for clients that have a certificate of this authority.
     pub fn server_for_clients_of_its_own(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
         let mut roots = RootCertStore::empty();

@@ -1,0 +1,21 @@
+//! The kinds of KubeVirt and of its importer of disks.
+
+use std::sync::LazyLock;
+
+use kube::api::{ApiResource, GroupVersionKind};
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $group:literal $version:literal $kind:literal;)*) => {
+        $($(#[$doc])* pub static $name: LazyLock<ApiResource> =
+            LazyLock::new(|| ApiResource::from_gvk(&GroupVersionKind::gvk($group, $version, $kind)));)*
+    };
+}
+
+kinds! {
+    /// The installation of KubeVirt.
+    KUBEVIRT = "kubevirt.io" "v1" "KubeVirt";
+    VM = "kubevirt.io" "v1" "VirtualMachine";
+    /// One run of a virtual machine, from power-on to power-off.
+    RUN = "kubevirt.io" "v1" "VirtualMachineInstance";
+    DISK = "cdi.kubevirt.io" "v1beta1" "DataVolume";
+}
