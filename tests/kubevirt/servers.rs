@@ -1,0 +1,289 @@
+//! Servers in a region, on KubeVirt's real API server and controller.
+
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Secret};
+use reqwest::{Method, StatusCode};
+use resources::InstanceState::{Error, Running, Stopped};
+use serde_json::json;
+
+use super::installation::{Case, PREFIX, REGION};
+use crate::support::{
+    eventually,
+    kubevirt::puppet::{Boot, End, Import},
+};
+use control_plane::Identity;
+
+#[tokio::test]
+async fn a_server_is_made_with_three_writes_and_told_as_started() {
+    let (case, id) = Case::running("kv-made").await;
+    case.tells(&id, &["instance.created", "instance.started"]).await;
+    let machine = case.machines().await.get(&id).await.unwrap();
+    let spec = &machine.data["spec"];
+    assert_eq!(spec["runStrategy"], "RerunOnFailure");
+    assert_eq!(spec["template"]["spec"]["domain"]["memory"]["guest"], "2Gi");
+    let answer = case.tenant.call(Method::GET, &format!("/v1/instances/{id}"), None).await;
+    assert!(answer.json()["data"]["ip_address"].is_string(), "{}", answer.text);
+
+    // The first server of an account has a namespace to be made; the second one has not.
+    let second = case.create(json!({ "name": "second" })).await;
+    case.settles(&second, Running).await;
+    let requests = case.region.plane.requests().unwrap();
+    let writes: Vec<_> = requests
+        .iter()
+        .filter(|request| {
+            request.user.contains("stellage-region") && request.namespace == case.namespace && request.is_write()
+        })
+        .filter(|request| request.name.starts_with(&second))
+        .map(|request| format!("{} {}", request.verb, request.resource))
+        .collect();
+    assert!(
+        writes.len() <= 4 && writes[..3].iter().all(|write| write.starts_with("create")),
+        "three to run, and one to seal the disk: {writes:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_stops_starts_and_reboots_with_exactly_one_run_for_each_time_it_is_powered_on() {
+    let (case, id) = Case::running("kv-power").await;
+    let first = case.run(&id).await;
+    case.act(&id, "reboot", None, Running).await;
+    let second = case.run(&id).await;
+    assert_ne!(first, second);
+    case.act(&id, "stop", None, Stopped).await;
+    assert!(case.runs().await.get_opt(&id).await.unwrap().is_none());
+    case.act(&id, "start", None, Running).await;
+    let third = case.run(&id).await;
+    case.act(&id, "poweroff", None, Stopped).await;
+    assert!(![first, second].contains(&third));
+    case.tells(
+        &id,
+        &[
+            "instance.created",
+            "instance.started",
+            "instance.started",
+            "instance.stopped",
+            "instance.started",
+            "instance.stopped",
+        ],
+    )
+    .await;
+    let requests = case.region.plane.requests().unwrap();
+    let runs = requests
+        .iter()
+        .filter(|request| {
+            request.resource == "virtualmachineinstances"
+                && request.namespace == case.namespace
+                && request.verb == "create"
+                && request.code == 201
+        })
+        .count();
+    assert_eq!(runs, 3);
+}
+
+#[tokio::test]
+async fn a_deaf_guest_is_forced_off_after_the_grace() {
+    let (case, id) = Case::running("kv-deaf").await;
+    case.region.puppet.order(&case.namespace, &id, |guest| guest.is_deaf = true);
+    case.act(&id, "stop", None, Stopped).await;
+    case.region.puppet.order(&case.namespace, &id, |guest| guest.is_deaf = false);
+    case.act(&id, "start", None, Running).await;
+}
+
+#[tokio::test]
+async fn a_resize_changes_processors_and_memory_and_grows_the_disk_on_and_off() {
+    let (case, id) = Case::running("kv-resize").await;
+    let path = format!("/v1/instances/{id}");
+    for (plan, memory, disk, is_on) in [("business", "4Gi", "80Gi", true), ("performance", "8Gi", "160Gi", false)] {
+        if !is_on {
+            case.act(&id, "stop", None, Stopped).await;
+        }
+        let change = json!({ "plan": plan, "reboot": true });
+        let change = if is_on { change } else { json!({ "plan": plan }) };
+        let answer = case.tenant.call(Method::PATCH, &path, Some(&change)).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        case.settles(&id, if is_on { Running } else { Stopped }).await;
+        let machine = case.machines().await.get(&id).await.unwrap();
+        let guest = &machine.data["spec"]["template"]["spec"]["domain"]["memory"]["guest"];
+        assert_eq!(*guest, memory);
+        let claims: Api<PersistentVolumeClaim> =
+            Api::namespaced(case.region.plane.client(Identity::Admin).await.unwrap(), &case.namespace);
+        let claims = claims.list(&ListParams::default()).await.unwrap().items;
+        let requested = |claim: &PersistentVolumeClaim| {
+            claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?.get("storage").cloned()
+        };
+        assert_eq!(claims.iter().filter_map(requested).map(|size| size.0).collect::<Vec<_>>(), [disk]);
+    }
+}
+
+#[tokio::test]
+async fn a_rebuild_leaves_the_old_server_running_until_the_new_disk_is_good() {
+    let (case, id) = Case::running("kv-rebuild").await;
+    let (run, disks) = (case.run(&id).await, case.disks().await);
+    case.region.puppet.import(&case.namespace, Import::Fails("no such image".to_owned()));
+    let path = format!("/v1/instances/{id}/rebuild");
+    let answer = case.tenant.call(Method::POST, &path, Some(&json!({ "image": "broken-1" }))).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    eventually("the new disk", async || disks.list(&ListParams::default()).await.unwrap().items.len(), |count| *count == 2).await;
+    assert_eq!(case.run(&id).await, run, "the old server still runs");
+    case.region.puppet.import(&case.namespace, Import::Succeeds);
+    case.settles(&id, Running).await;
+    assert_ne!(case.run(&id).await, run);
+    eventually("the old disk to go", async || disks.list(&ListParams::default()).await.unwrap().items.len(), |count| *count == 1).await;
+}
+
+#[tokio::test]
+async fn a_deleted_server_leaves_nothing_and_neither_does_its_account() {
+    let (case, id) = Case::running("kv-gone").await;
+    let path = format!("/v1/instances/{id}");
+    let answer = case.tenant.call(Method::DELETE, &path, None).await;
+    assert_eq!(answer.status, StatusCode::NO_CONTENT, "{}", answer.text);
+    let gone = async || case.tenant.instances().get_opt(&id).await.unwrap().is_none();
+    eventually("the instance to go", gone, |gone| *gone).await;
+    let client = case.region.plane.client(Identity::Admin).await.unwrap();
+    let all = ListParams::default();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), &case.namespace);
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &case.namespace);
+    assert!(case.machines().await.list(&all).await.unwrap().items.is_empty());
+    assert!(case.disks().await.list(&all).await.unwrap().items.is_empty());
+    assert!(claims.list(&all).await.unwrap().items.is_empty());
+    assert!(secrets.list(&all).await.unwrap().items.is_empty());
+
+    let accounts: Api<resources::Account> = Api::all(case.tenant.kube.clone());
+    accounts.delete("kv-gone", &DeleteParams::default()).await.unwrap();
+    let namespaces: Api<Namespace> = Api::all(client);
+    let left = async || namespaces.get_opt(&case.namespace).await.unwrap();
+    eventually("the namespace to go", left, Option::is_none).await;
+}
+
+#[tokio::test]
+async fn a_guest_that_shuts_itself_down_stays_off_and_one_that_crashes_is_told_as_started() {
+    let (case, id) = Case::running("kv-ends").await;
+    case.region.puppet.order(&case.namespace, &id, |guest| guest.ends = Some(End::Crashes));
+    case.tells(&id, &["instance.created", "instance.started", "instance.started"]).await;
+    case.settles(&id, Running).await;
+    case.region.puppet.order(&case.namespace, &id, |guest| guest.ends = Some(End::ShutsDown));
+    case.settles(&id, Stopped).await;
+    let instance = case.tenant.instances().get(&id).await.unwrap();
+    let ready = resources::conditions::find(&instance.status.unwrap().conditions, "Ready").unwrap().clone();
+    assert_eq!(ready.reason, "GuestShutdown");
+    case.act(&id, "start", None, Running).await;
+}
+
+#[tokio::test]
+async fn a_server_whose_pod_is_deleted_is_started_again_and_is_not_told_as_stopped() {
+    let (case, id) = Case::running("kv-drain").await;
+    let run = case.run(&id).await;
+    let pods: Api<Pod> = Api::namespaced(case.region.plane.client(Identity::Admin).await.unwrap(), &case.namespace);
+    let launcher = pods.list(&ListParams::default()).await.unwrap().items.remove(0);
+    pods.delete(&launcher.name_any(), &DeleteParams::default()).await.unwrap();
+    case.tells(&id, &["instance.created", "instance.started", "instance.started"]).await;
+    case.settles(&id, Running).await;
+    assert_ne!(case.run(&id).await, run);
+}
+
+#[tokio::test]
+async fn a_server_that_is_stopped_outside_stays_off_and_one_that_is_deleted_outside_keeps_its_disk() {
+    let (case, id) = Case::running("kv-outside").await;
+    let machines = case.machines().await;
+    let halt = json!({ "spec": { "runStrategy": "Halted" } });
+    machines.patch(&id, &PatchParams::default(), &Patch::Merge(halt)).await.unwrap();
+    case.settles(&id, Stopped).await;
+    let instance = case.tenant.instances().get(&id).await.unwrap();
+    let ready = resources::conditions::find(&instance.status.unwrap().conditions, "Ready").unwrap().clone();
+    assert_eq!(ready.reason, "StoppedOutside");
+    case.act(&id, "start", None, Running).await;
+
+    let disk = case.disks().await.list(&ListParams::default()).await.unwrap().items.remove(0).uid();
+    machines.delete(&id, &DeleteParams::default()).await.unwrap();
+    case.reaches(&id, Error).await;
+    case.act(&id, "start", None, Running).await;
+    let disks = case.disks().await.list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(disks.iter().map(kube::ResourceExt::uid).collect::<Vec<_>>(), [disk]);
+}
+
+#[tokio::test]
+async fn trap_1_a_crash_looping_server_that_is_stopped_stays_off() {
+    let (case, id) = Case::running("kv-trap1").await;
+    case.region.puppet.order(&case.namespace, &id, |guest| {
+        guest.boot = Boot::Crashes;
+        guest.ends = Some(End::Crashes);
+    });
+    let machines = case.machines().await;
+    let is_requested = async || {
+        let machine = machines.get(&id).await.unwrap();
+        machine.data["status"]["stateChangeRequests"][0]["action"] == "Start"
+    };
+    eventually("KubeVirt to note a start", is_requested, |is| *is).await;
+    case.act(&id, "poweroff", None, Stopped).await;
+    let machine = machines.get(&id).await.unwrap();
+    assert_eq!(machine.data["spec"]["runStrategy"], "Halted");
+}
+
+#[tokio::test]
+async fn trap_2_a_start_that_kubevirt_has_lost_is_repeated() {
+    let (case, id) = Case::running("kv-trap2").await;
+    case.act(&id, "stop", None, Stopped).await;
+    case.region.refuse_runs(&case.namespace, true).await;
+    let path = format!("/v1/instances/{id}/start");
+    let answer = case.tenant.call(Method::POST, &path, None).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    let machines = case.machines().await;
+    let is_lost = async || {
+        let machine = machines.get(&id).await.unwrap();
+        machine.data["spec"]["runStrategy"] == "RerunOnFailure"
+            && machine.data["status"]["runStrategy"] == "RerunOnFailure"
+            && machine.data["status"]["created"] != true
+    };
+    eventually("the start to be lost", is_lost, |is| *is).await;
+    case.region.refuse_runs(&case.namespace, false).await;
+    case.settles(&id, Running).await;
+}
+
+#[tokio::test]
+async fn a_server_that_finds_no_node_is_in_error_and_starts_once_there_is_room() {
+    let case = Case::new("kv-room").await;
+    let name = json!({ "name": "room" });
+    // The name of the virtual machine is known only once it is there.
+    let id = case.create(name).await;
+    case.region.puppet.order(&case.namespace, &id, |guest| guest.boot = Boot::FindsNoNode);
+    case.region.puppet.order(&case.namespace, &id, |guest| guest.boot = Boot::Succeeds);
+    case.settles(&id, Running).await;
+}
+
+#[tokio::test]
+async fn an_object_of_the_servers_name_that_is_not_ours_is_never_touched() {
+    let (case, id) = Case::running("kv-theirs").await;
+    let machines = case.machines().await;
+    let foreign = json!({ "metadata": { "labels": { "stellage.dev/instance-uid": "another" } } });
+    machines.patch(&id, &PatchParams::default(), &Patch::Merge(foreign)).await.unwrap();
+    let before = machines.get(&id).await.unwrap().resource_version();
+    let path = format!("/v1/instances/{id}/reboot");
+    case.tenant.call(Method::POST, &path, None).await;
+    case.reaches(&id, Error).await;
+    let after = machines.get(&id).await.unwrap();
+    assert_eq!(after.data["spec"]["runStrategy"], "RerunOnFailure");
+    assert!(before.is_some());
+}
+
+#[tokio::test]
+async fn a_simulated_region_beside_it_works_as_before() {
+    let case = Case::new("kv-mixed").await;
+    let simulated = case.create(json!({ "region": "nl-ams-1", "image": "fedora-42" })).await;
+    let real = case.create(json!({ "name": "real" })).await;
+    case.settles(&simulated, Running).await;
+    case.settles(&real, Running).await;
+    let regions = case.tenant.call(Method::GET, "/v1/regions", None).await.json();
+    let of = |code: &str| {
+        let all = regions["data"].as_array().unwrap();
+        all.iter().find(|region| region["id"] == code || region["code"] == code).unwrap().clone()
+    };
+    assert_eq!(of(REGION)["simulated"], false, "{regions}");
+    assert_eq!(of("nl-ams-1")["simulated"], true);
+    let body = json!({ "name": "x", "region": REGION, "plan": "starter", "image": "fedora-42" });
+    let refused = case.tenant.call(Method::POST, "/v1/instances", Some(&body)).await;
+    assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", refused.text);
+    assert!(PREFIX.len() > 1);
+}
