@@ -27,6 +27,7 @@ use crate::settings::{ApiSettings, CommonSettings, ControllerSettings};
 use ::controllers::mail::MailError;
 use domain::{catalogue::file::CatalogueError, delivery::DeliveryLog};
 use providers::{
+    RegionalUsage,
     UsageSource,
     simulator::{Faults, SimulatedUsage},
 };
@@ -330,9 +331,12 @@ fn rules(
 }
 
 /// The source of the usage of servers. The simulator's is a function of time, so each part may have its own.
-fn usage(common: &CommonSettings) -> Arc<dyn UsageSource> {
-    Arc::new(SimulatedUsage {
-        faults: Faults::new(common.simulator_faults),
+fn usage(common: &CommonSettings, catalogue: SharedCatalogue) -> Arc<dyn UsageSource> {
+    Arc::new(RegionalUsage {
+        catalogue,
+        simulated: SimulatedUsage {
+            faults: Faults::new(common.simulator_faults),
+        },
     })
 }
 
@@ -348,9 +352,9 @@ fn service(
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
         health: watches.health.clone(),
+        usage: usage(common, catalogue.clone()),
         catalogue,
         clock,
-        usage: usage(common),
         receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {
             Ok(_) => Ok(()),
             Err(complaint) => Err(complaint.to_string()),

@@ -103,7 +103,7 @@ impl Candidate {
             receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
             mailer,
             slots: Slots::default(),
-            usage: super::usage(common),
+            usage: super::usage(common, catalogue.clone()),
             settings,
             common: common.clone(),
             clusters: Clusters::new(watches.metrics.clone(), clock.now()),

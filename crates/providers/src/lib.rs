@@ -22,7 +22,7 @@ use domain::provider::{
 };
 use resources::{Backup, Instance};
 
-pub use self::regions::{Clusters, Regions};
+pub use self::regions::{Clusters, RegionalUsage, Regions};
 
 /// The Instances whose servers a provider runs.
 pub trait Instances: Send + Sync + 'static {

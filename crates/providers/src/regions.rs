@@ -2,22 +2,24 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    future::ready,
     sync::Arc,
     time::Duration,
 };
 
+use futures::future::{BoxFuture, join_all, try_join_all};
 use jiff::Timestamp;
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Instances, Provider, Step,
+    Instances, Provider, Step, UsageSource,
     kubevirt::cluster::{self, Cluster},
-    simulator::Simulator,
+    simulator::{SimulatedUsage, Simulator},
 };
 use domain::{
     catalogue::region::KubeVirt,
-    provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError},
+    provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window},
 };
 use resources::{Backup, Instance};
 use runtime::{Metrics, shared_catalogue::SharedCatalogue};
@@ -79,7 +81,7 @@ impl Clusters {
                 () = tokio::time::sleep(CHECK_EVERY) => {}
             }
             let now = Timestamp::now();
-            futures::future::join_all(self.all().iter().map(|cluster| cluster.look_after(now))).await;
+            join_all(self.all().iter().map(|cluster| cluster.look_after(now))).await;
         }
     }
 
@@ -134,7 +136,7 @@ impl Clusters {
         let now = Timestamp::now();
         let clusters = self.all();
         let all = clusters.iter().map(|cluster| cluster.forget_account(account, now));
-        futures::future::try_join_all(all).await.map(|_| ())
+        try_join_all(all).await.map(|_| ())
     }
 
     fn all(&self) -> Vec<Arc<Cluster>> {
@@ -265,5 +267,47 @@ impl Provider for Regions {
     /// Regions in clusters have no backups.
     async fn delete_backup(&self, backup: &Backup) -> Result<(), ProviderError> {
         self.simulator.delete_backup(backup).await
+    }
+}
+
+/// The usage of the servers of all regions. That of real servers is not known yet.
+pub struct RegionalUsage {
+    /// Says which regions are simulated.
+    pub catalogue: SharedCatalogue,
+    /// The usage of simulated servers.
+    pub simulated: SimulatedUsage,
+}
+
+impl RegionalUsage {
+    fn is_real(&self, instance: &Instance) -> bool {
+        let catalogue = self.catalogue.current();
+        let mut regions = catalogue.regions.iter();
+        let region = regions.find(|region| region.code == instance.spec.region);
+        region.is_some_and(|region| region.kubevirt.is_some()) || cluster::has_real_server(instance)
+    }
+}
+
+impl UsageSource for RegionalUsage {
+    fn usage<'a>(
+        &'a self,
+        instance: &'a Instance,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<Usage, ProviderError>> {
+        if self.is_real(instance) {
+            return Box::pin(ready(Ok(Usage::default())));
+        }
+        self.simulated.usage(instance, now)
+    }
+
+    fn series<'a>(
+        &'a self,
+        instance: &'a Instance,
+        window: Window,
+        now: Timestamp,
+    ) -> BoxFuture<'a, Result<Option<Series>, ProviderError>> {
+        if self.is_real(instance) {
+            return Box::pin(ready(Ok(None)));
+        }
+        self.simulated.series(instance, window, now)
     }
 }

@@ -8,9 +8,12 @@ use std::{
 
 use http::{Method, Request, header};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    api::authentication::v1::SelfSubjectReview, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::{
-    Client, Config,
+    Api, Client, Config,
+    api::PostParams,
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
     runtime::watcher,
 };
@@ -18,7 +21,10 @@ use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
 use thiserror::Error;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{
+    sync::{OnceCell, Semaphore},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -85,6 +91,10 @@ pub(crate) struct Cluster {
     instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
     calls: Semaphore,
     written: Arc<Mutex<Written>>,
+    /// The user name of this process there.
+    user: OnceCell<String>,
+    /// Namespaces of servers that are complete.
+    namespaces: Mutex<HashSet<String>>,
     outage: Mutex<Outage>,
     /// Servers that are gone, by the UID of their Instance, and since when.
     gone: Mutex<HashMap<String, Instant>>,
@@ -206,6 +216,8 @@ impl Cluster {
             instances: context.instances,
             calls: Semaphore::new(settings.calls_at_once),
             written,
+            user: OnceCell::new(),
+            namespaces: Mutex::default(),
             outage: Mutex::default(),
             gone: Mutex::default(),
             orphans: Mutex::default(),
@@ -314,14 +326,20 @@ impl Cluster {
     }
 
     /// What is known about a server before the first call of a step.
-    fn seen(&self, server: &Server, step: &Step<'_>) -> Seen {
-        let mut seen = Seen::new(self.reach(step.now), step.account.to_owned());
+    async fn seen(&self, server: &Server, step: &Step<'_>) -> kube::Result<Seen> {
+        let reach = self.reach(step.now);
+        let user = match reach {
+            Reach::Live => self.user.get_or_try_init(|| who_am_i(&self.client)).await?.clone(),
+            Reach::Cut(_) => String::new(),
+        };
+        let mut seen = Seen::new(reach, step.account.to_owned(), user);
+        seen.has_namespace = self.namespaces.lock().contains(&server.namespace);
         let shown = self.machines.named(&server.namespace, &server.name);
         let name = (server.namespace.clone(), server.name.clone());
         seen.vm = self.written.lock().freshest(&name, shown);
         seen.run = self.runs.named(&server.namespace, &server.name);
         seen.addresses = self.reserve(step.instance);
-        seen
+        Ok(seen)
     }
 
     /// Makes the calls that the planner plans, until there is none, or no time.
@@ -329,7 +347,11 @@ impl Cluster {
         let (region, instance) = (&*self.code, step.instance);
         let until = Instant::now() + STEP;
         let server = Server::of(instance, &self.settings);
-        let mut seen = self.seen(&server, &step);
+        let unavailable = |error: kube::Error| {
+            tracing::warn!(region, instance = key(instance), %error, "a call of the region's cluster failed");
+            ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
+        };
+        let mut seen = self.seen(&server, &step).await.map_err(unavailable)?;
         for _ in 0..CALLS_A_STEP {
             let next = plan(instance, step.backup, &seen, &self.settings, step.now);
             if let Some(says) = next.raw {
@@ -348,16 +370,12 @@ impl Cluster {
                 };
                 self.metrics.lost_starts.get_or_create_owned(&labels).inc();
             }
-            let answer = match self.call(&server.namespace, &action).await {
-                Ok(answer) => answer,
-                Err(error) => {
-                    tracing::warn!(region, instance = key(instance), %error, "a call of the region's cluster failed");
-                    let why = "the cluster of the region does not answer".to_owned();
-                    return Err(ProviderError::Unavailable(why));
-                }
-            };
+            let answer = self.call(&server.namespace, &action).await.map_err(unavailable)?;
             match (&action, &answer) {
-                (_, Answer::VirtualMachine(machine)) => self.written.lock().note(machine),
+                (_, Answer::VirtualMachine(machine)) => {
+                    self.written.lock().note(machine);
+                    self.namespaces.lock().insert(server.namespace.clone());
+                }
                 (Action::Get { kind: Kind::VirtualMachine, name }, Answer::Refused(refusal)) if refusal.status == 404 => {
                     let name = (server.namespace.clone(), name.clone());
                     self.written.lock().0.remove(&name);
@@ -409,6 +427,7 @@ impl Cluster {
         let is_ours = labels.get(INSTALLATION) == Some(&self.settings.installation);
         let has_servers = self.machines.state().iter().any(|machine| name_of(machine).0 == name);
         if is_ours && !has_servers {
+            self.namespaces.lock().remove(&name);
             let uid = found.uid.unwrap_or_default();
             let delete = Action::Delete {
                 kind,
@@ -467,6 +486,14 @@ impl Cluster {
             _ => Answer::Object(client.request::<OnlyMetadata>(request).await?.metadata),
         })
     }
+}
+
+/// The user name by which a cluster knows this process.
+async fn who_am_i(client: &Client) -> kube::Result<String> {
+    let review = Api::<SelfSubjectReview>::all(client.clone());
+    let review = review.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
+    let user = review.status.and_then(|status| status.user_info);
+    Ok(user.and_then(|user| user.username).unwrap_or_default())
 }
 
 /// Calls `each` with the objects that a change concerns.
