@@ -2,8 +2,12 @@
 //!
 //! - [`names`]: names, labels and annotations, and the identity of operations;
 //! - [`slim`]: what is read of KubeVirt's objects;
-//! - [`plan`](mod@plan): what to do next; pure.
+//! - [`objects`]: what is written;
+//! - [`plan`](mod@plan): what to do next; pure;
+//! - [`observe`]: what the objects of a server say about it; pure.
 
 pub mod names;
+pub mod objects;
+pub mod observe;
 pub mod plan;
 pub mod slim;
