@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     names::{self, INSTALLATION, INSTANCE, INSTANCE_UID, STELLAGE, Server},
     plan::{Action, Answer, Kind, Plan, Reach, Refusal, Seen, plan},
-    slim::{DataVolume, VirtualMachine, VirtualMachineInstance},
+    slim::{DataVolume, Pod, VirtualMachine, VirtualMachineInstance},
 };
 use crate::{Instances, Step};
 use domain::{
@@ -463,10 +463,14 @@ impl Cluster {
                 let list: List<DataVolume> = client.request(request).await?;
                 return Ok(Answer::DataVolumes(list.items));
             }
+            Action::List { kind: Kind::Pod, .. } => {
+                let list: List<Pod> = client.request(request).await?;
+                return Ok(Answer::Pods(list.items));
+            }
             Action::List { .. } => {
                 let list: List<OnlyMetadata> = client.request(request).await?;
                 let all = list.items.into_iter().map(|item| item.metadata);
-                return Ok(Answer::Objects(all.collect()));
+                return Ok(Answer::Claims(all.collect()));
             }
             Action::ClearRequests { .. } => Kind::VirtualMachine,
             Action::Post { kind, .. } | Action::Get { kind, .. } | Action::Patch { kind, .. } => *kind,

@@ -3,9 +3,13 @@
 //! - `cluster`: the cluster of a region, and the shell that makes the calls;
 //! - [`names`]: names, labels and annotations, and the identity of operations;
 //! - [`slim`]: what is read of KubeVirt's objects;
-//! - [`plan`](mod@plan): what to do next; pure.
+//! - [`objects`]: what is written;
+//! - [`plan`](mod@plan): what to do next; pure;
+//! - [`observe`]: what the objects of a server say about it; pure.
 
 pub(crate) mod cluster;
 pub mod names;
+pub mod objects;
+pub mod observe;
 pub mod plan;
 pub mod slim;

@@ -4,18 +4,44 @@
 //! [`Seen::take`], and plan again, until there is no action or no time left; then report the outcome. If a call has no answer, the step
 //! fails, and the next one begins anew: whatever it finds, it continues.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use super::slim::{DataVolume, VirtualMachine, VirtualMachineInstance};
-use domain::{
-    catalogue::region::KubeVirt,
-    provider::{Addresses, Observation, ProviderError},
+use super::{
+    names::{BOOT, CREATED_BY, DISK, INSTANCE_UID, RUN, Server, account_labels, boot},
+    objects::{
+        self, Boot, Maker, clear_requests_patch, grow_patch, hostname, plan_patch, run_patch, seal_patch,
+        undo_boot_patch,
+    },
+    observe::{self, Problem, Sign, boot_sign, disk_sign, is, is_over, plan_of, remember, set, state},
+    slim::{DataVolume, Phase, Pod, RunStrategy, VirtualMachine, VirtualMachineInstance},
 };
-use resources::{Backup, Instance};
+use domain::{
+    catalogue::region::{Image, KubeVirt, Namespaces, Profile},
+    provider::{Addresses, Notice, Observation, OffCause, Power, Progress, ProviderError, Trouble},
+};
+use resources::{Backup, Instance, InstanceStatus, Operation, OperationKind, PowerState};
+
+/// When to look again if something happens within moments.
+const SOON: Duration = Duration::from_secs(1);
+/// When to look again if the watches will tell of it first.
+const WAIT: Duration = Duration::from_secs(30);
+/// How soon to look again at what nothing watches, at first and later.
+const POLL: Duration = Duration::from_secs(2);
+const POLL_AT_MOST: Duration = Duration::from_secs(10);
+/// How often a step tries again what came too late.
+const MAX_CONFLICTS: u8 = 3;
+/// After how long CDI no longer fills a disk that it has not seen.
+const FORGOTTEN: SignedDuration = SignedDuration::from_mins(5);
+/// How long to wait for the address of a running server.
+const ADDRESS_WITHIN: SignedDuration = SignedDuration::from_secs(20);
+/// What the provider reports if a region's cluster does not do something that it could.
+const NOT_NOW: &str = "the region's cluster cannot do this at the moment";
+/// What passes within this time is not told.
+const BLIP: SignedDuration = SignedDuration::from_secs(30);
 
 /// A kind of object in a region's cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,7 +103,7 @@ pub enum Action {
         /// Its name.
         name: String,
     },
-    /// List objects by label. Of claims and Pods, only the metadata is needed.
+    /// List objects by label. Of claims, only the metadata is needed.
     List {
         /// Their kind.
         kind: Kind,
@@ -139,8 +165,10 @@ pub enum Answer {
     DataVolumes(Vec<DataVolume>),
     /// Another object.
     Object(ObjectMeta),
-    /// A list of other objects.
-    Objects(Vec<ObjectMeta>),
+    /// A list of claims.
+    Claims(Vec<ObjectMeta>),
+    /// A list of Pods.
+    Pods(Vec<Pod>),
     /// It is accepted, and there is nothing more to know.
     Done,
     /// It is refused.
@@ -180,36 +208,136 @@ pub struct Seen {
     pub has_namespace: bool,
     /// UID of the Account.
     pub account_uid: String,
+    /// Our user name in the cluster, for the RoleBinding.
+    pub user: String,
     /// The addresses that are reserved for the server.
     pub addresses: Addresses,
     /// What the account holder wants cloud-init to do, as it was given: plain, or compressed by gzip.
     pub user_data: Option<Arc<[u8]>>,
-    /// What the calls of this step have answered.
-    answers: Answers,
+    /// Whether the virtual machine, or that there is none, is the answer to a call of this step.
+    is_read: bool,
+    /// Whether the virtual machine is known to have changed since.
+    is_stale: bool,
+    /// How often a call of this step came too late.
+    conflicts: u8,
+    /// The calls of this step, and what else they have answered.
+    log: Vec<(Action, Answer)>,
 }
-
-/// What the calls of a step have answered.
-#[derive(Clone, Debug, Default)]
-struct Answers {}
 
 impl Seen {
     /// What is known before the first call of a step.
-    pub fn new(reach: Reach, account_uid: String) -> Self {
+    pub fn new(reach: Reach, account_uid: String, user: String) -> Self {
         Self {
             reach,
             vm: None,
             run: None,
             has_namespace: false,
             account_uid,
+            user,
             addresses: Addresses::default(),
             user_data: None,
-            answers: Answers::default(),
+            is_read: false,
+            is_stale: false,
+            conflicts: 0,
+            log: Vec::new(),
         }
     }
 
     /// Takes note of an answer.
     pub fn take(&mut self, action: &Action, answer: Answer) {
-        let _ = (action, answer);
+        let status = match &answer {
+            Answer::Refused(refusal) => refusal.status,
+            _ => 200,
+        };
+        match (action, &answer) {
+            (_, Answer::VirtualMachine(vm)) => {
+                self.vm = Some(vm.clone());
+                self.is_read = true;
+                self.is_stale = false;
+                if !matches!(action, Action::Delete { .. }) {
+                    return;
+                }
+            }
+            (
+                Action::Get {
+                    kind: Kind::VirtualMachine,
+                    ..
+                },
+                _,
+            ) if status == 404 => {
+                self.vm = None;
+                self.is_read = true;
+                self.is_stale = false;
+                return;
+            }
+            // Somebody was faster, or this comes late.
+            (
+                Action::Post {
+                    kind: Kind::VirtualMachine,
+                    ..
+                }
+                | Action::Patch {
+                    kind: Kind::VirtualMachine,
+                    ..
+                }
+                | Action::Delete {
+                    kind: Kind::VirtualMachine,
+                    ..
+                }
+                | Action::ClearRequests { .. },
+                Answer::Refused(refusal),
+            ) if is_race(action, refusal) => {
+                self.is_stale = true;
+                self.conflicts += 1;
+                return;
+            }
+            (Action::Stop { .. }, Answer::Refused(refusal))
+                if status == 500 && refusal.message.contains("test") =>
+            {
+                self.conflicts += 1;
+                return;
+            }
+            (Action::Get { kind: Kind::Run, .. }, Answer::Run(run)) => self.run = Some(run.clone()),
+            (Action::Get { kind: Kind::Run, .. }, _) if status == 404 => self.run = None,
+            (
+                Action::Post {
+                    kind: Kind::NetworkPolicy,
+                    ..
+                },
+                _,
+            ) if is_done(&answer) => self.has_namespace = true,
+            (Action::Post { kind, .. }, _)
+                if status == 404 && *kind != Kind::DataVolume && self.has_namespace =>
+            {
+                // It was there, but somebody has deleted it.
+                self.has_namespace = false;
+                return;
+            }
+            _ => {}
+        }
+        self.log.push((action.clone(), answer));
+    }
+
+    fn answer(&self, action: &Action) -> Option<&Answer> {
+        let mut log = self.log.iter().rev();
+        log.find_map(|(asked, answer)| (asked == action).then_some(answer))
+    }
+}
+
+/// Whether a refusal says only that the object has changed meanwhile, or that there is already one, or none any more.
+fn is_race(action: &Action, refusal: &Refusal) -> bool {
+    match action {
+        Action::Post { .. } => refusal.status == 409,
+        Action::ClearRequests { .. } => matches!(refusal.status, 404 | 409 | 422),
+        _ => matches!(refusal.status, 404 | 409),
+    }
+}
+
+/// Whether what was asked for is the case.
+fn is_done(answer: &Answer) -> bool {
+    match answer {
+        Answer::Refused(refusal) => refusal.status == 409,
+        _ => true,
     }
 }
 
@@ -235,11 +363,1186 @@ pub fn plan(
     region: &KubeVirt,
     now: Timestamp,
 ) -> Plan {
-    let _ = (instance, backup, seen, region, now);
-    Plan {
-        action: None,
-        outcome: Ok(Observation::default()),
+    let _ = backup;
+    let status = instance.status.clone().unwrap_or_default();
+    let planner = Planner {
+        instance,
+        status: &status,
+        seen,
+        region,
+        server: Server::of(instance, region),
+        now,
+    };
+    let next = match (&seen.reach, &status.operation) {
+        (Reach::Cut(since), _) => Next::error(ProviderError::Unreachable {
+            region: instance.spec.region.clone(),
+            since: *since,
+        }),
+        (Reach::Live, Some(operation)) => planner.operate(operation).unwrap_or_else(|next| next),
+        (Reach::Live, None) => planner.idle().unwrap_or_else(|next| next),
+    };
+    let todo = |action: Box<Action>, repairs_lost_start| Plan {
+        outcome: planner.unfinished(),
+        action: Some(*action),
         raw: None,
-        repairs_lost_start: false,
+        repairs_lost_start,
+    };
+    match next {
+        Next::Do(action) => todo(action, false),
+        Next::Repair(action) => todo(action, true),
+        Next::End(end) => Plan {
+            action: None,
+            outcome: end.0,
+            raw: end.1,
+            repairs_lost_start: false,
+        },
+    }
+}
+
+/// What a step comes to.
+enum Next {
+    /// A call.
+    Do(Box<Action>),
+    /// A call that repairs a start that KubeVirt has lost.
+    Repair(Box<Action>),
+    /// Its end: the outcome, and what the cluster says about it.
+    End(Box<(Result<Observation, ProviderError>, Option<String>)>),
+}
+
+impl Next {
+    fn call(action: Action) -> Self {
+        Self::Do(Box::new(action))
+    }
+
+    fn end(observation: Observation, raw: Option<String>) -> Self {
+        Self::End(Box::new((Ok(observation), raw)))
+    }
+
+    fn error(error: ProviderError) -> Self {
+        Self::End(Box::new((Err(error), None)))
+    }
+}
+
+/// A part of a step: its result, unless something has to be done first or the step ends there.
+type Step<T> = Result<T, Next>;
+
+struct Planner<'a> {
+    instance: &'a Instance,
+    status: &'a InstanceStatus,
+    seen: &'a Seen,
+    region: &'a KubeVirt,
+    server: Server,
+    now: Timestamp,
+}
+
+impl Planner<'_> {
+    fn operate(&self, operation: &Operation) -> Step<Next> {
+        match operation.kind {
+            OperationKind::Create => self.create(operation)?,
+            OperationKind::Start => self.start(operation)?,
+            OperationKind::Stop => self.stop(operation, operation.forced)?,
+            OperationKind::PowerOff => self.stop(operation, true)?,
+            OperationKind::Reboot => self.reboot(operation)?,
+            OperationKind::Resize => self.resize(operation)?,
+            OperationKind::Rebuild => self.rebuild(operation)?,
+            OperationKind::Delete => return self.delete(operation),
+        }
+        let power = match operation.ends_in {
+            PowerState::Running => Power::On,
+            PowerState::Stopped => Power::Off(OffCause::Requested),
+        };
+        Ok(self.done(Some(power)))
+    }
+
+    fn create(&self, operation: &Operation) -> Step<()> {
+        let Some(vm) = self.vm()? else {
+            return self.make(operation, None);
+        };
+        if self.is_prepared(vm, operation) {
+            self.off(operation, vm, Force::AtOnce)?;
+            return self.disk_ready(operation, vm.disk().unwrap_or_default());
+        }
+        if self.is_booting(vm, operation) {
+            return self.on(operation, vm);
+        }
+        let disk = self.server.disk(operation);
+        if vm.disk() == Some(&disk) {
+            return self.power_cycle(operation, vm, Force::AtOnce);
+        }
+        // The creation is repeated with another image. Nobody has used the server, so its disk goes first.
+        self.off(operation, vm, Force::AtOnce)?;
+        let secret = self.new_disk(operation)?;
+        let others = self.server.other_disks(&disk);
+        self.delete_all(Kind::DataVolume, others)?;
+        self.delete_all(Kind::Secret, self.server.other_secrets(&secret))?;
+        Err(self.boot(vm, operation, &disk, &secret))
+    }
+
+    fn start(&self, operation: &Operation) -> Step<()> {
+        let Some(vm) = self.vm()? else {
+            let disk = self.left_disk()?;
+            return self.make(operation, disk.as_deref());
+        };
+        if self.is_booting(vm, operation) {
+            return self.on(operation, vm);
+        }
+        let is_wanted = vm.spec.run_strategy != Some(RunStrategy::Halted) && !vm.is_deleting();
+        let run = self.run_of(vm);
+        match run {
+            // It is being started already, by a start that was never stored or by somebody else.
+            Some(run) if is_wanted && !run.is_deleting() && !run.is_final() => {
+                if run.is_running() {
+                    return self.address(run);
+                }
+                Err(self.wait_for_boot(operation, vm))
+            }
+            None if is_wanted
+                && vm.spec.run_strategy == Some(RunStrategy::RerunOnFailure)
+                && !is_over(vm) =>
+            {
+                Err(self.wait_for_boot(operation, vm))
+            }
+            _ => self.power_cycle(operation, vm, Force::AfterGrace),
+        }
+    }
+
+    fn stop(&self, operation: &Operation, is_forced: bool) -> Step<()> {
+        let Some(vm) = self.vm()? else {
+            return Err(self.done(None));
+        };
+        self.off(
+            operation,
+            vm,
+            if is_forced { Force::AtOnce } else { Force::Never },
+        )
+    }
+
+    fn reboot(&self, operation: &Operation) -> Step<()> {
+        match self.vm()? {
+            Some(vm) => self.power_cycle(operation, vm, Force::AfterGrace),
+            None => self.remake(operation),
+        }
+    }
+
+    fn resize(&self, operation: &Operation) -> Step<()> {
+        let Some(vm) = self.vm()? else {
+            if operation.ends_in == PowerState::Running {
+                return self.remake(operation);
+            }
+            return Err(self.failed(Problem::ServerMissing, None));
+        };
+        if self.is_booting(vm, operation) {
+            return self.on(operation, vm);
+        }
+        if vm.spec.run_strategy != Some(RunStrategy::Halted) {
+            // Ask before the server is stopped for nothing.
+            self.grow(operation, vm, true)?;
+        }
+        if operation.ends_in == PowerState::Running {
+            return self.power_cycle(operation, vm, Force::AfterGrace);
+        }
+        self.off(operation, vm, Force::AfterGrace)?;
+        self.grow(operation, vm, false)?;
+        if plan_of(vm) == Some(operation.plan) {
+            return Ok(());
+        }
+        Err(self.patch(plan_patch(vm, operation.plan)))
+    }
+
+    fn rebuild(&self, operation: &Operation) -> Step<()> {
+        let vm = self.vm()?;
+        let disk = self.server.disk(operation);
+        match vm {
+            Some(vm) if self.is_prepared(vm, operation) => {
+                self.off(operation, vm, Force::AtOnce)?;
+                return self.clean_up(vm);
+            }
+            Some(vm) if self.is_booting(vm, operation) && operation.ends_in == PowerState::Running => {
+                self.on(operation, vm)?;
+                return self.clean_up(vm);
+            }
+            _ => {}
+        }
+        // The old server runs until the new disk is known to be good.
+        if self.disk(&disk)?.is_none() {
+            self.can_install(operation)?;
+            self.namespace()?;
+            self.post_disk(operation)?;
+            return Err(self.busy(Some(Problem::Importing), POLL));
+        }
+        self.disk_ready(operation, &disk)?;
+        let Some(vm) = vm else {
+            return self.make(operation, Some(&disk));
+        };
+        let secret = self.post_secret(operation)?;
+        self.off(operation, vm, Force::AtOnce)?;
+        Err(self.boot(vm, operation, &disk, &secret))
+    }
+
+    fn delete(&self, operation: &Operation) -> Step<Next> {
+        if let Some(vm) = self.own_vm()? {
+            if !vm.is_deleting() {
+                let action = Action::Delete {
+                    kind: Kind::VirtualMachine,
+                    name: self.server.name.clone(),
+                    uid: vm.metadata.uid.clone().unwrap_or_default(),
+                };
+                self.must(action)?;
+            }
+            if let Some(run) = &self.seen.run {
+                self.end_at_once(run)?;
+            }
+            return Err(self.still_in_use(operation));
+        }
+        if !self.seen.has_namespace {
+            let action = Action::Get {
+                kind: Kind::Namespace,
+                name: self.server.namespace.clone(),
+            };
+            if let Answer::Refused(refusal) = self.call(action)?
+                && refusal.status == 404
+            {
+                return Ok(self.done(None));
+            }
+        }
+        self.delete_all(Kind::DataVolume, self.server.selector())?;
+        self.delete_all(Kind::Secret, self.server.selector())?;
+        let action = Action::List {
+            kind: Kind::Claim,
+            selector: self.server.selector(),
+        };
+        let claims = match self.call(action.clone())? {
+            Answer::Claims(claims) => claims,
+            Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
+            _ => return Err(self.nonsense()),
+        };
+        for claim in claims {
+            let mut owners = claim.owner_references.iter().flatten();
+            let is_owned = owners.any(|owner| owner.kind == "DataVolume");
+            if !is_owned && claim.deletion_timestamp.is_none() {
+                self.must(Action::Delete {
+                    kind: Kind::Claim,
+                    name: claim.name.clone().unwrap_or_default(),
+                    uid: claim.uid.clone().unwrap_or_default(),
+                })?;
+            }
+        }
+        if claims.is_empty() {
+            return Ok(self.done(None));
+        }
+        Err(self.still_in_use(operation))
+    }
+
+    /// Makes a server that is not there any more around its disk.
+    fn remake(&self, operation: &Operation) -> Step<()> {
+        match self.left_disk()? {
+            Some(disk) => self.make(operation, Some(&disk)),
+            None => Err(self.failed(Problem::ServerMissing, None)),
+        }
+    }
+
+    /// Makes the virtual machine, around this disk or a new one.
+    fn make(&self, operation: &Operation, disk: Option<&str>) -> Step<()> {
+        let secret = match disk {
+            Some(_) => {
+                self.can_attach()?;
+                self.namespace()?;
+                self.post_secret(operation)?
+            }
+            None => self.new_disk(operation)?,
+        };
+        let own = self.server.disk(operation);
+        let hostname = hostname(self.instance, &self.server);
+        let boot = Boot {
+            operation,
+            run: run_for(operation),
+            disk: disk.unwrap_or(&own),
+            secret: &secret,
+            hostname: &hostname,
+            config_drive: self.image(operation).is_some_and(|image| image.config_drive),
+        };
+        let action = Action::Post {
+            kind: Kind::VirtualMachine,
+            object: self.maker().virtual_machine(&boot),
+        };
+        self.must(action)?;
+        Err(self.busy(None, SOON))
+    }
+
+    /// Begins to make the disk, with all that it needs. Returns the name of the Secret.
+    fn new_disk(&self, operation: &Operation) -> Step<String> {
+        self.can_install(operation)?;
+        self.can_attach()?;
+        self.namespace()?;
+        let secret = self.post_secret(operation)?;
+        self.post_disk(operation)?;
+        Ok(secret)
+    }
+
+    /// Whether there is something to install.
+    fn can_install(&self, operation: &Operation) -> Step<()> {
+        if operation.restore_from.is_some() {
+            return Err(self.failed(Problem::RestoreUnsupported, None));
+        }
+        if self.image(operation).is_none() {
+            return Err(self.failed(Problem::ImageMissing, None));
+        }
+        Ok(())
+    }
+
+    /// Whether the server can be attached to its networks.
+    fn can_attach(&self) -> Step<()> {
+        let is_pod = self.region.network.profile == Profile::Pod;
+        if !is_pod && self.addresses().ipv4.is_none() && !self.region.network.ipv4.is_empty() {
+            return Err(self.failed(Problem::NoFreeAddress, None));
+        }
+        let Some(network) = &self.instance.spec.private_network else {
+            return Ok(());
+        };
+        if self.maker().private_network().is_none() {
+            return Err(self.failed(Problem::PrivateNetworkMissing, None));
+        }
+        let action = Action::Get {
+            kind: Kind::NetworkAttachment,
+            name: network.clone(),
+        };
+        match self.call(action.clone())? {
+            Answer::Refused(refusal) if matches!(refusal.status, 403 | 404) => {
+                Err(self.failed(Problem::PrivateNetworkMissing, None))
+            }
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the namespace of the account's servers.
+    fn namespace(&self) -> Step<()> {
+        if self.seen.has_namespace || self.region.namespaces == Namespaces::Existing {
+            return Ok(());
+        }
+        let (region, account, name) = (self.region, &self.seen.account_uid, &self.server.namespace);
+        let action = Action::Post {
+            kind: Kind::Namespace,
+            object: objects::namespace(region, account, name),
+        };
+        match self.call(action.clone())? {
+            Answer::Refused(refusal) if refusal.status == 409 => {
+                let action = Action::Get {
+                    kind: Kind::Namespace,
+                    name: name.clone(),
+                };
+                let Answer::Object(found) = self.call(action)? else {
+                    return Err(self.failed(Problem::NamespaceUnusable, None));
+                };
+                let wanted = account_labels(region, account);
+                let labels = found.labels.as_ref();
+                let is_ours = wanted.iter().all(|(key, value)| {
+                    labels
+                        .and_then(|labels| labels.get(*key))
+                        .is_some_and(|found| found == value)
+                });
+                if !is_ours || found.deletion_timestamp.is_some() {
+                    return Err(self.failed(Problem::NamespaceUnusable, None));
+                }
+            }
+            Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
+            _ => {}
+        }
+        let binding = Action::Post {
+            kind: Kind::RoleBinding,
+            object: objects::role_binding(region, account, name, &self.seen.user),
+        };
+        self.must(binding.clone())?;
+        let policy = Action::Post {
+            kind: Kind::NetworkPolicy,
+            object: objects::network_policy(region, account, name),
+        };
+        match self.call(policy.clone())? {
+            // It takes the API server a moment to learn of the rights.
+            Answer::Refused(refusal)
+                if refusal.status == 403
+                    && !matches!(self.seen.answer(&binding), Some(Answer::Refused(_))) =>
+            {
+                Err(self.busy(None, SOON))
+            }
+            Answer::Refused(refusal) if refusal.status != 409 => Err(self.refused(&policy, refusal)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the name of the Secret.
+    fn post_secret(&self, operation: &Operation) -> Step<String> {
+        let (name, object) = self.maker().secret(self.image(operation));
+        self.must(Action::Post {
+            kind: Kind::Secret,
+            object,
+        })?;
+        Ok(name)
+    }
+
+    fn post_disk(&self, operation: &Operation) -> Step<()> {
+        let Some(image) = self.image(operation) else {
+            return Err(self.failed(Problem::ImageMissing, None));
+        };
+        let size = operation.plan.size().disk_gb;
+        let size = self.status.disk_size_gb.map_or(size, |known| known.max(size));
+        let action = Action::Post {
+            kind: Kind::DataVolume,
+            object: self.maker().data_volume(operation, image, size),
+        };
+        match self.call(action.clone())? {
+            Answer::Refused(refusal) if refusal.status == 409 => {
+                // Checks whose it is.
+                self.disk(&self.server.disk(operation))?;
+                Ok(())
+            }
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The disk of this name.
+    fn disk(&self, name: &str) -> Step<Option<&DataVolume>> {
+        let action = Action::Get {
+            kind: Kind::DataVolume,
+            name: name.to_owned(),
+        };
+        match self.call(action.clone())? {
+            Answer::DataVolume(disk) if disk.label(INSTANCE_UID) == Some(&self.server.uid) => Ok(Some(disk)),
+            Answer::DataVolume(_) => Err(self.failed(Problem::NameTaken, None)),
+            Answer::Refused(refusal) if refusal.status == 404 => Ok(None),
+            // Not before there are a namespace and rights in it.
+            Answer::Refused(refusal) if refusal.status == 403 && !self.seen.has_namespace => Ok(None),
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// The newest disk of a server that has none in use.
+    fn left_disk(&self) -> Step<Option<String>> {
+        let action = Action::List {
+            kind: Kind::DataVolume,
+            selector: self.server.selector(),
+        };
+        let disks = match self.call(action.clone())? {
+            Answer::DataVolumes(disks) => disks,
+            Answer::Refused(refusal) if matches!(refusal.status, 403 | 404) && !self.seen.has_namespace => {
+                return Ok(None);
+            }
+            Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
+            _ => return Err(self.nonsense()),
+        };
+        let last = self.status.provider_state.get(state::DISK);
+        let known = disks
+            .iter()
+            .find(|disk| last.is_some_and(|last| last == disk.name()));
+        let made_at = |disk: &&DataVolume| disk.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let newest = || disks.iter().max_by_key(made_at);
+        Ok(known.or_else(newest).map(|disk| disk.name().to_owned()))
+    }
+
+    /// Waits until a disk is filled, or is filled as soon as the server boots.
+    fn disk_ready(&self, operation: &Operation, name: &str) -> Step<()> {
+        let Some(disk) = self.disk(name)? else {
+            return Err(self.failed(Problem::DiskMissing, None));
+        };
+        if matches!(
+            disk.phase(),
+            "Succeeded" | "WaitForFirstConsumer" | "PendingPopulation"
+        ) {
+            return Ok(());
+        }
+        self.renew(operation, disk)?;
+        match disk_sign(disk) {
+            Some(sign) => Err(self.wait(operation, sign)),
+            None => Err(self.busy(Some(Problem::Importing), self.poll(operation))),
+        }
+    }
+
+    /// Makes a disk again that CDI has forgotten: it must see a disk within five minutes to be permitted to fill it.
+    fn renew(&self, operation: &Operation, disk: &DataVolume) -> Step<()> {
+        let made_at = disk.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let is_old = made_at.is_some_and(|at| self.now.duration_since(at) >= FORGOTTEN);
+        if !is_old || !matches!(disk.phase(), "" | "Pending") || disk.name() != self.server.disk(operation) {
+            return Ok(());
+        }
+        let selector = format!(
+            "{},{DISK}={}",
+            self.server.selector(),
+            self.server.suffix(disk.name())
+        );
+        let action = Action::List {
+            kind: Kind::Claim,
+            selector,
+        };
+        let Answer::Claims(claims) = self.call(action)? else {
+            return Ok(());
+        };
+        if !claims.is_empty() {
+            return Ok(());
+        }
+        self.must(Action::Delete {
+            kind: Kind::DataVolume,
+            name: disk.name().to_owned(),
+            uid: disk.metadata.uid.clone().unwrap_or_default(),
+        })?;
+        self.post_disk(operation)?;
+        Err(self.busy(Some(Problem::Importing), POLL))
+    }
+
+    /// Makes the disk as large as the plan's, or asks whether that can be done.
+    fn grow(&self, operation: &Operation, vm: &VirtualMachine, dry_run: bool) -> Step<()> {
+        let size = operation.plan.size().disk_gb;
+        if self.status.disk_size_gb.is_some_and(|known| known >= size) {
+            return Ok(());
+        }
+        let action = Action::Patch {
+            kind: Kind::Claim,
+            name: vm.disk().unwrap_or_default().to_owned(),
+            patch: grow_patch(size),
+            dry_run,
+        };
+        match self.call(action.clone())? {
+            // It is larger already.
+            Answer::Refused(refusal) if refusal.message.contains("less than") => Ok(()),
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Powers a virtual machine off, if this operation has not powered it on yet, and on.
+    fn power_cycle(&self, operation: &Operation, vm: &VirtualMachine, force: Force) -> Step<()> {
+        if self.is_booting(vm, operation) {
+            return self.on(operation, vm);
+        }
+        self.off(operation, vm, force)?;
+        self.grow(operation, vm, false)?;
+        let (Some(disk), Some(secret)) = (vm.disk(), vm.secret()) else {
+            return Err(self.failed(Problem::DiskMissing, None));
+        };
+        Err(self.boot(vm, operation, disk, secret))
+    }
+
+    /// The call that powers a virtual machine on, with this disk.
+    fn boot(&self, vm: &VirtualMachine, operation: &Operation, disk: &str, secret: &str) -> Next {
+        let is_new = vm.disk() != Some(disk);
+        let own = hostname(self.instance, &self.server);
+        let image = self.image(operation).filter(|_| is_new);
+        let boot = Boot {
+            operation,
+            run: run_for(operation),
+            disk,
+            secret,
+            // It changes only with the disk, since it is also inside.
+            hostname: vm
+                .spec
+                .template
+                .spec
+                .hostname
+                .as_deref()
+                .filter(|_| !is_new)
+                .unwrap_or(&own),
+            config_drive: image.map_or_else(|| vm.has_config_drive(), |image| image.config_drive),
+        };
+        self.patch(self.maker().boot_patch(vm, &boot))
+    }
+
+    /// Powers a virtual machine off. Done once virt-controller has seen that too, for only then can it be started again.
+    fn off(&self, operation: &Operation, vm: &VirtualMachine, force: Force) -> Step<()> {
+        if vm.is_deleting() {
+            return Err(self.busy(Some(Problem::ServerBeingDeleted), WAIT));
+        }
+        // Left over from a crash, it would make KubeVirt start the server.
+        if vm.is_start_requested() {
+            return Err(Next::call(Action::ClearRequests {
+                name: self.server.name.clone(),
+                patch: clear_requests_patch(vm),
+            }));
+        }
+        if vm.spec.run_strategy != Some(RunStrategy::Halted) {
+            return Err(self.patch(run_patch(vm, RunStrategy::Halted)));
+        }
+        if let Some(run) = &self.seen.run {
+            if run.is_final() {
+                return Err(self.busy(None, SOON));
+            }
+            let left = self.patience(operation, run, force);
+            if left == Some(Duration::ZERO) {
+                self.end_at_once(run)?;
+            }
+            return Err(self.busy(None, left.filter(|left| !left.is_zero()).unwrap_or(WAIT)));
+        }
+        let has_seen = matches!(vm.status.run_strategy, None | Some(RunStrategy::Halted));
+        if vm.status.created || !has_seen {
+            return Err(self.busy(None, SOON));
+        }
+        Ok(())
+    }
+
+    /// How long the guest may still take to shut down; `None`: as long as it likes.
+    fn patience(
+        &self,
+        operation: &Operation,
+        run: &VirtualMachineInstance,
+        force: Force,
+    ) -> Option<Duration> {
+        match force {
+            Force::Never => None,
+            Force::AtOnce => Some(Duration::ZERO),
+            Force::AfterGrace => {
+                let told_at = run.metadata.deletion_timestamp.as_ref()?.0;
+                let begun = operation.counted_from();
+                // The clock there may differ from this one.
+                let told_at = if told_at > self.now {
+                    begun
+                } else {
+                    told_at.max(begun)
+                };
+                let taken = Duration::try_from(self.now.duration_since(told_at)).unwrap_or_default();
+                Some(self.region.deadlines.soft_stop_grace.saturating_sub(taken))
+            }
+        }
+    }
+
+    /// Cuts the power of a run, unless that has been done.
+    fn end_at_once(&self, run: &VirtualMachineInstance) -> Step<()> {
+        if run.is_final() || run.spec.termination_grace_period_seconds == Some(0) {
+            return Ok(());
+        }
+        let action = Action::Stop {
+            name: self.server.name.clone(),
+        };
+        match self.call(action.clone())? {
+            // It is ending already, or has ended.
+            Answer::Refused(refusal) if matches!(refusal.status, 404 | 409) => Ok(()),
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the virtual machine runs that this operation has powered on. It is never powered off again for the same
+    /// operation, unless KubeVirt has lost the start.
+    fn on(&self, operation: &Operation, vm: &VirtualMachine) -> Step<()> {
+        if vm.is_deleting() {
+            return Err(self.busy(Some(Problem::ServerBeingDeleted), WAIT));
+        }
+        if vm.spec.run_strategy != Some(RunStrategy::RerunOnFailure) {
+            return Err(self.patch(run_patch(vm, RunStrategy::RerunOnFailure)));
+        }
+        let own = boot(operation);
+        let is_own = |run: &VirtualMachineInstance| run.annotation(BOOT) == Some(&own);
+        let repair = || Next::Repair(Box::new(self.change(undo_boot_patch(vm))));
+        match self.run_of(vm) {
+            Some(run) if is_own(run) && run.is_running() => self.address(run),
+            // It has booted, and shut itself down.
+            Some(run) if is_own(run) && run.status.phase == Phase::Succeeded && !run.is_deleting() => Ok(()),
+            Some(run) if is_own(run) || run.is_deleting() || run.is_final() => {
+                Err(self.wait_for_boot(operation, vm))
+            }
+            // KubeVirt has made it from what the virtual machine was before this operation.
+            Some(run) => match self.fresh_run()? {
+                Some(fresh)
+                    if fresh.uid() == run.uid()
+                        && !is_own(fresh)
+                        && !fresh.is_deleting()
+                        && !fresh.is_final() =>
+                {
+                    Err(repair())
+                }
+                _ => Err(self.busy(None, SOON)),
+            },
+            None if vm.status.created => Err(self.busy(None, SOON)),
+            None if !is_over(vm) => Err(self.wait_for_boot(operation, vm)),
+            None => {
+                if self.fresh_run()?.is_some() {
+                    return Err(self.busy(None, SOON));
+                }
+                let generation = vm.metadata.generation;
+                let has_run = generation.is_some() && vm.status.observed_generation == generation;
+                let has_crashed = is(&self.status.provider_state, state::LAST, "Failed");
+                if has_run && !has_crashed {
+                    // As above, but nobody has seen it.
+                    return Ok(());
+                }
+                Err(repair())
+            }
+        }
+    }
+
+    /// The run, read now rather than as the store shows it.
+    fn fresh_run(&self) -> Step<Option<&VirtualMachineInstance>> {
+        let action = Action::Get {
+            kind: Kind::Run,
+            name: self.server.name.clone(),
+        };
+        match self.call(action.clone())? {
+            Answer::Run(run) => Ok(Some(run)),
+            Answer::Refused(refusal) if refusal.status == 404 => Ok(None),
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Waits for the address of a server that runs, if the cluster gives it.
+    fn address(&self, run: &VirtualMachineInstance) -> Step<()> {
+        let is_known = self.status.ip_address.is_some() || self.status.ipv6_address.is_some();
+        if self.region.network.profile != Profile::Pod || is_known || self.addresses() != Addresses::default()
+        {
+            return Ok(());
+        }
+        match run.running_since() {
+            Some(since) if self.now.duration_since(since) < ADDRESS_WITHIN => Err(self.busy(None, SOON)),
+            _ => Ok(()),
+        }
+    }
+
+    /// What there is to say while a virtual machine boots.
+    fn wait_for_boot(&self, operation: &Operation, vm: &VirtualMachine) -> Next {
+        let run = self.run_of(vm);
+        let sign = boot_sign(vm, run, operation.counted_from(), self.now);
+        let disk = vm.disk().filter(|disk| *disk == self.server.disk(operation));
+        let problem = sign.as_ref().map(|sign| sign.problem);
+        let is_late = self.now.duration_since(operation.counted_from()) >= FORGOTTEN;
+        let has_begun = run.is_some_and(|run| !matches!(run.status.phase, Phase::Pending | Phase::Unknown));
+        let is_of_disk = matches!(
+            problem,
+            Some(Problem::ImageFailed | Problem::Importing | Problem::DiskMissing)
+        );
+        if let Some(disk) = disk
+            && (is_of_disk || is_late && !has_begun && problem != Some(Problem::NoCapacity))
+            && let Err(next) = self.look_at_disk(operation, disk)
+        {
+            return next;
+        }
+        match sign {
+            Some(sign) => self.wait(operation, sign),
+            None => self.busy(None, WAIT),
+        }
+    }
+
+    /// What is wrong with the disk that this operation makes.
+    fn look_at_disk(&self, operation: &Operation, name: &str) -> Step<()> {
+        let Some(disk) = self.disk(name)? else {
+            // Nothing has ever been written to it.
+            self.post_disk(operation)?;
+            return Ok(());
+        };
+        self.renew(operation, disk)?;
+        disk_sign(disk).map_or(Ok(()), |sign| Err(self.wait(operation, sign)))
+    }
+
+    /// Deletes the old disk and the old Secret of a server that has new ones.
+    fn clean_up(&self, vm: &VirtualMachine) -> Step<()> {
+        let (Some(disk), Some(secret)) = (vm.disk(), vm.secret()) else {
+            return Ok(());
+        };
+        self.delete_all(Kind::DataVolume, self.server.other_disks(disk))?;
+        self.delete_all(Kind::Secret, self.server.other_secrets(secret))
+    }
+
+    fn delete_all(&self, kind: Kind, selector: String) -> Step<()> {
+        self.must(Action::DeleteAll { kind, selector })
+    }
+
+    fn idle(&self) -> Step<Next> {
+        let mut state = self.status.provider_state.clone();
+        let known = self.status.power;
+        let vm = if self.seen.vm.is_none() && self.is_never_made() {
+            None
+        } else {
+            self.any_vm()?
+        };
+        let Some(vm) = vm else {
+            return Ok(Next::end(self.observation(), None));
+        };
+        if !self.is_own(vm) {
+            let power = known.map(|known| match known {
+                PowerState::Running => Power::On,
+                PowerState::Stopped => Power::Off(OffCause::Requested),
+            });
+            let observation = Observation {
+                power,
+                notice: Some(Notice::Error(Problem::NameTaken.trouble())),
+                ..self.observation()
+            };
+            return Ok(Next::end(observation, None));
+        }
+        let run = self.run_of(vm);
+        if !vm.is_deleting() {
+            self.keep_off(vm, run)?;
+        }
+        if let Some(run) = run {
+            let is_rerun = vm.spec.run_strategy == Some(RunStrategy::RerunOnFailure);
+            if is_rerun && run.is_deleting() && !run.is_final() && !vm.is_deleting() {
+                set(&mut state, state::OUTSIDE, run.uid());
+            }
+            if self.is_interrupted(run)? {
+                set(&mut state, state::INTERRUPTED, run.uid());
+            }
+            if run.is_running() && self.seal(vm)? {
+                set(&mut state, state::SEALED, vm.disk().unwrap_or_default());
+            }
+        }
+        let (observation, raw) = self.at_rest(vm, &state);
+        Ok(Next::end(observation, raw))
+    }
+
+    /// The observation of a server of which nothing is asked, and what the cluster says about it.
+    fn at_rest(
+        &self,
+        vm: &VirtualMachine,
+        state: &BTreeMap<String, String>,
+    ) -> (Observation, Option<String>) {
+        let run = self.run_of(vm);
+        let idle = observe::idle(vm, run, self.status.power, state, self.now);
+        let observation = Observation {
+            power: idle.power,
+            plan: plan_of(vm),
+            restarted: idle.restarted,
+            notice: idle.notice,
+            progress: Progress::Idle,
+            addresses: self.addresses(),
+            state: remember(state, Some(vm), run),
+            recheck_after: idle.recheck_after,
+        };
+        (observation, idle.raw)
+    }
+
+    /// What a step reports that has no time for its next call. The next step goes on.
+    fn unfinished(&self) -> Result<Observation, ProviderError> {
+        if self.status.operation.is_some() {
+            return Ok(Observation {
+                progress: Progress::Busy,
+                recheck_after: Some(SOON),
+                ..self.observation()
+            });
+        }
+        // Not that there is no server.
+        let vm = self.seen.vm.as_deref().filter(|vm| self.is_own(vm));
+        let Some(vm) = vm.filter(|_| !self.seen.is_stale) else {
+            return Err(ProviderError::Unavailable(NOT_NOW.to_owned()));
+        };
+        Ok(Observation {
+            recheck_after: Some(SOON),
+            ..self.at_rest(vm, &self.status.provider_state).0
+        })
+    }
+
+    /// Whether the server of an idle Instance was never made, because it was stopped before.
+    const fn is_never_made(&self) -> bool {
+        self.status.state.is_some() && self.status.provisioned_at.is_none()
+    }
+
+    /// Takes back what KubeVirt makes of a virtual machine that is to be off, after a crash.
+    fn keep_off(&self, vm: &VirtualMachine, run: Option<&VirtualMachineInstance>) -> Step<()> {
+        if vm.annotation(RUN) != Some(RunStrategy::Halted.as_str()) {
+            return Ok(());
+        }
+        match vm.spec.run_strategy {
+            Some(RunStrategy::Always) => Err(self.patch(run_patch(vm, RunStrategy::Halted))),
+            Some(RunStrategy::Halted) if vm.is_start_requested() => Err(Next::call(Action::ClearRequests {
+                name: self.server.name.clone(),
+                patch: clear_requests_patch(vm),
+            })),
+            Some(RunStrategy::Halted) if self.status.power == Some(PowerState::Stopped) => {
+                let risen = run.filter(|run| !is(&self.status.provider_state, state::RUN, run.uid()));
+                risen.map_or(Ok(()), |run| self.end_at_once(run))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the platform is shutting a run down, rather than its guest.
+    fn is_interrupted(&self, run: &VirtualMachineInstance) -> Step<bool> {
+        let ready = run.condition("Ready");
+        let is_ending =
+            ready.is_some_and(|ready| ready.status == "False" && ready.is_because("PodTerminating"));
+        let is_known = is(&self.status.provider_state, state::INTERRUPTED, run.uid());
+        if !is_ending || !run.is_running() || is_known {
+            return Ok(false);
+        }
+        let action = Action::List {
+            kind: Kind::Pod,
+            selector: format!("{CREATED_BY}={}", run.uid()),
+        };
+        let Answer::Pods(pods) = self.call(action)? else {
+            return Ok(false);
+        };
+        // After a migration, the launcher on the node before is ending too.
+        let is_its = |pod: &&Pod| pod.spec.node_name == run.status.node_name;
+        Ok(pods
+            .iter()
+            .filter(is_its)
+            .any(|pod| pod.metadata.deletion_timestamp.is_some()))
+    }
+
+    /// Keeps CDI from filling the disk of a running server anew. Returns whether that is certain now.
+    fn seal(&self, vm: &VirtualMachine) -> Step<bool> {
+        let Some(name) = vm.disk() else { return Ok(false) };
+        if is(&self.status.provider_state, state::SEALED, name) {
+            return Ok(false);
+        }
+        let action = Action::Get {
+            kind: Kind::DataVolume,
+            name: name.to_owned(),
+        };
+        let disk = match self.call(action)? {
+            Answer::DataVolume(disk) if disk.phase() == "Succeeded" => disk,
+            // Without a DataVolume, CDI makes no claim.
+            Answer::Refused(refusal) => return Ok(refusal.status == 404),
+            _ => return Ok(false),
+        };
+        let action = Action::Patch {
+            kind: Kind::DataVolume,
+            name: name.to_owned(),
+            patch: seal_patch(disk),
+            dry_run: false,
+        };
+        Ok(!matches!(self.call(action)?, Answer::Refused(_)))
+    }
+
+    /// The virtual machine with the server's name; the cluster is asked before it counts as missing.
+    fn any_vm(&self) -> Step<Option<&VirtualMachine>> {
+        let seen = self.seen;
+        if seen.conflicts > MAX_CONFLICTS {
+            return Err(self.busy(None, SOON));
+        }
+        if seen.is_stale || seen.vm.is_none() && !seen.is_read {
+            return Err(Next::call(Action::Get {
+                kind: Kind::VirtualMachine,
+                name: self.server.name.clone(),
+            }));
+        }
+        Ok(seen.vm.as_deref())
+    }
+
+    /// The virtual machine, which must be ours if there is one.
+    fn vm(&self) -> Step<Option<&VirtualMachine>> {
+        match self.any_vm()? {
+            Some(vm) if !self.is_own(vm) => Err(self.failed(Problem::NameTaken, None)),
+            vm => Ok(vm),
+        }
+    }
+
+    /// The virtual machine if it is ours.
+    fn own_vm(&self) -> Step<Option<&VirtualMachine>> {
+        Ok(self.any_vm()?.filter(|vm| self.is_own(vm)))
+    }
+
+    fn is_own(&self, vm: &VirtualMachine) -> bool {
+        vm.label(INSTANCE_UID) == Some(&self.server.uid)
+    }
+
+    fn run_of(&self, vm: &VirtualMachine) -> Option<&VirtualMachineInstance> {
+        self.seen.run.as_deref().filter(|run| run.is_run_of(vm))
+    }
+
+    /// Whether this operation has powered the virtual machine on.
+    fn is_booting(&self, vm: &VirtualMachine, operation: &Operation) -> bool {
+        vm.annotation(BOOT) == Some(&boot(operation)) && vm.spec.run_strategy != Some(RunStrategy::Halted)
+    }
+
+    /// Whether this operation, at the end of which the server is off, has done all else.
+    fn is_prepared(&self, vm: &VirtualMachine, operation: &Operation) -> bool {
+        operation.ends_in == PowerState::Stopped && vm.annotation(BOOT) == Some(&boot(operation))
+    }
+
+    fn image(&self, operation: &Operation) -> Option<&Image> {
+        self.region.images.get(&operation.image)
+    }
+
+    fn maker(&self) -> Maker<'_> {
+        Maker {
+            instance: self.instance,
+            region: self.region,
+            server: &self.server,
+            account_uid: &self.seen.account_uid,
+            addresses: &self.seen.addresses,
+            user_data: self.seen.user_data.as_deref(),
+        }
+    }
+
+    fn addresses(&self) -> Addresses {
+        let vm = self.seen.vm.as_deref().filter(|vm| self.is_own(vm));
+        let run = vm.and_then(|vm| self.run_of(vm));
+        observe::addresses(self.region, &self.seen.addresses, vm, run)
+    }
+
+    /// What is the same in all observations.
+    fn observation(&self) -> Observation {
+        let vm = self.seen.vm.as_deref().filter(|vm| self.is_own(vm));
+        let run = vm.and_then(|vm| self.run_of(vm));
+        Observation {
+            addresses: self.addresses(),
+            state: remember(&self.status.provider_state, vm, run),
+            ..Observation::default()
+        }
+    }
+
+    /// The answer to a call; makes the call first.
+    fn call(&self, action: Action) -> Step<&Answer> {
+        match self.seen.answer(&action) {
+            Some(answer) => Ok(answer),
+            None if self.seen.conflicts > MAX_CONFLICTS => Err(self.busy(None, SOON)),
+            None => Err(Next::call(action)),
+        }
+    }
+
+    /// Makes a call that must succeed. What is there already, or is not there any more, is as it should be.
+    fn must(&self, action: Action) -> Step<()> {
+        let fine = match &action {
+            Action::Post { .. } => 409,
+            Action::Delete { .. } | Action::DeleteAll { .. } => 404,
+            _ => 0,
+        };
+        match self.call(action.clone())? {
+            Answer::Refused(refusal) if refusal.status != fine => Err(self.refused(&action, refusal)),
+            _ => Ok(()),
+        }
+    }
+
+    /// A change of the virtual machine. Once it is done, the virtual machine looks different.
+    fn patch(&self, patch: Value) -> Next {
+        let action = self.change(patch);
+        match self.call(action.clone()) {
+            Ok(Answer::Refused(refusal)) => self.refused(&action, refusal),
+            Ok(_) => self.nonsense(),
+            Err(next) => next,
+        }
+    }
+
+    fn change(&self, patch: Value) -> Action {
+        Action::Patch {
+            kind: Kind::VirtualMachine,
+            name: self.server.name.clone(),
+            patch,
+            dry_run: false,
+        }
+    }
+
+    fn done(&self, power: Option<Power>) -> Next {
+        let observation = Observation {
+            power,
+            progress: Progress::Done,
+            ..self.observation()
+        };
+        Next::end(observation, None)
+    }
+
+    fn busy(&self, problem: Option<Problem>, recheck_after: Duration) -> Next {
+        let observation = Observation {
+            progress: Progress::Busy,
+            notice: problem.map(|problem| Notice::Told(problem.trouble())),
+            recheck_after: Some(recheck_after),
+            ..self.observation()
+        };
+        Next::end(observation, None)
+    }
+
+    fn failed(&self, problem: Problem, raw: Option<String>) -> Next {
+        self.troubled(problem.trouble(), raw)
+    }
+
+    fn troubled(&self, trouble: Trouble, raw: Option<String>) -> Next {
+        let observation = Observation {
+            progress: Progress::Failed(trouble),
+            ..self.observation()
+        };
+        Next::end(observation, raw)
+    }
+
+    fn refused(&self, action: &Action, refusal: &Refusal) -> Next {
+        let raw = Some(format!(
+            "{} {}: {}",
+            refusal.status, refusal.reason, refusal.message
+        ));
+        match observe::refused(action, refusal, self.region) {
+            Some(Problem::LockedBySnapshot) => {
+                let observation = Observation {
+                    progress: Progress::Busy,
+                    notice: Some(Notice::Told(Problem::LockedBySnapshot.trouble())),
+                    recheck_after: Some(WAIT),
+                    ..self.observation()
+                };
+                Next::end(observation, raw)
+            }
+            Some(problem) => self.failed(problem, raw),
+            None => {
+                let error = ProviderError::Unavailable(NOT_NOW.to_owned());
+                Next::End(Box::new((Err(error), raw)))
+            }
+        }
+    }
+
+    fn nonsense(&self) -> Next {
+        let message = format!("the region {} answered something else", self.instance.spec.region);
+        Next::error(ProviderError::Nonsense(message))
+    }
+
+    /// Waits for something to pass by itself, and reports a failure after a while.
+    fn wait(&self, operation: &Operation, sign: Sign) -> Next {
+        let run = self.seen.run.as_ref();
+        let made_at = run.and_then(|run| run.metadata.creation_timestamp.as_ref());
+        let since = sign
+            .since
+            .or(made_at.map(|time| time.0))
+            .unwrap_or_else(|| operation.counted_from());
+        let told = Notice::Told(sign.problem.trouble());
+        let (notice, recheck_after) = match sign.after {
+            None => (Some(told), WAIT),
+            Some(after) => {
+                let left = after - self.now.duration_since(since);
+                let Some(left) = Duration::try_from(left).ok().filter(|left| !left.is_zero()) else {
+                    return self.failed(sign.problem, sign.raw);
+                };
+                // What is normal for a moment is not worth telling.
+                ((after > BLIP).then_some(told), left.min(WAIT))
+            }
+        };
+        let observation = Observation {
+            progress: Progress::Busy,
+            notice,
+            recheck_after: Some(recheck_after),
+            ..self.observation()
+        };
+        Next::end(observation, sign.raw)
+    }
+
+    /// Waits for what KubeVirt and the storage still hold of a server that is being deleted.
+    fn still_in_use(&self, operation: &Operation) -> Next {
+        if self.elapsed(operation) >= self.region.deadlines.other {
+            let message = Problem::StillInUse.trouble().message;
+            return self.troubled(Trouble::failed(OperationKind::Delete, message), None);
+        }
+        self.busy(None, self.poll(operation))
+    }
+
+    /// How soon to look again at what nothing watches.
+    fn poll(&self, operation: &Operation) -> Duration {
+        (self.elapsed(operation) / 5).clamp(POLL, POLL_AT_MOST)
+    }
+
+    fn elapsed(&self, operation: &Operation) -> Duration {
+        let elapsed = self.now.duration_since(operation.counted_from());
+        Duration::try_from(elapsed).unwrap_or_default()
+    }
+}
+
+/// When a run is ended without waiting for its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Force {
+    /// Never.
+    Never,
+    /// When its guest has had the region's grace.
+    AfterGrace,
+    /// At once.
+    AtOnce,
+}
+
+/// When the virtual machine is to run at the end of an operation.
+const fn run_for(operation: &Operation) -> RunStrategy {
+    match operation.ends_in {
+        PowerState::Running => RunStrategy::RerunOnFailure,
+        PowerState::Stopped => RunStrategy::Halted,
     }
 }

@@ -239,6 +239,12 @@ impl VirtualMachine {
         Some(&data.secret_ref.as_ref()?.name)
     }
 
+    /// Whether the cloud-init data is a config drive.
+    pub fn has_config_drive(&self) -> bool {
+        let mut volumes = self.spec.template.spec.volumes.iter();
+        volumes.any(|volume| volume.cloud_init_config_drive.is_some())
+    }
+
     /// Takes out what is not used, before it is kept in memory.
     pub fn prune(&mut self) {
         prune(&mut self.metadata);
@@ -314,10 +320,12 @@ pub struct VmiStatus {
 
 /// A phase that a run has come to.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct PhaseTransition {
     /// The phase.
     pub phase: Phase,
+    /// When.
+    pub phase_transition_timestamp: Option<Timestamp>,
 }
 
 /// A network interface of a run.
@@ -370,6 +378,13 @@ impl VirtualMachineInstance {
     pub fn has_run(&self) -> bool {
         let is_running = |transition: &PhaseTransition| transition.phase == Phase::Running;
         self.status.phase == Phase::Running || self.status.phase_transition_timestamps.iter().any(is_running)
+    }
+
+    /// When its guest began to run, if that is known.
+    pub fn running_since(&self) -> Option<Timestamp> {
+        let mut transitions = self.status.phase_transition_timestamps.iter();
+        let running = transitions.find(|transition| transition.phase == Phase::Running)?;
+        running.phase_transition_timestamp
     }
 
     /// Whether it is a run of this virtual machine, not of one of the same name that is gone.
@@ -447,6 +462,24 @@ impl DataVolume {
     pub fn condition(&self, r#type: &str) -> Option<&Condition> {
         find(&self.status.conditions, r#type)
     }
+}
+
+/// `v1 Pod`: the launcher of a run.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    /// Metadata.
+    pub metadata: ObjectMeta,
+    /// Where it runs.
+    pub spec: PodSpec,
+}
+
+/// The used part of a Pod's `spec`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    /// Its node.
+    pub node_name: Option<String>,
 }
 
 /// Leaves of the metadata only what is used.
