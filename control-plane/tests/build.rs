@@ -30,6 +30,7 @@ impl Stub {
                  'env GOVERSION') echo {version};;\n\
                  'env '*) echo '{}';;\n\
                  'build '*) {build};;\n\
+                 'run '*) cat main.go;;\n\
                  esac",
                 stub.path().display()
             ),
@@ -58,9 +59,13 @@ impl Stub {
     }
 
     fn command(&self) -> Command {
+        self.command_to("build")
+    }
+
+    fn command_to(&self, what: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_control-plane"));
         command
-            .arg("build")
+            .arg(what)
             .env_remove("KUBEBUILDER_ASSETS")
             .env("PATH", self.path())
             .env("STUB_NOTES", self.path().join("notes"))
@@ -107,6 +112,20 @@ fn everything_is_built_once_also_by_two_at_once() {
     );
     assert!(stub.build().status.success());
     assert_eq!(stub.notes().len(), 4);
+}
+
+#[test]
+fn what_a_program_of_the_pins_own_prints_is_kept_beside_the_others() {
+    let stub = Stub::new("go1.99.1", BUILDS);
+    let output = stub.command_to("kubevirt").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let folder = String::from_utf8(output.stdout).unwrap();
+    let folder = Path::new(folder.trim_end());
+    for name in ["virt-api", "virt-controller"] {
+        assert!(folder.join(name).is_file(), "{name}");
+    }
+    let printed = fs::read_to_string(folder.join("kubevirt.json")).unwrap();
+    assert_eq!(printed, include_str!("../kubevirt/main.go"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, DynamicObject, EvictParams, ListParams, Patch, PatchParams, PostParams},
     client::Body,
     runtime::wait::{Condition, await_condition},
 };
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::support::{
     PATIENCE, eventually,
     kubevirt::{
-        self, Shared, kinds,
+        self, Region, kinds,
         puppet::{Boot, End, Import},
     },
 };
@@ -27,7 +27,7 @@ const DISK: &str = "disk";
 
 /// A namespace with one virtual machine and its disk.
 struct Case {
-    kubevirt: Shared,
+    kubevirt: Region,
     namespace: &'static str,
     vms: Api<DynamicObject>,
     runs: Api<DynamicObject>,
@@ -35,7 +35,10 @@ struct Case {
 
 impl Case {
     async fn new(namespace: &'static str) -> Self {
-        let kubevirt = kubevirt::shared().await;
+        Self::on(kubevirt::shared().await, namespace).await
+    }
+
+    async fn on(kubevirt: Region, namespace: &'static str) -> Self {
         kubevirt.namespace(namespace).await;
         let vms = kubevirt.api(&kinds::VM, namespace).await;
         let runs = kubevirt.api(&kinds::RUN, namespace).await;
@@ -173,6 +176,7 @@ fn vm() -> DynamicObject {
             "runStrategy": "RerunOnFailure",
             "template": {"spec": {
                 "terminationGracePeriodSeconds": 120,
+                "evictionStrategy": "LiveMigrateIfPossible",
                 "domain": {
                     "cpu": {"sockets": 1, "cores": 1, "threads": 1, "maxSockets": 1},
                     "memory": {"guest": "2Gi", "maxGuest": "2Gi"},
@@ -314,7 +318,7 @@ async fn a_start_that_was_refused_once_is_lost_until_the_machine_was_halted_agai
 
 /// Trap T4: a drain looks like a guest that shut itself down, except for a moment.
 #[tokio::test]
-async fn a_guest_whose_pod_is_deleted_stays_off_and_only_its_run_has_told_why() {
+async fn a_guest_whose_pod_is_evicted_stays_off_and_only_its_run_has_told_why() {
     let case = Case::running("kv-t4").await;
     let takes = Duration::from_secs(3);
     let puppet = &case.kubevirt.puppet;
@@ -322,12 +326,11 @@ async fn a_guest_whose_pod_is_deleted_stays_off_and_only_its_run_has_told_why() 
     let pods = case.pods().await;
     let launcher = pods.list(&ListParams::default()).await.unwrap().items.remove(0);
     let terminating = wait(&case.runs, "PodTerminating", has("Ready", "PodTerminating"));
-    let deleted = async {
-        pods.delete(&launcher.name_any(), &DeleteParams::default())
-            .await
-            .unwrap();
+    let evicted = async {
+        let (name, params) = (launcher.name_any(), EvictParams::default());
+        pods.evict(&name, &params).await.unwrap();
     };
-    let (run, ()) = tokio::join!(terminating, deleted);
+    let (run, ()) = tokio::join!(terminating, evicted);
     assert_eq!(run.unwrap().data["status"]["phase"], "Running");
     case.no_run().await;
     case.assert_stays_off().await;
@@ -413,4 +416,31 @@ async fn a_failed_disk_and_a_lost_node_show_in_the_conditions_of_the_run() {
     assert_eq!(run.data["status"]["phase"], "Running");
     puppet.order(case.namespace, VM, |guest| guest.is_lost = false);
     wait(&case.runs, "ready", is("True")).await;
+}
+
+#[tokio::test]
+async fn without_virt_controller_nothing_moves_and_without_virt_api_nothing_is_admitted() {
+    let case = Case::on(kubevirt::own().await, "kv-killed").await;
+    case.create().await;
+    let first = case.run("Running").await.uid();
+    case.kubevirt.kill_virt_controller();
+    let puppet = &case.kubevirt.puppet;
+    puppet.order(case.namespace, VM, |guest| guest.ends = Some(End::Crashes));
+    assert_eq!(case.run("Failed").await.uid(), first);
+    case.kubevirt.kill_virt_api();
+    let change = Patch::Merge(json!({"spec": {"runStrategy": "Halted"}}));
+    let refused = case
+        .vms
+        .patch(VM, &PatchParams::default(), &change)
+        .await
+        .unwrap_err();
+    assert!(
+        refused.to_string().contains("failed calling webhook"),
+        "{refused}"
+    );
+    case.kubevirt.start_virt_api().await;
+    case.kubevirt.start_virt_controller().await;
+    let is_another = |run: &DynamicObject| run.uid() != first && run.data["status"]["phase"] == "Running";
+    let another = move |run: Option<&DynamicObject>| run.is_some_and(is_another);
+    wait(&case.runs, "another run", another).await;
 }

@@ -31,12 +31,9 @@ pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Resul
         .map_err(Error::file("create a folder in", parent))?;
     // However this process ends, the compilers are stopped and the folder is removed.
     let group = ProcessGroup::new(&[work.path().to_owned()], None)?;
-    let (modules, temporary, binaries) = (
-        work.path().join("modules"),
-        work.path().join("tmp"),
-        work.path().join("bin"),
-    );
-    for folder in [&modules, &temporary, &binaries] {
+    let [modules, temporary, compiled, binaries] =
+        ["modules", "tmp", "compiled", "bin"].map(|name| work.path().join(name));
+    for folder in [&modules, &temporary, &compiled, &binaries] {
         fs::create_dir(folder).map_err(Error::file("create", folder))?;
     }
     let files = [("go.mod", bundle.go_mod), ("go.sum", bundle.go_sum)];
@@ -55,7 +52,9 @@ pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Resul
                 ("GOFLAGS", "-buildvcs=false"),
                 ("GOWORK", "off"),
             ])
-            .env("GOTMPDIR", &temporary);
+            .env("GOTMPDIR", &temporary)
+            // Nothing is built twice, so what has been compiled on the way goes with the other temporary files: gigabytes.
+            .env("GOCACHE", &compiled);
         command
     };
     let started = Instant::now();
@@ -198,10 +197,10 @@ fn version(text: &str) -> Vec<u32> {
 }
 
 fn check_space(bundle: &Bundle, cache: &Path) -> Result<(), Error> {
-    let mut folders = vec![("STELLAGE_CACHE_DIR", cache.to_owned())];
-    for variable in ["GOCACHE", "GOMODCACHE"] {
-        folders.push((variable, PathBuf::from(go_env(variable)?)));
-    }
+    let folders = [
+        ("STELLAGE_CACHE_DIR", cache.to_owned()),
+        ("GOMODCACHE", PathBuf::from(go_env("GOMODCACHE")?)),
+    ];
     for (variable, folder) in folders {
         // A missing folder will be on its parent's file system.
         let existing = folder

@@ -150,7 +150,7 @@ pub(super) const KUBEVIRT: Bundle = Bundle {
     purpose: "KubeVirt's virt-api and virt-controller (for the tests of real servers)",
     takes: "about three minutes",
     instead: None,
-    disk_gb: 3,
+    disk_gb: 4,
     go_mod: include_str!("../../kubevirt/go.mod"),
     go_sum: include_str!("../../kubevirt/go.sum"),
     main_go: Some((include_str!("../../kubevirt/main.go"), "kubevirt.json")),

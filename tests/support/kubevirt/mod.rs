@@ -36,7 +36,7 @@ use self::puppet::Puppet;
 use super::{
     eventually,
     gate::{Gate, Permit, Turn},
-    kubectl,
+    kubectl, plane_permit,
     receivers::Authority,
 };
 
@@ -97,43 +97,60 @@ impl Server {
     }
 }
 
-/// The region that all tests of this process share. Each uses namespaces of its own.
-pub struct Shared {
-    region: &'static KubeVirt,
+/// A region for one test: the shared one, or one of its own.
+pub struct Region {
+    place: Place,
     _permit: Permit,
 }
 
-impl Deref for Shared {
+enum Place {
+    Shared(&'static KubeVirt),
+    Own(Box<KubeVirt>),
+}
+
+impl Deref for Region {
     type Target = KubeVirt;
 
     fn deref(&self) -> &KubeVirt {
-        self.region
-    }
-}
-
-/// Nothing stops the shared region at the end, so each test checks it.
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.region.assert_runs();
+        match &self.place {
+            Place::Shared(region) => region,
+            Place::Own(region) => region,
         }
     }
 }
 
-/// Waits for its turn, and starts the shared region if this is the first test that needs it.
-pub async fn shared() -> Shared {
+/// Nothing stops the shared region at the end, so each test checks it.
+impl Drop for Region {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.assert_runs();
+        }
+    }
+}
+
+/// The region that all tests of this process share, each with namespaces of its own. Waits for its turn, and starts the region if
+/// this is the first test that needs it.
+pub async fn shared() -> Region {
     static REGION: OnceCell<KubeVirt> = OnceCell::const_new();
     static SHARERS: Gate = Gate::new(6);
     let permit = SHARERS.acquire(Turn::Usual, 1).await;
-    Shared {
-        region: REGION.get_or_init(KubeVirt::start).await,
+    Region {
+        place: Place::Shared(REGION.get_or_init(KubeVirt::start).await),
+        _permit: permit,
+    }
+}
+
+/// A region of its own, for a test that kills a server of it.
+pub async fn own() -> Region {
+    let permit = plane_permit().await;
+    Region {
+        place: Place::Own(Box::new(KubeVirt::start().await)),
         _permit: permit,
     }
 }
 
 impl KubeVirt {
-    /// Starts a region of its own, for tests that kill a server of it. Call [`plane_permit`](super::plane_permit) before.
-    pub async fn start() -> Self {
+    async fn start() -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let programs = tokio::task::spawn_blocking(|| control_plane::kubevirt(|line| eprintln!("{line}")));
         let programs = programs.await.unwrap().unwrap();

@@ -240,7 +240,6 @@ async fn play_disks(context: Arc<Context>, again: mpsc::UnboundedReceiver<()>) {
 
 /// What a step met is out of date, or the API server away: the next step sees what is there.
 fn repeat(_: Arc<DynamicObject>, error: &kube::Error, _: Arc<Context>) -> Action {
-    eprintln!("DEBUG {error:?}");
     if !matches!(error, kube::Error::Api(status) if [404, 409].contains(&status.code)) {
         eprintln!("puppet: {error}");
     }

@@ -331,15 +331,16 @@ impl<'a> Step<'a> {
         self.change(json!({"conditions": conditions})).await
     }
 
+    /// Replaces the run, as virt-handler does: a merge patch would take the nulls out of the conditions, and virt-controller's own
+    /// patches expect them.
     async fn change(&self, status: Value) -> Result<(), kube::Error> {
-        let metadata = &self.run.metadata;
-        let change = json!({
-            "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version}, "status": status,
-        });
+        let mut run = self.run.clone();
+        for (field, value) in status.as_object().into_iter().flatten() {
+            run.data["status"][field] = value.clone();
+        }
         let runs =
             Api::<DynamicObject>::namespaced_with(self.context.handler.clone(), &self.key.0, &kinds::RUN);
-        runs.patch(&self.key.1, &PatchParams::default(), &Patch::Merge(change))
-            .await?;
+        runs.replace(&self.key.1, &PostParams::default(), &run).await?;
         Ok(())
     }
 }
