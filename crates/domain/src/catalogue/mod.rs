@@ -2,9 +2,11 @@
 //!
 //! - [`alerts`]: the alert rules;
 //! - [`file`](mod@file): the catalogue as a YAML file, and its errors;
+//! - [`region`]: what a region with real servers is;
 
 pub mod alerts;
 pub mod file;
+pub mod region;
 
 use std::{collections::BTreeMap, sync::Arc};
 
