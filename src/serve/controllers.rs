@@ -384,7 +384,8 @@ impl<'a> Controllers<'a> {
         let faults = Faults::new(self.candidate.common.simulator_faults);
         let known = instances.state();
         let known = || known.iter().map(|instance| &**instance);
-        let simulator = Simulator::new(self.candidate.common.timings(), pools, faults, known());
+        let simulator = Simulator::new(self.candidate.common.timings(), pools, faults, known())
+            .with_metrics(&self.watches.metrics);
         Arc::new(Regions::new(simulator, self.candidate.clusters.clone(), known()))
     }
 

@@ -3,10 +3,12 @@
 //!
 //! - [`simulator`]: the embedded default, a pure function of spec, status and time;
 //! - [`kubevirt`]: virtual machines in a cluster with KubeVirt;
-//! - [`Regions`]: the provider of the process, in which each region has one of these.
+//! - [`Regions`]: the provider of the process, in which each region has one of these;
+//! - [`ipam`]: the addresses of servers.
 
 #![warn(missing_docs)]
 
+pub mod ipam;
 pub mod kubevirt;
 mod regions;
 pub mod simulator;

@@ -90,7 +90,7 @@ impl Clusters {
         let wanted: BTreeMap<&String, &Arc<KubeVirt>> = catalogue
             .regions
             .iter()
-            .filter_map(|_| None::<(&String, &Arc<KubeVirt>)>)
+            .filter_map(|region| Some((&region.code, region.kubevirt.as_ref()?)))
             .collect();
         self.0.running.write().retain(|code, running| {
             let stays = wanted.get(code).is_some_and(|settings| **settings == running.settings);
