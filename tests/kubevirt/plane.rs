@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::{
+    core::v1::{PersistentVolumeClaim, Pod, ServiceAccount},
+    rbac::v1::{Role, RoleBinding},
+};
 use kube::{
-    Api, ResourceExt as _,
+    Api, Client, Config, ResourceExt as _,
     api::{DeleteParams, DynamicObject, EvictParams, ListParams, Patch, PatchParams, PostParams},
     client::Body,
+    config::{KubeConfigOptions, Kubeconfig},
     runtime::wait::{Condition, await_condition},
 };
 use reqwest::StatusCode;
@@ -145,11 +149,15 @@ impl Case {
     }
 
     async fn stop_at_once(&self) -> StatusCode {
+        let client = self.kubevirt.plane.client(Identity::Admin).await.unwrap();
+        self.stop_at_once_as(client).await
+    }
+
+    async fn stop_at_once_as(&self, client: Client) -> StatusCode {
         let path = format!(
             "/apis/subresources.kubevirt.io/v1/namespaces/{}/virtualmachines/{VM}/stop",
             self.namespace
         );
-        let client = self.kubevirt.plane.client(Identity::Admin).await.unwrap();
         let request = http::Request::put(path)
             .header("content-type", "application/json")
             .body(Body::from(json!({"gracePeriod": 0}).to_string().into_bytes()))
@@ -197,10 +205,10 @@ async fn wait(
     what: &str,
     condition: impl Condition<DynamicObject>,
 ) -> Option<DynamicObject> {
-    match timeout(PATIENCE, await_condition(api.clone(), VM, condition)).await {
-        Ok(found) => found.unwrap(),
-        Err(_) => panic!("waited in vain for {what}: {:#?}", api.get_opt(VM).await),
-    }
+    let Ok(found) = timeout(PATIENCE, await_condition(api.clone(), VM, condition)).await else {
+        panic!("waited in vain for {what}: {:#?}", api.get_opt(VM).await);
+    };
+    found.unwrap()
 }
 
 fn condition<'a>(object: &'a DynamicObject, kind: &str) -> &'a Value {
@@ -246,9 +254,8 @@ async fn a_guest_that_crashes_is_restarted_and_one_that_shuts_itself_down_stays_
     let case = Case::running("kv-ends").await;
     let first = case.run("Running").await.uid();
     let order = |end| {
-        case.kubevirt
-            .puppet
-            .order(case.namespace, VM, |guest| guest.ends = Some(end))
+        let puppet = &case.kubevirt.puppet;
+        puppet.order(case.namespace, VM, |guest| guest.ends = Some(end));
     };
     order(End::Crashes);
     let is_another = |run: &DynamicObject| run.uid() != first && run.data["status"]["phase"] == "Running";
@@ -353,6 +360,45 @@ async fn a_soft_stop_of_a_deaf_guest_turns_hard_by_a_second_request_and_a_third_
 }
 
 #[tokio::test]
+async fn the_aggregated_api_asks_for_the_rights_of_its_caller() {
+    let case = Case::running("kv-rights").await;
+    let admin = case.kubevirt.plane.client(Identity::Admin).await.unwrap();
+    let params = PostParams::default();
+    let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": "stellage"}})).unwrap();
+    let accounts = Api::namespaced(admin.clone(), case.namespace);
+    accounts.create(&params, &account).await.unwrap();
+    let kubeconfig = case.kubevirt.kubeconfig(case.namespace, "stellage").await;
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    let client = Client::try_from(config.unwrap()).unwrap();
+    assert_eq!(case.stop_at_once_as(client.clone()).await, StatusCode::FORBIDDEN);
+    let role: Role = serde_json::from_value(json!({
+        "metadata": {"name": "stops"},
+        "rules": [{"apiGroups": ["subresources.kubevirt.io"], "resources": ["virtualmachines/stop"], "verbs": ["update"]}],
+    }))
+    .unwrap();
+    Api::namespaced(admin.clone(), case.namespace)
+        .create(&params, &role)
+        .await
+        .unwrap();
+    let binding: RoleBinding = serde_json::from_value(json!({
+        "metadata": {"name": "stops"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "stops"},
+        "subjects": [{"kind": "ServiceAccount", "name": "stellage", "namespace": case.namespace}],
+    }))
+    .unwrap();
+    Api::namespaced(admin, case.namespace)
+        .create(&params, &binding)
+        .await
+        .unwrap();
+    let answer = async || case.stop_at_once_as(client.clone()).await;
+    eventually("the right to count", answer, |status| {
+        *status == StatusCode::ACCEPTED
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn with_strict_validation_an_unknown_field_is_refused_and_without_it_forgotten() {
     let case = Case::new("kv-strict").await;
     let mut vm = vm();
@@ -395,6 +441,26 @@ async fn what_hinders_a_boot_shows_in_the_status_of_the_machine() {
     case.run("Scheduled").await;
     case.status("Starting").await;
     puppet.order(case.namespace, VM, |guest| guest.boot = Boot::Succeeds);
+    case.status("Running").await;
+}
+
+/// KubeVirt says that a quota was exceeded only of a DataVolume that it has made itself from a template.
+#[tokio::test]
+async fn a_disk_beyond_a_quota_looks_like_a_missing_one_and_one_that_the_importer_gave_up_like_an_error() {
+    let case = Case::new("kv-disk").await;
+    let puppet = &case.kubevirt.puppet;
+    puppet.import(case.namespace, Import::ExceedsQuota);
+    case.create().await;
+    case.status("ErrorPvcNotFound").await;
+    let disks = case.kubevirt.api(&kinds::DISK, case.namespace).await;
+    let bound = async || condition(&disks.get(DISK).await.unwrap(), "Bound").clone();
+    eventually("the quota to be named", bound, |bound| {
+        bound["reason"] == "ErrExceededQuota"
+    })
+    .await;
+    puppet.import(case.namespace, Import::GivesUp);
+    case.status("DataVolumeError").await;
+    puppet.import(case.namespace, Import::Succeeds);
     case.status("Running").await;
 }
 
