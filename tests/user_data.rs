@@ -148,7 +148,7 @@ async fn user_data_that_cloud_init_would_not_take_is_refused_before_anything_is_
     let too_long = format!("#!/bin/sh\n{}", "#".repeat(32 * 1024));
     for (user_data, says) in [
         ("echo hello", "must begin with #cloud-config"),
-        ("#cloud-config\na: [\n", "line 3"),
+        ("#cloud-config\na: [\n", "line 2"),
         (&too_long, "at most 32 KiB"),
     ] {
         let body = body_with(user_data);
