@@ -527,6 +527,7 @@ async fn an_instance_is_created_operated_and_deleted() {
                 ("install", "image:debian-13"),
                 ("tags", "env:prod, no way!"),
                 ("ssh_keys", "nonsense"),
+                ("user_data", "echo <hello>"),
                 ("backup_enabled", "true"),
             ],
         )
@@ -538,6 +539,9 @@ async fn an_instance_is_created_operated_and_deleted() {
         .shows("id=\"tags-problem\"")
         .shows("<title>Error: New instance")
         .shows("<a href=\"#ssh_keys\">SSH public keys, line 1</a>")
+        .shows("<a href=\"#user_data\">User data</a>")
+        .shows("must begin with #cloud-config")
+        .shows("echo &#60;hello&#62;</textarea>")
         .hides("id=\"region-problem\"")
         .hides("<script>alert")
         .shows("value=\"&#34;&#62;&#60;script&#62;alert(1)&#60;/script&#62;\"")

@@ -31,7 +31,7 @@ fn whole_instance() -> Value {
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "whole" },
         "spec": {
             "name": "Web.1", "plan": "business", "region": "de-fra-1", "image": "ubuntu-24.04",
-            "sshKeys": [SSH_KEY], "privateNetwork": "pn-abc1", "backupEnabled": true, "monitoringEnabled": true,
+            "sshKeys": [SSH_KEY], "userDataRef": { "name": "boot", "key": "user-data" }, "privateNetwork": "pn-abc1", "backupEnabled": true, "monitoringEnabled": true,
             "tags": ["env:prod", "a"], "powerState": "Stopped", "planOnReboot": "business",
             "startRequestedAt": "2026-11-21T10:00:00Z", "powerOffRequestedAt": "2026-11-21T10:00:01.5Z",
             "rebootRequestedAt": "2026-11-21T10:00:02+01:00", "rebuildRequestedAt": "2026-11-21T10:00:03Z",
@@ -716,6 +716,11 @@ async fn a_bad_manifest_is_refused_in_words_that_name_the_field_and_the_fix() {
             "must be one line",
         ),
         (
+            instance("userDataRef", json!({ "name": "Boot" })),
+            "spec.userDataRef.name",
+            "must be the name of an object",
+        ),
+        (
             instance("privateNetwork", json!("net1")),
             "spec.privateNetwork",
             "pn- followed by",
@@ -1048,6 +1053,7 @@ async fn what_is_immutable_says_what_to_do_instead() {
     for (patch, field) in [
         (json!({ "region": "de-fra-1" }), "spec.region"),
         (json!({ "sshKeys": [SSH_KEY] }), "spec.sshKeys"),
+        (json!({ "userDataRef": { "name": "boot" } }), "spec.userDataRef"),
         (json!({ "privateNetwork": "pn-abc" }), "spec.privateNetwork"),
     ] {
         let patch = json!({ "spec": patch }).to_string();

@@ -46,5 +46,6 @@ mod support;
 mod tenants;
 mod traces;
 mod transfer;
+mod user_data;
 mod webhooks;
 mod writes;

@@ -638,7 +638,7 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
         create(
             &plane,
             &json!([
-                namespace("ada"), account("ada"), annotated(instance("ada", "web")),
+                namespace("ada"), account("ada"), annotated(instance("ada", "web")), instance("ada", "past"),
                 { "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "app", "namespace": "ada" } },
                 webhook("gone"), webhook("kept"),
             ]),
@@ -646,22 +646,47 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
         let app = owner(&get(&plane, "configmap", "ada", "app"));
         let kept = owner(&get(&plane, "webhook", "ada", "kept"));
         let gone = owner(&get(&plane, "webhook", "ada", "gone"));
+        let [web, past] = ["web", "past"].map(|name| owner(&get(&plane, "instance", "ada", name)));
         let mut owned = instance("ada", "owned");
         owned["metadata"]["ownerReferences"] = json!([app, kept]);
-        let secret = |name: &str, owner: &Value| {
+        let secret = |name: &str, label: &str, owner: &Value| {
             json!({
                 "apiVersion": "v1", "kind": "Secret", "stringData": { "secret": "whsec_0123" },
                 "metadata": {
-                    "name": name, "namespace": "ada", "labels": { "stellage.dev/webhook-secret": "true" },
+                    "name": name, "namespace": "ada", "labels": { label: "true" },
                     "ownerReferences": [owner], "finalizers": ["example.com/wait"],
                 },
             })
         };
         create(
             &plane,
-            &json!([owned, secret("signing", &app), secret("gone", &gone)]),
+            &json!([
+                owned,
+                secret("signing", "stellage.dev/webhook-secret", &app),
+                secret("gone", "stellage.dev/webhook-secret", &gone),
+                secret("boot", "app.kubernetes.io/managed-by", &web),
+                secret("past", "app.kubernetes.io/managed-by", &past),
+            ]),
         );
         kubectl(&plane, &["delete", "webhook", "--namespace", "ada", "gone"], None).unwrap();
+        let unfinished = r#"{"metadata":{"finalizers":null}}"#;
+        let patch = [
+            "patch",
+            "instance",
+            "past",
+            "--namespace",
+            "ada",
+            "--type=merge",
+            "--patch",
+            unfinished,
+        ];
+        kubectl(&plane, &patch, None).unwrap();
+        kubectl(
+            &plane,
+            &["delete", "instance", "--namespace", "ada", "past"],
+            None,
+        )
+        .unwrap();
         stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
     }
 
@@ -677,16 +702,16 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
     for line in [
         "Secret ada/signing: without its owner ConfigMap app, which was not imported before it",
         "Instance ada/owned: without its owner ConfigMap app, which was not imported before it",
-        "left out, because their webhooks are deleted: 1 Secret",
+        "left out, because what they belong to is deleted: 2 Secret",
     ] {
         assert!(said.lines().any(|it| it == line), "{line} in {said}");
     }
-    // A namespace, an account, two instances, a webhook and a Secret; in addition, what the chart creates empty.
+    // A namespace, an account, two instances, a webhook and two Secrets; in addition, what the chart creates empty.
     let of_rights = ["configmap", "secret"].map(|kind| {
         let list = ["get", kind, "--namespace", "stellage-system", "--output", "name"];
         kubectl(&plane, &list, None).unwrap().lines().count()
     });
-    let count = format!("imported {} objects;", 6 + of_rights.iter().sum::<usize>());
+    let count = format!("imported {} objects;", 7 + of_rights.iter().sum::<usize>());
     assert!(said.contains(&count), "{count} in {said}");
     let kept = owner(&get(&plane, "webhook", "ada", "kept"));
     let owned = get(&plane, "instance", "ada", "owned");
@@ -694,8 +719,13 @@ async fn an_import_leaves_out_owners_that_are_not_in_the_file_and_says_so_but_no
     let signing = get(&plane, "secret", "ada", "signing");
     assert_eq!(signing["metadata"]["ownerReferences"], Value::Null);
     assert!(signing["data"]["secret"].is_string());
-    let left_out = kubectl(&plane, &["get", "secret", "--namespace", "ada", "gone"], None).unwrap_err();
-    assert!(left_out.contains("NotFound"), "{left_out}");
+    let web = owner(&get(&plane, "instance", "ada", "web"));
+    let boot = get(&plane, "secret", "ada", "boot");
+    assert_eq!(boot["metadata"]["ownerReferences"], json!([web]));
+    for name in ["gone", "past"] {
+        let left_out = kubectl(&plane, &["get", "secret", "--namespace", "ada", name], None).unwrap_err();
+        assert!(left_out.contains("NotFound"), "{left_out}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -177,6 +177,20 @@ fn secret_of(owner: &Value) -> Value {
     })
 }
 
+/// The reference to the Instance `web`, which this creates, as the controlling owner.
+fn owning_instance(plane: &ControlPlane) -> Value {
+    let instance = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "web", "namespace": "owned" },
+        "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "userDataRef": { "name": "boot" } },
+    });
+    let create = ["create", "-o", "jsonpath={.metadata.uid}", "-f", "-"];
+    let uid = kubectl(plane, &create, Some(&instance.to_string())).unwrap();
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance", "name": "web", "uid": uid, "controller": true,
+        "blockOwnerDeletion": true,
+    })
+}
+
 /// Creates the Webhook `orders`, which the garbage collector looks for; returns the reference to it as the controlling owner.
 fn owner(plane: &ControlPlane) -> Value {
     let webhook = json!({
@@ -1072,6 +1086,16 @@ async fn with_the_facades_token_no_delivery_is_forged_or_settled_and_only_secret
             "-n owned patch secret {secret} -p {{\"data\":{{\"a\":null}}}}"
         ));
         thief.may(&format!("-n owned delete secret {secret}"));
+    }
+    // User data is written once.
+    let mut user_data = secret_of(&owning_instance(&plane));
+    user_data["metadata"]["name"] = json!("boot");
+    thief.may_create(&user_data);
+    for line in [
+        "-n owned patch secret boot -p {\"data\":{\"a\":null}}",
+        "-n owned delete secret boot",
+    ] {
+        thief.may_not(line, "changes and deletes only Secrets");
     }
     let mut without_owner = secret_of(&owner);
     without_owner["metadata"] = json!({ "name": "mine", "namespace": "owned" });

@@ -126,8 +126,9 @@ has both lists.
 {{- end -}}
 
 {{- define "stellage.rules.account.api" -}}
-# A webhook's signing secret is in a Secret in the same namespace, which the facade creates, rotates, and shows once. The admission policy
-# operator-secrets.stellage.dev keeps it from writing others.
+# A webhook's signing secret is in a Secret in the same namespace, which the facade creates, rotates, and shows once. The user data of an
+# instance is in one that it only creates, and reads when that is asked for again. The admission policy operator-secrets.stellage.dev keeps it
+# from writing others.
 - apiGroups: [""]
   resources: ["secrets"]
   verbs: ["get", "create", "patch", "delete"]
@@ -138,7 +139,7 @@ has both lists.
 {{- end -}}
 
 {{- define "stellage.rules.account.controller" -}}
-# The controller signs with the secrets of webhooks and removes those that have expired. Those labelled for webhooks, which it lists by
+# The controller signs with the secrets of webhooks and removes those that have expired. It reads the user data of a server that it installs. Those labelled for webhooks, which it lists by
 # that label, go with their account. The admission policy operator-secrets.stellage.dev keeps it from writing others.
 - apiGroups: [""]
   resources: ["secrets"]

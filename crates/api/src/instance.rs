@@ -194,6 +194,17 @@ pub struct CreateInstance {
     #[serde(default)]
     #[schema(required = false, max_items = 20)]
     pub ssh_keys: Vec<String>,
+    /// User data for cloud-init: what the server does at its first boot, and again when it is rebuilt. Text that begins with
+    /// `#cloud-config`, `#!`, `#include`, `#cloud-boothook`, `## template: jinja`, `Content-Type: multipart/` or `MIME-Version:`, or
+    /// gzip of such text in base64; at most 32 KiB, and 256 KiB unpacked. It is never shown again. A simulated server ignores it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(
+        nullable = false,
+        min_length = 1,
+        max_length = 32768,
+        example = "#cloud-config\npackages: [nginx]\n"
+    )]
+    pub user_data: Option<String>,
     /// Whether the instance is backed up daily. The last seven of these backups are kept.
     #[serde(default)]
     #[schema(required = false, default = false)]
@@ -247,6 +258,7 @@ impl CreateInstance {
             image: Some(image.into()),
             backup: None,
             ssh_keys: Vec::new(),
+            user_data: None,
             backup_enabled: false,
             monitoring_enabled: false,
             private_network: None,

@@ -86,9 +86,9 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// Write all accounts and what they have into a file, to move or restore an installation
     ///
-    /// Instances, backups, webhooks with their secrets, deliveries, logs, keys, invoices, and what the operator's replicas share.
-    /// Stop the operator first: kubectl scale deployment --all --replicas=0 -n stellage-system. The file has the signing secrets of
-    /// all webhooks, so it is made readable for you alone: keep it so.
+    /// Instances with their user data, backups, webhooks with their secrets, deliveries, logs, keys, invoices, and what the operator's
+    /// replicas share. Stop the operator first: kubectl scale deployment --all --replicas=0 -n stellage-system. The file has the user
+    /// data and the signing secrets of all accounts, so it is made readable for you alone: keep it so.
     Export(transfer::ExportArgs),
     /// Create all that is in a file of `export` in an empty installation
     ///

@@ -4,6 +4,7 @@
 //! - [`event`]: the bodies of events, and the outbox;
 //! - [`provider`]: what a provider reports;
 //! - [`catalogue`]: what can be ordered, and what it costs;
+//! - [`user_data`]: what a new server does at its first boot;
 //! - [`nonce`]: times that request an action once;
 //! - [`FairQueue`]: a queue in which accounts take turns.
 
@@ -18,6 +19,7 @@ pub mod instance;
 pub mod invoice;
 pub mod nonce;
 pub mod provider;
+pub mod user_data;
 pub mod webhook;
 
 pub use fair_queue::FairQueue;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,13 @@ pub const FINALIZER: &str = "stellage.dev/server";
 /// Annotation with the Idempotency-Keys of the latest actions. Written in the same patch as the request's nonce, so that
 /// the same key never acts twice.
 pub const IDEMPOTENCY_ANNOTATION: &str = "stellage.dev/idempotency-keys";
+
+/// Label, `true`, of the Secrets that instances may use although they are not theirs. Without it any Secret of the namespace would be
+/// copied to a server for whoever may create an Instance.
+pub const USER_DATA_LABEL: &str = "stellage.dev/user-data-secret";
+
+/// Key in the Secret that holds the user data, unless `spec.userDataRef.key` names another.
+pub const USER_DATA_KEY: &str = "user-data";
 
 /// Whether a server should be running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
@@ -200,6 +207,25 @@ impl Operation {
     }
 }
 
+/// Where the user data is stored.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UserDataReference {
+    /// Name of a Secret in the same namespace. It must carry the label `stellage.dev/user-data-secret: "true"`, or be the
+    /// instance's own: one that Stellage created for it, with the Instance as its controlling owner. No other Secret is used.
+    #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = names::of_object())]
+    pub name: String,
+    /// Key in that Secret. Its value is what cloud-init takes as user data: text, or gzip of it, also in base64; at most 32 KiB.
+    #[serde(default = "default_user_data_key")]
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+}
+
+fn default_user_data_key() -> String {
+    USER_DATA_KEY.to_owned()
+}
+
 /// The desired state of one virtual server.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[kube(
@@ -254,6 +280,8 @@ impl Operation {
     .message("spec.privateNetwork is immutable: create another instance in that network instead"))]
 #[x_kube(validation = Rule::new("has(self.sshKeys) ? has(oldSelf.sshKeys) && self.sshKeys == oldSelf.sshKeys : !has(oldSelf.sshKeys)")
     .message("spec.sshKeys is immutable: keys are installed when the server is created; create another instance instead"))]
+#[x_kube(validation = Rule::new("has(self.userDataRef) ? has(oldSelf.userDataRef) && self.userDataRef == oldSelf.userDataRef : !has(oldSelf.userDataRef)")
+    .message("spec.userDataRef is immutable: user data is used when the server is created; create another instance instead"))]
 #[x_kube(validation = Rule::new("!(has(self.deletionProtection) && self.deletionProtection && has(oldSelf.deletionProtection) && oldSelf.deletionProtection) || self.image == oldSelf.image && (!has(self.rebuildRequestedAt) || has(oldSelf.rebuildRequestedAt) && self.rebuildRequestedAt == oldSelf.rebuildRequestedAt)")
     .message("spec.deletionProtection is true: set it to false before reinstalling the server, which erases its disk"))]
 pub struct InstanceSpec {
@@ -288,6 +316,11 @@ pub struct InstanceSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "ssh_keys")]
     pub ssh_keys: Vec<String>,
+
+    /// The Secret in the same namespace that holds the user data: what the server does at its first boot, and again when it is
+    /// reinstalled, as cloud-init takes it. It is read then, and no server is installed without it. Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data_ref: Option<UserDataReference>,
 
     /// Private network to attach, `pn-…`. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -522,6 +555,18 @@ impl Instance {
                 metering.changes.shrink_to_fit();
             }
         }
+    }
+
+    /// Whether this instance may use a Secret: its own, or one with the [`USER_DATA_LABEL`].
+    pub fn may_use(&self, secret: &Secret) -> bool {
+        let labels = secret.metadata.labels.as_ref();
+        let is_labelled = labels.and_then(|labels| labels.get(USER_DATA_LABEL));
+        is_labelled.is_some_and(|value| value == "true") || self.owns(secret)
+    }
+
+    /// Whether a Secret is the instance's own: this Instance is its controlling owner.
+    pub fn owns(&self, secret: &Secret) -> bool {
+        super::controls(self, &secret.metadata)
     }
 
     /// Whether the object is being deleted.

@@ -75,8 +75,22 @@ pub use webhook::{
     BacklogPeriod, DisableReason, Disabled, SecretReference, Webhook, WebhookSpec, WebhookStatus,
 };
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::CustomResourceExt as _;
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{CustomResourceExt as _, Resource};
+
+/// Whether an object is the controlling owner of the one with this metadata.
+fn controls<K: Resource<DynamicType = ()>>(owner: &K, metadata: &ObjectMeta) -> bool {
+    let mut owners = metadata.owner_references.iter().flatten();
+    owners.any(|reference| {
+        reference.controller == Some(true)
+            && reference.kind == K::kind(&())
+            && reference.api_version == K::api_version(&())
+            && Some(&reference.uid) == owner.meta().uid.as_ref()
+    })
+}
 
 /// Whether a status need not mention a number.
 fn is_zero<N: Default + PartialEq>(number: &N) -> bool {

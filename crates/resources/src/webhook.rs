@@ -383,13 +383,7 @@ impl Webhook {
 
     /// Whether a Secret is the webhook's own: this Webhook is its controlling owner.
     pub fn owns(&self, secret: &Secret) -> bool {
-        let mut owners = secret.metadata.owner_references.iter().flatten();
-        owners.any(|owner| {
-            owner.controller == Some(true)
-                && owner.kind == Self::kind(&())
-                && owner.api_version == Self::api_version(&())
-                && Some(&owner.uid) == self.metadata.uid.as_ref()
-        })
+        super::controls(self, &secret.metadata)
     }
 
     /// Whether REST has just created this webhook and is about to create its Secret, so that one that is missing is no problem.

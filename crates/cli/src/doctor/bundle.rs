@@ -55,6 +55,7 @@ const SPEC: &[&str] = &[
     "active",
     "enableRequestedAt",
     "secretRef",
+    "userDataRef",
     "namespace",
     "instanceQuota",
     "webhookQuota",

@@ -22,7 +22,8 @@ use super::{
 };
 use crate::{CliError, account, connect::Cluster, objects, output::note};
 use resources::{
-    ACCOUNT_LABEL, Account, ids, invoice::ACCOUNT_ORIGIN_LABEL, origin, webhook::WEBHOOK_SECRET_LABEL,
+    ACCOUNT_LABEL, Account, ids, instance::USER_DATA_LABEL, invoice::ACCOUNT_ORIGIN_LABEL, origin,
+    webhook::WEBHOOK_SECRET_LABEL,
 };
 use runtime::{client::Pages, kubeconfig::ClusterArgs};
 
@@ -217,9 +218,9 @@ impl Export<'_> {
                 let is_shared = |object: &DynamicObject| names.contains(&object.name_any().as_str());
                 self.add_each(kind, Some(operator), is_shared).await
             }
-            Which::Signing => {
+            Which::Secrets => {
                 for namespace in self.written.clone() {
-                    self.add_each(kind, Some(&namespace), is_signing).await?;
+                    self.add_each(kind, Some(&namespace), is_ours).await?;
                 }
                 Ok(())
             }
@@ -307,11 +308,10 @@ fn types(resource: &ApiResource) -> TypeMeta {
     }
 }
 
-/// Whether a Secret signs deliveries.
-fn is_signing(secret: &DynamicObject) -> bool {
-    let is_labelled = secret
-        .labels()
-        .get(WEBHOOK_SECRET_LABEL)
-        .is_some_and(|value| value == "true");
-    is_labelled || secret.owner_references().iter().any(kinds::is_webhook)
+/// Whether a Secret is for webhooks or instances.
+fn is_ours(secret: &DynamicObject) -> bool {
+    let is_labelled = [WEBHOOK_SECRET_LABEL, USER_DATA_LABEL]
+        .iter()
+        .any(|label| secret.labels().get(*label).is_some_and(|value| value == "true"));
+    is_labelled || secret.owner_references().iter().any(kinds::owns_all)
 }

@@ -126,7 +126,7 @@ pub(crate) async fn run(args: ImportArgs, which: &ClusterArgs) -> Result<(), Cli
             .map(|(kind, count)| format!("{count} {kind}"))
             .collect();
         note(&format!(
-            "left out, because their webhooks are deleted: {}",
+            "left out, because what they belong to is deleted: {}",
             left_out.join(", ")
         ));
     }
@@ -316,7 +316,7 @@ struct Import<'a> {
     deleted: Vec<DynamicObject>,
     /// Namespaces that were being deleted already when this import went on: all that is in the file of them has been created before.
     ended: HashSet<String>,
-    /// What was not created, because its webhook is gone.
+    /// What was not created, because its webhook or instance is gone.
     left_out: Counts,
     /// How many objects were created, or were there from an import that was interrupted.
     created: u64,
@@ -403,7 +403,7 @@ impl Import<'_> {
     }
 
     /// Gives an object the owners that it has here, and names those that it loses: Kubernetes deletes an object if none of the owners
-    /// that it refers to exists. Returns whether the object is wanted; a Delivery or a Secret of a webhook that is gone is not.
+    /// that it refers to exists. Returns whether the object is wanted; a Delivery or a Secret of a webhook or instance that is gone is not.
     fn keeps_owners(&self, object: &mut DynamicObject) -> bool {
         let (mut kept, mut lost) = (Vec::new(), Vec::new());
         for mut owner in object.metadata.owner_references.take().unwrap_or_default() {
@@ -415,8 +415,8 @@ impl Import<'_> {
                 None => lost.push(owner),
             }
         }
-        let is_webhooks = matches!(kind_of(object), "Delivery" | "Secret");
-        if is_webhooks && kept.is_empty() && !lost.is_empty() && lost.iter().all(kinds::is_webhook) {
+        let is_part = matches!(kind_of(object), "Delivery" | "Secret");
+        if is_part && kept.is_empty() && !lost.is_empty() && lost.iter().all(kinds::owns_all) {
             return false;
         }
         for owner in lost {
@@ -474,7 +474,7 @@ impl Import<'_> {
                 annotations.remove(SECRET_CHANGED_ANNOTATION);
             }
             Which::Namespaces => new.data = json!({}),
-            Which::Signing | Which::Shared(_) => {}
+            Which::Secrets | Which::Shared(_) => {}
         }
         let status = kind.has_status.then(|| take_status(&mut new.data)).flatten();
         let (name, namespace) = (new.name_any(), new.namespace());
@@ -570,7 +570,7 @@ impl Import<'_> {
             }
             Which::Namespaces => self.check_namespace(api, object, new, here).await,
             _ if here.data["data"] == new.data["data"] => Ok(()),
-            Which::Signing => is_another(),
+            Which::Secrets => is_another(),
             Which::Shared(_) if new.namespace().as_deref() != Some(self.operator_namespace) => is_another(),
             // The operator's own ones are created empty, together with its rights.
             Which::Shared(_) => {

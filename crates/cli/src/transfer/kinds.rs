@@ -41,8 +41,8 @@ pub(super) enum Which {
     Numbers,
     /// The namespaces of accounts, and others that have objects of ours.
     Namespaces,
-    /// In those namespaces, the Secrets that sign deliveries.
-    Signing,
+    /// In those namespaces, the Secrets of webhooks and instances: what signs deliveries, and user data.
+    Secrets,
     /// In the operator's namespace, those with these names.
     Shared(&'static [&'static str]),
 }
@@ -60,8 +60,8 @@ pub(super) fn all() -> [Kind; 14] {
         foreign::<Secret>(Which::Shared(SHARED_SECRETS)),
         foreign::<ConfigMap>(Which::Shared(SHARED_MAPS)),
         written::<Webhook>(),
-        foreign::<Secret>(Which::Signing),
         written::<Instance>(),
+        foreign::<Secret>(Which::Secrets),
         written::<Backup>(),
         written::<ApiKey>(),
         record::<Delivery>(),
@@ -119,7 +119,9 @@ pub(super) fn api(client: &Client, resource: &ApiResource, namespace: Option<&st
     }
 }
 
-/// Whether an owner is a Webhook.
-pub(super) fn is_webhook(owner: &OwnerReference) -> bool {
-    owner.kind == Webhook::kind(&()) && owner.api_version == Webhook::api_version(&())
+/// Whether an owner has Secrets or Deliveries of its own, which are worth nothing without it.
+pub(super) fn owns_all(owner: &OwnerReference) -> bool {
+    let is_a = |kind: &str, version: &str| owner.kind == kind && owner.api_version == version;
+    is_a(&Webhook::kind(&()), &Webhook::api_version(&()))
+        || is_a(&Instance::kind(&()), &Instance::api_version(&()))
 }

@@ -1,6 +1,7 @@
 //! The Instance controller: asks the provider for one step, decides ([`domain::instance`]), and writes the status.
 //!
 //! - `reconcile`: one reconcile of one instance: `observe` gathers what the decision depends on, `apply` writes it;
+//! - `user_data`: reads the user data for a server that is installed;
 //! - `trace`: the trace that it belongs to;
 //! - `unreadable`: the condition of objects that do not match their schema.
 
@@ -9,6 +10,7 @@ mod observe;
 mod reconcile;
 mod trace;
 mod unreadable;
+mod user_data;
 
 use std::{sync::Arc, time::Duration};
 

@@ -2,16 +2,14 @@
 
 use std::{pin::pin, time::Duration};
 
-use futures::FutureExt as _;
-
-use super::{apply::Draft, reconcile::Reconciler};
+use super::{apply::Draft, reconcile::Reconciler, user_data::NoUserData};
 use crate::provider_call;
 use domain::{
     backup::restore,
     catalogue::Catalogue,
     event::payload::User,
     instance::{Gate, Question, Seen, project_behind, question},
-    provider::{Addresses, Observation, PROVIDER, ProviderError},
+    provider::{Addresses, Observation, PROVIDER, ProviderError, Trouble},
 };
 use providers::{Provider, Step};
 use resources::{
@@ -39,7 +37,12 @@ pub(super) enum Asked {
     Nothing(Addresses),
     Answer(Observation),
     Failure(ProviderError),
+    /// The operation has to wait for its user data.
+    Held(Trouble),
 }
+
+/// Nothing is decided now; when to look again.
+pub(super) struct LookAgain(pub(super) Duration);
 
 impl Asked {
     pub(super) fn seen(&self) -> Seen<'_> {
@@ -47,6 +50,7 @@ impl Asked {
             Self::Nothing(addresses) => Seen::NotAsked(addresses),
             Self::Answer(observation) => Seen::Observed(observation),
             Self::Failure(error) => Seen::Failed(error),
+            Self::Held(trouble) => Seen::Held(trouble),
         }
     }
 }
@@ -208,38 +212,49 @@ impl<P: Provider> Reconciler<P> {
         })
     }
 
-    /// Asks the provider for whatever the instance needs next. Returns `None` if that takes a slot for suspects, which this
-    /// reconcile does not have. If the provider does not answer right away, a status that has not been stored yet is stored in
-    /// the meantime.
+    /// Asks the provider for whatever the instance needs next. Returns [`LookAgain`] if that takes a slot for suspects, which this
+    /// reconcile does not have, or if it is too early. If the provider does not answer right away, a status that has not been stored
+    /// yet is stored in the meantime.
     pub(super) async fn ask(
         &self,
         draft: &mut Draft,
         gate: &Gate,
         class: Class,
-    ) -> Result<Option<Asked>, CallError> {
+    ) -> Result<Result<Asked, LookAgain>, CallError> {
         let instance = draft.instance.clone();
         match question(&instance, gate, self.controller.clock.now()) {
-            Question::Nothing => return Ok(Some(Asked::Nothing(Addresses::default()))),
+            Question::Nothing => return Ok(Ok(Asked::Nothing(Addresses::default()))),
             Question::Addresses => {
-                return Ok(Some(Asked::Nothing(self.controller.provider.reserve(&instance))));
+                return Ok(Ok(Asked::Nothing(self.controller.provider.reserve(&instance))));
             }
-            Question::Step if self.is_suspect(&instance) && class == Class::Normal => return Ok(None),
+            Question::Step if self.is_suspect(&instance) && class == Class::Normal => {
+                return Ok(Err(LookAgain(Duration::ZERO)));
+            }
             Question::Step => {}
         }
         let mut step = pin!(self.step(&instance));
         if draft.unstored().is_none() {
-            return Ok(Some(step.await));
+            return step.await;
         }
         if let Ok(asked) = tokio::time::timeout(AT_ONCE, &mut step).await {
-            return Ok(Some(asked));
+            return asked;
         }
         // If it cannot be stored, the step is cancelled and its slot freed.
-        let (asked, ()) = tokio::try_join!(step.map(Ok), self.store(draft))?;
-        Ok(Some(asked))
+        let (asked, ()) = tokio::try_join!(step, self.store(draft))?;
+        Ok(asked)
     }
 
     /// Has the provider perform one step.
-    async fn step(&self, instance: &Instance) -> Asked {
+    async fn step(&self, instance: &Instance) -> Result<Result<Asked, LookAgain>, CallError> {
+        match self.user_data_of(instance).await? {
+            Ok(_) => {}
+            Err(NoUserData::NotYet(delay)) => return Ok(Err(LookAgain(delay))),
+            Err(NoUserData::Trouble(trouble)) => return Ok(Ok(Asked::Held(trouble))),
+        }
+        Ok(Ok(self.provider_step(instance).await))
+    }
+
+    async fn provider_step(&self, instance: &Instance) -> Asked {
         let controller = &self.controller;
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let operation = instance

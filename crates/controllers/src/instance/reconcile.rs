@@ -6,7 +6,13 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::Instant};
 
-use super::{InstanceController, apply::Draft, observe::is_accepted, trace};
+use super::{
+    InstanceController,
+    apply::Draft,
+    observe::{Asked, LookAgain, is_accepted},
+    trace,
+    user_data::LOOK_AGAIN,
+};
 use domain::instance::{Audience, Gate, Next, Question, decide, question, tell_missed_backup};
 use providers::Provider;
 use resources::{Instance, origin};
@@ -126,8 +132,9 @@ impl<P: Provider> Reconciler<P> {
             if (gate == Gate::Open || is_accepted(&draft.instance)) && !is_marked {
                 draft = Draft::new(self.mark(&draft.instance).await?);
             }
-            let Some(asked) = self.ask(&mut draft, &gate, class).await? else {
-                return Ok(Some(Duration::ZERO));
+            let asked = match self.ask(&mut draft, &gate, class).await? {
+                Ok(asked) => asked,
+                Err(LookAgain(delay)) => return Ok(Some(delay)),
             };
             // The provider call may have taken a while. If the spec has changed since, decide on the new one; the provider's
             // answer still matches the status, which only this controller writes.
@@ -179,7 +186,9 @@ impl<P: Provider> Reconciler<P> {
             }
             self.store(&mut draft).await?;
             if next == Next::AfterBackoff {
-                return Ok(Some(self.backoffs.next(&ObjectRef::of(&*draft.instance))));
+                let delay = self.backoffs.next(&ObjectRef::of(&*draft.instance));
+                let is_held = matches!(asked, Asked::Held(_));
+                return Ok(Some(if is_held { delay.min(LOOK_AGAIN) } else { delay }));
             }
             self.backoffs.reset(&ObjectRef::of(&*draft.instance));
             let is_refused = matches!(

@@ -71,6 +71,7 @@ pub fn decide(
         }
         Seen::Failed(_) if is_out_of_reach(&before, seen) => {}
         Seen::Failed(error) => machine.provider_failed(error),
+        Seen::Held(trouble) => machine.held(trouble),
     }
     // Accept it even if it is already being deleted: REST has confirmed its creation, so receivers get both events. What was
     // restored is accepted once the provider has said whether it has a server.
@@ -595,6 +596,14 @@ impl Machine<'_> {
         });
         if let Some(operation) = self.status.operation.clone() {
             self.check_deadline(&operation);
+        }
+    }
+
+    /// The operation waits for something that it needs. Other requests may replace it.
+    fn held(&mut self, trouble: &Trouble) {
+        self.retry = true;
+        if let Some(operation) = &self.status.operation {
+            self.fail(operation.kind, trouble.clone());
         }
     }
 

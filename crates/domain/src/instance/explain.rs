@@ -3,6 +3,7 @@
 use super::{
     requests::current,
     summary::{in_progress, plan_change_pending},
+    user_data::{USER_DATA_INVALID, USER_DATA_MISSING},
 };
 use resources::{
     Instance, InstanceState, InstanceStatus,
@@ -57,6 +58,13 @@ fn of_condition(status: &InstanceStatus) -> Option<Explanation> {
         "StoppedOutside" => {
             "the server was stopped by its platform's staff; start the instance to power it on again"
                 .to_owned()
+        }
+        // The condition names a Secret, which REST does not have.
+        USER_DATA_MISSING => {
+            "the server is not installed, because its user data is missing; whoever manages the instance in Kubernetes can add it, or delete the instance and create another".to_owned()
+        }
+        USER_DATA_INVALID => {
+            "the server is not installed, because its user data cannot be used; whoever manages the instance in Kubernetes can correct it, or delete the instance and create another".to_owned()
         }
         // The provider's own message is for administrators.
         "ProviderUnavailable" | "ProviderNonsense" => {

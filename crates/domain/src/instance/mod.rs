@@ -8,7 +8,8 @@
 //! - `decision`: input and output of a decision;
 //! - [`question()`]: what to ask the provider before deciding;
 //! - [`explain()`]: why an instance differs from its spec;
-//! - `summary`: conditions and Events for a status.
+//! - `summary`: conditions and Events for a status;
+//! - [`user_data`]: the Secret with the user data, and what needs them.
 
 pub mod actions;
 mod change;
@@ -21,6 +22,7 @@ pub mod requests;
 mod summary;
 #[cfg(test)]
 mod tests;
+pub mod user_data;
 
 pub use actions::{Action, NotAllowed};
 pub use change::changed_spec;

@@ -288,6 +288,7 @@ impl<'a> FieldProblem<'a> {
             "region" => ("region", "Region"),
             "image" | "backup" => ("install", "What to install"),
             "ssh_keys" => ("ssh_keys", "SSH public keys"),
+            "user_data" => ("user_data", "User data"),
             "tags" => ("tags", "Tags"),
             "private_network" => ("private_network", "Private network"),
             "confirm" => ("confirm", "The name to type"),

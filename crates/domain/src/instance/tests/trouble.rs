@@ -9,7 +9,7 @@ use super::{
     world::{World, spec},
 };
 use crate::{
-    instance::{Action, Gate, changed_spec, project, shown},
+    instance::{Action, Gate, changed_spec, project, shown, user_data::USER_DATA_MISSING},
     provider::{Notice, OffCause, Trouble},
 };
 use resources::{
@@ -566,4 +566,50 @@ fn a_region_that_is_cut_off_costs_an_idle_server_no_write_and_an_operation_only_
     world.settle();
     assert_eq!(world.state(), Some(Running));
     assert_eq!(world.cloud.boots, boots + 1);
+}
+
+#[test]
+fn an_installation_waits_for_what_it_needs_and_other_requests_go_first() {
+    let missing = || {
+        Some(Trouble {
+            reason: USER_DATA_MISSING,
+            message: "there is no Secret boot".to_owned(),
+        })
+    };
+    let mut world = World::new(spec());
+    world.missing = missing();
+    world.pass();
+    world.pass();
+    let ready = |world: &World| {
+        conditions::find(&world.status().conditions, READY)
+            .cloned()
+            .unwrap()
+    };
+    assert_eq!(
+        (world.state(), ready(&world).reason.as_str()),
+        (Some(Error), USER_DATA_MISSING)
+    );
+    assert!(world.cloud.servers.is_empty() && ready(&world).message.contains("Secret boot"));
+    world.missing = None;
+    world.settle();
+    assert_eq!(world.state(), Some(Running));
+
+    world.missing = missing();
+    world.act(Action::Rebuild);
+    world.pass();
+    world.pass();
+    assert_eq!(
+        (world.state(), ready(&world).reason.as_str()),
+        (Some(Error), USER_DATA_MISSING)
+    );
+    world.act(Action::Reboot);
+    world.pass();
+    assert_eq!(world.state(), Some(Rebooting));
+    world.missing = None;
+    world.settle();
+    assert_eq!((world.state(), world.cloud.servers.len()), (Some(Running), 1));
+    assert_eq!(
+        world.status().rebuild_requested_at,
+        world.instance.spec.rebuild_requested_at
+    );
 }

@@ -12,8 +12,10 @@ use super::{
 use crate::{
     alert::evaluation::Findings,
     event::{EventType, OutboxEntry, payload::User},
-    instance::{Action, Audience, Gate, Next, Note, Notes, Question, Seen, decide, question},
-    provider::{Addresses, Observation, OffCause, Power, Progress, ProviderError, Timings},
+    instance::{
+        Action, Audience, Gate, Next, Note, Notes, Question, Seen, decide, question, user_data::Installs,
+    },
+    provider::{Addresses, Observation, OffCause, Power, Progress, ProviderError, Timings, Trouble},
 };
 use resources::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
@@ -57,6 +59,8 @@ pub struct World {
     pub writes: u32,
     /// Whether a backup is under way.
     pub is_backed_up_now: bool,
+    /// What is missing that installations need.
+    pub missing: Option<Trouble>,
     /// What the samples say.
     pub findings: Option<Findings>,
     /// The times of the schedule for which a backup was made. A second one for the same time has the same name.
@@ -93,6 +97,7 @@ impl World {
             failures: 0,
             writes: 0,
             is_backed_up_now: false,
+            missing: None,
             findings: None,
             backups: BTreeSet::new(),
             gone: false,
@@ -286,12 +291,17 @@ impl World {
         let mut notes = Notes::default();
         let (decision, changed) = loop {
             let addresses = Addresses::default();
-            let answer = match question(&seen_instance, &self.gate, now) {
-                Question::Step => Some(self.cloud.step(&seen_instance, self.uptime, &timings)),
-                Question::Nothing | Question::Addresses => None,
+            let asked = question(&seen_instance, &self.gate, now);
+            let needs = asked == Question::Step && Installs::of(&seen_instance) == Installs::Yes;
+            let held = self.missing.as_ref().filter(|_| needs);
+            let answer = match asked {
+                Question::Step if held.is_none() => {
+                    Some(self.cloud.step(&seen_instance, self.uptime, &timings))
+                }
+                Question::Step | Question::Nothing | Question::Addresses => None,
             };
             let seen = match &answer {
-                None => Seen::NotAsked(&addresses),
+                None => held.map_or(Seen::NotAsked(&addresses), Seen::Held),
                 Some(Ok(observation)) => Seen::Observed(observation),
                 Some(Err(error)) => Seen::Failed(error),
             };

@@ -135,6 +135,11 @@ fn create(form: &Form) -> Call {
             body.insert(field.to_owned(), json!(true));
         }
     }
+    // Browsers end each line of a form with CRLF, which shells do not take.
+    let user_data = form.value("user_data").replace("\r\n", "\n");
+    if !user_data.trim().is_empty() {
+        body.insert("user_data".to_owned(), json!(user_data));
+    }
     let network = form.text("private_network");
     if !network.is_empty() {
         body.insert("private_network".to_owned(), json!(network));
@@ -177,12 +182,17 @@ mod tests {
                 "ssh_keys": ["ssh-ed25519 AAAA"], "backup_enabled": true,
             }))
         );
-        let form = Form::parse("install=backup%3Abkp_1&private_network=pn-a");
+        let form = Form::parse(
+            "install=backup%3Abkp_1&private_network=pn-a&user_data=%23%21%2Fbin%2Fsh%0D%0Aecho+1%0D%0A",
+        );
         assert_eq!(
             create(&form).body,
-            Some(
-                json!({ "name": "", "plan": "", "region": "", "backup": "bkp_1", "private_network": "pn-a" })
-            )
+            Some(json!({
+                "name": "", "plan": "", "region": "", "backup": "bkp_1", "private_network": "pn-a",
+                "user_data": "#!/bin/sh\necho 1\n",
+            }))
         );
+        let form = Form::parse("user_data=%0D%0A+");
+        assert_eq!(create(&form).body.unwrap().get("user_data"), None);
     }
 }

@@ -22,15 +22,15 @@ impl Fields {
         self.entries.is_empty() && self.problems.is_empty()
     }
 
-    /// A canonical form: bodies that differ only in white space and the order of fields give the same bytes. The value of a
-    /// `hidden` field is left out; only its presence counts.
-    pub(super) fn canonical(&self, hidden: Option<&str>) -> Vec<u8> {
+    /// A canonical form: bodies that differ only in white space and the order of fields give the same bytes. The values
+    /// of `hidden` fields are left out; only their presence counts.
+    pub(super) fn canonical(&self, hidden: &[&str]) -> Vec<u8> {
         let mut sorted: Vec<(&str, &Value)> = self
             .entries
             .iter()
-            .map(|(name, value)| match hidden {
-                Some(hidden) if hidden == name => (name.as_str(), &Value::Null),
-                _ => (name.as_str(), value),
+            .map(|(name, value)| {
+                let is_hidden = hidden.contains(&name.as_str());
+                (name.as_str(), if is_hidden { &Value::Null } else { value })
             })
             .collect();
         sorted.sort_by_key(|(name, _)| *name);

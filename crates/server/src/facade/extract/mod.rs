@@ -152,6 +152,9 @@ impl<S: Sync, I: PublicId> FromRequestParts<S> for Inner<I> {
     }
 }
 
+/// The fields of bodies whose values are secret.
+const SECRET_FIELDS: [&str; 2] = ["secret", "user_data"];
+
 /// The content of a POST: its body, and perhaps an `Idempotency-Key`.
 pub struct Post {
     /// The fields of the body.
@@ -177,7 +180,7 @@ impl Post {
 
     fn new(path: &str, key: Option<String>, fields: Fields) -> Self {
         let idempotent = key.map(|key| {
-            let (body, visible) = (fields.canonical(None), fields.canonical(Some("secret")));
+            let (body, visible) = (fields.canonical(&[]), fields.canonical(&SECRET_FIELDS));
             IdempotentRequest::new(path, &key, &body, &visible)
         });
         Self { fields, idempotent }

@@ -8,7 +8,10 @@ use crate::{
     service::error::no_daily_backups,
 };
 use api::{ChangeInstance, CreateInstance, RebuildInstance, WantedPower};
-use domain::catalogue::{Catalogue, Offer};
+use domain::{
+    catalogue::{Catalogue, Offer},
+    user_data::UserData,
+};
 use resources::{InstanceSpec, Plan, PowerState, validation};
 
 use super::installation;
@@ -26,6 +29,10 @@ pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstanc
     if let Some(Err(complaint)) = ssh_keys.as_deref().map(validation::length_of_ssh_keys) {
         fields.problem(Detail::new("ssh_keys", "invalid_value", complaint));
     }
+    let user_data = fields.string("user_data", &|text| match UserData::parse(text.as_bytes()) {
+        Ok(_) => Ok(()),
+        Err(problem) => Err(problem.to_string()),
+    });
     let backup_enabled = fields.boolean("backup_enabled");
     let monitoring_enabled = fields.boolean("monitoring_enabled");
     let private_network = fields.string("private_network", &validation::private_network);
@@ -61,6 +68,7 @@ pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstanc
             .flatten()
             .map(|key| validation::normalised_ssh_key(&key))
             .collect(),
+        user_data,
         backup_enabled: backup_enabled.unwrap_or_default(),
         monitoring_enabled: monitoring_enabled.unwrap_or_default(),
         private_network,
@@ -70,7 +78,7 @@ pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstanc
     })
 }
 
-/// The spec of the instance. If a backup is restored, its image is still missing.
+/// The spec of the instance. If a backup is restored, its image is still missing; user data is not part of it.
 pub fn spec(body: CreateInstance) -> InstanceSpec {
     InstanceSpec {
         name: Some(body.name),
@@ -78,6 +86,7 @@ pub fn spec(body: CreateInstance) -> InstanceSpec {
         region: body.region,
         image: body.image.unwrap_or_default(),
         ssh_keys: body.ssh_keys,
+        user_data_ref: None,
         private_network: body.private_network,
         backup_enabled: body.backup_enabled,
         monitoring_enabled: body.monitoring_enabled,
@@ -125,6 +134,10 @@ pub fn change(mut fields: Fields) -> Result<ChangeInstance, Error> {
     fields.immutable(
         "ssh_keys",
         "cannot be changed; keys are installed when the server is created",
+    );
+    fields.immutable(
+        "user_data",
+        "cannot be changed; it is used when the server is created, and again when it is rebuilt",
     );
     fields.immutable(
         "private_network",
@@ -234,6 +247,7 @@ mod tests {
         body["ssh_keys"] = json!([format!("{KEY}\n")]);
         body["backup_enabled"] = json!(true);
         body["monitoring_enabled"] = json!(true);
+        body["user_data"] = json!("#!/bin/sh\necho hello\n");
         body["private_network"] = json!("pn-abc1");
         body["tags"] = json!(["a", "b", "a"]);
         body["deletion_protection"] = json!(true);
@@ -246,6 +260,7 @@ mod tests {
             (vec![KEY.to_owned()], vec!["a".to_owned(), "b".to_owned()])
         );
         assert!(body.backup_enabled && body.monitoring_enabled && body.private_network.is_some());
+        assert_eq!(body.user_data.as_deref(), Some("#!/bin/sh\necho hello\n"));
     }
 
     #[test]
@@ -267,7 +282,7 @@ mod tests {
 
     #[test]
     fn every_invalid_field_is_named() {
-        let body = json!({"plan": "tiny", "region": "Paris", "image": 7, "ssh_keys": [KEY, "nonsense"], "status": "running", "power_state": "off"});
+        let body = json!({"plan": "tiny", "region": "Paris", "image": 7, "ssh_keys": [KEY, "nonsense"], "user_data": "echo hello", "status": "running", "power_state": "off"});
         let error = create(&body).unwrap_err();
         let named: Vec<_> = error
             .details
@@ -282,6 +297,7 @@ mod tests {
                 ("region", "invalid_value"),
                 ("image", "invalid_type"),
                 ("ssh_keys[1]", "invalid_value"),
+                ("user_data", "invalid_value"),
                 ("power_state", "invalid_value"),
                 ("status", "unknown_field"),
             ]
@@ -351,6 +367,7 @@ mod tests {
             (json!({"image": "debian-13"}), "image", "immutable"),
             (json!({"region": "fr-par-1"}), "region", "immutable"),
             (json!({"ssh_keys": []}), "ssh_keys", "immutable"),
+            (json!({"user_data": "#!/bin/sh"}), "user_data", "immutable"),
             (json!({"private_network": "pn-1"}), "private_network", "immutable"),
             (json!({"id": "i-1"}), "id", "immutable"),
             (json!({"status": "running"}), "status", "immutable"),

@@ -86,14 +86,16 @@ pub async fn list(
 /// Creates an instance
 ///
 /// The instance exists at once, with the status `provisioning`, and becomes `running` after about the time given in
-/// `message`. Poll the instance until `data.status` has changed. With `backup` in place of `image`, a backup is restored.
+/// `message`. Poll the instance until `data.status` has changed. With `backup` in place of `image`, a backup is restored. With
+/// `user_data`, the server sets itself up at its first boot.
 #[utoipa::path(
     post,
     path = "/v1/instances",
     operation_id = "createInstance",
     tag = "instances",
     request_body(content = CreateInstance, example = json!({
-        "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"]
+        "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"],
+        "user_data": "#cloud-config\npackages: [nginx]\n"
     })),
     responses(
         (status = 201, description = "The instance is being created", body = Single<NewInstance>, headers(("ETag")), example = json!(examples::new_instance())),
@@ -111,17 +113,20 @@ pub async fn create(
     let request = post.idempotent.as_ref();
     let backup = NamedBackup::find(&app, &tenant.namespace, &post.fields).await;
     backup.check(&mut post.fields);
+    let user_data = post.fields.peek("user_data").map(str::to_owned);
+    let user_data = user_data.as_deref();
     let wanted = body::create(post.fields, &app.service.catalogue())
         .and_then(|body| Ok((backup.or(body.image.clone())?, body::spec(body))));
     let created = match wanted {
         Ok((installation, spec)) => {
-            let created = app.service.create_instance(tenant, spec, &installation, request);
+            let service = &app.service;
+            let created = service.create_instance(tenant, spec, user_data, &installation, request);
             created.await?
         }
         // What the request names may have been there when it was sent first.
         Err(refusal) => {
-            let created = app.service.instance_created_by(tenant, request).await?;
-            created.ok_or(refusal)?
+            let created = app.service.instance_created_by(tenant, user_data, request);
+            created.await?.ok_or(refusal)?
         }
     };
     is_created(&app, &created, request)

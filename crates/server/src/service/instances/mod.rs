@@ -1,10 +1,11 @@
 //! Instances: list, find, create, change, operate, delete.
 //!
 //! - `index`: the instances in memory, ordered for pages;
-//! - `create`: builds the object for a create.
+//! - `create`: builds the object for a create; `user_data`: the Secret with its user data.
 
 mod create;
 mod index;
+mod user_data;
 
 use std::sync::{
     Arc,
@@ -28,7 +29,7 @@ use super::{
     store::{Created, KeyedCreate, Verdict, WRITE_ANNOTATION},
 };
 use api::ChangeInstance;
-use domain::instance::{Action, changed_spec, disk_of};
+use domain::instance::{Action, changed_spec, disk_of, user_data::reference};
 use resources::{
     InstanceSpec, ids,
     instance::IDEMPOTENCY_ANNOTATION,
@@ -72,11 +73,12 @@ impl Service {
         self.instances.find(namespace, id).await
     }
 
-    /// Creates an instance, once per idempotency key. Its image is that of the `installation`.
+    /// Creates an instance, once per idempotency key. Its image is that of the `installation`. Its user data goes into a Secret.
     pub async fn create_instance(
         &self,
         tenant: &Tenant,
         mut spec: InstanceSpec,
+        user_data: Option<&str>,
         installation: &Installation,
         request: Option<&IdempotentRequest>,
     ) -> Result<Created<IndexedInstance>, Error> {
@@ -91,21 +93,31 @@ impl Service {
             let count = self.instances.index().count(&tenant.namespace);
             check_quota(count, tenant.instance_quota, "instances")
         };
-        let build =
-            |name: &str, hash: Option<String>| create::instance(name, spec.clone(), hash, self.clock.now());
-        self.instances
+        let random = ids::random_suffix();
+        let build = |name: &str, hash: Option<String>| {
+            let mut spec = spec.clone();
+            spec.user_data_ref = user_data.map(|_| reference(name, &random));
+            create::instance(name, spec, hash, self.clock.now())
+        };
+        let created = self
+            .instances
             .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
-            .await
+            .await?;
+        self.with_user_data(created, user_data, request).await
     }
 
-    /// The instance that an earlier request with the same idempotency key has created.
+    /// The instance that an earlier request with the same idempotency key has created. `user_data` is that of the request.
     pub async fn instance_created_by(
         &self,
         tenant: &Tenant,
+        user_data: Option<&str>,
         request: Option<&IdempotentRequest>,
     ) -> Result<Option<Created<IndexedInstance>>, Error> {
-        match KeyedCreate::of(request, &tenant.uid)? {
-            Some(keyed) => self.instances.created_by(&tenant.namespace, &keyed).await,
+        let Some(keyed) = KeyedCreate::of(request, &tenant.uid)? else {
+            return Ok(None);
+        };
+        match self.instances.created_by(&tenant.namespace, &keyed).await? {
+            Some(created) => self.with_user_data(created, user_data, request).await.map(Some),
             None => Ok(None),
         }
     }
