@@ -27,8 +27,7 @@ use crate::settings::{ApiSettings, CommonSettings, ControllerSettings};
 use ::controllers::mail::MailError;
 use domain::{catalogue::file::CatalogueError, delivery::DeliveryLog};
 use providers::{
-    RegionalUsage,
-    UsageSource,
+    RegionalUsage, UsageSource,
     simulator::{Faults, SimulatedUsage},
 };
 use resources::{

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use crate::support::{
-    OwnPlane, Operator, Tenant, eventually,
-    kubevirt::{self, Shared, kinds},
-    kubectl, own_plane,
+    Operator, OwnPlane, Tenant, eventually, kubectl,
+    kubevirt::{self, Region, kinds},
+    own_plane,
 };
 
 /// The region that the catalogue maps to KubeVirt; `nl-ams-1` beside it is simulated.
@@ -30,12 +30,14 @@ pub struct Installation {
 /// The installation that most tests share.
 pub async fn shared() -> &'static Installation {
     static INSTALLATION: OnceCell<Installation> = OnceCell::const_new();
-    INSTALLATION.get_or_init(async || Installation::start(&kubevirt::shared().await, "shared").await).await
+    INSTALLATION
+        .get_or_init(async || Installation::start(&kubevirt::shared().await, "shared").await)
+        .await
 }
 
 impl Installation {
     /// Starts one. `installation` is the label by which it knows its servers.
-    pub async fn start(region: &Shared, installation: &str) -> Self {
+    pub async fn start(region: &Region, installation: &str) -> Self {
         let plane = own_plane().await;
         let catalogue = catalogue(region, installation, plane.folder()).await;
         let catalogue = format!("--catalogue={}", catalogue.display());
@@ -45,7 +47,7 @@ impl Installation {
 }
 
 /// Writes a catalogue with the region.
-pub async fn catalogue(region: &Shared, installation: &str, folder: &Path) -> std::path::PathBuf {
+pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> std::path::PathBuf {
     let account = region_rights(region, installation).await;
     let catalogue = json!({
         "regions": ["nl-ams-1", {
@@ -74,7 +76,7 @@ pub async fn catalogue(region: &Shared, installation: &str, folder: &Path) -> st
 }
 
 /// Gives the installation a service account in the region, with the rights of the region's chart, and returns its kubeconfig.
-async fn region_rights(region: &Shared, installation: &str) -> std::path::PathBuf {
+async fn region_rights(region: &Region, installation: &str) -> std::path::PathBuf {
     let account = format!("{ACCOUNT}-{installation}");
     let rights = super::rights::manifests(&account, PREFIX);
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": rights }).to_string();
@@ -84,7 +86,7 @@ async fn region_rights(region: &Shared, installation: &str) -> std::path::PathBu
 
 /// A tenant with a server in the region.
 pub struct Case {
-    pub region: Shared,
+    pub region: Region,
     pub tenant: Tenant,
     /// Namespace of its servers.
     pub namespace: String,
@@ -184,6 +186,11 @@ impl Case {
 
     /// Waits until the server has had these events.
     pub async fn tells(&self, id: &str, expected: &[&str]) {
-        eventually("the events", async || self.events(id).await, |types| types == expected).await;
+        eventually(
+            "the events",
+            async || self.events(id).await,
+            |types| types == expected,
+        )
+        .await;
     }
 }

@@ -1,10 +1,10 @@
 //! Servers in a region, on KubeVirt's real API server and controller.
 
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Secret};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Secret};
 use reqwest::{Method, StatusCode};
 use resources::InstanceState::{Error, Running, Stopped};
 use serde_json::json;
@@ -24,7 +24,10 @@ async fn a_server_is_made_with_three_writes_and_told_as_started() {
     let spec = &machine.data["spec"];
     assert_eq!(spec["runStrategy"], "RerunOnFailure");
     assert_eq!(spec["template"]["spec"]["domain"]["memory"]["guest"], "2Gi");
-    let answer = case.tenant.call(Method::GET, &format!("/v1/instances/{id}"), None).await;
+    let answer = case
+        .tenant
+        .call(Method::GET, &format!("/v1/instances/{id}"), None)
+        .await;
     assert!(answer.json()["data"]["ip_address"].is_string(), "{}", answer.text);
 
     // The first server of an account has a namespace to be made; the second one has not.
@@ -34,7 +37,9 @@ async fn a_server_is_made_with_three_writes_and_told_as_started() {
     let writes: Vec<_> = requests
         .iter()
         .filter(|request| {
-            request.user.contains("stellage-region") && request.namespace == case.namespace && request.is_write()
+            request.user.contains("stellage-region")
+                && request.namespace == case.namespace
+                && request.is_write()
         })
         .filter(|request| request.name.starts_with(&second))
         .map(|request| format!("{} {}", request.verb, request.resource))
@@ -86,9 +91,13 @@ async fn a_server_stops_starts_and_reboots_with_exactly_one_run_for_each_time_it
 #[tokio::test]
 async fn a_deaf_guest_is_forced_off_after_the_grace() {
     let (case, id) = Case::running("kv-deaf").await;
-    case.region.puppet.order(&case.namespace, &id, |guest| guest.is_deaf = true);
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.is_deaf = true);
     case.act(&id, "stop", None, Stopped).await;
-    case.region.puppet.order(&case.namespace, &id, |guest| guest.is_deaf = false);
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.is_deaf = false);
     case.act(&id, "start", None, Running).await;
 }
 
@@ -96,7 +105,10 @@ async fn a_deaf_guest_is_forced_off_after_the_grace() {
 async fn a_resize_changes_processors_and_memory_and_grows_the_disk_on_and_off() {
     let (case, id) = Case::running("kv-resize").await;
     let path = format!("/v1/instances/{id}");
-    for (plan, memory, disk, is_on) in [("business", "4Gi", "80Gi", true), ("performance", "8Gi", "160Gi", false)] {
+    for (plan, memory, disk, is_on) in [
+        ("business", "4Gi", "80Gi", true),
+        ("performance", "8Gi", "160Gi", false),
+    ] {
         if !is_on {
             case.act(&id, "stop", None, Stopped).await;
         }
@@ -108,13 +120,30 @@ async fn a_resize_changes_processors_and_memory_and_grows_the_disk_on_and_off() 
         let machine = case.machines().await.get(&id).await.unwrap();
         let guest = &machine.data["spec"]["template"]["spec"]["domain"]["memory"]["guest"];
         assert_eq!(*guest, memory);
-        let claims: Api<PersistentVolumeClaim> =
-            Api::namespaced(case.region.plane.client(Identity::Admin).await.unwrap(), &case.namespace);
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(
+            case.region.plane.client(Identity::Admin).await.unwrap(),
+            &case.namespace,
+        );
         let claims = claims.list(&ListParams::default()).await.unwrap().items;
         let requested = |claim: &PersistentVolumeClaim| {
-            claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?.get("storage").cloned()
+            claim
+                .spec
+                .as_ref()?
+                .resources
+                .as_ref()?
+                .requests
+                .as_ref()?
+                .get("storage")
+                .cloned()
         };
-        assert_eq!(claims.iter().filter_map(requested).map(|size| size.0).collect::<Vec<_>>(), [disk]);
+        assert_eq!(
+            claims
+                .iter()
+                .filter_map(requested)
+                .map(|size| size.0)
+                .collect::<Vec<_>>(),
+            [disk]
+        );
     }
 }
 
@@ -122,16 +151,31 @@ async fn a_resize_changes_processors_and_memory_and_grows_the_disk_on_and_off() 
 async fn a_rebuild_leaves_the_old_server_running_until_the_new_disk_is_good() {
     let (case, id) = Case::running("kv-rebuild").await;
     let (run, disks) = (case.run(&id).await, case.disks().await);
-    case.region.puppet.import(&case.namespace, Import::Fails("no such image".to_owned()));
+    case.region
+        .puppet
+        .import(&case.namespace, Import::Fails("no such image".to_owned()));
     let path = format!("/v1/instances/{id}/rebuild");
-    let answer = case.tenant.call(Method::POST, &path, Some(&json!({ "image": "broken-1" }))).await;
+    let answer = case
+        .tenant
+        .call(Method::POST, &path, Some(&json!({ "image": "broken-1" })))
+        .await;
     assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
-    eventually("the new disk", async || disks.list(&ListParams::default()).await.unwrap().items.len(), |count| *count == 2).await;
+    eventually(
+        "the new disk",
+        async || disks.list(&ListParams::default()).await.unwrap().items.len(),
+        |count| *count == 2,
+    )
+    .await;
     assert_eq!(case.run(&id).await, run, "the old server still runs");
     case.region.puppet.import(&case.namespace, Import::Succeeds);
     case.settles(&id, Running).await;
     assert_ne!(case.run(&id).await, run);
-    eventually("the old disk to go", async || disks.list(&ListParams::default()).await.unwrap().items.len(), |count| *count == 1).await;
+    eventually(
+        "the old disk to go",
+        async || disks.list(&ListParams::default()).await.unwrap().items.len(),
+        |count| *count == 1,
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -152,7 +196,10 @@ async fn a_deleted_server_leaves_nothing_and_neither_does_its_account() {
     assert!(secrets.list(&all).await.unwrap().items.is_empty());
 
     let accounts: Api<resources::Account> = Api::all(case.tenant.kube.clone());
-    accounts.delete("kv-gone", &DeleteParams::default()).await.unwrap();
+    accounts
+        .delete("kv-gone", &DeleteParams::default())
+        .await
+        .unwrap();
     let namespaces: Api<Namespace> = Api::all(client);
     let left = async || namespaces.get_opt(&case.namespace).await.unwrap();
     eventually("the namespace to go", left, Option::is_none).await;
@@ -161,13 +208,20 @@ async fn a_deleted_server_leaves_nothing_and_neither_does_its_account() {
 #[tokio::test]
 async fn a_guest_that_shuts_itself_down_stays_off_and_one_that_crashes_is_told_as_started() {
     let (case, id) = Case::running("kv-ends").await;
-    case.region.puppet.order(&case.namespace, &id, |guest| guest.ends = Some(End::Crashes));
-    case.tells(&id, &["instance.created", "instance.started", "instance.started"]).await;
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.ends = Some(End::Crashes));
+    case.tells(&id, &["instance.created", "instance.started", "instance.started"])
+        .await;
     case.settles(&id, Running).await;
-    case.region.puppet.order(&case.namespace, &id, |guest| guest.ends = Some(End::ShutsDown));
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.ends = Some(End::ShutsDown));
     case.settles(&id, Stopped).await;
     let instance = case.tenant.instances().get(&id).await.unwrap();
-    let ready = resources::conditions::find(&instance.status.unwrap().conditions, "Ready").unwrap().clone();
+    let ready = resources::conditions::find(&instance.status.unwrap().conditions, "Ready")
+        .unwrap()
+        .clone();
     assert_eq!(ready.reason, "GuestShutdown");
     case.act(&id, "start", None, Running).await;
 }
@@ -176,10 +230,16 @@ async fn a_guest_that_shuts_itself_down_stays_off_and_one_that_crashes_is_told_a
 async fn a_server_whose_pod_is_deleted_is_started_again_and_is_not_told_as_stopped() {
     let (case, id) = Case::running("kv-drain").await;
     let run = case.run(&id).await;
-    let pods: Api<Pod> = Api::namespaced(case.region.plane.client(Identity::Admin).await.unwrap(), &case.namespace);
+    let pods: Api<Pod> = Api::namespaced(
+        case.region.plane.client(Identity::Admin).await.unwrap(),
+        &case.namespace,
+    );
     let launcher = pods.list(&ListParams::default()).await.unwrap().items.remove(0);
-    pods.delete(&launcher.name_any(), &DeleteParams::default()).await.unwrap();
-    case.tells(&id, &["instance.created", "instance.started", "instance.started"]).await;
+    pods.delete(&launcher.name_any(), &DeleteParams::default())
+        .await
+        .unwrap();
+    case.tells(&id, &["instance.created", "instance.started", "instance.started"])
+        .await;
     case.settles(&id, Running).await;
     assert_ne!(case.run(&id).await, run);
 }
@@ -189,19 +249,41 @@ async fn a_server_that_is_stopped_outside_stays_off_and_one_that_is_deleted_outs
     let (case, id) = Case::running("kv-outside").await;
     let machines = case.machines().await;
     let halt = json!({ "spec": { "runStrategy": "Halted" } });
-    machines.patch(&id, &PatchParams::default(), &Patch::Merge(halt)).await.unwrap();
+    machines
+        .patch(&id, &PatchParams::default(), &Patch::Merge(halt))
+        .await
+        .unwrap();
     case.settles(&id, Stopped).await;
     let instance = case.tenant.instances().get(&id).await.unwrap();
-    let ready = resources::conditions::find(&instance.status.unwrap().conditions, "Ready").unwrap().clone();
+    let ready = resources::conditions::find(&instance.status.unwrap().conditions, "Ready")
+        .unwrap()
+        .clone();
     assert_eq!(ready.reason, "StoppedOutside");
     case.act(&id, "start", None, Running).await;
 
-    let disk = case.disks().await.list(&ListParams::default()).await.unwrap().items.remove(0).uid();
+    let disk = case
+        .disks()
+        .await
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items
+        .remove(0)
+        .uid();
     machines.delete(&id, &DeleteParams::default()).await.unwrap();
     case.reaches(&id, Error).await;
     case.act(&id, "start", None, Running).await;
-    let disks = case.disks().await.list(&ListParams::default()).await.unwrap().items;
-    assert_eq!(disks.iter().map(kube::ResourceExt::uid).collect::<Vec<_>>(), [disk]);
+    let disks = case
+        .disks()
+        .await
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items;
+    assert_eq!(
+        disks.iter().map(kube::ResourceExt::uid).collect::<Vec<_>>(),
+        [disk]
+    );
 }
 
 #[tokio::test]
@@ -248,8 +330,12 @@ async fn a_server_that_finds_no_node_is_in_error_and_starts_once_there_is_room()
     let name = json!({ "name": "room" });
     // The name of the virtual machine is known only once it is there.
     let id = case.create(name).await;
-    case.region.puppet.order(&case.namespace, &id, |guest| guest.boot = Boot::FindsNoNode);
-    case.region.puppet.order(&case.namespace, &id, |guest| guest.boot = Boot::Succeeds);
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.boot = Boot::FindsNoNode);
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.boot = Boot::Succeeds);
     case.settles(&id, Running).await;
 }
 
@@ -258,7 +344,10 @@ async fn an_object_of_the_servers_name_that_is_not_ours_is_never_touched() {
     let (case, id) = Case::running("kv-theirs").await;
     let machines = case.machines().await;
     let foreign = json!({ "metadata": { "labels": { "stellage.dev/instance-uid": "another" } } });
-    machines.patch(&id, &PatchParams::default(), &Patch::Merge(foreign)).await.unwrap();
+    machines
+        .patch(&id, &PatchParams::default(), &Patch::Merge(foreign))
+        .await
+        .unwrap();
     let before = machines.get(&id).await.unwrap().resource_version();
     let path = format!("/v1/instances/{id}/reboot");
     case.tenant.call(Method::POST, &path, None).await;
@@ -271,19 +360,29 @@ async fn an_object_of_the_servers_name_that_is_not_ours_is_never_touched() {
 #[tokio::test]
 async fn a_simulated_region_beside_it_works_as_before() {
     let case = Case::new("kv-mixed").await;
-    let simulated = case.create(json!({ "region": "nl-ams-1", "image": "fedora-42" })).await;
+    let simulated = case
+        .create(json!({ "region": "nl-ams-1", "image": "fedora-42" }))
+        .await;
     let real = case.create(json!({ "name": "real" })).await;
     case.settles(&simulated, Running).await;
     case.settles(&real, Running).await;
     let regions = case.tenant.call(Method::GET, "/v1/regions", None).await.json();
     let of = |code: &str| {
         let all = regions["data"].as_array().unwrap();
-        all.iter().find(|region| region["id"] == code || region["code"] == code).unwrap().clone()
+        all.iter()
+            .find(|region| region["id"] == code || region["code"] == code)
+            .unwrap()
+            .clone()
     };
     assert_eq!(of(REGION)["simulated"], false, "{regions}");
     assert_eq!(of("nl-ams-1")["simulated"], true);
     let body = json!({ "name": "x", "region": REGION, "plan": "starter", "image": "fedora-42" });
     let refused = case.tenant.call(Method::POST, "/v1/instances", Some(&body)).await;
-    assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", refused.text);
+    assert_eq!(
+        refused.status,
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "{}",
+        refused.text
+    );
     assert!(PREFIX.len() > 1);
 }

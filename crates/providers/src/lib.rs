@@ -19,8 +19,9 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
-use domain::provider::{
-    Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window,
+use domain::{
+    provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window},
+    user_data::UserData,
 };
 use resources::{Backup, Instance};
 
@@ -42,6 +43,8 @@ pub struct Step<'a> {
     pub instance: &'a Instance,
     /// Public id of its account; empty if there is no Account.
     pub account: &'a str,
+    /// The user data, if the operation may install the server and there is any.
+    pub user_data: Option<&'a UserData>,
     /// The backup that the operation restores, unless it has been deleted since the operation began.
     pub backup: Option<&'a Backup>,
     /// The time.

@@ -93,7 +93,9 @@ impl Clusters {
             .filter_map(|region| Some((&region.code, region.kubevirt.as_ref()?)))
             .collect();
         self.0.running.write().retain(|code, running| {
-            let stays = wanted.get(code).is_some_and(|settings| **settings == running.settings);
+            let stays = wanted
+                .get(code)
+                .is_some_and(|settings| **settings == running.settings);
             if !stays {
                 running.end.cancel();
             }
@@ -106,7 +108,9 @@ impl Clusters {
                 if before.is_some_and(|running| running.cluster.is_some()) {
                     continue;
                 }
-                before.map(|running| running.complaint.clone()).unwrap_or_default()
+                before
+                    .map(|running| running.complaint.clone())
+                    .unwrap_or_default()
             };
             let end = shutdown.child_token();
             let context = cluster::Context {
@@ -119,7 +123,11 @@ impl Clusters {
                 Err(error) => (None, error.to_string()),
             };
             if !complaint.is_empty() && complaint != before {
-                tracing::error!(region = code, error = complaint, "cannot reach the region's cluster");
+                tracing::error!(
+                    region = code,
+                    error = complaint,
+                    "cannot reach the region's cluster"
+                );
             }
             let running = Running {
                 settings: settings.clone(),
@@ -135,7 +143,9 @@ impl Clusters {
     pub async fn forget_account(&self, account: &str) -> Result<(), ProviderError> {
         let now = Timestamp::now();
         let clusters = self.all();
-        let all = clusters.iter().map(|cluster| cluster.forget_account(account, now));
+        let all = clusters
+            .iter()
+            .map(|cluster| cluster.forget_account(account, now));
         try_join_all(all).await.map(|_| ())
     }
 
@@ -217,7 +227,7 @@ impl Provider for Regions {
     fn reserve(&self, instance: &Instance) -> Addresses {
         match self.of(instance) {
             Place::Simulated => self.simulator.reserve(instance),
-            Place::In(cluster) => cluster.reserve(instance),
+            Place::In(cluster) => cluster.reserve(instance).addresses,
             Place::OutOfReach => Addresses::default(),
         }
     }

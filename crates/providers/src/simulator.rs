@@ -115,7 +115,7 @@ pub struct Simulator {
 }
 
 /// The addresses in the status of an instance.
-fn known(instance: &Instance) -> Addresses {
+pub(crate) fn known(instance: &Instance) -> Addresses {
     let status = instance.status.as_ref();
     Addresses {
         ipv4: status.and_then(|status| status.ip_address.clone()),
@@ -533,6 +533,7 @@ mod tests {
         Step {
             instance,
             account: "usr_1",
+            user_data: None,
             backup: None,
             now: at(second),
         }

@@ -10,6 +10,7 @@ use domain::{
     event::payload::User,
     instance::{Gate, Question, Seen, project_behind, question},
     provider::{Addresses, Observation, PROVIDER, ProviderError, Trouble},
+    user_data::UserData,
 };
 use providers::{Provider, Step};
 use resources::{
@@ -247,14 +248,13 @@ impl<P: Provider> Reconciler<P> {
     /// Has the provider perform one step.
     async fn step(&self, instance: &Instance) -> Result<Result<Asked, LookAgain>, CallError> {
         match self.user_data_of(instance).await? {
-            Ok(_) => {}
-            Err(NoUserData::NotYet(delay)) => return Ok(Err(LookAgain(delay))),
-            Err(NoUserData::Trouble(trouble)) => return Ok(Ok(Asked::Held(trouble))),
+            Ok(user_data) => Ok(Ok(self.provider_step(instance, user_data.as_ref()).await)),
+            Err(NoUserData::NotYet(delay)) => Ok(Err(LookAgain(delay))),
+            Err(NoUserData::Trouble(trouble)) => Ok(Ok(Asked::Held(trouble))),
         }
-        Ok(Ok(self.provider_step(instance).await))
     }
 
-    async fn provider_step(&self, instance: &Instance) -> Asked {
+    async fn provider_step(&self, instance: &Instance, user_data: Option<&UserData>) -> Asked {
         let controller = &self.controller;
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let operation = instance
@@ -268,6 +268,7 @@ impl<P: Provider> Reconciler<P> {
         let step = controller.provider.step(Step {
             instance,
             account: account.as_deref().unwrap_or_default(),
+            user_data,
             backup: backup.as_deref(),
             now: controller.clock.now(),
         });

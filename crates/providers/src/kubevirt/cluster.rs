@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant as StdInstant},
 };
 
 use http::{Method, Request, header};
@@ -28,16 +28,20 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    names::{self, INSTALLATION, INSTANCE, INSTANCE_UID, STELLAGE, Server},
+    names::{self, INSTALLATION, INSTANCE, INSTANCE_UID, IPV4, IPV6, STELLAGE, Server},
     plan::{Action, Answer, Kind, Plan, Reach, Refusal, Seen, plan},
     slim::{DataVolume, Pod, VirtualMachine, VirtualMachineInstance},
 };
-use crate::{Instances, Step};
+use crate::{
+    Instances, Step,
+    ipam::{Ipam, Reservation},
+    simulator::known,
+};
 use domain::{
     catalogue::region::{Cluster as Access, KubeVirt, Namespaces},
-    provider::{Addresses, BackupObservation, BackupProgress, Observation, ProviderError},
+    provider::{Addresses, BackupObservation, BackupProgress, Observation, Progress, ProviderError},
 };
-use resources::{Instance, origin, revision};
+use resources::{Instance, OperationKind, origin, revision};
 use runtime::{
     Health, Metrics, ServerTime, Store,
     client::{self, Observers},
@@ -89,6 +93,7 @@ pub(crate) struct Cluster {
     health: Health,
     metrics: Metrics,
     instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
+    ipam: Arc<Ipam>,
     calls: Semaphore,
     written: Arc<Mutex<Written>>,
     /// The user name of this process there.
@@ -97,7 +102,7 @@ pub(crate) struct Cluster {
     namespaces: Mutex<HashSet<String>>,
     outage: Mutex<Outage>,
     /// Servers that are gone, by the UID of their Instance, and since when.
-    gone: Mutex<HashMap<String, Instant>>,
+    gone: Arc<Mutex<HashMap<String, Instant>>>,
     /// Virtual machines without an Instance, by UID, and since when.
     orphans: Mutex<HashMap<String, Instant>>,
 }
@@ -108,10 +113,16 @@ struct Written(HashMap<(String, String), Arc<VirtualMachine>>);
 
 impl Written {
     /// The newer of what the watch shows and what was written.
-    fn freshest(&self, name: &(String, String), shown: Option<Arc<VirtualMachine>>) -> Option<Arc<VirtualMachine>> {
+    fn freshest(
+        &self,
+        name: &(String, String),
+        shown: Option<Arc<VirtualMachine>>,
+    ) -> Option<Arc<VirtualMachine>> {
         let written = self.0.get(name);
         let is_newer = |written: &&Arc<VirtualMachine>| {
-            shown.as_ref().is_none_or(|shown| revision(&**shown) < revision(&***written))
+            shown
+                .as_ref()
+                .is_none_or(|shown| revision(&**shown) < revision(&***written))
         };
         written.filter(is_newer).cloned().or(shown)
     }
@@ -183,11 +194,22 @@ impl Cluster {
             .labels(&format!("{INSTALLATION}={}", settings.installation))
             .page_size(PAGE);
         let written = Arc::<Mutex<Written>>::default();
+        let gone = Arc::<Mutex<HashMap<String, Instant>>>::default();
+        let network = &settings.network;
+        let ipam = Ipam::new(code, network.ipv4.clone(), network.ipv6.clone()).with_metrics(&context.metrics);
+        let ipam = Arc::new(ipam);
         let on_machine = {
             let (written, instances) = (written.clone(), context.instances.clone());
+            let (ipam, gone) = (ipam.clone(), gone.clone());
             move |change: &Change<VirtualMachine>| {
                 written.lock().shown(change);
-                of(change, |machine| tell(&instances, machine));
+                of(change, |machine| {
+                    let uid = machine.label(INSTANCE_UID);
+                    if let Some(uid) = uid.filter(|uid| !gone.lock().contains_key(*uid)) {
+                        ipam.adopt(uid, &annotated(machine));
+                    }
+                    tell(&instances, machine);
+                });
             }
         };
         let machines = watches.spawn_without(ours.clone(), VirtualMachine::prune, vec![Box::new(on_machine)]);
@@ -214,12 +236,13 @@ impl Cluster {
             health,
             metrics: context.metrics,
             instances: context.instances,
+            ipam,
             calls: Semaphore::new(settings.calls_at_once),
             written,
             user: OnceCell::new(),
             namespaces: Mutex::default(),
             outage: Mutex::default(),
-            gone: Mutex::default(),
+            gone,
             orphans: Mutex::default(),
         })
     }
@@ -242,13 +265,23 @@ impl Cluster {
         let labels = RegionLabels {
             region: self.code.clone(),
         };
-        self.metrics.region_up.get_or_create_owned(&labels).set(is_live.into());
+        self.metrics
+            .region_up
+            .get_or_create_owned(&labels)
+            .set(is_live.into());
         let servers = i64::try_from(self.machines.len()).unwrap_or(i64::MAX);
-        self.metrics.region_servers.get_or_create_owned(&labels).set(servers);
+        self.metrics
+            .region_servers
+            .get_or_create_owned(&labels)
+            .set(servers);
         if !is_live {
             if !was_cut {
                 let why = self.health.not_ready().join("; ");
-                tracing::warn!(region = self.code, why, "the region cannot be reached; its operations wait");
+                tracing::warn!(
+                    region = self.code,
+                    why,
+                    "the region cannot be reached; its operations wait"
+                );
             }
             return;
         }
@@ -261,7 +294,10 @@ impl Cluster {
                 instances.changed(namespace, name);
             }
             let orphans = i64::try_from(self.count_orphans(&**instances)).unwrap_or(i64::MAX);
-            self.metrics.orphan_servers.get_or_create_owned(&labels).set(orphans);
+            self.metrics
+                .orphan_servers
+                .get_or_create_owned(&labels)
+                .set(orphans);
         }
         self.remove_late_ones().await;
     }
@@ -274,13 +310,18 @@ impl Cluster {
             instance_of(machine).is_none_or(|(namespace, name)| !instances.has(namespace, name, uid))
         };
         let orphans = machines.iter().filter(is_orphan);
-        let uids: HashSet<String> = orphans.filter_map(|machine| machine.metadata.uid.clone()).collect();
+        let uids: HashSet<String> = orphans
+            .filter_map(|machine| machine.metadata.uid.clone())
+            .collect();
         let mut since = self.orphans.lock();
         since.retain(|uid, _| uids.contains(uid));
         for uid in uids {
             since.entry(uid).or_insert_with(Instant::now);
         }
-        since.values().filter(|since| since.elapsed() >= ORPHAN_AFTER).count()
+        since
+            .values()
+            .filter(|since| since.elapsed() >= ORPHAN_AFTER)
+            .count()
     }
 
     /// Deletes the servers of Instances that are gone: a call that this process had given up has made them.
@@ -298,7 +339,11 @@ impl Cluster {
             if !is_gone || machine.is_deleting() {
                 continue;
             }
-            tracing::warn!(region = self.code, machine = key(&*machine), "removing a server whose instance is gone");
+            tracing::warn!(
+                region = self.code,
+                machine = key(&*machine),
+                "removing a server whose instance is gone"
+            );
             let (namespace, name) = name_of(&machine);
             let action = Action::Delete {
                 kind: Kind::VirtualMachine,
@@ -311,25 +356,40 @@ impl Cluster {
         }
     }
 
-    /// Reserves addresses before there is a server.
-    pub(crate) fn reserve(&self, _: &Instance) -> Addresses {
-        Addresses::default()
+    /// The addresses that a server has or will have.
+    pub(crate) fn reserve(&self, instance: &Instance) -> Reservation {
+        let server = Server::of(instance, &self.settings);
+        let mut known = known(instance);
+        // A creation may have reached the cluster before its status was stored.
+        if let Some(machine) = self.machines.named(&server.namespace, &server.name) {
+            let shown = annotated(&machine);
+            known.ipv4 = known.ipv4.or(shown.ipv4);
+            known.ipv6 = known.ipv6.or(shown.ipv6);
+        }
+        self.ipam.reserve(&server.uid, &known, StdInstant::now())
     }
 
     /// Marks the addresses in an Instance's status as taken.
-    pub(crate) fn adopt(&self, _: &Instance) {}
+    pub(crate) fn adopt(&self, instance: &Instance) {
+        self.ipam.adopt(origin::uid(&instance.metadata), &known(instance));
+    }
 
     /// Releases the addresses of an Instance that is gone.
     pub(crate) fn release(&self, instance: &Instance) {
-        let uid = origin::uid(&instance.metadata).to_owned();
-        self.gone.lock().insert(uid, Instant::now());
+        let uid = origin::uid(&instance.metadata);
+        self.ipam.release(uid, StdInstant::now());
+        self.gone.lock().insert(uid.to_owned(), Instant::now());
     }
 
     /// What is known about a server before the first call of a step.
     async fn seen(&self, server: &Server, step: &Step<'_>) -> kube::Result<Seen> {
         let reach = self.reach(step.now);
         let user = match reach {
-            Reach::Live => self.user.get_or_try_init(|| who_am_i(&self.client)).await?.clone(),
+            Reach::Live => self
+                .user
+                .get_or_try_init(|| who_am_i(&self.client))
+                .await?
+                .clone(),
             Reach::Cut(_) => String::new(),
         };
         let mut seen = Seen::new(reach, step.account.to_owned(), user);
@@ -338,7 +398,8 @@ impl Cluster {
         let name = (server.namespace.clone(), server.name.clone());
         seen.vm = self.written.lock().freshest(&name, shown);
         seen.run = self.runs.named(&server.namespace, &server.name);
-        seen.addresses = self.reserve(step.instance);
+        seen.addresses = self.reserve(step.instance).addresses;
+        seen.user_data = step.user_data.map(|data| Arc::from(data.text().as_bytes()));
         Ok(seen)
     }
 
@@ -352,10 +413,25 @@ impl Cluster {
             ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
         };
         let mut seen = self.seen(&server, &step).await.map_err(unavailable)?;
+        if let Some(trouble) = self
+            .reserve(instance)
+            .trouble
+            .filter(|_| seen.vm.is_none() && is_new(instance))
+        {
+            return Ok(Observation {
+                progress: Progress::Failed(trouble),
+                ..Observation::default()
+            });
+        }
         for _ in 0..CALLS_A_STEP {
             let next = plan(instance, step.backup, &seen, &self.settings, step.now);
             if let Some(says) = next.raw {
-                tracing::info!(region, instance = key(instance), says, "trouble in the region's cluster");
+                tracing::info!(
+                    region,
+                    instance = key(instance),
+                    says,
+                    "trouble in the region's cluster"
+                );
             }
             let Some(action) = next.action else {
                 self.wait_for_end_of_outage(&seen, instance);
@@ -376,7 +452,13 @@ impl Cluster {
                     self.written.lock().note(machine);
                     self.namespaces.lock().insert(server.namespace.clone());
                 }
-                (Action::Get { kind: Kind::VirtualMachine, name }, Answer::Refused(refusal)) if refusal.status == 404 => {
+                (
+                    Action::Get {
+                        kind: Kind::VirtualMachine,
+                        name,
+                    },
+                    Answer::Refused(refusal),
+                ) if refusal.status == 404 => {
                     let name = (server.namespace.clone(), name.clone());
                     self.written.lock().0.remove(&name);
                 }
@@ -425,7 +507,11 @@ impl Cluster {
         };
         let labels = found.labels.unwrap_or_default();
         let is_ours = labels.get(INSTALLATION) == Some(&self.settings.installation);
-        let has_servers = self.machines.state().iter().any(|machine| name_of(machine).0 == name);
+        let has_servers = self
+            .machines
+            .state()
+            .iter()
+            .any(|machine| name_of(machine).0 == name);
         if is_ours && !has_servers {
             self.namespaces.lock().remove(&name);
             let uid = found.uid.unwrap_or_default();
@@ -456,10 +542,16 @@ impl Cluster {
     async fn answer(&self, action: &Action, request: Request<Vec<u8>>) -> kube::Result<Answer> {
         let client = &self.client;
         let kind = match action {
-            Action::Stop { .. } | Action::Delete { .. } | Action::DeleteAll { .. } | Action::Patch { dry_run: true, .. } => {
+            Action::Stop { .. }
+            | Action::Delete { .. }
+            | Action::DeleteAll { .. }
+            | Action::Patch { dry_run: true, .. } => {
                 return client.request_text(request).await.map(|_| Answer::Done);
             }
-            Action::List { kind: Kind::DataVolume, .. } => {
+            Action::List {
+                kind: Kind::DataVolume,
+                ..
+            } => {
                 let list: List<DataVolume> = client.request(request).await?;
                 return Ok(Answer::DataVolumes(list.items));
             }
@@ -495,7 +587,9 @@ impl Cluster {
 /// The user name by which a cluster knows this process.
 async fn who_am_i(client: &Client) -> kube::Result<String> {
     let review = Api::<SelfSubjectReview>::all(client.clone());
-    let review = review.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
+    let review = review
+        .create(&PostParams::default(), &SelfSubjectReview::default())
+        .await?;
     let user = review.status.and_then(|status| status.user_info);
     Ok(user.and_then(|user| user.username).unwrap_or_default())
 }
@@ -516,6 +610,14 @@ fn tell(instances: &RwLock<Option<Arc<dyn Instances>>>, machine: &VirtualMachine
     }
 }
 
+/// The addresses that a server was made with.
+fn annotated(machine: &VirtualMachine) -> Addresses {
+    Addresses {
+        ipv4: machine.annotation(IPV4).map(str::to_owned),
+        ipv6: machine.annotation(IPV6).map(str::to_owned),
+    }
+}
+
 /// Namespace and name of the Instance that a server belongs to.
 fn instance_of(machine: &VirtualMachine) -> Option<(&str, &str)> {
     machine.annotation(INSTANCE)?.split_once('/')
@@ -527,6 +629,18 @@ fn name_of(machine: &VirtualMachine) -> (String, String) {
         metadata.namespace.clone().unwrap_or_default(),
         metadata.name.clone().unwrap_or_default(),
     )
+}
+
+/// Whether an instance has never had a server, and is to get one.
+fn is_new(instance: &Instance) -> bool {
+    let status = instance.status.as_ref();
+    let operation = status.and_then(|status| status.operation.as_ref());
+    operation.is_some_and(|operation| {
+        !matches!(
+            operation.kind,
+            OperationKind::Stop | OperationKind::PowerOff | OperationKind::Delete
+        )
+    }) && status.is_none_or(|status| status.provisioned_at.is_none())
 }
 
 /// What a step reports that did not come to its end.
@@ -566,7 +680,12 @@ fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
             let path = path(namespace, *kind, None) + "?labelSelector=" + selector;
             (Method::GET, path, JSON, None)
         }
-        Action::Patch { kind, name, patch, dry_run } => {
+        Action::Patch {
+            kind,
+            name,
+            patch,
+            dry_run,
+        } => {
             let dry_run = if *dry_run { "&dryRun=All" } else { "" };
             let path = path(namespace, *kind, Some(name)) + &strict + dry_run;
             (Method::PATCH, path, MERGE_PATCH, Some(patch.clone()))
@@ -576,7 +695,9 @@ fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
             (Method::PATCH, path, JSON_PATCH, Some(patch.clone()))
         }
         Action::Stop { name } => {
-            let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{name}/stop");
+            let path = format!(
+                "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{name}/stop"
+            );
             (Method::PUT, path, JSON, Some(json!({ "gracePeriod": 0 })))
         }
         Action::Delete { kind, name, uid } => {
@@ -584,7 +705,12 @@ fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
                 "apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background",
                 "preconditions": { "uid": uid },
             });
-            (Method::DELETE, path(namespace, *kind, Some(name)), JSON, Some(options))
+            (
+                Method::DELETE,
+                path(namespace, *kind, Some(name)),
+                JSON,
+                Some(options),
+            )
         }
         Action::DeleteAll { kind, selector } => {
             let path = path(namespace, *kind, None) + "?labelSelector=" + selector;

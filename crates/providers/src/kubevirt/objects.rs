@@ -21,8 +21,6 @@ use resources::{Instance, Operation, Plan};
 
 /// Name of the RoleBinding and of the NetworkPolicy in the namespaces of servers.
 const NAME: &str = "stellage";
-/// The ClusterRole that the RoleBinding binds.
-const ROLE: &str = "stellage-servers";
 /// Prefix of the user names of ServiceAccounts.
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 /// Longest host name.
@@ -78,6 +76,8 @@ pub fn namespace(region: &KubeVirt, account_uid: &str, name: &str) -> Value {
 
 /// Gives us, whom the cluster knows by this user name, the rights in the namespace of an account's servers.
 pub fn role_binding(region: &KubeVirt, account_uid: &str, namespace: &str, user: &str) -> Value {
+    // As the region's chart names it.
+    let role = format!("{}servers", region.namespace_prefix);
     let account = user
         .strip_prefix(SERVICE_ACCOUNT)
         .and_then(|name| name.split_once(':'));
@@ -90,7 +90,7 @@ pub fn role_binding(region: &KubeVirt, account_uid: &str, namespace: &str, user:
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
         "metadata": { "name": NAME, "namespace": namespace, "labels": account_labels(region, account_uid) },
-        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ROLE },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
         "subjects": [subject],
     })
 }
