@@ -49,7 +49,7 @@ pub(in super::super) fn all(snapshot: &RegionSnapshot, region: &KubeVirt) -> Vec
         network(&region.network, snapshot),
     ];
     if let Profile::Bridge { .. } = region.network.profile {
-        checks.push(spoofing(&region.network, &snapshot.attachment));
+        checks.push(spoofing(&region.network, snapshot.attachment.as_ref()));
     }
     checks
 }
@@ -343,7 +343,7 @@ fn images(found: &BTreeMap<String, Read<Found>>) -> Check {
 }
 
 /// The JSON of a NetworkAttachmentDefinition; `Err` has the check that fails without it.
-fn attached(name: &'static str, attachment: &Option<Read<Option<String>>>) -> Result<Value, Check> {
+fn attached(name: &'static str, attachment: Option<&Read<Option<String>>>) -> Result<Value, Check> {
     let config = match attachment {
         None => return Ok(Value::Null),
         Some(Err(why)) => return Err(unread(name, why)),
@@ -367,7 +367,7 @@ fn plugin(config: &Value) -> &Value {
 
 fn network(network: &Network, snapshot: &RegionSnapshot) -> Check {
     let name = "network";
-    let config = match attached(name, &snapshot.attachment) {
+    let config = match attached(name, snapshot.attachment.as_ref()) {
         Ok(config) => config,
         Err(check) => return check,
     };
@@ -430,7 +430,7 @@ fn hidden_name_server(network: &Network) -> Option<IpAddr> {
 }
 
 /// Whether servers on a bridge can use the addresses of others.
-fn spoofing(network: &Network, attachment: &Option<Read<Option<String>>>) -> Check {
+fn spoofing(network: &Network, attachment: Option<&Read<Option<String>>>) -> Check {
     let name = "spoofing";
     let config = match attached(name, attachment) {
         Ok(config) => config,
@@ -659,7 +659,7 @@ mod tests {
             (
                 "rights",
                 Failed,
-                "may not: get namespaces and 1 more",
+                "may not: get namespaces, create namespaces\nUpgrade",
                 |it, region| {
                     let all = needed(region, None).unwrap();
                     let some = all.into_iter().filter(|right| right.resource == "namespaces");
