@@ -73,14 +73,18 @@ pub(super) async fn run(args: OrphansArgs, which: &ClusterArgs) -> Result<(), Cl
     let cluster = Cluster::of(which).await?;
     // First the servers: each was made after its Instance, which stays until its server is gone.
     let ours = ListParams::default().labels(&format!("{INSTALLATION}={}", region.settings.installation));
+    let pages = Pages::of(servers(&region.cluster, None), ours);
     let found = region
         .cluster
-        .list(
-            "list servers",
-            Pages::of(servers(&region.cluster, None), ours),
-            Pages::next_metadata,
-        )
-        .await?;
+        .list("list servers", pages, Pages::next_metadata)
+        .await;
+    let found = found.map_err(|failure| match failure.into() {
+        CliError::CrdsMissing => CliError::Value {
+            flag: "--region",
+            why: format!("the cluster of {} has no KubeVirt", args.region),
+        },
+        error => error,
+    })?;
     let uids = instance_uids(&cluster).await?;
     let orphans = of(&found, &uids);
     match args.output {
@@ -220,7 +224,7 @@ mod tests {
             server("kept", |_| {}),
             server("left", |_| {}),
             server("going", |it| {
-                it["deletionTimestamp"] = json!("2026-11-23T12:00:00Z")
+                it["deletionTimestamp"] = json!("2026-11-23T12:00:00Z");
             }),
             server("foreign", |it| it["labels"] = json!({ INSTALLATION: "prod-1" })),
         ];

@@ -45,8 +45,7 @@ impl CatalogueArgs {
         let catalogue = Catalogue::load(file).map_err(|error| wrong("--catalogue", error.to_string()))?;
         let settings = settings(&catalogue, code).map_err(|why| wrong("--region", why))?;
         let kubeconfig = match (&self.region_kubeconfig, &settings.cluster) {
-            (Some(file), _) => Some(file.clone()),
-            (None, region::Cluster::Kubeconfig(file)) => Some(file.clone()),
+            (Some(file), _) | (None, region::Cluster::Kubeconfig(file)) => Some(file.clone()),
             (None, region::Cluster::InCluster) => None,
         };
         if let Some(file) = kubeconfig.as_ref().filter(|file| !file.exists()) {

@@ -19,7 +19,7 @@ use super::{
         rights::Right,
         snapshot::Read,
     },
-    snapshot::{Found, Installed, RegionSnapshot, StorageProfile},
+    snapshot::{Found, Installed, KUBEVIRT, RegionSnapshot, StorageProfile},
 };
 
 /// The oldest minor version of Kubernetes 1 that has the admission policies of the chart, as in its `kubeVersion`.
@@ -98,7 +98,7 @@ fn kubevirt(apis: &Read<BTreeSet<String>>, installed: &Read<Option<Installed>>) 
     let install = "Install KubeVirt: https://kubevirt.io/user-guide/cluster_admin/installation";
     match apis {
         Err(why) => return unread(name, why),
-        Ok(apis) if !apis.contains("kubevirt.io/v1") => {
+        Ok(apis) if !apis.contains(KUBEVIRT) => {
             return failed(name, "the cluster has no API kubevirt.io/v1", install);
         }
         // Served by virt-api itself.
@@ -184,11 +184,7 @@ fn configured(
 fn processors(installed: &Read<Option<Installed>>) -> Check {
     let name = "processors";
     configured(name, installed, |installed| {
-        let ratio = installed
-            .spec
-            .configuration
-            .developer_configuration
-            .cpu_allocation_ratio;
+        let ratio = installed.spec.configuration.developer.cpu_allocation_ratio;
         match ratio.filter(|ratio| *ratio > 0) {
             Some(ratio) => ok(
                 name,
@@ -206,7 +202,7 @@ fn processors(installed: &Read<Option<Installed>>) -> Check {
 fn emulation(installed: &Read<Option<Installed>>) -> Check {
     let name = "emulation";
     configured(name, installed, |installed| {
-        if installed.spec.configuration.developer_configuration.use_emulation {
+        if installed.spec.configuration.developer.use_emulation {
             let fix =
                 "For customers, use nodes with /dev/kvm, and take useEmulation out of the KubeVirt object.";
             warning(
@@ -469,7 +465,11 @@ mod tests {
     };
     use serde_json::json;
 
-    use super::{super::needed, *};
+    use super::{
+        super::needed,
+        Outcome::{Failed, Unknown, Warning},
+        *,
+    };
 
     fn name(namespace: &str, name: &str) -> ObjectName {
         ObjectName {
@@ -537,7 +537,7 @@ mod tests {
             "status": { "phase": "Deployed", "observedKubeVirtVersion": "v1.8.2" },
         });
         change(&mut object);
-        Ok(Some(serde_json::from_value(object).unwrap()))
+        serde_json::from_value(object).map_err(|error| error.to_string())
     }
 
     fn class(change: impl FnOnce(&mut Value)) -> Read<Option<StorageClass>> {
@@ -546,12 +546,12 @@ mod tests {
             "allowVolumeExpansion": true, "volumeBindingMode": "Immediate",
         });
         change(&mut object);
-        Ok(Some(serde_json::from_value(object).unwrap()))
+        serde_json::from_value(object).map_err(|error| error.to_string())
     }
 
     fn profile(sets: Value) -> Read<Option<StorageProfile>> {
         let object = json!({ "status": { "claimPropertySets": sets } });
-        Ok(Some(serde_json::from_value(object).unwrap()))
+        serde_json::from_value(object).map_err(|error| error.to_string())
     }
 
     const ATTACHMENT: &str =
@@ -615,172 +615,173 @@ mod tests {
         }
     }
 
+    type Break = fn(&mut RegionSnapshot, &mut KubeVirt);
+
+    /// What is broken, and by whom and how it is told.
+    const PROBLEMS: &[(&str, Outcome, &str, Break)] = &[
+        ("Kubernetes", Failed, "v1.29.0 is older than 1.30", |it, _| {
+            it.version.minor = "29".to_owned();
+            it.version.git_version = "v1.29.0".to_owned();
+        }),
+        ("clock", Warning, "differ by 31 s", |it, _| {
+            it.clocks.1 = Some(it.clocks.0 + SignedDuration::from_secs(31));
+        }),
+        (
+            "KubeVirt",
+            Failed,
+            "no API kubevirt.io/v1\nInstall KubeVirt",
+            |it, _| {
+                it.apis = Ok(["cdi.kubevirt.io/v1beta1".to_owned()].into());
+            },
+        ),
+        ("KubeVirt", Failed, "virt-api does not serve", |it, _| {
+            it.apis.as_mut().unwrap().remove("subresources.kubevirt.io/v1");
+        }),
+        ("KubeVirt", Failed, "v1.5.3 is older than 1.6", |it, _| {
+            it.kubevirt = kubevirt_object(|it| it["status"]["observedKubeVirtVersion"] = json!("v1.5.3"));
+        }),
+        ("KubeVirt", Failed, "has the phase Deploying", |it, _| {
+            it.kubevirt = kubevirt_object(|it| it["status"]["phase"] = json!("Deploying"));
+        }),
+        (
+            "KubeVirt",
+            Unknown,
+            "cannot tell the version \"devel\"",
+            |it, _| {
+                it.kubevirt = kubevirt_object(|it| it["status"]["observedKubeVirtVersion"] = json!("devel"));
+            },
+        ),
+        ("CDI", Failed, "no API cdi.kubevirt.io/v1beta1", |it, _| {
+            it.apis.as_mut().unwrap().remove("cdi.kubevirt.io/v1beta1");
+        }),
+        (
+            "rights",
+            Failed,
+            "may not: get namespaces, create namespaces\nUpgrade",
+            |it, region| {
+                let all = needed(region, None).unwrap();
+                let some = all.into_iter().filter(|right| right.resource == "namespaces");
+                let two: Vec<Right> = some.take(2).collect();
+                assert_eq!(two.len(), 2);
+                it.rights = Ok((two, true));
+            },
+        ),
+        ("rights", Unknown, "not checked: timeout", |it, _| {
+            it.rights = Err("timeout".to_owned());
+        }),
+        ("processors", Warning, "each is given to 10 servers", |it, _| {
+            it.kubevirt = kubevirt_object(|it| it["spec"]["configuration"] = json!({}));
+        }),
+        ("emulation", Warning, "(useEmulation)", |it, _| {
+            it.kubevirt = kubevirt_object(|it| {
+                it["spec"]["configuration"]["developerConfiguration"]["useEmulation"] = json!(true);
+            });
+        }),
+        ("drains", Warning, "holds up drains", |_, region| {
+            region.eviction_strategy = EvictionStrategy::LiveMigrate;
+        }),
+        (
+            "storage",
+            Failed,
+            "there is no StorageClass ceph-block",
+            |it, _| {
+                it.storage_class = Ok(None);
+            },
+        ),
+        ("storage", Failed, "reclaimPolicy Retain", |it, _| {
+            it.storage_class = class(|it| it["reclaimPolicy"] = json!("Retain"));
+        }),
+        ("storage", Warning, "cannot grow", |it, _| {
+            it.storage_class = class(|it| it["allowVolumeExpansion"] = json!(false));
+        }),
+        ("migration", Failed, "CDI does not know which claims", |it, _| {
+            it.storage_profile = profile(json!([]));
+        }),
+        (
+            "migration",
+            Warning,
+            "cannot be migrated (ReadWriteOnce Filesystem)",
+            |it, _| {
+                it.storage_profile =
+                    profile(json!([{ "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem" }]));
+            },
+        ),
+        ("images", Failed, "debian-13 is not there", |it, _| {
+            it.images.insert("debian-13".to_owned(), Ok(Found::Missing));
+        }),
+        ("images", Failed, "debian-13 is not ready: importing", |it, _| {
+            let found = Found::NotReady("importing".to_owned());
+            it.images.insert("debian-13".to_owned(), Ok(found));
+        }),
+        (
+            "images",
+            Failed,
+            "debian-13 has 41 GiB, and the smallest plan has 40 GiB",
+            |it, _| {
+                let found = Found::Ready(Some(40 * GIB + 1));
+                it.images.insert("debian-13".to_owned(), Ok(found));
+            },
+        ),
+        ("network", Failed, "internalCidrs is empty", |_, region| {
+            region.network.internal_cidrs.clear();
+        }),
+        ("network", Failed, "within internalCidrs", |_, region| {
+            region.network.nameservers = vec!["10.244.0.10".parse().unwrap()];
+        }),
+        (
+            "network",
+            Failed,
+            "NetworkAttachmentDefinition is not there",
+            |it, region| {
+                region.network.profile = bridge();
+                it.attachment = Some(Ok(None));
+            },
+        ),
+        ("network", Failed, "is not JSON", |it, region| {
+            region.network.profile = bridge();
+            it.attachment = Some(Ok(Some("type: bridge".to_owned())));
+        }),
+        (
+            "network",
+            Warning,
+            "addresses of its own (ipam \"whereabouts\")",
+            |it, region| {
+                region.network.profile = bridge();
+                let config = ATTACHMENT.replace("\"ipam\":{}", "\"ipam\":{\"type\":\"whereabouts\"}");
+                it.attachment = Some(Ok(Some(config)));
+            },
+        ),
+        ("network", Failed, "not kube-ovn", |it, region| {
+            region.network.profile = kube_ovn(Some(name("stellage-networks", "public")));
+            it.attachment = Some(Ok(Some(ATTACHMENT.to_owned())));
+        }),
+        (
+            "network",
+            Failed,
+            "permits no bridge on the Pod network",
+            |it, region| {
+                region.network.profile = kube_ovn(None);
+                it.kubevirt = kubevirt_object(|it| {
+                    it["spec"]["configuration"]["network"] =
+                        json!({ "permitBridgeInterfaceOnPodNetwork": false });
+                });
+            },
+        ),
+        ("spoofing", Warning, "MAC addresses of others", |it, region| {
+            region.network.profile = bridge();
+            it.attachment = Some(Ok(Some(ATTACHMENT.replace("true", "false"))));
+        }),
+        ("spoofing", Warning, "IP addresses of others", |it, region| {
+            region.network.profile = bridge();
+            region.network.anti_spoofing_external = false;
+            let list = format!(r#"{{"cniVersion":"0.3.1","plugins":[{ATTACHMENT}]}}"#);
+            it.attachment = Some(Ok(Some(list)));
+        }),
+    ];
+
     #[test]
     fn each_problem_of_a_region_is_told_with_its_outcome_and_what_to_do() {
-        use Outcome::{Failed, Unknown, Warning};
-        type Break = fn(&mut RegionSnapshot, &mut KubeVirt);
-        let cases: &[(&str, Outcome, &str, Break)] = &[
-            ("Kubernetes", Failed, "v1.29.0 is older than 1.30", |it, _| {
-                it.version.minor = "29".to_owned();
-                it.version.git_version = "v1.29.0".to_owned();
-            }),
-            ("clock", Warning, "differ by 31 s", |it, _| {
-                it.clocks.1 = Some(it.clocks.0 + SignedDuration::from_secs(31));
-            }),
-            (
-                "KubeVirt",
-                Failed,
-                "no API kubevirt.io/v1\nInstall KubeVirt",
-                |it, _| {
-                    it.apis = Ok(["cdi.kubevirt.io/v1beta1".to_owned()].into());
-                },
-            ),
-            ("KubeVirt", Failed, "virt-api does not serve", |it, _| {
-                it.apis.as_mut().unwrap().remove("subresources.kubevirt.io/v1");
-            }),
-            ("KubeVirt", Failed, "v1.5.3 is older than 1.6", |it, _| {
-                it.kubevirt = kubevirt_object(|it| it["status"]["observedKubeVirtVersion"] = json!("v1.5.3"));
-            }),
-            ("KubeVirt", Failed, "has the phase Deploying", |it, _| {
-                it.kubevirt = kubevirt_object(|it| it["status"]["phase"] = json!("Deploying"));
-            }),
-            (
-                "KubeVirt",
-                Unknown,
-                "cannot tell the version \"devel\"",
-                |it, _| {
-                    it.kubevirt =
-                        kubevirt_object(|it| it["status"]["observedKubeVirtVersion"] = json!("devel"));
-                },
-            ),
-            ("CDI", Failed, "no API cdi.kubevirt.io/v1beta1", |it, _| {
-                it.apis.as_mut().unwrap().remove("cdi.kubevirt.io/v1beta1");
-            }),
-            (
-                "rights",
-                Failed,
-                "may not: get namespaces, create namespaces\nUpgrade",
-                |it, region| {
-                    let all = needed(region, None).unwrap();
-                    let some = all.into_iter().filter(|right| right.resource == "namespaces");
-                    let two: Vec<Right> = some.take(2).collect();
-                    assert_eq!(two.len(), 2);
-                    it.rights = Ok((two, true));
-                },
-            ),
-            ("rights", Unknown, "not checked: timeout", |it, _| {
-                it.rights = Err("timeout".to_owned());
-            }),
-            ("processors", Warning, "each is given to 10 servers", |it, _| {
-                it.kubevirt = kubevirt_object(|it| it["spec"]["configuration"] = json!({}));
-            }),
-            ("emulation", Warning, "(useEmulation)", |it, _| {
-                it.kubevirt = kubevirt_object(|it| {
-                    it["spec"]["configuration"]["developerConfiguration"]["useEmulation"] = json!(true);
-                });
-            }),
-            ("drains", Warning, "holds up drains", |_, region| {
-                region.eviction_strategy = EvictionStrategy::LiveMigrate;
-            }),
-            (
-                "storage",
-                Failed,
-                "there is no StorageClass ceph-block",
-                |it, _| {
-                    it.storage_class = Ok(None);
-                },
-            ),
-            ("storage", Failed, "reclaimPolicy Retain", |it, _| {
-                it.storage_class = class(|it| it["reclaimPolicy"] = json!("Retain"));
-            }),
-            ("storage", Warning, "cannot grow", |it, _| {
-                it.storage_class = class(|it| it["allowVolumeExpansion"] = json!(false));
-            }),
-            ("migration", Failed, "CDI does not know which claims", |it, _| {
-                it.storage_profile = profile(json!([]));
-            }),
-            (
-                "migration",
-                Warning,
-                "cannot be migrated (ReadWriteOnce Filesystem)",
-                |it, _| {
-                    it.storage_profile =
-                        profile(json!([{ "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem" }]));
-                },
-            ),
-            ("images", Failed, "debian-13 is not there", |it, _| {
-                it.images.insert("debian-13".to_owned(), Ok(Found::Missing));
-            }),
-            ("images", Failed, "debian-13 is not ready: importing", |it, _| {
-                let found = Found::NotReady("importing".to_owned());
-                it.images.insert("debian-13".to_owned(), Ok(found));
-            }),
-            (
-                "images",
-                Failed,
-                "debian-13 has 41 GiB, and the smallest plan has 40 GiB",
-                |it, _| {
-                    let found = Found::Ready(Some(40 * GIB + 1));
-                    it.images.insert("debian-13".to_owned(), Ok(found));
-                },
-            ),
-            ("network", Failed, "internalCidrs is empty", |_, region| {
-                region.network.internal_cidrs.clear();
-            }),
-            ("network", Failed, "within internalCidrs", |_, region| {
-                region.network.nameservers = vec!["10.244.0.10".parse().unwrap()];
-            }),
-            (
-                "network",
-                Failed,
-                "NetworkAttachmentDefinition is not there",
-                |it, region| {
-                    region.network.profile = bridge();
-                    it.attachment = Some(Ok(None));
-                },
-            ),
-            ("network", Failed, "is not JSON", |it, region| {
-                region.network.profile = bridge();
-                it.attachment = Some(Ok(Some("type: bridge".to_owned())));
-            }),
-            (
-                "network",
-                Warning,
-                "addresses of its own (ipam \"whereabouts\")",
-                |it, region| {
-                    region.network.profile = bridge();
-                    let config = ATTACHMENT.replace("\"ipam\":{}", "\"ipam\":{\"type\":\"whereabouts\"}");
-                    it.attachment = Some(Ok(Some(config)));
-                },
-            ),
-            ("network", Failed, "not kube-ovn", |it, region| {
-                region.network.profile = kube_ovn(Some(name("stellage-networks", "public")));
-                it.attachment = Some(Ok(Some(ATTACHMENT.to_owned())));
-            }),
-            (
-                "network",
-                Failed,
-                "permits no bridge on the Pod network",
-                |it, region| {
-                    region.network.profile = kube_ovn(None);
-                    it.kubevirt = kubevirt_object(|it| {
-                        it["spec"]["configuration"]["network"] =
-                            json!({ "permitBridgeInterfaceOnPodNetwork": false });
-                    });
-                },
-            ),
-            ("spoofing", Warning, "MAC addresses of others", |it, region| {
-                region.network.profile = bridge();
-                it.attachment = Some(Ok(Some(ATTACHMENT.replace("true", "false"))));
-            }),
-            ("spoofing", Warning, "IP addresses of others", |it, region| {
-                region.network.profile = bridge();
-                region.network.anti_spoofing_external = false;
-                let list = format!(r#"{{"cniVersion":"0.3.1","plugins":[{ATTACHMENT}]}}"#);
-                it.attachment = Some(Ok(Some(list)));
-            }),
-        ];
-        for (check, outcome, message, spoil) in cases {
+        for (check, outcome, message, spoil) in PROBLEMS {
             let (mut snapshot, mut region) = (healthy(), region(Profile::Pod));
             spoil(&mut snapshot, &mut region);
             let found = complaints(&snapshot, &region);

@@ -33,6 +33,9 @@ use crate::{
     region::{foreign, servers},
 };
 
+/// The API of KubeVirt.
+pub(super) const KUBEVIRT: &str = "kubevirt.io/v1";
+
 /// The `KubeVirt` object, as far as it is checked.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -51,14 +54,15 @@ pub(super) struct InstalledSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Configuration {
-    pub(super) developer_configuration: DeveloperConfiguration,
+    #[serde(rename = "developerConfiguration")]
+    pub(super) developer: Developer,
     pub(super) network: NetworkConfiguration,
     pub(super) vm_rollout_strategy: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct DeveloperConfiguration {
+pub(super) struct Developer {
     pub(super) cpu_allocation_ratio: Option<u32>,
     pub(super) use_emulation: bool,
 }
@@ -190,6 +194,10 @@ impl RegionSnapshot {
             let versions = groups.groups.into_iter().flat_map(|group| group.versions);
             versions.map(|version| version.group_version).collect()
         });
+        let kubevirt = match &apis {
+            Ok(apis) if !apis.contains(KUBEVIRT) => Ok(None),
+            _ => installed(cluster).await,
+        };
         let classes = Api::<StorageClass>::all(client.clone());
         let class = classes.get_opt(&region.storage_class);
         let profiles = foreign(cluster, "cdi.kubevirt.io", "v1beta1", "StorageProfile", None);
@@ -210,7 +218,7 @@ impl RegionSnapshot {
             version,
             apis,
             rights: missing_rights(cluster, region).await,
-            kubevirt: installed(cluster).await,
+            kubevirt,
             storage_class: cluster.call("read the StorageClass", class).await.map_err(words),
             storage_profile: get(
                 cluster,
