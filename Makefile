@@ -59,7 +59,7 @@ bench: tools ## Measure the facade, the controllers and webhooks (ARGS: docs/ben
 crds: tools ## Generate crds/ from the Rust types
 	@cargo run --quiet --locked -- crds --output-dir crds
 
-chart: tools ## Write what is generated in charts/stellage, and deploy/rbac.yaml
+chart: tools ## Write what is generated in charts/, and deploy/rbac.yaml
 	@STELLAGE_WRITE_CHART=1 cargo test --quiet --locked --workspace --test integration -- chart::files
 
 # Linked statically, the program needs no other files.

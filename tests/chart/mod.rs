@@ -1,8 +1,9 @@
-//! The Helm chart, with the real Helm, which is built once if it is not there.
+//! The Helm charts, with the real Helm, which is built once if it is not there.
 //!
 //! - `alerts`: alerts, their runbooks and the dashboard, with the real promtool;
 //! - `files`: what is generated, and what has to agree with the program;
 //! - `optional`: what is in the chart only if values ask for it;
+//! - `region`: the chart of a region, and what its token grants;
 //! - `rendered`: several sets of values, with a real API server;
 //! - `installed`: the chart installed, run, upgraded, rolled back and uninstalled;
 //! - `stolen`: what the operator's tokens grant in the wrong hands;
@@ -12,6 +13,7 @@ mod alerts;
 mod files;
 mod installed;
 mod optional;
+mod region;
 mod rendered;
 mod stolen;
 mod tenants;
@@ -30,6 +32,11 @@ use crate::support;
 /// The folder of the chart.
 fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/stellage")
+}
+
+/// The folder of the chart of a region.
+fn region_chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/stellage-region")
 }
 
 /// Helm, with folders of its own.
@@ -84,15 +91,19 @@ impl Helm {
 
     /// The objects of the chart, as text.
     fn template(&self, namespace: &str, values: &Value) -> Result<String, String> {
-        let chart = chart();
-        let arguments = [
-            "template",
-            "stellage",
-            chart.to_str().unwrap(),
-            "--namespace",
-            namespace,
-        ];
-        self.with(&arguments, values)
+        self.template_of(&chart(), "stellage", namespace, values)
+    }
+
+    /// The objects of a release of this chart, as text.
+    fn template_of(
+        &self,
+        chart: &Path,
+        release: &str,
+        namespace: &str,
+        values: &Value,
+    ) -> Result<String, String> {
+        let chart = chart.to_str().unwrap();
+        self.with(&["template", release, chart, "--namespace", namespace], values)
     }
 }
 

@@ -439,3 +439,44 @@ async fn the_network_policies_let_pods_call_what_the_values_name_and_nothing_of_
         }
     }
 }
+
+#[tokio::test]
+async fn the_kubeconfig_of_a_region_is_mounted_as_a_folder_in_the_controllers_alone_and_they_may_call_its_api_server()
+ {
+    let helm = Helm::alone().await;
+    let values = json!({
+        "regions": { "de-fra-1": { "secretName": "frankfurt" } }, "existingCatalogue": "mine",
+        "networkPolicy": { "enabled": true, "regionRanges": ["10.7.0.1/32"], "regionPorts": [16443] },
+    });
+    let egress = json!({
+        "ports": [{ "protocol": "TCP", "port": 16443 }], "to": [{ "ipBlock": { "cidr": "10.7.0.1/32" } }],
+    });
+    for (mode, name, has_regions) in [
+        ("split", "stellage-api", false),
+        ("split", "stellage-controller", true),
+        ("all", "stellage", true),
+    ] {
+        let mut values = values.clone();
+        values["mode"] = json!(mode);
+        let all = objects(&helm.template("stellage-system", &values).unwrap());
+        let find = |kind: &str| {
+            let is_it = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+            all.iter().find(is_it).unwrap()
+        };
+        let pod = &find("Deployment")["spec"]["template"]["spec"];
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let mount = list(&pod["containers"][0]["volumeMounts"])
+            .into_iter()
+            .find(|mount| mount["mountPath"] == "/etc/stellage/regions/de-fra-1");
+        assert_eq!(mount.is_some(), has_regions, "{mode} {name}");
+        if let Some(mount) = mount {
+            // A single file would never be updated.
+            assert_eq!(mount["subPath"], Value::Null);
+            let volumes = list(&pod["volumes"]);
+            let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]);
+            assert_eq!(volume.unwrap()["secret"]["secretName"], "frankfurt");
+        }
+        let rules = list(&find("NetworkPolicy")["spec"]["egress"]);
+        assert_eq!(rules.contains(&egress), has_regions, "{mode} {name}: {rules:#?}");
+    }
+}

@@ -11,6 +11,12 @@ use serde_json::{Value, json};
 use super::{Helm, chart, files::read, objects};
 use crate::support::{self, bare_plane, kubectl};
 
+/// An entry of the catalogue for a region in a cluster of its own, as far as the chart looks at it.
+fn in_cluster(code: &str) -> Value {
+    let kubeconfig = format!("/etc/stellage/regions/{code}/kubeconfig");
+    json!({ "code": code, "kubevirt": { "kubeconfig": kubeconfig } })
+}
+
 /// Everything that can be switched on, with one process for both.
 pub(super) fn everything() -> Value {
     let peers = json!([{ "namespaceSelector": { "matchLabels": { "team": "web" } } }]);
@@ -35,7 +41,8 @@ pub(super) fn everything() -> Value {
         "image": { "digest": format!("sha256:{}", "a".repeat(64)) },
         "imagePullSecrets": [{ "name": "pull" }],
         "serviceAccounts": { "annotations": { "a": "b" }, "api": "web", "controller": "brain" },
-        "catalogue": { "regions": ["fr-par-1"], "plans": { "starter": { "priceMonthly": 4.2 } } },
+        "regions": { "de-fra-1": { "secretName": "region-de-fra-1" }, "nl-ams-1": { "secretName": "2" } },
+        "catalogue": { "regions": ["fr-par-1", in_cluster("de-fra-1"), in_cluster("nl-ams-1")], "plans": { "starter": { "priceMonthly": 4.2 } } },
         "smtp": { "url": "smtps://user:p%40ss@mail.example.com", "caSecret": "mail-ca" },
         "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
         "oidc": { "existingSecret": "login" }, "traces": { "existingSecret": "collector" },
@@ -51,7 +58,7 @@ pub(super) fn everything() -> Value {
         "dashboard": { "enabled": true, "annotations": { "grafana_folder": "Cloud" } },
         "networkPolicy": {
             "enabled": true, "rest": peers, "metrics": peers, "apiServerRanges": ["10.0.0.1/32"],
-            "mailRanges": ["10.1.0.0/16"], "oidcRanges": ["10.3.0.0/16"], "receiverRanges": ["10.2.0.0/16"],
+            "regionRanges": ["10.7.0.1/32"], "mailRanges": ["10.1.0.0/16"], "oidcRanges": ["10.3.0.0/16"], "receiverRanges": ["10.2.0.0/16"],
             "tracesRanges": ["10.4.0.0/16"], "extraEgress": [{ "to": peers }],
         },
     })
@@ -390,6 +397,22 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
             "must be without /v1/traces",
         ),
         (
+            json!({ "regions": { "frankfurt": { "secretName": "a" } } }),
+            "'frankfurt' does not match pattern",
+        ),
+        (
+            json!({ "regions": { "de-fra-1": {} } }),
+            "missing property 'secretName'",
+        ),
+        (
+            json!({ "catalogue": { "regions": [in_cluster("de-fra-1")] } }),
+            "names /etc/stellage/regions/de-fra-1/kubeconfig for the region de-fra-1, and regions.de-fra-1.secretName is not set",
+        ),
+        (
+            json!({ "regions": { "de-fra-1": { "secretName": "a" } }, "catalogue": { "regions": ["de-fra-1"] } }),
+            "regions.de-fra-1: the catalogue has no region de-fra-1 whose kubevirt.kubeconfig is /etc/stellage/regions/de-fra-1/kubeconfig",
+        ),
+        (
             json!({ "oidc": { "existingSecret": "login" } }),
             "also needs api.settings.oidcClientId, api.settings.oidcIssuer, api.settings.publicUrl: oidc.existingSecret",
         ),
@@ -409,6 +432,7 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
     let from_secret = json!({ "name": "STELLAGE_OIDC_CLIENT_ID", "valueFrom": { "secretKeyRef": { "name": "login", "key": "id" } } });
     for right in [
         json!({ "api": { "autoscaling": { "minReplicas": 7 } } }),
+        json!({ "regions": { "de-fra-1": { "secretName": "a" } }, "existingCatalogue": "mine" }),
         json!({ "api": { "settings": { "publicUrl": "https://cloud.example.com" } } }),
         json!({
             "oidc": { "existingSecret": "login" },

@@ -15,6 +15,23 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- fail (printf "api.autoscaling.minReplicas (%d) must be at most api.autoscaling.maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) }}
 {{- end }}
 {{- end }}
+{{- if .Values.catalogue }}
+{{- $named := dict }}
+{{- range .Values.catalogue.regions }}
+{{- if kindIs "map" . }}
+{{- $path := dig "kubevirt" "kubeconfig" "" . }}
+{{- $_ := set $named .code $path }}
+{{- if and (hasPrefix "/etc/stellage/regions/" $path) (not (hasKey $.Values.regions (base (dir $path)))) }}
+{{- fail (printf "the catalogue names %s for the region %s, and regions.%s.secretName is not set" $path .code (base (dir $path))) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $code, $_ := .Values.regions }}
+{{- if not (hasPrefix (printf "/etc/stellage/regions/%s/" $code) (get $named $code | default "")) }}
+{{- fail (printf "regions.%s: the catalogue has no region %s whose kubevirt.kubeconfig is /etc/stellage/regions/%s/kubeconfig" $code $code $code) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $variables := list }}
 {{- range .Values.api.extraEnv }}
 {{- $variables = append $variables .name }}

@@ -31,13 +31,18 @@ A Deployment of `component` (api, controller or all), which runs `command` with 
 {{- $grace := kindIs "invalid" $values.settings.shutdownGraceSeconds | ternary 20 (int $values.settings.shutdownGraceSeconds) }}
 {{- $catalogue := include "stellage.catalogue" $root }}
 {{- $smtp := include "stellage.smtpSecret" $root }}
-{{- /* Whole folders: Kubernetes never updates a file that is mounted alone, and the catalogue and certificates are read again. */}}
+{{- /* Whole folders: Kubernetes never updates a file that is mounted alone, and the catalogue, certificates and tokens are read again. */}}
 {{- $volumes := list }}
 {{- if $catalogue }}{{ $volumes = append $volumes (dict "name" "catalogue" "configMap" $catalogue) }}{{ end }}
 {{- if $values.receivers.caSecret }}{{ $volumes = append $volumes (dict "name" "receiver-ca" "secret" $values.receivers.caSecret) }}{{ end }}
 {{- if and $controls $values.smtp.caSecret }}{{ $volumes = append $volumes (dict "name" "smtp-ca" "secret" $values.smtp.caSecret) }}{{ end }}
 {{- if and $servesApi $values.oidc.existingSecret }}{{ $volumes = append $volumes (dict "name" "oidc" "secret" $values.oidc.existingSecret) }}{{ end }}
 {{- if and $servesApi $values.tls.existingSecret }}{{ $volumes = append $volumes (dict "name" "tls" "secret" $values.tls.existingSecret) }}{{ end }}
+{{- if $controls }}
+{{- range $code, $region := $values.regions }}
+{{- $volumes = append $volumes (dict "name" (printf "region-%s" $code) "secret" $region.secretName "path" (printf "regions/%s" $code)) }}
+{{- end }}
+{{- end }}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -173,7 +178,7 @@ spec:
           {{- if or $volumes $pods.extraVolumeMounts }}
           volumeMounts:
             {{- range $volumes }}
-            - {name: {{ .name }}, mountPath: /etc/stellage/{{ .name }}, readOnly: true}
+            - {name: {{ .name }}, mountPath: /etc/stellage/{{ default .name .path }}, readOnly: true}
             {{- end }}
             {{- with $pods.extraVolumeMounts }}
             {{- toYaml . | nindent 12 }}

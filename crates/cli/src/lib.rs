@@ -22,8 +22,10 @@ mod invoice;
 mod key;
 mod listen;
 mod objects;
+mod orphans;
 mod output;
 mod program;
+mod region;
 mod secret;
 mod transfer;
 mod wait;
@@ -84,6 +86,11 @@ pub enum Command {
     ///
     /// Exits with 1 if something is broken, and with 2 if nothing is but something could not be checked.
     Doctor(doctor::DoctorArgs),
+    /// List servers in the cluster of a region that belong to no instance, and delete them with --delete
+    ///
+    /// Of all servers that have the label of this installation there, those that were made for an Instance that this cluster does
+    /// not have. If instances were lost, restore them first: they find their servers again.
+    Orphans(orphans::OrphansArgs),
     /// Write all accounts and what they have into a file, to move or restore an installation
     ///
     /// Instances with their user data, backups, webhooks with their secrets, deliveries, logs, keys, invoices, and what the operator's
@@ -114,6 +121,7 @@ pub async fn run(command: Command, which: &ClusterArgs) -> Result<(), CliError> 
         Command::Listen(args) => listen::run(args, which).await,
         Command::Events(args) => events::run(args, which).await,
         Command::Doctor(args) => doctor::run(args, which).await,
+        Command::Orphans(args) => orphans::run(args, which).await,
         Command::Export(args) => transfer::export(args, which).await,
         Command::Import(args) => transfer::import(args, which).await,
         Command::Crds(args) => crds::run(&args),
@@ -310,6 +318,14 @@ pub enum CliError {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// There are no Instances, so every server of the region would be deleted.
+    #[error(
+        "this cluster has no Instances, so all {servers} servers of the region would be deleted\nIs it the one where Stellage runs? --kubeconfig and --context choose another. If all instances are really gone, delete the namespaces of the servers with kubectl."
+    )]
+    NoInstances {
+        /// The servers in the region.
+        servers: usize,
     },
     /// Checks of `doctor` have failed; it has printed them.
     #[error("{failed} of {of} checks failed")]

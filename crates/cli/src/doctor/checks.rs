@@ -64,7 +64,7 @@ pub(super) fn all(snapshot: &Snapshot) -> Vec<Check> {
     ]
 }
 
-fn ok(name: &'static str, message: impl Into<String>) -> Check {
+pub(super) fn ok(name: &'static str, message: impl Into<String>) -> Check {
     Check {
         name,
         outcome: Outcome::Ok,
@@ -73,7 +73,7 @@ fn ok(name: &'static str, message: impl Into<String>) -> Check {
     }
 }
 
-fn warning(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
+pub(super) fn warning(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
     Check {
         name,
         outcome: Outcome::Warning,
@@ -82,14 +82,14 @@ fn warning(name: &'static str, message: impl Into<String>, fix: impl Into<String
     }
 }
 
-fn failed(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
+pub(super) fn failed(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
     Check {
         outcome: Outcome::Failed,
         ..warning(name, message, fix)
     }
 }
 
-fn unknown(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
+pub(super) fn unknown(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
     Check {
         outcome: Outcome::Unknown,
         ..warning(name, message, fix)
@@ -97,13 +97,13 @@ fn unknown(name: &'static str, message: impl Into<String>, fix: impl Into<String
 }
 
 /// A check whose objects could not be read.
-fn unread(name: &'static str, why: &str) -> Check {
+pub(super) fn unread(name: &'static str, why: &str) -> Check {
     let fix = "Run this as a cluster administrator.";
     unknown(name, format!("not checked: {why}"), fix)
 }
 
 /// `a, b, c and 4 more`.
-fn some(names: &[String]) -> String {
+pub(super) fn some(names: &[String]) -> String {
     let shown = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(NAMED) {
         0 => shown,

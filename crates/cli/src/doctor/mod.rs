@@ -1,10 +1,12 @@
 //! `stellage doctor`: checks a whole installation, says what is wrong and what to do, and collects what a bug report needs.
 //!
 //! `snapshot` reads the cluster, `checks` evaluates what was read (pure), `rights` is the longest of the
-//! checks, and `bundle` writes what was read into an archive, without secrets and personal data.
+//! checks, and `bundle` writes what was read into an archive, without secrets and personal data. `region` does the same for the
+//! cluster of a region.
 
 mod bundle;
 mod checks;
+mod region;
 mod rights;
 mod snapshot;
 
@@ -13,12 +15,13 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use self::snapshot::Snapshot;
+use self::{region::RegionSnapshot, snapshot::Snapshot};
 use super::{
     CliError,
     connect::Cluster,
     objects,
     output::{self, Output},
+    region::CatalogueArgs,
 };
 use runtime::kubeconfig::ClusterArgs;
 
@@ -26,7 +29,9 @@ const EXAMPLES: &str = "\
 Examples:
   stellage doctor
   stellage doctor --output json
-  stellage doctor --bundle stellage.tar.gz";
+  stellage doctor --bundle stellage.tar.gz
+  kubectl -n stellage-system exec deploy/stellage-controller -- /stellage doctor --region de-fra-1
+  stellage doctor --region de-fra-1 --catalogue catalogue.yaml --region-kubeconfig de-fra-1/kubeconfig";
 
 /// Check an installation, and say what to do.
 #[derive(Args, Debug)]
@@ -45,6 +50,13 @@ pub struct DoctorArgs {
     /// addresses, and paths of receivers
     #[arg(long, value_name = "FILE")]
     bundle: Option<PathBuf>,
+
+    /// Check the cluster of this region instead, whose servers KubeVirt runs, with the identity that Stellage has there
+    #[arg(long, value_name = "CODE", conflicts_with_all = ["operator_namespace", "service_accounts", "bundle"])]
+    region: Option<String>,
+
+    #[command(flatten)]
+    catalogue: CatalogueArgs,
 
     /// Output format
     #[arg(long, short, value_enum, default_value_t)]
@@ -107,14 +119,18 @@ impl<'a> Report<'a> {
 }
 
 pub(super) async fn run(args: DoctorArgs, which: &ClusterArgs) -> Result<(), CliError> {
+    if let Some(code) = &args.region {
+        let region = args.catalogue.connect(code).await?;
+        let snapshot = RegionSnapshot::take(&region.cluster, &region.settings).await?;
+        let checks = region::checks(&snapshot, &region.settings);
+        show(&Report::of(&checks), args.output)?;
+        return conclude(&checks);
+    }
     let cluster = Cluster::of(which).await?;
     let snapshot = Snapshot::take(&cluster, &args.operator_namespace, &args.service_accounts).await?;
     let checks = checks::all(&snapshot);
     let report = Report::of(&checks);
-    match args.output {
-        Output::Json => output::json(&report)?,
-        Output::Text => checks.iter().for_each(print),
-    }
+    show(&report, args.output)?;
     if let Some(path) = args.bundle {
         bundle::write(&cluster, &args.operator_namespace, &snapshot, &report, &path).await?;
         output::note(&format!(
@@ -122,7 +138,20 @@ pub(super) async fn run(args: DoctorArgs, which: &ClusterArgs) -> Result<(), Cli
             path.display()
         ));
     }
-    let (found, of) = (report.outcome, checks.len());
+    conclude(&checks)
+}
+
+fn show(report: &Report<'_>, output: Output) -> Result<(), CliError> {
+    match output {
+        Output::Json => output::json(report)?,
+        Output::Text => report.checks.iter().for_each(print),
+    }
+    Ok(())
+}
+
+/// Fails if a check has failed, or could not be made.
+fn conclude(checks: &[Check]) -> Result<(), CliError> {
+    let (found, of) = (Report::of(checks).outcome, checks.len());
     let count = checks.iter().filter(|check| check.outcome == found).count();
     match found {
         Outcome::Ok | Outcome::Warning => Ok(()),

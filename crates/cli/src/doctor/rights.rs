@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use k8s_openapi::api::rbac::v1::{PolicyRule, RoleRef, Subject};
+use k8s_openapi::api::{
+    authorization::v1::ResourceAttributes,
+    rbac::v1::{PolicyRule, RoleRef, Subject},
+};
 use serde::Deserialize;
 
 /// The roles of an installation without Helm, where one service account has all rights.
@@ -67,6 +70,20 @@ impl fmt::Display for Right {
         match &self.namespace {
             Some(namespace) => write!(f, " in {namespace}"),
             None => Ok(()),
+        }
+    }
+}
+
+impl From<&Right> for ResourceAttributes {
+    fn from(right: &Right) -> Self {
+        Self {
+            group: Some(right.group.clone()),
+            resource: Some(right.resource.clone()),
+            subresource: right.subresource.clone(),
+            verb: Some(right.verb.clone()),
+            name: right.name.clone(),
+            namespace: right.namespace.clone(),
+            ..Self::default()
         }
     }
 }
@@ -136,7 +153,8 @@ pub(super) fn needed(
     Ok(rights)
 }
 
-fn of_rule(rule: &PolicyRule, namespace: Option<&str>) -> Vec<Right> {
+/// Every right of a rule.
+pub(super) fn of_rule(rule: &PolicyRule, namespace: Option<&str>) -> Vec<Right> {
     let names: Vec<Option<&String>> = match rule.resource_names.as_deref() {
         None | Some([]) => vec![None],
         Some(names) => names.iter().map(Some).collect(),

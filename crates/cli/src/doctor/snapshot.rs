@@ -38,7 +38,7 @@ pub(super) const OURS: &str = "app.kubernetes.io/part-of=stellage";
 /// Label that says what a pod or a service account is for.
 const COMPONENT: &str = "app.kubernetes.io/component";
 /// Number of concurrent access reviews.
-const REVIEWS: usize = 16;
+pub(super) const REVIEWS: usize = 16;
 
 /// What was read, or the reason why it could not be read.
 pub(super) type Read<T> = Result<T, String>;
@@ -161,7 +161,7 @@ impl Snapshot {
     }
 }
 
-fn words(failure: impl Into<CliError>) -> String {
+pub(super) fn words(failure: impl Into<CliError>) -> String {
     let error: CliError = failure.into();
     error.to_string()
 }
@@ -257,15 +257,7 @@ async fn is_allowed(cluster: &Cluster, user: &str, operator: &str, right: &Right
                 format!("system:serviceaccounts:{operator}"),
                 "system:authenticated".to_owned(),
             ]),
-            resource_attributes: Some(ResourceAttributes {
-                group: Some(right.group.clone()),
-                resource: Some(right.resource.clone()),
-                subresource: right.subresource.clone(),
-                verb: Some(right.verb.clone()),
-                name: right.name.clone(),
-                namespace: right.namespace.clone(),
-                ..ResourceAttributes::default()
-            }),
+            resource_attributes: Some(ResourceAttributes::from(right)),
             ..SubjectAccessReviewSpec::default()
         },
         ..SubjectAccessReview::default()

@@ -1,0 +1,855 @@
+//! Evaluates what was read from the cluster of a region. No I/O.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use domain::catalogue::region::{EvictionStrategy, KubeVirt, Network, Profile};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{api::storage::v1::StorageClass, apimachinery::pkg::version::Info};
+use resources::Plan;
+use semver::Version;
+use serde_json::Value;
+
+use super::{
+    super::{
+        Check, Outcome,
+        checks::{failed, ok, some, unknown, warning},
+        rights::Right,
+        snapshot::Read,
+    },
+    snapshot::{Found, Installed, KUBEVIRT, RegionSnapshot, StorageProfile},
+};
+
+/// The oldest minor version of Kubernetes 1 that has the admission policies of the chart, as in its `kubeVersion`.
+const OLDEST_KUBERNETES: u32 = 30;
+/// The oldest minor version of KubeVirt 1 whose rules for stopping and starting are known.
+const OLDEST_KUBEVIRT: u64 = 6;
+/// What KubeVirt does without `cpuAllocationRatio`.
+const DEFAULT_RATIO: u32 = 10;
+/// Clock skew beyond which times of operations are misleading.
+const SKEW: SignedDuration = SignedDuration::from_secs(30);
+const GIB: u64 = 1 << 30;
+
+/// All checks.
+pub(in super::super) fn all(snapshot: &RegionSnapshot, region: &KubeVirt) -> Vec<Check> {
+    let mut checks = vec![
+        kubernetes(&snapshot.version),
+        clock(snapshot.clocks),
+        kubevirt(&snapshot.apis, &snapshot.kubevirt),
+        cdi(&snapshot.apis),
+        rights(&snapshot.rights),
+        processors(&snapshot.kubevirt),
+        emulation(&snapshot.kubevirt),
+        drains(&snapshot.kubevirt, region.eviction_strategy),
+        storage(&region.storage_class, &snapshot.storage_class),
+        migration(&region.storage_class, &snapshot.storage_profile),
+        images(&snapshot.images),
+        network(&region.network, snapshot),
+    ];
+    if let Profile::Bridge { .. } = region.network.profile {
+        checks.push(spoofing(&region.network, snapshot.attachment.as_ref()));
+    }
+    checks
+}
+
+/// A check whose objects could not be read.
+fn unread(name: &'static str, why: &str) -> Check {
+    let fix = "Upgrade the release of the chart stellage-region; or use an administrator's kubeconfig: --region-kubeconfig FILE.";
+    unknown(name, format!("not checked: {why}"), fix)
+}
+
+fn kubernetes(version: &Info) -> Check {
+    let name = "Kubernetes";
+    // Some distributions append a plus sign.
+    let digits = version.minor.trim_end_matches(|c: char| !c.is_ascii_digit());
+    match digits.parse::<u32>() {
+        Ok(minor) if version.major == "1" && minor < OLDEST_KUBERNETES => failed(
+            name,
+            format!("{} is older than 1.{OLDEST_KUBERNETES}", version.git_version),
+            "Upgrade the cluster: the admission policies that limit Stellage to its namespaces need a newer version.",
+        ),
+        Ok(_) => ok(name, version.git_version.clone()),
+        Err(_) => unknown(
+            name,
+            format!("cannot tell the version {}", version.git_version),
+            format!("Stellage needs 1.{OLDEST_KUBERNETES} or newer."),
+        ),
+    }
+}
+
+fn clock((here, server): (Timestamp, Option<Timestamp>)) -> Check {
+    let name = "clock";
+    let Some(server) = server else {
+        return unread(name, "the API server's answers have no time");
+    };
+    let skew = here.duration_since(server).abs();
+    let message = format!("this machine and the API server differ by {} s", skew.as_secs());
+    if skew > SKEW {
+        let fix = "Synchronise the clocks (chrony, systemd-timesyncd): Stellage compares the cluster's times with its own.";
+        return warning(name, message, fix);
+    }
+    ok(name, message)
+}
+
+fn kubevirt(apis: &Read<BTreeSet<String>>, installed: &Read<Option<Installed>>) -> Check {
+    let name = "KubeVirt";
+    let install = "Install KubeVirt: https://kubevirt.io/user-guide/cluster_admin/installation";
+    match apis {
+        Err(why) => return unread(name, why),
+        Ok(apis) if !apis.contains(KUBEVIRT) => {
+            return failed(name, "the cluster has no API kubevirt.io/v1", install);
+        }
+        // Served by virt-api itself.
+        Ok(apis) if !apis.contains("subresources.kubevirt.io/v1") => {
+            let fix = "See the Pods of virt-api, and: kubectl get apiservice v1.subresources.kubevirt.io";
+            return failed(name, "virt-api does not serve subresources.kubevirt.io/v1", fix);
+        }
+        Ok(_) => {}
+    }
+    let installed = match installed {
+        Err(why) => return unread(name, why),
+        Ok(None) => return failed(name, "there is no KubeVirt object", install),
+        Ok(Some(installed)) => installed,
+    };
+    let version = installed.status.observed_kube_virt_version.as_str();
+    if installed.status.phase != "Deployed" {
+        let message = format!("{version} has the phase {}", installed.status.phase);
+        return failed(name, message, "kubectl describe kubevirt -A says why.");
+    }
+    let rollout = installed.spec.configuration.vm_rollout_strategy.as_deref();
+    let rollout = rollout.unwrap_or("LiveUpdate");
+    match Version::parse(version.trim_start_matches('v')) {
+        Ok(parsed) if (parsed.major, parsed.minor) < (1, OLDEST_KUBEVIRT) => failed(
+            name,
+            format!("{version} is older than 1.{OLDEST_KUBEVIRT}"),
+            "Upgrade KubeVirt: older versions stop and start servers by other rules.",
+        ),
+        Ok(_) => ok(name, format!("{version}, vmRolloutStrategy {rollout}")),
+        Err(_) => unknown(
+            name,
+            format!("cannot tell the version {version:?}"),
+            format!("Stellage needs 1.{OLDEST_KUBEVIRT} or newer."),
+        ),
+    }
+}
+
+fn cdi(apis: &Read<BTreeSet<String>>) -> Check {
+    let name = "CDI";
+    match apis {
+        Err(why) => unread(name, why),
+        Ok(apis) if apis.contains("cdi.kubevirt.io/v1beta1") => ok(name, "cdi.kubevirt.io/v1beta1"),
+        Ok(_) => failed(
+            name,
+            "the cluster has no API cdi.kubevirt.io/v1beta1",
+            "Install the Containerized Data Importer, which makes disks of images.",
+        ),
+    }
+}
+
+fn rights(missing: &Read<(Vec<Right>, bool)>) -> Check {
+    let name = "rights";
+    match missing {
+        Err(why) => unread(name, why),
+        Ok((missing, _)) if !missing.is_empty() => {
+            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            failed(
+                name,
+                format!("Stellage may not: {}", some(&missing)),
+                "Upgrade the release of the chart stellage-region with the region's namespacePrefix, imageNamespaces and networkNamespaces.",
+            )
+        }
+        Ok((_, true)) => ok(name, "Stellage may do what it does in this cluster"),
+        Ok((_, false)) => ok(
+            name,
+            "Stellage may do what it does in this cluster; those for servers were not looked at, for there are none yet",
+        ),
+    }
+}
+
+/// Evaluates KubeVirt's configuration, if it could be read; what is missing [`kubevirt`] says.
+fn configured(
+    name: &'static str,
+    installed: &Read<Option<Installed>>,
+    judge: impl FnOnce(&Installed) -> Check,
+) -> Check {
+    match installed {
+        Err(why) => unread(name, why),
+        Ok(None) => unread(name, "there is no KubeVirt object"),
+        Ok(Some(installed)) => judge(installed),
+    }
+}
+
+fn processors(installed: &Read<Option<Installed>>) -> Check {
+    let name = "processors";
+    configured(name, installed, |installed| {
+        let ratio = installed.spec.configuration.developer.cpu_allocation_ratio;
+        match ratio.filter(|ratio| *ratio > 0) {
+            Some(ratio) => ok(
+                name,
+                format!("each is given to {ratio} servers at most (cpuAllocationRatio)"),
+            ),
+            None => warning(
+                name,
+                format!("each is given to {DEFAULT_RATIO} servers, for cpuAllocationRatio is not set"),
+                "Set spec.configuration.developerConfiguration.cpuAllocationRatio of the KubeVirt object to what you sell.",
+            ),
+        }
+    })
+}
+
+fn emulation(installed: &Read<Option<Installed>>) -> Check {
+    let name = "emulation";
+    configured(name, installed, |installed| {
+        if installed.spec.configuration.developer.use_emulation {
+            let fix =
+                "For customers, use nodes with /dev/kvm, and take useEmulation out of the KubeVirt object.";
+            warning(
+                name,
+                "servers may run without help of the hardware, which is slow (useEmulation)",
+                fix,
+            )
+        } else {
+            ok(name, "servers run with KVM")
+        }
+    })
+}
+
+fn drains(installed: &Read<Option<Installed>>, strategy: EvictionStrategy) -> Check {
+    let name = "drains";
+    if strategy == EvictionStrategy::LiveMigrate {
+        return warning(
+            name,
+            "a server that cannot be migrated holds up drains and upgrades of its node for ever (evictionStrategy LiveMigrate)",
+            "Set evictionStrategy of the region to LiveMigrateIfPossible, unless every server can be migrated.",
+        );
+    }
+    configured(name, installed, |installed| {
+        let methods = &installed.spec.workload_update_strategy.workload_update_methods;
+        let upgrades = if methods.iter().any(|method| method == "Evict") {
+            "an upgrade of KubeVirt migrates servers or starts them again"
+        } else if methods.iter().any(|method| method == "LiveMigrate") {
+            "an upgrade of KubeVirt migrates servers; others keep their launcher until they are started again"
+        } else {
+            "an upgrade of KubeVirt leaves servers alone until they are started again (no workloadUpdateMethods)"
+        };
+        ok(name, format!("{}; {upgrades}", strategy.as_str()))
+    })
+}
+
+fn storage(wanted: &str, found: &Read<Option<StorageClass>>) -> Check {
+    let name = "storage";
+    let found = match found {
+        Err(why) => return unread(name, why),
+        Ok(None) => {
+            let fix = "Make it, or correct storageClass of the region; kubectl get storageclass lists those that there are.";
+            return failed(name, format!("there is no StorageClass {wanted}"), fix);
+        }
+        Ok(Some(found)) => found,
+    };
+    // Kubernetes sets what is not given.
+    let policy = found.reclaim_policy.as_deref().unwrap_or("Delete");
+    if policy != "Delete" {
+        return failed(
+            name,
+            format!("{wanted} has the reclaimPolicy {policy}: disks of deleted servers are kept for ever"),
+            "Use a StorageClass with reclaimPolicy: Delete.",
+        );
+    }
+    if found.allow_volume_expansion != Some(true) {
+        return warning(
+            name,
+            format!("disks of {wanted} cannot grow, so plans with a larger disk are refused"),
+            "Set allowVolumeExpansion: true, if its driver can do it.",
+        );
+    }
+    let binding = found.volume_binding_mode.as_deref().unwrap_or("Immediate");
+    let rebuilds = if binding == "WaitForFirstConsumer" {
+        ": a rebuild stops the server before its new disk is known to be good"
+    } else {
+        ""
+    };
+    ok(name, format!("{wanted}, volumeBindingMode {binding}{rebuilds}"))
+}
+
+fn migration(class: &str, profile: &Read<Option<StorageProfile>>) -> Check {
+    let name = "migration";
+    let sets = match profile {
+        Err(why) => return unread(name, why),
+        Ok(profile) => profile
+            .as_ref()
+            .map_or(&[][..], |profile| &profile.status.claim_property_sets),
+    };
+    let Some(first) = sets.first() else {
+        return failed(
+            name,
+            format!("CDI does not know which claims {class} can have, and makes no disks"),
+            format!("Set spec.claimPropertySets of the StorageProfile {class}: accessModes and volumeMode."),
+        );
+    };
+    let claims = format!("{} {}", first.access_modes.join("+"), first.volume_mode);
+    // CDI takes the first one.
+    if first.access_modes.first().map(String::as_str) == Some("ReadWriteMany") {
+        return ok(name, format!("disks of {class} can be migrated ({claims})"));
+    }
+    warning(
+        name,
+        format!("disks of {class} cannot be migrated ({claims}): a drain starts servers again elsewhere"),
+        "Use a StorageClass with ReadWriteMany block volumes, if servers are to be migrated.",
+    )
+}
+
+fn images(found: &BTreeMap<String, Read<Found>>) -> Check {
+    let name = "images";
+    let room = u64::try_from(Plan::Starter.size().disk_gb).unwrap_or(0);
+    let (mut bad, mut unseen) = (Vec::new(), Vec::new());
+    for (image, found) in found {
+        match found {
+            Err(why) => unseen.push(format!("{image}: {why}")),
+            Ok(Found::Missing) => bad.push(format!("{image} is not there")),
+            Ok(Found::NotReady(why)) => bad.push(format!("{image} is not ready: {why}")),
+            Ok(Found::Ready(Some(size))) if *size > room * GIB => {
+                let size = size.div_ceil(GIB);
+                bad.push(format!(
+                    "{image} has {size} GiB, and the smallest plan has {room} GiB"
+                ));
+            }
+            Ok(Found::Ready(_) | Found::Elsewhere) => {}
+        }
+    }
+    if !bad.is_empty() {
+        let fix = "kubectl get datasource,dataimportcron,dv -n NAMESPACE says more; or correct images of the region.";
+        return failed(name, some(&bad), fix);
+    }
+    if !unseen.is_empty() {
+        return unread(name, &some(&unseen));
+    }
+    let elsewhere = found.values().filter(|found| **found == Ok(Found::Elsewhere));
+    match elsewhere.count() {
+        0 => ok(name, format!("{} are ready", found.len())),
+        elsewhere => ok(
+            name,
+            format!(
+                "{} are ready; {elsewhere} are snapshots or come from elsewhere, and were not looked at",
+                found.len() - elsewhere
+            ),
+        ),
+    }
+}
+
+/// The JSON of a NetworkAttachmentDefinition; `Err` has the check that fails without it.
+fn attached(name: &'static str, attachment: Option<&Read<Option<String>>>) -> Result<Value, Check> {
+    let config = match attachment {
+        None => return Ok(Value::Null),
+        Some(Err(why)) => return Err(unread(name, why)),
+        Some(Ok(None)) => {
+            let fix =
+                "Make it, or correct network.attachment of the region; docs/kubevirt.md has an example.";
+            return Err(failed(name, "the NetworkAttachmentDefinition is not there", fix));
+        }
+        Some(Ok(Some(config))) => config,
+    };
+    serde_json::from_str(config).map_err(|error| {
+        let message = format!("spec.config of the NetworkAttachmentDefinition is not JSON: {error}");
+        failed(name, message, "Correct it; docs/kubevirt.md has an example.")
+    })
+}
+
+/// The plugin of a network: it alone, or the first of a list.
+fn plugin(config: &Value) -> &Value {
+    config.get("plugins").map_or(config, |plugins| &plugins[0])
+}
+
+fn network(network: &Network, snapshot: &RegionSnapshot) -> Check {
+    let name = "network";
+    let config = match attached(name, snapshot.attachment.as_ref()) {
+        Ok(config) => config,
+        Err(check) => return check,
+    };
+    let plugin = plugin(&config);
+    let kind = plugin["type"].as_str().unwrap_or_default();
+    match &network.profile {
+        Profile::Pod if network.internal_cidrs.is_empty() => failed(
+            name,
+            "servers reach the Pods, Services and nodes of the cluster, for internalCidrs is empty",
+            "Set network.internalCidrs of the region to the prefixes of Pods, Services, nodes and management.",
+        ),
+        Profile::Pod if hidden_name_server(network).is_some() => failed(
+            name,
+            "servers cannot resolve names: a name server is within internalCidrs",
+            "Set network.nameservers of the region to name servers outside of the cluster.",
+        ),
+        Profile::Pod => ok(
+            name,
+            format!(
+                "pod: behind the nodes' addresses; {} prefixes are out of reach",
+                network.internal_cidrs.len()
+            ),
+        ),
+        Profile::Bridge { .. } if !plugin["ipam"]["type"].is_null() => warning(
+            name,
+            format!(
+                "the attachment gives addresses of its own (ipam {})",
+                plugin["ipam"]["type"]
+            ),
+            "Take ipam out of the NetworkAttachmentDefinition: Stellage gives the addresses, and a server would have to keep another one.",
+        ),
+        Profile::Bridge { .. } => ok(name, format!("bridge: by the plugin {kind}")),
+        Profile::KubeOvn {
+            attachment: Some(_), ..
+        } if kind != "kube-ovn" => failed(
+            name,
+            format!("the attachment is of the type {kind:?}, not kube-ovn"),
+            "Name an attachment of the type kube-ovn, or leave network.attachment out for the Pod network.",
+        ),
+        Profile::KubeOvn { attachment: None, .. } => configured(name, &snapshot.kubevirt, |installed| {
+            let permitted = installed
+                .spec
+                .configuration
+                .network
+                .permit_bridge_interface_on_pod_network;
+            if permitted == Some(false) {
+                let fix = "Set spec.configuration.network.permitBridgeInterfaceOnPodNetwork of the KubeVirt object to true, or use an attachment.";
+                return failed(name, "KubeVirt permits no bridge on the Pod network", fix);
+            }
+            ok(name, "kubeOvn: on the Pod network")
+        }),
+        Profile::KubeOvn { .. } => ok(name, "kubeOvn: by an attachment"),
+    }
+}
+
+/// A name server that servers on the Pod network cannot reach.
+fn hidden_name_server(network: &Network) -> Option<IpAddr> {
+    let is_hidden = |server: &&IpAddr| network.internal_cidrs.iter().any(|cidr| cidr.contains(*server));
+    network.nameservers.iter().find(is_hidden).copied()
+}
+
+/// Whether servers on a bridge can use the addresses of others.
+fn spoofing(network: &Network, attachment: Option<&Read<Option<String>>>) -> Check {
+    let name = "spoofing";
+    let config = match attached(name, attachment) {
+        Ok(config) => config,
+        Err(check) if check.outcome == Outcome::Unknown => return check,
+        // `network` says so.
+        Err(_) => Value::Null,
+    };
+    let plugin = plugin(&config);
+    if plugin["type"] == "bridge" && plugin["macspoofchk"] != true {
+        return warning(
+            name,
+            "servers can use the MAC addresses of others: macspoofchk of the attachment is not on",
+            "Set \"macspoofchk\": true in spec.config of the NetworkAttachmentDefinition.",
+        );
+    }
+    if !network.anti_spoofing_external {
+        return warning(
+            name,
+            "KubeVirt lets servers on a bridge use the IP addresses of others",
+            "Filter at the switch or the uplink, and then say so: network.antiSpoofing: external.",
+        );
+    }
+    ok(
+        name,
+        "something outside of KubeVirt checks IP addresses, says the catalogue",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::PathBuf, time::Duration};
+
+    use domain::{
+        catalogue::region::{Cluster, Image, ImageSource, Namespaces, ObjectName, PrivateNetworks},
+        provider::Deadlines,
+    };
+    use serde_json::json;
+
+    use super::{
+        super::needed,
+        Outcome::{Failed, Unknown, Warning},
+        *,
+    };
+
+    fn name(namespace: &str, name: &str) -> ObjectName {
+        ObjectName {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    fn region(profile: Profile) -> KubeVirt {
+        let image = Image {
+            source: ImageSource::DataSource(name("stellage-images", "debian-13")),
+            user: "debian".to_owned(),
+            user_data: None,
+            config_drive: false,
+        };
+        KubeVirt {
+            cluster: Cluster::Kubeconfig(PathBuf::from("/etc/stellage/regions/de-fra-1/kubeconfig")),
+            installation: "prod-1".to_owned(),
+            namespace_prefix: "stellage-".to_owned(),
+            namespaces: Namespaces::Managed,
+            storage_class: "ceph-block".to_owned(),
+            snapshot_class: None,
+            images: BTreeMap::from([("debian-13".to_owned(), image)]),
+            network: Network {
+                profile,
+                ipv4: Vec::new(),
+                ipv6: None,
+                nameservers: Vec::new(),
+                internal_cidrs: vec!["10.244.0.0/16".parse().unwrap()],
+                private_networks: PrivateNetworks::None,
+                anti_spoofing_external: true,
+            },
+            node_selector: BTreeMap::new(),
+            eviction_strategy: EvictionStrategy::default(),
+            cpu_model: None,
+            deadlines: Deadlines {
+                soft_stop_grace: Duration::from_mins(2),
+                create: Duration::from_mins(30),
+                rebuild: Duration::from_mins(30),
+                other: Duration::from_mins(15),
+            },
+            calls_at_once: 32,
+        }
+    }
+
+    fn bridge() -> Profile {
+        Profile::Bridge {
+            attachment: name("stellage-networks", "public"),
+        }
+    }
+
+    fn kube_ovn(attachment: Option<ObjectName>) -> Profile {
+        Profile::KubeOvn {
+            subnet: "public-fra1".to_owned(),
+            attachment,
+        }
+    }
+
+    fn kubevirt_object(change: impl FnOnce(&mut Value)) -> Read<Option<Installed>> {
+        let mut object = json!({
+            "spec": {
+                "configuration": { "developerConfiguration": { "cpuAllocationRatio": 4 } },
+                "workloadUpdateStrategy": { "workloadUpdateMethods": ["LiveMigrate"] },
+            },
+            "status": { "phase": "Deployed", "observedKubeVirtVersion": "v1.8.2" },
+        });
+        change(&mut object);
+        serde_json::from_value(object).map_err(|error| error.to_string())
+    }
+
+    fn class(change: impl FnOnce(&mut Value)) -> Read<Option<StorageClass>> {
+        let mut object = json!({
+            "metadata": { "name": "ceph-block" }, "provisioner": "rbd", "reclaimPolicy": "Delete",
+            "allowVolumeExpansion": true, "volumeBindingMode": "Immediate",
+        });
+        change(&mut object);
+        serde_json::from_value(object).map_err(|error| error.to_string())
+    }
+
+    fn profile(sets: Value) -> Read<Option<StorageProfile>> {
+        let object = json!({ "status": { "claimPropertySets": sets } });
+        serde_json::from_value(object).map_err(|error| error.to_string())
+    }
+
+    const ATTACHMENT: &str =
+        r#"{"cniVersion":"0.3.1","type":"bridge","bridge":"br-public","macspoofchk":true,"ipam":{}}"#;
+
+    /// A cluster with which nothing is wrong.
+    fn healthy() -> RegionSnapshot {
+        let noon: Timestamp = "2026-11-23T12:00:00Z".parse().unwrap();
+        let apis = [
+            "kubevirt.io/v1",
+            "subresources.kubevirt.io/v1",
+            "cdi.kubevirt.io/v1beta1",
+        ];
+        RegionSnapshot {
+            clocks: (noon, Some(noon)),
+            version: Info {
+                major: "1".to_owned(),
+                minor: "33+".to_owned(),
+                git_version: "v1.33.1".to_owned(),
+                ..Info::default()
+            },
+            apis: Ok(apis.map(ToOwned::to_owned).into()),
+            rights: Ok((Vec::new(), true)),
+            kubevirt: kubevirt_object(|_| {}),
+            storage_class: class(|_| {}),
+            storage_profile: profile(json!([{ "accessModes": ["ReadWriteMany"], "volumeMode": "Block" }])),
+            images: BTreeMap::from([("debian-13".to_owned(), Ok(Found::Ready(Some(10 * GIB))))]),
+            attachment: None,
+        }
+    }
+
+    /// What is not well: name, outcome, and the message with what to do.
+    fn complaints(snapshot: &RegionSnapshot, region: &KubeVirt) -> Vec<(&'static str, Outcome, String)> {
+        let bad = all(snapshot, region)
+            .into_iter()
+            .filter(|check| check.outcome != Outcome::Ok);
+        bad.map(|check| {
+            let fix = check
+                .fix
+                .unwrap_or_else(|| panic!("{}: nothing to do", check.name));
+            (check.name, check.outcome, format!("{}\n{fix}", check.message))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn nothing_is_wrong_with_a_healthy_region_whatever_its_network() {
+        let own = Some(name("stellage-networks", "public"));
+        for (profile, attachment) in [
+            (Profile::Pod, None),
+            (bridge(), Some(Ok(Some(ATTACHMENT.to_owned())))),
+            (kube_ovn(None), None),
+            (kube_ovn(own), Some(Ok(Some(r#"{"type":"kube-ovn"}"#.to_owned())))),
+        ] {
+            let region = region(profile);
+            let snapshot = RegionSnapshot {
+                attachment,
+                ..healthy()
+            };
+            assert_eq!(complaints(&snapshot, &region), []);
+        }
+    }
+
+    type Break = fn(&mut RegionSnapshot, &mut KubeVirt);
+
+    /// What is broken, and by whom and how it is told.
+    const PROBLEMS: &[(&str, Outcome, &str, Break)] = &[
+        ("Kubernetes", Failed, "v1.29.0 is older than 1.30", |it, _| {
+            it.version.minor = "29".to_owned();
+            it.version.git_version = "v1.29.0".to_owned();
+        }),
+        ("clock", Warning, "differ by 31 s", |it, _| {
+            it.clocks.1 = Some(it.clocks.0 + SignedDuration::from_secs(31));
+        }),
+        (
+            "KubeVirt",
+            Failed,
+            "no API kubevirt.io/v1\nInstall KubeVirt",
+            |it, _| {
+                it.apis = Ok(["cdi.kubevirt.io/v1beta1".to_owned()].into());
+            },
+        ),
+        ("KubeVirt", Failed, "virt-api does not serve", |it, _| {
+            it.apis.as_mut().unwrap().remove("subresources.kubevirt.io/v1");
+        }),
+        ("KubeVirt", Failed, "v1.5.3 is older than 1.6", |it, _| {
+            it.kubevirt = kubevirt_object(|it| it["status"]["observedKubeVirtVersion"] = json!("v1.5.3"));
+        }),
+        ("KubeVirt", Failed, "has the phase Deploying", |it, _| {
+            it.kubevirt = kubevirt_object(|it| it["status"]["phase"] = json!("Deploying"));
+        }),
+        (
+            "KubeVirt",
+            Unknown,
+            "cannot tell the version \"devel\"",
+            |it, _| {
+                it.kubevirt = kubevirt_object(|it| it["status"]["observedKubeVirtVersion"] = json!("devel"));
+            },
+        ),
+        ("CDI", Failed, "no API cdi.kubevirt.io/v1beta1", |it, _| {
+            it.apis.as_mut().unwrap().remove("cdi.kubevirt.io/v1beta1");
+        }),
+        (
+            "rights",
+            Failed,
+            "may not: get namespaces, create namespaces\nUpgrade",
+            |it, region| {
+                let all = needed(region, None).unwrap();
+                let some = all.into_iter().filter(|right| right.resource == "namespaces");
+                let two: Vec<Right> = some.take(2).collect();
+                assert_eq!(two.len(), 2);
+                it.rights = Ok((two, true));
+            },
+        ),
+        ("rights", Unknown, "not checked: timeout", |it, _| {
+            it.rights = Err("timeout".to_owned());
+        }),
+        ("processors", Warning, "each is given to 10 servers", |it, _| {
+            it.kubevirt = kubevirt_object(|it| it["spec"]["configuration"] = json!({}));
+        }),
+        ("emulation", Warning, "(useEmulation)", |it, _| {
+            it.kubevirt = kubevirt_object(|it| {
+                it["spec"]["configuration"]["developerConfiguration"]["useEmulation"] = json!(true);
+            });
+        }),
+        ("drains", Warning, "holds up drains", |_, region| {
+            region.eviction_strategy = EvictionStrategy::LiveMigrate;
+        }),
+        (
+            "storage",
+            Failed,
+            "there is no StorageClass ceph-block",
+            |it, _| {
+                it.storage_class = Ok(None);
+            },
+        ),
+        ("storage", Failed, "reclaimPolicy Retain", |it, _| {
+            it.storage_class = class(|it| it["reclaimPolicy"] = json!("Retain"));
+        }),
+        ("storage", Warning, "cannot grow", |it, _| {
+            it.storage_class = class(|it| it["allowVolumeExpansion"] = json!(false));
+        }),
+        ("migration", Failed, "CDI does not know which claims", |it, _| {
+            it.storage_profile = profile(json!([]));
+        }),
+        (
+            "migration",
+            Warning,
+            "cannot be migrated (ReadWriteOnce Filesystem)",
+            |it, _| {
+                it.storage_profile =
+                    profile(json!([{ "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem" }]));
+            },
+        ),
+        ("images", Failed, "debian-13 is not there", |it, _| {
+            it.images.insert("debian-13".to_owned(), Ok(Found::Missing));
+        }),
+        ("images", Failed, "debian-13 is not ready: importing", |it, _| {
+            let found = Found::NotReady("importing".to_owned());
+            it.images.insert("debian-13".to_owned(), Ok(found));
+        }),
+        (
+            "images",
+            Failed,
+            "debian-13 has 41 GiB, and the smallest plan has 40 GiB",
+            |it, _| {
+                let found = Found::Ready(Some(40 * GIB + 1));
+                it.images.insert("debian-13".to_owned(), Ok(found));
+            },
+        ),
+        ("network", Failed, "internalCidrs is empty", |_, region| {
+            region.network.internal_cidrs.clear();
+        }),
+        ("network", Failed, "within internalCidrs", |_, region| {
+            region.network.nameservers = vec!["10.244.0.10".parse().unwrap()];
+        }),
+        (
+            "network",
+            Failed,
+            "NetworkAttachmentDefinition is not there",
+            |it, region| {
+                region.network.profile = bridge();
+                it.attachment = Some(Ok(None));
+            },
+        ),
+        ("network", Failed, "is not JSON", |it, region| {
+            region.network.profile = bridge();
+            it.attachment = Some(Ok(Some("type: bridge".to_owned())));
+        }),
+        (
+            "network",
+            Warning,
+            "addresses of its own (ipam \"whereabouts\")",
+            |it, region| {
+                region.network.profile = bridge();
+                let config = ATTACHMENT.replace("\"ipam\":{}", "\"ipam\":{\"type\":\"whereabouts\"}");
+                it.attachment = Some(Ok(Some(config)));
+            },
+        ),
+        ("network", Failed, "not kube-ovn", |it, region| {
+            region.network.profile = kube_ovn(Some(name("stellage-networks", "public")));
+            it.attachment = Some(Ok(Some(ATTACHMENT.to_owned())));
+        }),
+        (
+            "network",
+            Failed,
+            "permits no bridge on the Pod network",
+            |it, region| {
+                region.network.profile = kube_ovn(None);
+                it.kubevirt = kubevirt_object(|it| {
+                    it["spec"]["configuration"]["network"] =
+                        json!({ "permitBridgeInterfaceOnPodNetwork": false });
+                });
+            },
+        ),
+        ("spoofing", Warning, "MAC addresses of others", |it, region| {
+            region.network.profile = bridge();
+            it.attachment = Some(Ok(Some(ATTACHMENT.replace("true", "false"))));
+        }),
+        ("spoofing", Warning, "IP addresses of others", |it, region| {
+            region.network.profile = bridge();
+            region.network.anti_spoofing_external = false;
+            let list = format!(r#"{{"cniVersion":"0.3.1","plugins":[{ATTACHMENT}]}}"#);
+            it.attachment = Some(Ok(Some(list)));
+        }),
+    ];
+
+    #[test]
+    fn each_problem_of_a_region_is_told_with_its_outcome_and_what_to_do() {
+        for (check, outcome, message, spoil) in PROBLEMS {
+            let (mut snapshot, mut region) = (healthy(), region(Profile::Pod));
+            spoil(&mut snapshot, &mut region);
+            let found = complaints(&snapshot, &region);
+            let is_it = |(name, is, said): &(&str, Outcome, String)| {
+                name == check && is == outcome && said.contains(message)
+            };
+            assert!(found.iter().any(is_it), "{check} {message}: {found:#?}");
+            // Whatever hangs on KubeVirt's settings goes with them.
+            assert_eq!(found.len(), 1, "{check} {message}: {found:#?}");
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_unknown_and_not_wrong() {
+        let refused = || "not allowed to look".to_owned();
+        let snapshot = RegionSnapshot {
+            apis: Err(refused()),
+            rights: Err(refused()),
+            kubevirt: Err(refused()),
+            storage_class: Err(refused()),
+            storage_profile: Err(refused()),
+            images: BTreeMap::from([("debian-13".to_owned(), Err(refused()))]),
+            attachment: Some(Err(refused())),
+            ..healthy()
+        };
+        let found = complaints(&snapshot, &region(bridge()));
+        assert!(found.len() > 8, "{found:#?}");
+        for (name, outcome, said) in found {
+            assert_eq!(outcome, Outcome::Unknown, "{name}: {said}");
+        }
+    }
+
+    #[test]
+    fn the_rights_of_a_region_are_those_of_its_chart_where_they_hold() {
+        let shown = |region: &KubeVirt, of_servers: Option<&str>| -> Vec<String> {
+            let needed = needed(region, of_servers).unwrap();
+            needed.iter().map(ToString::to_string).collect()
+        };
+        let mut region = region(bridge());
+        let all = shown(&region, Some("stellage-ada"));
+        for right in [
+            "watch virtualmachines.kubevirt.io",
+            "create namespaces",
+            "bind clusterroles.rbac.authorization.k8s.io stellage-servers",
+            "patch virtualmachines/status.kubevirt.io in stellage-ada",
+            "update virtualmachines/stop.subresources.kubevirt.io in stellage-ada",
+            "create secrets in stellage-ada",
+            "create datavolumes/source.cdi.kubevirt.io in stellage-images",
+            "get network-attachment-definitions.k8s.cni.cncf.io in stellage-networks",
+        ] {
+            assert!(all.iter().any(|it| it == right), "{right} in {all:#?}");
+        }
+        let without = shown(&region, None);
+        assert!(
+            !without.iter().any(|right| right.contains("secrets")),
+            "{without:#?}"
+        );
+        region.namespaces = Namespaces::Existing;
+        region.namespace_prefix = "vm-".to_owned();
+        region.network.profile = Profile::Pod;
+        let fewer = shown(&region, None);
+        assert!(
+            !fewer
+                .iter()
+                .any(|right| right.contains("bind") || right.contains("networks"))
+        );
+        region.namespaces = Namespaces::Managed;
+        let role = "bind clusterroles.rbac.authorization.k8s.io vm-servers";
+        assert!(shown(&region, None).iter().any(|right| right == role));
+    }
+}

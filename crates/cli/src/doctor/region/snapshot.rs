@@ -1,0 +1,402 @@
+//! Everything that is read from the cluster of a region, in one pass. What cannot be read is recorded as well.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use domain::catalogue::region::{ImageSource, KubeVirt, ObjectName, Profile};
+use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+        core::v1::PersistentVolumeClaim,
+        storage::v1::StorageClass,
+    },
+    apimachinery::pkg::{api::resource::Quantity, version::Info},
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DynamicObject, ListParams, PostParams},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::{
+    super::{
+        rights::Right,
+        snapshot::{REVIEWS, Read, words},
+    },
+    needed,
+};
+use crate::{
+    CliError,
+    connect::Cluster,
+    region::{foreign, servers},
+};
+
+/// The API of KubeVirt.
+pub(super) const KUBEVIRT: &str = "kubevirt.io/v1";
+
+/// The `KubeVirt` object, as far as it is checked.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Installed {
+    pub(super) spec: InstalledSpec,
+    pub(super) status: InstalledStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct InstalledSpec {
+    pub(super) configuration: Configuration,
+    pub(super) workload_update_strategy: WorkloadUpdates,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Configuration {
+    #[serde(rename = "developerConfiguration")]
+    pub(super) developer: Developer,
+    pub(super) network: NetworkConfiguration,
+    pub(super) vm_rollout_strategy: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Developer {
+    pub(super) cpu_allocation_ratio: Option<u32>,
+    pub(super) use_emulation: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct NetworkConfiguration {
+    pub(super) permit_bridge_interface_on_pod_network: Option<bool>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct WorkloadUpdates {
+    pub(super) workload_update_methods: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct InstalledStatus {
+    pub(super) phase: String,
+    pub(super) observed_kube_virt_version: String,
+}
+
+/// How CDI makes claims of a StorageClass.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct StorageProfile {
+    pub(super) status: StorageProfileStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct StorageProfileStatus {
+    pub(super) claim_property_sets: Vec<ClaimProperties>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ClaimProperties {
+    pub(super) access_modes: Vec<String>,
+    pub(super) volume_mode: String,
+}
+
+/// A DataSource.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct DataSource {
+    spec: DataSourceSource,
+    status: DataSourceStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct DataSourceSource {
+    source: Source,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct DataSourceStatus {
+    source: Source,
+    conditions: Vec<Condition>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Source {
+    pvc: Option<SourceName>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct SourceName {
+    name: String,
+    namespace: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+    message: String,
+}
+
+/// What an image of the region is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// It is there, and its claim has this many bytes if that is known.
+    Ready(Option<u64>),
+    /// It is there and not ready, and why.
+    NotReady(String),
+    Missing,
+    /// It is not in the cluster, or cannot be looked at.
+    Elsewhere,
+}
+
+/// What was read from a region's cluster.
+#[derive(Debug)]
+pub(in super::super) struct RegionSnapshot {
+    /// The times of this machine and of the API server at the same moment.
+    pub(super) clocks: (Timestamp, Option<Timestamp>),
+    pub(super) version: Info,
+    /// API groups with versions, such as `kubevirt.io/v1`.
+    pub(super) apis: Read<BTreeSet<String>>,
+    /// The rights that are missing; and whether those in the namespaces of servers were looked at, which needs one.
+    pub(super) rights: Read<(Vec<Right>, bool)>,
+    pub(super) kubevirt: Read<Option<Installed>>,
+    pub(super) storage_class: Read<Option<StorageClass>>,
+    pub(super) storage_profile: Read<Option<StorageProfile>>,
+    /// By image identifier.
+    pub(super) images: BTreeMap<String, Read<Found>>,
+    /// The NetworkAttachmentDefinition's `spec.config`; the outer `None` if the network needs none.
+    pub(super) attachment: Option<Read<Option<String>>>,
+}
+
+impl RegionSnapshot {
+    /// Reads the cluster. Fails only if the API server does not answer at all.
+    pub(in super::super) async fn take(cluster: &Cluster, region: &KubeVirt) -> Result<Self, CliError> {
+        let client = &cluster.client;
+        let version = cluster
+            .call("read the version of the API server", client.apiserver_version())
+            .await?;
+        let clocks = (Timestamp::now(), cluster.time.now());
+        let groups = cluster
+            .call("list the API groups", client.list_api_groups())
+            .await;
+        let apis: Read<BTreeSet<String>> = groups.map_err(words).map(|groups| {
+            let versions = groups.groups.into_iter().flat_map(|group| group.versions);
+            versions.map(|version| version.group_version).collect()
+        });
+        let kubevirt = match &apis {
+            Ok(apis) if !apis.contains(KUBEVIRT) => Ok(None),
+            _ => installed(cluster).await,
+        };
+        let classes = Api::<StorageClass>::all(client.clone());
+        let class = classes.get_opt(&region.storage_class);
+        let profiles = foreign(cluster, "cdi.kubevirt.io", "v1beta1", "StorageProfile", None);
+        let mut images = BTreeMap::new();
+        for (name, image) in &region.images {
+            images.insert(name.clone(), source(cluster, &image.source).await);
+        }
+        let attachment = match &region.network.profile {
+            Profile::Bridge { attachment }
+            | Profile::KubeOvn {
+                attachment: Some(attachment),
+                ..
+            } => Some(network(cluster, attachment).await),
+            Profile::Pod | Profile::KubeOvn { .. } => None,
+        };
+        Ok(Self {
+            clocks,
+            version,
+            apis,
+            rights: missing_rights(cluster, region).await,
+            kubevirt,
+            storage_class: cluster.call("read the StorageClass", class).await.map_err(words),
+            storage_profile: get(
+                cluster,
+                "read the StorageProfile",
+                &profiles,
+                &region.storage_class,
+            )
+            .await,
+            images,
+            attachment,
+        })
+    }
+}
+
+fn parse<T: DeserializeOwned>(object: DynamicObject) -> Read<T> {
+    serde_json::from_value(object.data).map_err(|error| error.to_string())
+}
+
+async fn get<T: DeserializeOwned>(
+    cluster: &Cluster,
+    doing: &str,
+    api: &Api<DynamicObject>,
+    name: &str,
+) -> Read<Option<T>> {
+    let found = cluster.call(doing, api.get_opt(name)).await.map_err(words)?;
+    found.map(parse).transpose()
+}
+
+/// The `KubeVirt` object. There is one in a cluster.
+async fn installed(cluster: &Cluster) -> Read<Option<Installed>> {
+    let kubevirts = foreign(cluster, "kubevirt.io", "v1", "KubeVirt", None);
+    let all = ListParams::default();
+    let all = kubevirts.list(&all);
+    let found = cluster
+        .call("list the KubeVirt objects", all)
+        .await
+        .map_err(words)?;
+    found.items.into_iter().next().map(parse).transpose()
+}
+
+async fn source(cluster: &Cluster, source: &ImageSource) -> Read<Found> {
+    match source {
+        ImageSource::DataSource(name) => data_source(cluster, name).await,
+        ImageSource::Pvc(name) => claim(cluster, name).await,
+        ImageSource::Snapshot(_) | ImageSource::Registry { .. } | ImageSource::Http { .. } => {
+            Ok(Found::Elsewhere)
+        }
+    }
+}
+
+async fn data_source(cluster: &Cluster, name: &ObjectName) -> Read<Found> {
+    let sources = foreign(
+        cluster,
+        "cdi.kubevirt.io",
+        "v1beta1",
+        "DataSource",
+        Some(&name.namespace),
+    );
+    let found: Option<DataSource> = get(cluster, "read a DataSource", &sources, &name.name).await?;
+    let Some(found) = found else {
+        return Ok(Found::Missing);
+    };
+    let ready = found
+        .status
+        .conditions
+        .iter()
+        .find(|condition| condition.kind == "Ready");
+    if let Some(ready) = ready.filter(|ready| ready.status != "True") {
+        return Ok(Found::NotReady(ready.message.clone()));
+    }
+    let Some(pvc) = found.status.source.pvc.or(found.spec.source.pvc) else {
+        // A snapshot.
+        return Ok(Found::Ready(None));
+    };
+    let name = ObjectName {
+        namespace: pvc.namespace,
+        name: pvc.name,
+    };
+    claim(cluster, &name).await
+}
+
+async fn claim(cluster: &Cluster, name: &ObjectName) -> Read<Found> {
+    let claims = Api::<PersistentVolumeClaim>::namespaced(cluster.client.clone(), &name.namespace);
+    let found = cluster
+        .call("read the claim of an image", claims.get_opt(&name.name))
+        .await
+        .map_err(words)?;
+    let Some(found) = found else {
+        return Ok(Found::Missing);
+    };
+    let capacity = found.status.and_then(|status| status.capacity);
+    let size = capacity.and_then(|capacity| bytes(capacity.get("storage")?));
+    Ok(Found::Ready(size))
+}
+
+async fn network(cluster: &Cluster, name: &ObjectName) -> Read<Option<String>> {
+    let attachments = foreign(
+        cluster,
+        "k8s.cni.cncf.io",
+        "v1",
+        "NetworkAttachmentDefinition",
+        Some(&name.namespace),
+    );
+    let doing = "read the NetworkAttachmentDefinition";
+    let found: Option<Value> = get(cluster, doing, &attachments, &name.name).await?;
+    Ok(found.map(|found| found["spec"]["config"].as_str().unwrap_or_default().to_owned()))
+}
+
+/// The rights that are missing. Those for servers hold in their namespaces alone, so they need a namespace that has one.
+async fn missing_rights(cluster: &Cluster, region: &KubeVirt) -> Read<(Vec<Right>, bool)> {
+    let ours = format!("stellage.dev/installation={}", region.installation);
+    let one = ListParams::default().labels(&ours).limit(1);
+    let servers = servers(cluster, None);
+    let server = cluster.call("list servers", servers.list_metadata(&one)).await;
+    let server = server.ok().and_then(|list| list.items.into_iter().next());
+    let namespace = server.and_then(|server| server.namespace());
+    let needed = needed(region, namespace.as_deref())?;
+    let reviews = stream::iter(needed).map(async |right| {
+        is_allowed(cluster, &right)
+            .await
+            .map(|is_allowed| (!is_allowed).then_some(right))
+    });
+    let missing: Vec<Read<Option<Right>>> = reviews.buffered(REVIEWS).collect().await;
+    let missing: Read<Vec<Option<Right>>> = missing.into_iter().collect();
+    Ok((missing?.into_iter().flatten().collect(), namespace.is_some()))
+}
+
+async fn is_allowed(cluster: &Cluster, right: &Right) -> Read<bool> {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes::from(right)),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let reviews = Api::<SelfSubjectAccessReview>::all(cluster.client.clone());
+    let as_usual = PostParams::default();
+    let answer = cluster.call("review the rights", reviews.create(&as_usual, &review));
+    let answer = answer.await.map_err(words)?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}
+
+/// A size such as `10Gi`.
+fn bytes(size: &Quantity) -> Option<u64> {
+    let at = size.0.find(|c: char| !c.is_ascii_digit()).unwrap_or(size.0.len());
+    let (number, unit) = size.0.split_at(at);
+    let factor: u64 = match unit {
+        "" => 1,
+        "k" => 1000,
+        "M" => 1000 * 1000,
+        "G" => 1000 * 1000 * 1000,
+        "T" => 1000 * 1000 * 1000 * 1000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_all_units_that_claims_have() {
+        for (text, size) in [
+            ("0", Some(0)),
+            ("10737418240", Some(10 << 30)),
+            ("10Gi", Some(10 << 30)),
+            ("2Ti", Some(2 << 40)),
+            ("5G", Some(5_000_000_000)),
+            ("1.5Gi", None),
+            ("Gi", None),
+            ("99999999999999999999", None),
+        ] {
+            assert_eq!(bytes(&Quantity(text.to_owned())), size, "{text}");
+        }
+    }
+}
