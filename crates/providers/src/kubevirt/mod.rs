@@ -13,3 +13,8 @@ pub mod objects;
 pub mod observe;
 pub mod plan;
 pub mod slim;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1629 @@
+//! The planner's decisions. Tests named `row_…` are of rows of the design's failure matrix.
+
+use serde_json::{Value, json};
+
+use super::{
+    names::{BOOT, RUN, account_labels, boot},
+    plan::{Action, Answer, Kind, Plan, Reach, Refusal, Seen, plan},
+    testing::*,
+};
+use domain::{
+    catalogue::region::{ImageSource, KubeVirt, Namespaces},
+    provider::{Notice, Observation, OffCause, Power, Progress, ProviderError},
+};
+use resources::Instance;
+
+fn next_in(region: &KubeVirt, instance: &Instance, seen: &Seen, seconds: i64) -> Plan {
+    plan(instance, None, seen, region, at(seconds))
+}
+
+fn next(instance: &Instance, seen: &Seen, seconds: i64) -> Plan {
+    next_in(&region(), instance, seen, seconds)
+}
+
+fn observed(plan: Plan) -> Observation {
+    assert_eq!(plan.action, None);
+    plan.outcome.unwrap()
+}
+
+fn refused(status: u16, message: &str) -> Answer {
+    Answer::Refused(Refusal {
+        status,
+        reason: String::new(),
+        message: message.to_owned(),
+    })
+}
+
+/// The reason why an operation has failed.
+fn failure(plan: Plan) -> &'static str {
+    match observed(plan).progress {
+        Progress::Failed(trouble) => trouble.reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What is told about a server, and whether it is an error.
+fn told(observation: &Observation) -> Option<(&'static str, bool)> {
+    observation.notice.as_ref().map(|notice| match notice {
+        Notice::Told(trouble) => (trouble.reason, false),
+        Notice::Error(trouble) => (trouble.reason, true),
+    })
+}
+
+/// Goes on with an answer.
+fn answer(instance: &Instance, seen: &mut Seen, seconds: i64, answer: Answer) -> Action {
+    let action = next(instance, seen, seconds).action.unwrap();
+    seen.take(&action, answer);
+    action
+}
+
+/// The strategy and the boot that a patch of the virtual machine writes.
+fn patched(plan: &Plan) -> (Option<&str>, Option<&str>) {
+    let Some(Action::Patch {
+        kind: Kind::VirtualMachine,
+        patch,
+        ..
+    }) = &plan.action
+    else {
+        panic!("{:?}", plan.action);
+    };
+    (
+        patch["spec"]["runStrategy"].as_str(),
+        patch["metadata"]["annotations"][BOOT].as_str(),
+    )
+}
+
+const OFF: &str = "Halted";
+const ON: &str = "RerunOnFailure";
+
+fn no_vm() -> Answer {
+    refused(404, "not found")
+}
+
+#[test]
+fn a_creation_takes_three_writes_once_the_namespace_is_there() {
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let mut seen = seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    let mut written = Vec::new();
+    for _ in 0..2 {
+        let Action::Post { kind, .. } = answer(&instance, &mut seen, 1, Answer::Done) else {
+            panic!()
+        };
+        written.push(kind);
+    }
+    let Some(Action::Post { kind, object }) = next(&instance, &seen, 1).action else {
+        panic!()
+    };
+    written.push(kind);
+    assert_eq!(written, [Kind::Secret, Kind::DataVolume, Kind::VirtualMachine]);
+    let mut vm = object;
+    merge(
+        &mut vm,
+        &json!({ "metadata": { "uid": VM_UID, "resourceVersion": "1", "generation": 1 } }),
+    );
+    let action = next(&instance, &seen, 1).action.unwrap();
+    seen.take(&action, Answer::VirtualMachine(parse_vm(&vm)));
+    let busy = observed(next(&instance, &seen, 1));
+    assert_eq!(busy.progress, Progress::Busy);
+    vm["status"] = json!({ "created": true, "runStrategy": ON });
+    let run = run_of(&vm, "run-1", "Running", &json!({}));
+    let done = observed(next(&instance, &self::seen(Some(&vm), Some(&run)), 9));
+    assert_eq!((done.progress, done.power), (Progress::Done, Some(Power::On)));
+    assert_eq!(done.addresses.ipv4.as_deref(), Some("10.244.0.7"));
+    assert_eq!(done.state["vmi"], "run-1");
+}
+
+#[test]
+fn the_first_creation_of_an_account_makes_the_namespace_with_its_rights_and_isolation_first() {
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let mut seen = seen(None, None);
+    seen.has_namespace = false;
+    answer(&instance, &mut seen, 1, no_vm());
+    for wanted in [
+        Kind::Namespace,
+        Kind::RoleBinding,
+        Kind::NetworkPolicy,
+        Kind::Secret,
+    ] {
+        let Action::Post { kind, .. } = answer(&instance, &mut seen, 1, Answer::Done) else {
+            panic!()
+        };
+        assert_eq!(kind, wanted);
+    }
+    assert!(seen.has_namespace);
+}
+
+#[test]
+fn a_stop_is_done_once_virt_controller_has_seen_it() {
+    let instance = during(&json!({ "kind": "Stop", "endsIn": "Stopped" }), Some("Running"));
+    let created = json!({ "status": { "created": true } });
+    let on = vm(&instance, ON, &created);
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    assert_eq!(
+        patched(&next(&instance, &seen(Some(&on), Some(&run)), 1)),
+        (Some(OFF), None)
+    );
+    let deleting = json!({ "metadata": { "deletionTimestamp": at(1) } });
+    let halting = vm(&instance, OFF, &created);
+    let run = run_of(&on, "run-1", "Running", &deleting);
+    let busy = observed(next(&instance, &seen(Some(&halting), Some(&run)), 500));
+    assert_eq!(busy.progress, Progress::Busy);
+    for (more, is_done) in [
+        (json!({ "status": { "created": true } }), false),
+        (json!({ "status": { "runStrategy": ON } }), false),
+        (json!({}), true),
+    ] {
+        let halted = vm(&instance, OFF, &more);
+        let seen = observed(next(&instance, &seen(Some(&halted), None), 10));
+        assert_eq!(seen.progress == Progress::Done, is_done, "{more}");
+    }
+}
+
+#[test]
+fn a_forced_stop_and_a_power_off_cut_the_power_and_do_so_once() {
+    for operation in [
+        json!({ "kind": "Stop", "endsIn": "Stopped", "forced": true }),
+        json!({ "kind": "PowerOff", "endsIn": "Stopped" }),
+    ] {
+        let instance = during(&operation, Some("Running"));
+        let halting = vm(&instance, OFF, &json!({ "status": { "created": true } }));
+        let run = run_of(&halting, "run-1", "Running", &json!({}));
+        let mut seen = seen(Some(&halting), Some(&run));
+        let action = answer(&instance, &mut seen, 1, Answer::Done);
+        assert!(matches!(action, Action::Stop { .. }));
+        assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
+        let run = run_of(
+            &halting,
+            "run-1",
+            "Running",
+            &json!({ "spec": { "terminationGracePeriodSeconds": 0 } }),
+        );
+        let seen = self::seen(Some(&halting), Some(&run));
+        assert_eq!(observed(next(&instance, &seen, 2)).progress, Progress::Busy);
+    }
+}
+
+#[test]
+fn a_start_of_a_server_that_is_off_takes_one_write() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let off = vm(&instance, OFF, &json!({}));
+    let plan = next(&instance, &seen(Some(&off), None), 1);
+    assert_eq!(
+        patched(&plan),
+        (Some(ON), Some(boot(operation(&instance)).as_str()))
+    );
+}
+
+#[test]
+fn a_start_after_the_guest_shut_down_goes_through_off() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let over = vm(&instance, ON, &json!({}));
+    assert_eq!(
+        patched(&next(&instance, &seen(Some(&over), None), 1)),
+        (Some(OFF), None)
+    );
+}
+
+#[test]
+fn a_start_waits_for_a_server_that_is_booting_already() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    for more in [
+        json!({ "status": { "runStrategy": OFF } }),
+        json!({ "status": { "stateChangeRequests": [{ "action": "Start" }] } }),
+    ] {
+        let booting = vm(&instance, ON, &more);
+        let busy = observed(next(&instance, &seen(Some(&booting), None), 1));
+        assert_eq!(busy.progress, Progress::Busy, "{more}");
+    }
+    let booting = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    for (phase, progress) in [("Scheduled", Progress::Busy), ("Running", Progress::Done)] {
+        let run = run_of(&booting, "run-1", phase, &json!({}));
+        let seen = observed(next(&instance, &seen(Some(&booting), Some(&run)), 1));
+        assert_eq!(seen.progress, progress);
+    }
+}
+
+#[test]
+fn a_reboot_gives_the_guest_its_grace_and_then_cuts_the_power() {
+    let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
+    let halting = vm(&instance, OFF, &json!({ "status": { "created": true } }));
+    let deleting = json!({ "metadata": { "deletionTimestamp": at(10) } });
+    let run = run_of(&halting, "run-1", "Running", &deleting);
+    let seen = seen(Some(&halting), Some(&run));
+    let busy = observed(next(&instance, &seen, 129));
+    assert_eq!(busy.recheck_after.unwrap().as_secs(), 1);
+    assert!(matches!(
+        next(&instance, &seen, 130).action,
+        Some(Action::Stop { .. })
+    ));
+}
+
+#[test]
+fn a_resize_asks_whether_the_disk_can_grow_before_anything_is_stopped() {
+    let instance = during(
+        &json!({ "kind": "Resize", "plan": "performance" }),
+        Some("Running"),
+    );
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    let mut seen = seen(Some(&on), Some(&run));
+    let action = answer(&instance, &mut seen, 1, Answer::Done);
+    assert!(matches!(
+        action,
+        Action::Patch {
+            kind: Kind::Claim,
+            dry_run: true,
+            ..
+        }
+    ));
+    assert_eq!(patched(&next(&instance, &seen, 1)), (Some(OFF), None));
+    let off = vm(&instance, OFF, &json!({}));
+    let mut seen = self::seen(Some(&off), None);
+    let action = answer(&instance, &mut seen, 9, Answer::Done);
+    let Action::Patch {
+        patch,
+        dry_run: false,
+        ..
+    } = action
+    else {
+        panic!()
+    };
+    assert_eq!(patch["spec"]["resources"]["requests"]["storage"], "160Gi");
+    let plan = next(&instance, &seen, 9);
+    assert_eq!(patched(&plan).0, Some(ON));
+    let Some(Action::Patch { patch, .. }) = plan.action else {
+        panic!()
+    };
+    assert_eq!(patch["spec"]["template"]["spec"]["domain"]["cpu"]["sockets"], 4);
+}
+
+#[test]
+fn a_resize_of_a_stopped_server_changes_its_template_and_leaves_it_off() {
+    let resize = json!({ "kind": "Resize", "plan": "starter", "endsIn": "Stopped" });
+    let instance = during(&resize, Some("Stopped"));
+    let off = vm(&instance, OFF, &json!({}));
+    let plan = next(&instance, &seen(Some(&off), None), 1);
+    assert_eq!(patched(&plan), (None, None));
+    let mut off = off;
+    let Some(Action::Patch { patch, .. }) = plan.action else {
+        panic!()
+    };
+    merge(&mut off, &patch);
+    let done = observed(next(&instance, &seen(Some(&off), None), 1));
+    assert_eq!(done.progress, Progress::Done);
+}
+
+fn data_volume(instance: &Instance, name: &str, phase: &str, more: &Value) -> Answer {
+    let mut disk = json!({
+        "metadata": {
+            "name": name, "uid": "disk", "creationTimestamp": at(0),
+            "labels": { super::names::INSTANCE_UID: server(instance).uid },
+        },
+        "status": { "phase": phase },
+    });
+    merge(&mut disk, more);
+    Answer::DataVolume(serde_json::from_value(disk).unwrap())
+}
+
+#[test]
+fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_and_deletes() {
+    let instance = during(
+        &json!({ "kind": "Rebuild", "image": "ubuntu-24.04" }),
+        Some("Running"),
+    );
+    let disk = server(&instance).disk(operation(&instance));
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    let mut first = seen(Some(&on), Some(&run));
+    answer(&instance, &mut first, 1, no_vm());
+    let action = answer(&instance, &mut first, 1, Answer::Done);
+    assert!(matches!(
+        action,
+        Action::Post {
+            kind: Kind::DataVolume,
+            ..
+        }
+    ));
+    let busy = observed(next(&instance, &first, 1));
+    assert_eq!(told(&busy), Some(("Importing", false)));
+
+    let mut seen = self::seen(Some(&on), Some(&run));
+    answer(
+        &instance,
+        &mut seen,
+        20,
+        data_volume(&instance, &disk, "ImportInProgress", &json!({})),
+    );
+    assert_eq!(
+        observed(next(&instance, &seen, 20))
+            .recheck_after
+            .unwrap()
+            .as_secs(),
+        4
+    );
+
+    let mut seen = self::seen(Some(&on), Some(&run));
+    answer(
+        &instance,
+        &mut seen,
+        60,
+        data_volume(&instance, &disk, "Succeeded", &json!({})),
+    );
+    let action = answer(&instance, &mut seen, 60, Answer::Done);
+    assert!(matches!(
+        action,
+        Action::Post {
+            kind: Kind::Secret,
+            ..
+        }
+    ));
+    assert_eq!(patched(&next(&instance, &seen, 60)), (Some(OFF), None));
+
+    let mut off = vm(&instance, OFF, &json!({}));
+    let mut seen = self::seen(Some(&off), None);
+    answer(
+        &instance,
+        &mut seen,
+        70,
+        data_volume(&instance, &disk, "Succeeded", &json!({})),
+    );
+    answer(&instance, &mut seen, 70, Answer::Done);
+    let plan = next(&instance, &seen, 70);
+    assert_eq!(patched(&plan).0, Some(ON));
+    let Some(Action::Patch { patch, .. }) = plan.action else {
+        panic!()
+    };
+    merge(&mut off, &patch);
+    assert_eq!(parse_vm(&off).disk(), Some(disk.as_str()));
+
+    off["status"]["created"] = true.into();
+    let run = run_of(&off, "run-2", "Running", &json!({}));
+    let mut seen = self::seen(Some(&off), Some(&run));
+    for wanted in [Kind::DataVolume, Kind::Secret] {
+        let Action::DeleteAll { kind, selector } = answer(&instance, &mut seen, 80, Answer::Done) else {
+            panic!()
+        };
+        assert_eq!(kind, wanted);
+        assert!(selector.contains("!="), "{selector}");
+    }
+    assert_eq!(observed(next(&instance, &seen, 80)).progress, Progress::Done);
+}
+
+#[test]
+fn a_deletion_ends_when_the_claim_is_gone() {
+    let instance = during(&json!({ "kind": "Delete", "endsIn": "Stopped" }), Some("Running"));
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    let mut seen = seen(Some(&on), Some(&run));
+    let deleting = vm(
+        &instance,
+        ON,
+        &json!({ "metadata": { "deletionTimestamp": at(1) } }),
+    );
+    let action = answer(
+        &instance,
+        &mut seen,
+        1,
+        Answer::VirtualMachine(parse_vm(&deleting)),
+    );
+    assert_eq!(
+        action,
+        Action::Delete {
+            kind: Kind::VirtualMachine,
+            name: server(&instance).name,
+            uid: VM_UID.to_owned()
+        }
+    );
+    assert!(matches!(
+        answer(&instance, &mut seen, 1, Answer::Done),
+        Action::Stop { .. }
+    ));
+    assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
+    let claim = json!({ "name": "disk", "uid": "claim", "ownerReferences": [
+        { "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": "disk", "uid": "disk" },
+    ] });
+    for claims in [vec![serde_json::from_value(claim).unwrap()], Vec::new()] {
+        let is_last = claims.is_empty();
+        let mut seen = self::seen(None, None);
+        answer(&instance, &mut seen, 5, no_vm());
+        for _ in 0..2 {
+            let action = answer(&instance, &mut seen, 5, Answer::Done);
+            assert!(matches!(action, Action::DeleteAll { .. }));
+        }
+        answer(&instance, &mut seen, 5, Answer::Claims(claims));
+        let observation = observed(next(&instance, &seen, 5));
+        assert_eq!(observation.power, None);
+        assert_eq!(observation.progress == Progress::Done, is_last);
+    }
+}
+
+#[test]
+fn an_idle_server_costs_no_calls_once_its_disk_is_sealed() {
+    let instance = idle("Running", &json!({ "vmi": "run-1" }));
+    let disk = format!("{}-old", server(&instance).name);
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    let mut seen = seen(Some(&on), Some(&run));
+    answer(
+        &instance,
+        &mut seen,
+        1,
+        data_volume(&instance, &disk, "Succeeded", &json!({})),
+    );
+    let Action::Patch {
+        kind: Kind::DataVolume,
+        patch,
+        ..
+    } = answer(&instance, &mut seen, 1, Answer::Done)
+    else {
+        panic!()
+    };
+    assert_eq!(
+        patch["metadata"]["annotations"]["cdi.kubevirt.io/storage.prePopulated"],
+        disk.as_str()
+    );
+    let first = observed(next(&instance, &seen, 1));
+    assert_eq!(
+        (first.power, first.state["sealed"].as_str()),
+        (Some(Power::On), disk.as_str())
+    );
+    let instance = idle("Running", &json!(first.state));
+    let second = observed(next(&instance, &self::seen(Some(&on), Some(&run)), 2));
+    assert_eq!(second, first);
+}
+
+/// An idle server whose disk is sealed, with what was known of it.
+fn resting(power: &str, state: &Value) -> Instance {
+    let mut all = json!({ "vmi": "run-1" });
+    merge(&mut all, state);
+    let name = server(&idle(power, &json!({}))).name;
+    merge(
+        &mut all,
+        &json!({ "disk": format!("{name}-old"), "sealed": format!("{name}-old") }),
+    );
+    idle(power, &all)
+}
+
+fn at_rest(
+    instance: &Instance,
+    strategy: &str,
+    more: &Value,
+    run: Option<(&str, &str, Value)>,
+) -> Observation {
+    let mut vm = vm(instance, strategy, more);
+    if run.is_some() {
+        vm["status"]["created"] = true.into();
+    }
+    let run = run.map(|(uid, phase, more)| run_of(&vm, uid, phase, &more));
+    observed(next(instance, &seen(Some(&vm), run.as_ref()), 1000))
+}
+
+#[test]
+fn why_an_idle_server_is_off() {
+    for (strategy, more, state, cause) in [
+        (OFF, json!({}), json!({}), OffCause::Requested),
+        (
+            OFF,
+            json!({ "metadata": { "annotations": { RUN: ON } } }),
+            json!({}),
+            OffCause::Outside,
+        ),
+        (ON, json!({}), json!({}), OffCause::GuestShutdown),
+        (
+            ON,
+            json!({}),
+            json!({ "last": "Succeeded" }),
+            OffCause::GuestShutdown,
+        ),
+        (ON, json!({}), json!({ "last": "Failed" }), OffCause::Crashed),
+        (
+            ON,
+            json!({}),
+            json!({ "interrupted": "run-1", "last": "Succeeded" }),
+            OffCause::Interrupted,
+        ),
+        (
+            ON,
+            json!({}),
+            json!({ "interrupted": "run-0" }),
+            OffCause::GuestShutdown,
+        ),
+        (
+            ON,
+            json!({}),
+            json!({ "deletedOutside": "run-1" }),
+            OffCause::Outside,
+        ),
+    ] {
+        let observation = at_rest(&resting("Running", &state), strategy, &more, None);
+        assert_eq!(
+            observation.power,
+            Some(Power::Off(cause)),
+            "{strategy} {more} {state}"
+        );
+    }
+}
+
+#[test]
+fn row_01_a_missing_golden_image_is_an_error_at_once() {
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let mut seen = seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    answer(&instance, &mut seen, 1, Answer::Done);
+    answer(
+        &instance,
+        &mut seen,
+        1,
+        refused(422, "DataSource stellage-images/debian-13 not found"),
+    );
+    assert_eq!(failure(next(&instance, &seen, 1)), "ImageFailed");
+    let mut unknown = region();
+    unknown.images.clear();
+    let mut seen = self::seen(None, None);
+    let action = next(&instance, &seen, 1).action.unwrap();
+    seen.take(&action, no_vm());
+    assert_eq!(failure(next_in(&unknown, &instance, &seen, 1)), "ImageMissing");
+}
+
+#[test]
+fn row_02_a_failing_import_is_an_error_after_a_minute_and_the_old_server_runs_on() {
+    let instance = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let disk = server(&instance).disk(operation(&instance));
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    let failing = json!({ "status": { "conditions": [{
+        "type": "Running", "status": "False", "reason": "Error", "message": "node-7: 404", "lastTransitionTime": at(30),
+    }] } });
+    let plan = |seconds| {
+        let mut seen = seen(Some(&on), Some(&run));
+        answer(
+            &instance,
+            &mut seen,
+            seconds,
+            data_volume(&instance, &disk, "ImportInProgress", &failing),
+        );
+        next(&instance, &seen, seconds)
+    };
+    assert_eq!(observed(plan(89)).progress, Progress::Busy);
+    let late = plan(90);
+    assert_eq!(late.raw.as_deref(), Some("node-7: 404"));
+    assert_eq!(failure(late), "ImageFailed");
+}
+
+#[test]
+fn row_03_an_image_larger_than_the_disk_is_told_apart() {
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let mut seen = seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    answer(&instance, &mut seen, 1, Answer::Done);
+    let message = "target resources requests storage size is smaller than the source";
+    answer(&instance, &mut seen, 1, refused(422, message));
+    assert_eq!(failure(next(&instance, &seen, 1)), "ImageTooLarge");
+}
+
+#[test]
+fn row_04_a_disk_that_cdi_has_forgotten_is_made_again() {
+    let instance = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let disk = server(&instance).disk(operation(&instance));
+    let on = vm(&instance, ON, &json!({}));
+    let mut young = seen(Some(&on), None);
+    answer(
+        &instance,
+        &mut young,
+        299,
+        data_volume(&instance, &disk, "", &json!({})),
+    );
+    assert_eq!(observed(next(&instance, &young, 299)).progress, Progress::Busy);
+    let mut seen = seen(Some(&on), None);
+    answer(
+        &instance,
+        &mut seen,
+        300,
+        data_volume(&instance, &disk, "", &json!({})),
+    );
+    answer(&instance, &mut seen, 300, Answer::Claims(Vec::new()));
+    let deleted = answer(&instance, &mut seen, 300, Answer::Done);
+    assert_eq!(
+        deleted,
+        Action::Delete {
+            kind: Kind::DataVolume,
+            name: disk,
+            uid: "disk".to_owned()
+        }
+    );
+    let made = answer(&instance, &mut seen, 300, Answer::Done);
+    assert!(matches!(
+        made,
+        Action::Post {
+            kind: Kind::DataVolume,
+            ..
+        }
+    ));
+    assert_eq!(observed(next(&instance, &seen, 300)).progress, Progress::Busy);
+}
+
+#[test]
+fn row_05_no_room_for_the_disk_is_an_error_after_a_minute() {
+    let instance = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let disk = server(&instance).disk(operation(&instance));
+    let full = json!({ "status": { "conditions": [{
+        "type": "Bound", "status": "False", "reason": "ErrExceededQuota", "lastTransitionTime": at(0),
+    }] } });
+    let on = vm(&instance, ON, &json!({}));
+    let mut seen = seen(Some(&on), None);
+    answer(
+        &instance,
+        &mut seen,
+        61,
+        data_volume(&instance, &disk, "Pending", &full),
+    );
+    assert_eq!(failure(next(&instance, &seen, 61)), "StorageQuota");
+}
+
+/// What a start comes to whose run has this condition since 10 s.
+fn starting(phase: &str, condition: &Value, seconds: i64) -> Plan {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let on = booted_vm(&instance, &json!({ "status": { "created": true } }));
+    let mut condition = condition.clone();
+    merge(
+        &mut condition,
+        &json!({ "status": "False", "lastTransitionTime": at(10), "message": "node-7 says no" }),
+    );
+    let run = run_of(
+        &on,
+        "run-1",
+        phase,
+        &json!({ "status": { "conditions": [condition] } }),
+    );
+    next(&instance, &seen(Some(&on), Some(&run)), seconds)
+}
+
+#[test]
+fn row_06_a_missing_disk_is_an_error_after_half_a_minute_and_no_other_is_made() {
+    let missing = json!({ "type": "Synchronized", "reason": "FailedPvcNotFound" });
+    let busy = observed(starting("Pending", &missing, 39));
+    assert_eq!((busy.progress, busy.notice), (Progress::Busy, None));
+    assert_eq!(failure(starting("Pending", &missing, 40)), "DiskMissing");
+}
+
+#[test]
+fn row_08_no_capacity_is_told_at_once_and_an_error_after_two_minutes_without_the_names_of_nodes() {
+    let full = json!({ "type": "PodScheduled", "reason": "Unschedulable" });
+    let busy = observed(starting("Scheduling", &full, 129));
+    assert_eq!(
+        (busy.progress.clone(), told(&busy)),
+        (Progress::Busy, Some(("NoCapacity", false)))
+    );
+    let failed = starting("Scheduling", &full, 130);
+    assert_eq!(failed.raw.as_deref(), Some("node-7 says no"));
+    let Ok(Observation {
+        progress: Progress::Failed(trouble),
+        ..
+    }) = failed.outcome
+    else {
+        panic!()
+    };
+    assert!(!trouble.message.contains("node-7"), "{}", trouble.message);
+}
+
+#[test]
+fn row_09_a_launcher_image_that_cannot_be_pulled_is_the_clusters_fault() {
+    let pull = json!({ "type": "Synchronized", "reason": "ImagePullBackOff" });
+    assert_eq!(failure(starting("Scheduling", &pull, 70)), "ClusterFault");
+}
+
+#[test]
+fn row_10_a_launcher_that_is_refused_is_told_as_refused() {
+    let quota = json!({ "type": "Synchronized", "reason": "FailedCreate" });
+    assert_eq!(failure(starting("Pending", &quota, 40)), "Refused");
+}
+
+#[test]
+fn row_11_a_lost_start_is_found_and_begun_again() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let lost = booted_vm(&instance, &json!({}));
+    let mut seen = seen(Some(&lost), None);
+    let action = answer(&instance, &mut seen, 5, no_vm());
+    assert!(matches!(action, Action::Get { kind: Kind::Run, .. }));
+    let plan = next(&instance, &seen, 5);
+    assert!(plan.repairs_lost_start);
+    assert_eq!(patched(&plan), (Some(OFF), Some("")));
+    let Some(Action::Patch { patch, .. }) = plan.action else {
+        panic!()
+    };
+    let mut halted = lost;
+    merge(&mut halted, &patch);
+    halted["status"]["runStrategy"] = OFF.into();
+    let plan = next(&instance, &self::seen(Some(&halted), None), 6);
+    assert_eq!(patched(&plan).0, Some(ON));
+    assert!(!plan.repairs_lost_start);
+}
+
+#[test]
+fn row_12_a_guest_that_shuts_itself_down_stays_off_also_right_after_its_boot() {
+    let observation = at_rest(
+        &resting("Running", &json!({})),
+        ON,
+        &json!({}),
+        Some(("run-1", "Succeeded", json!({}))),
+    );
+    assert_eq!(observation.power, Some(Power::Off(OffCause::GuestShutdown)));
+    // Nobody saw the run of this boot, but virt-controller did.
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let over = booted_vm(&instance, &json!({ "status": { "observedGeneration": 3 } }));
+    let mut seen = seen(Some(&over), None);
+    answer(&instance, &mut seen, 5, no_vm());
+    assert_eq!(observed(next(&instance, &seen, 5)).progress, Progress::Done);
+}
+
+#[test]
+fn row_14_a_crash_that_kubevirt_mended_is_told_once() {
+    let instance = resting("Running", &json!({}));
+    let first = at_rest(&instance, ON, &json!({}), Some(("run-2", "Running", json!({}))));
+    assert_eq!(
+        (first.power, first.restarted),
+        (Some(Power::On), Some(OffCause::Crashed))
+    );
+    let second = at_rest(
+        &idle("Running", &json!(first.state)),
+        ON,
+        &json!({}),
+        Some(("run-2", "Running", json!({}))),
+    );
+    assert_eq!(second.restarted, None);
+}
+
+#[test]
+fn row_15_a_crash_loop_is_an_error_while_kubevirt_goes_on_trying() {
+    let looping = json!({ "status": {
+        "printableStatus": "CrashLoopBackOff", "stateChangeRequests": [{ "action": "Start" }],
+    } });
+    let observation = at_rest(&resting("Running", &json!({})), ON, &looping, None);
+    assert_eq!(
+        (observation.power, told(&observation)),
+        (Some(Power::On), Some(("CrashLoop", true)))
+    );
+}
+
+#[test]
+fn row_16_the_request_that_a_crash_leaves_is_taken_away_before_and_after_the_stop() {
+    let requested = json!({ "status": { "stateChangeRequests": [{ "action": "Start" }] } });
+    let instance = during(&json!({ "kind": "Stop", "endsIn": "Stopped" }), Some("Running"));
+    for strategy in [ON, OFF] {
+        let looping = vm(&instance, strategy, &requested);
+        let plan = next(&instance, &seen(Some(&looping), None), 1);
+        assert!(
+            matches!(plan.action, Some(Action::ClearRequests { .. })),
+            "{:?}",
+            plan.action
+        );
+    }
+    // Too late: virt-controller has made it Always.
+    let risen = json!({ "metadata": { "annotations": { RUN: OFF } } });
+    let always = vm(&instance, "Always", &risen);
+    assert_eq!(
+        patched(&next(&instance, &seen(Some(&always), None), 1)),
+        (Some(OFF), None)
+    );
+    let stopped = resting("Stopped", &json!({}));
+    let always = vm(&stopped, "Always", &risen);
+    let run = run_of(&always, "run-2", "Running", &json!({}));
+    assert_eq!(
+        patched(&next(&stopped, &seen(Some(&always), Some(&run)), 1)),
+        (Some(OFF), None)
+    );
+    let halting = vm(&stopped, OFF, &json!({ "status": { "created": true } }));
+    let plan = next(&stopped, &seen(Some(&halting), Some(&run)), 1);
+    assert!(
+        matches!(plan.action, Some(Action::Stop { .. })),
+        "{:?}",
+        plan.action
+    );
+}
+
+#[test]
+fn row_18_a_restart_that_was_lost_is_a_crash() {
+    let failed = at_rest(
+        &resting("Running", &json!({})),
+        ON,
+        &json!({}),
+        Some(("run-1", "Failed", json!({}))),
+    );
+    assert_eq!(
+        (failed.power, failed.state["last"].as_str()),
+        (Some(Power::On), "Failed")
+    );
+    let gone = at_rest(&idle("Running", &json!(failed.state)), ON, &json!({}), None);
+    assert_eq!(gone.power, Some(Power::Off(OffCause::Crashed)));
+}
+
+#[test]
+fn row_19_a_migration_is_nothing_to_tell() {
+    let migrating = json!({ "status": {
+        "migrationState": { "completed": false },
+        "conditions": [
+            { "type": "EvictionRequested", "status": "True" },
+            { "type": "Paused", "status": "True", "reason": "PausedByMigrationMonitor" },
+        ],
+    } });
+    let observation = at_rest(
+        &resting("Running", &json!({})),
+        ON,
+        &json!({}),
+        Some(("run-1", "Running", migrating)),
+    );
+    assert_eq!((observation.power, observation.notice), (Some(Power::On), None));
+}
+
+#[test]
+fn row_20_a_drain_is_told_from_a_shutdown_by_the_launchers_pod() {
+    let ending = json!({ "status": {
+        "nodeName": "n1",
+        "conditions": [{ "type": "Ready", "status": "False", "reason": "PodTerminating" }],
+    } });
+    let instance = resting("Running", &json!({}));
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Running", &ending);
+    for (node, deleted, is_interrupted) in [("n1", true, true), ("n1", false, false), ("n2", true, false)] {
+        let mut pod = json!({ "metadata": { "name": "launcher" }, "spec": { "nodeName": node } });
+        if deleted {
+            pod["metadata"]["deletionTimestamp"] = json!(at(1));
+        }
+        let mut seen = seen(Some(&on), Some(&run));
+        let action = answer(
+            &instance,
+            &mut seen,
+            1,
+            Answer::Pods(vec![serde_json::from_value(pod).unwrap()]),
+        );
+        let selector = "kubevirt.io/created-by=run-1".to_owned();
+        assert_eq!(
+            action,
+            Action::List {
+                kind: Kind::Pod,
+                selector
+            }
+        );
+        let observation = observed(next(&instance, &seen, 1));
+        assert_eq!(observation.power, Some(Power::On));
+        assert_eq!(
+            observation.state.contains_key("interrupted"),
+            is_interrupted,
+            "{node} {deleted}"
+        );
+    }
+}
+
+#[test]
+fn row_23_a_silent_node_is_told_after_a_minute_and_the_server_counts_as_on() {
+    let silent = |since| {
+        json!({ "status": { "conditions": [{
+        "type": "Ready", "status": "False", "reason": "PodNotReady", "lastTransitionTime": at(since),
+    }] } })
+    };
+    let instance = resting("Running", &json!({}));
+    for (since, notice) in [(970, None), (930, Some(("NodeUnreachable", false)))] {
+        let observation = at_rest(
+            &instance,
+            ON,
+            &json!({}),
+            Some(("run-1", "Running", silent(since))),
+        );
+        assert_eq!((observation.power, told(&observation)), (Some(Power::On), notice));
+        assert_eq!(observation.recheck_after.is_some(), notice.is_none());
+    }
+}
+
+#[test]
+fn rows_25_and_26_a_paused_server_is_on_and_the_customer_is_told() {
+    for (reason, notice) in [
+        ("PausedIOError", Some(("StorageUnavailable", true))),
+        ("PausedByUser", Some(("Paused", false))),
+        ("PausedByMigrationMonitor", None),
+    ] {
+        let paused =
+            json!({ "status": { "conditions": [{ "type": "Paused", "status": "True", "reason": reason }] } });
+        let observation = at_rest(
+            &resting("Running", &json!({})),
+            ON,
+            &json!({}),
+            Some(("run-1", "Running", paused)),
+        );
+        assert_eq!(
+            (observation.power, told(&observation)),
+            (Some(Power::On), notice),
+            "{reason}"
+        );
+    }
+}
+
+#[test]
+fn rows_27_and_57_conditions_of_the_virtual_machine_are_told() {
+    for (condition, notice) in [
+        ("RestartRequired", ("ChangedOutside", false)),
+        ("ManualRecoveryRequired", ("ManualRecovery", true)),
+    ] {
+        let more = json!({ "status": { "conditions": [{ "type": condition, "status": "True", "message": "raw" }] } });
+        let instance = resting("Running", &json!({}));
+        let on = vm(&instance, ON, &more);
+        let run = run_of(&on, "run-1", "Running", &json!({}));
+        let plan = next(&instance, &seen(Some(&on), Some(&run)), 1);
+        assert_eq!(plan.raw.as_deref(), Some("raw"));
+        assert_eq!(told(&observed(plan)), Some(notice));
+    }
+}
+
+#[test]
+fn row_28_a_server_is_missing_only_if_the_cluster_says_so_and_a_start_keeps_its_data() {
+    let instance = resting("Running", &json!({}));
+    let mut seen = seen(None, None);
+    let plan = next(&instance, &seen, 1);
+    assert!(matches!(
+        plan.action,
+        Some(Action::Get {
+            kind: Kind::VirtualMachine,
+            ..
+        })
+    ));
+    assert!(
+        plan.outcome.is_err(),
+        "it must not count as missing if there is no time to ask"
+    );
+    answer(&instance, &mut seen, 1, no_vm());
+    assert_eq!(observed(next(&instance, &seen, 1)).power, None);
+
+    let instance = during(&json!({ "kind": "Start" }), Some("Running"));
+    let mut seen = self::seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    let Answer::DataVolume(disk) = data_volume(&instance, "left", "Succeeded", &json!({})) else {
+        panic!()
+    };
+    answer(&instance, &mut seen, 1, Answer::DataVolumes(vec![disk]));
+    answer(&instance, &mut seen, 1, Answer::Done);
+    let Some(Action::Post {
+        kind: Kind::VirtualMachine,
+        object,
+    }) = next(&instance, &seen, 1).action
+    else {
+        panic!()
+    };
+    assert_eq!(
+        object["spec"]["template"]["spec"]["volumes"][0]["dataVolume"]["name"],
+        "left"
+    );
+}
+
+#[test]
+fn row_29_a_run_that_somebody_else_ends_stays_off() {
+    let deleting = json!({ "metadata": { "deletionTimestamp": at(1) } });
+    let ending = at_rest(
+        &resting("Running", &json!({})),
+        ON,
+        &json!({}),
+        Some(("run-1", "Running", deleting)),
+    );
+    assert_eq!(
+        (ending.power, ending.state["deletedOutside"].as_str()),
+        (Some(Power::On), "run-1")
+    );
+    let gone = at_rest(&idle("Running", &json!(ending.state)), ON, &json!({}), None);
+    assert_eq!(gone.power, Some(Power::Off(OffCause::Outside)));
+}
+
+#[test]
+fn row_30_another_strategy_is_somebody_elses_and_the_next_operation_takes_over() {
+    let observation = at_rest(
+        &resting("Running", &json!({})),
+        "Manual",
+        &json!({}),
+        Some(("run-1", "Running", json!({}))),
+    );
+    assert_eq!(
+        (observation.power, told(&observation)),
+        (Some(Power::On), Some(("ManagedOutside", false)))
+    );
+    let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
+    let manual = vm(&instance, "Manual", &json!({}));
+    assert_eq!(
+        patched(&next(&instance, &seen(Some(&manual), None), 1)),
+        (Some(OFF), None)
+    );
+}
+
+#[test]
+fn row_31_what_has_our_name_and_is_not_ours_is_never_touched() {
+    let foreign = json!({ "metadata": { "labels": { super::names::INSTANCE_UID: "another" } } });
+    for kind in [
+        "Create", "Start", "Stop", "PowerOff", "Reboot", "Resize", "Rebuild",
+    ] {
+        let instance = during(&json!({ "kind": kind }), Some("Running"));
+        let vm = vm(&instance, ON, &foreign);
+        assert_eq!(
+            failure(next(&instance, &seen(Some(&vm), None), 1)),
+            "NameTaken",
+            "{kind}"
+        );
+    }
+    let observation = at_rest(&resting("Running", &json!({})), ON, &foreign, None);
+    assert_eq!(told(&observation), Some(("NameTaken", true)));
+    let instance = during(&json!({ "kind": "Delete" }), Some("Running"));
+    let vm = vm(&instance, ON, &foreign);
+    let plan = next(&instance, &seen(Some(&vm), None), 1);
+    assert!(
+        matches!(plan.action, Some(Action::DeleteAll { .. })),
+        "what is ours goes all the same"
+    );
+}
+
+#[test]
+fn row_32_a_virtual_machine_that_does_not_go_is_told_after_the_deadline() {
+    let instance = during(&json!({ "kind": "Delete", "endsIn": "Stopped" }), Some("Running"));
+    let stuck = vm(
+        &instance,
+        ON,
+        &json!({ "metadata": { "deletionTimestamp": at(1) } }),
+    );
+    let seen = seen(Some(&stuck), None);
+    assert_eq!(observed(next(&instance, &seen, 899)).progress, Progress::Busy);
+    assert_eq!(failure(next(&instance, &seen, 900)), "DeleteFailed");
+}
+
+#[test]
+fn row_34_a_cluster_that_refuses_writes_is_unavailable_and_the_server_is_left_alone() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let off = vm(&instance, OFF, &json!({}));
+    let mut seen = seen(Some(&off), None);
+    answer(
+        &instance,
+        &mut seen,
+        1,
+        refused(500, "failed calling webhook virt-api"),
+    );
+    let plan = next(&instance, &seen, 1);
+    assert!(plan.raw.unwrap().contains("failed calling webhook"));
+    assert!(matches!(plan.outcome, Err(ProviderError::Unavailable(_))));
+}
+
+#[test]
+fn row_35_a_controller_that_does_nothing_is_told_after_a_minute() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let waiting = booted_vm(&instance, &json!({ "status": { "runStrategy": OFF } }));
+    let seen = seen(Some(&waiting), None);
+    assert_eq!(told(&observed(next(&instance, &seen, 60))), None);
+    assert_eq!(
+        told(&observed(next(&instance, &seen, 61))),
+        Some(("KubeVirtSlow", false))
+    );
+}
+
+#[test]
+fn row_36_a_node_that_does_not_take_up_a_server_is_told_after_a_minute() {
+    let slow = starting("Scheduled", &json!({ "type": "Ready" }), 61);
+    assert_eq!(told(&observed(slow)), Some(("NodeSlow", false)));
+}
+
+#[test]
+fn row_37_nothing_is_concluded_about_a_region_that_is_cut_off() {
+    for instance in [
+        resting("Running", &json!({})),
+        during(&json!({ "kind": "Start" }), Some("Stopped")),
+    ] {
+        let mut seen = seen(None, None);
+        seen.reach = Reach::Cut(at(-90));
+        let plan = next(&instance, &seen, 1);
+        assert_eq!(plan.action, None);
+        let region = "de-fra-1".to_owned();
+        assert_eq!(
+            plan.outcome,
+            Err(ProviderError::Unreachable {
+                region,
+                since: at(-90)
+            })
+        );
+    }
+}
+
+#[test]
+fn row_40_a_creation_goes_on_with_what_it_finds() {
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let disk = server(&instance).disk(operation(&instance));
+    let mut seen = seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    answer(&instance, &mut seen, 1, refused(409, "already exists"));
+    answer(&instance, &mut seen, 1, refused(409, "already exists"));
+    answer(
+        &instance,
+        &mut seen,
+        1,
+        data_volume(&instance, &disk, "Succeeded", &json!({})),
+    );
+    let action = next(&instance, &seen, 1).action;
+    assert!(matches!(
+        action,
+        Some(Action::Post {
+            kind: Kind::VirtualMachine,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn row_41_a_reboot_continues_at_whichever_state_it_finds() {
+    let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
+    let own = boot(operation(&instance));
+    let created = json!({ "status": { "created": true } });
+    let on = vm(&instance, ON, &created);
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    assert_eq!(
+        patched(&next(&instance, &seen(Some(&on), Some(&run)), 1)),
+        (Some(OFF), None)
+    );
+    let off = vm(&instance, OFF, &json!({}));
+    assert_eq!(
+        patched(&next(&instance, &seen(Some(&off), None), 1)),
+        (Some(ON), Some(own.as_str()))
+    );
+    let booted = booted_vm(&instance, &created);
+    for (phase, progress) in [("Scheduled", Progress::Busy), ("Running", Progress::Done)] {
+        let run = run_of(&booted, "run-2", phase, &json!({}));
+        assert_eq!(
+            observed(next(&instance, &seen(Some(&booted), Some(&run)), 1)).progress,
+            progress
+        );
+    }
+    // KubeVirt has restarted it after a crash: it is not powered off again.
+    let run = run_of(&booted, "run-3", "Running", &json!({}));
+    assert_eq!(
+        observed(next(&instance, &seen(Some(&booted), Some(&run)), 900)).progress,
+        Progress::Done
+    );
+}
+
+#[test]
+fn rows_42_and_43_a_write_that_comes_too_late_is_planned_again_from_what_is_there() {
+    let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
+    let off = vm(&instance, OFF, &json!({}));
+    let mut seen = seen(Some(&off), None);
+    answer(
+        &instance,
+        &mut seen,
+        1,
+        refused(409, "the object has been modified"),
+    );
+    let booted = booted_vm(&instance, &json!({ "status": { "runStrategy": OFF } }));
+    let action = answer(&instance, &mut seen, 1, Answer::VirtualMachine(parse_vm(&booted)));
+    assert!(matches!(
+        action,
+        Action::Get {
+            kind: Kind::VirtualMachine,
+            ..
+        }
+    ));
+    assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
+    // Not for ever.
+    let mut seen = self::seen(Some(&off), None);
+    for _ in 0..4 {
+        answer(
+            &instance,
+            &mut seen,
+            1,
+            refused(409, "the object has been modified"),
+        );
+        if next(&instance, &seen, 1).action.is_some() {
+            answer(&instance, &mut seen, 1, Answer::VirtualMachine(parse_vm(&off)));
+        }
+    }
+    assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
+}
+
+#[test]
+fn row_48_a_disk_that_cannot_grow_fails_the_resize_while_the_server_runs() {
+    let instance = during(
+        &json!({ "kind": "Resize", "plan": "performance" }),
+        Some("Running"),
+    );
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    let mut seen = seen(Some(&on), Some(&run));
+    answer(
+        &instance,
+        &mut seen,
+        1,
+        refused(403, "only dynamically provisioned pvc can be resized"),
+    );
+    assert_eq!(failure(next(&instance, &seen, 1)), "DiskCannotGrow");
+}
+
+#[test]
+fn row_50_a_creation_without_a_free_address_makes_nothing() {
+    let region = region_with_addresses(bridge());
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let mut seen = seen(None, None);
+    let action = next_in(&region, &instance, &seen, 1).action.unwrap();
+    seen.take(&action, no_vm());
+    assert_eq!(failure(next_in(&region, &instance, &seen, 1)), "NoFreeAddress");
+    seen.addresses = reserved();
+    assert!(next_in(&region, &instance, &seen, 1).action.is_some());
+}
+
+#[test]
+fn row_52_a_creation_in_a_private_network_that_is_not_there_makes_nothing() {
+    let mut instance = during(&json!({ "kind": "Create" }), None);
+    instance.spec.private_network = Some("pn-backend".to_owned());
+    let mut seen = seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    let action = answer(&instance, &mut seen, 1, no_vm());
+    assert!(matches!(
+        action,
+        Action::Get {
+            kind: Kind::NetworkAttachment,
+            ..
+        }
+    ));
+    assert_eq!(failure(next(&instance, &seen, 1)), "PrivateNetworkMissing");
+}
+
+#[test]
+fn row_53_addresses_behind_the_masquerade_are_not_believed() {
+    let behind = json!({ "status": { "interfaces": [{
+        "name": "default", "ipAddress": "10.0.2.2", "ipAddresses": ["10.0.2.2", "fd10:0:2::2", "fe80::1"],
+    }] } });
+    let observation = at_rest(
+        &resting("Running", &json!({})),
+        ON,
+        &json!({}),
+        Some(("run-1", "Running", behind)),
+    );
+    assert_eq!(
+        (observation.addresses.ipv4, observation.addresses.ipv6),
+        (None, None)
+    );
+}
+
+#[test]
+fn row_54_a_namespace_that_is_foreign_or_being_deleted_is_not_used() {
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let labels = json!(account_labels(&region(), ACCOUNT_UID));
+    for (metadata, is_usable) in [
+        (json!({ "labels": labels }), true),
+        (json!({ "labels": {} }), false),
+        (json!({ "labels": labels, "deletionTimestamp": at(0) }), false),
+    ] {
+        let mut seen = seen(None, None);
+        seen.has_namespace = false;
+        answer(&instance, &mut seen, 1, no_vm());
+        answer(&instance, &mut seen, 1, refused(409, "already exists"));
+        answer(
+            &instance,
+            &mut seen,
+            1,
+            Answer::Object(serde_json::from_value(metadata).unwrap()),
+        );
+        let plan = next(&instance, &seen, 1);
+        assert_eq!(plan.action.is_some(), is_usable);
+        if !is_usable {
+            assert_eq!(failure(plan), "NamespaceUnusable");
+        }
+    }
+    let mut existing = region();
+    existing.namespaces = Namespaces::Existing;
+    let mut seen = seen(None, None);
+    seen.has_namespace = false;
+    for reply in [no_vm(), refused(404, "namespaces \"stellage-acme\" not found")] {
+        let action = next_in(&existing, &instance, &seen, 1).action.unwrap();
+        seen.take(&action, reply);
+    }
+    assert_eq!(
+        failure(next_in(&existing, &instance, &seen, 1)),
+        "NamespaceMissing"
+    );
+}
+
+#[test]
+fn row_56_a_server_that_others_are_saving_waits() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let off = vm(&instance, OFF, &json!({}));
+    let mut seen = seen(Some(&off), None);
+    answer(
+        &instance,
+        &mut seen,
+        1,
+        refused(422, "Cannot update VM runStrategy until snapshot \"x\" completes"),
+    );
+    let busy = observed(next(&instance, &seen, 1));
+    assert_eq!(
+        (busy.progress.clone(), told(&busy)),
+        (Progress::Busy, Some(("LockedBySnapshot", false)))
+    );
+}
+
+#[test]
+fn row_58_the_grace_does_not_depend_on_the_clock_of_the_cluster() {
+    let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
+    let halting = vm(&instance, OFF, &json!({ "status": { "created": true } }));
+    for (deleted_at, seconds, is_over) in [
+        (3600, 119, false),
+        (3600, 120, true),
+        (-3600, 119, false),
+        (-3600, 120, true),
+    ] {
+        let deleting = json!({ "metadata": { "deletionTimestamp": at(deleted_at) } });
+        let run = run_of(&halting, "run-1", "Running", &deleting);
+        let plan = next(&instance, &seen(Some(&halting), Some(&run)), seconds);
+        assert_eq!(plan.action.is_some(), is_over, "{deleted_at} {seconds}");
+    }
+}
+
+#[test]
+fn row_62_a_server_is_off_only_when_its_run_is_gone() {
+    let instance = during(
+        &json!({ "kind": "PowerOff", "endsIn": "Stopped" }),
+        Some("Running"),
+    );
+    let halted = vm(&instance, OFF, &json!({}));
+    let migrating = json!({
+        "metadata": { "deletionTimestamp": at(1) }, "status": { "migrationState": { "completed": false } },
+        "spec": { "terminationGracePeriodSeconds": 0 },
+    });
+    let run = run_of(&halted, "run-1", "Running", &migrating);
+    let busy = observed(next(&instance, &seen(Some(&halted), Some(&run)), 1));
+    assert_eq!(busy.progress, Progress::Busy);
+}
+
+#[test]
+fn a_run_made_from_what_was_before_the_operation_is_replaced() {
+    let instance = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let booted = booted_vm(&instance, &json!({ "status": { "created": true } }));
+    let stale = json!({ "metadata": { "annotations": { BOOT: "Start/before/abcdef" } } });
+    let run = run_of(&booted, "run-1", "Running", &stale);
+    let mut seen = seen(Some(&booted), Some(&run));
+    answer(&instance, &mut seen, 1, Answer::Run(parse_run(&run)));
+    let plan = next(&instance, &seen, 1);
+    assert_eq!(patched(&plan), (Some(OFF), Some("")));
+}
+
+#[test]
+fn what_is_not_used_is_not_kept() {
+    let instance = resting("Running", &json!({}));
+    let full = vm(
+        &instance,
+        ON,
+        &json!({
+            "metadata": {
+                "managedFields": [{ "manager": "x" }], "finalizers": ["x"],
+                "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "{}" },
+            },
+            "spec": { "running": null, "template": { "spec": { "domain": { "machine": { "type": "q35" } } } } },
+            "status": { "conditions": [{ "type": "Ready", "status": "True", "lastProbeTime": null }] },
+        }),
+    );
+    let kept = parse_vm(&full);
+    assert_eq!(kept.metadata.managed_fields, None);
+    assert_eq!(kept.metadata.annotations.as_ref().unwrap().len(), 2);
+    assert!(kept.status.conditions.is_empty());
+    let unknown: super::slim::VmSpec =
+        serde_json::from_value(json!({ "runStrategy": "WaitAsReceiver" })).unwrap();
+    assert_eq!(unknown.run_strategy, Some(super::slim::RunStrategy::Other));
+    let unknown: super::slim::VmiStatus = serde_json::from_value(json!({ "phase": "" })).unwrap();
+    assert_eq!(unknown.phase, super::slim::Phase::Unknown);
+}
+
+#[test]
+fn all_image_sources_are_written_as_cdi_wants_them() {
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let server = server(&instance);
+    let region = region();
+    let maker = super::objects::Maker {
+        instance: &instance,
+        region: &region,
+        server: &server,
+        account_uid: ACCOUNT_UID,
+        addresses: &reserved(),
+        user_data: None,
+    };
+    let name = || object_name("stellage-images/debian-13");
+    let url = || "https://mirror.example/debian-13.qcow2".to_owned();
+    for (source, path, wanted) in [
+        (
+            ImageSource::DataSource(name()),
+            "/spec/sourceRef/kind",
+            "DataSource",
+        ),
+        (
+            ImageSource::Snapshot(name()),
+            "/spec/source/snapshot/name",
+            "debian-13",
+        ),
+        (
+            ImageSource::Pvc(name()),
+            "/spec/source/pvc/namespace",
+            "stellage-images",
+        ),
+        (
+            ImageSource::Registry {
+                url: "docker://x".to_owned(),
+                pull_method: domain::catalogue::region::PullMethod::Node,
+            },
+            "/spec/source/registry/pullMethod",
+            "node",
+        ),
+        (
+            ImageSource::Http {
+                url: url(),
+                cert_config_map: Some("ca".to_owned()),
+            },
+            "/spec/source/http/certConfigMap",
+            "ca",
+        ),
+    ] {
+        let mut image = region.images["debian-13"].clone();
+        image.source = source;
+        let disk = maker.data_volume(operation(&instance), &image, 80);
+        assert_eq!(disk.pointer(path).and_then(Value::as_str), Some(wanted), "{disk}");
+    }
+}
+
+/// Compares with the file of this name in `golden/`. With `UPDATE_GOLDEN=1`, writes it.
+fn golden(name: &str, written: &str) {
+    let path = format!("{}/src/kubevirt/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, written).unwrap();
+    }
+    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(wanted == written, "{path} differs; written is:\n{written}");
+}
+
+#[test]
+fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
+    let kube_ovn = |attachment| domain::catalogue::region::Profile::KubeOvn {
+        subnet: "public-fra1".to_owned(),
+        attachment,
+    };
+    for (name, region) in [
+        ("pod", region()),
+        ("bridge", region_with_addresses(bridge())),
+        ("kube-ovn", region_with_addresses(kube_ovn(None))),
+        (
+            "kube-ovn-attachment",
+            region_with_addresses(kube_ovn(Some(object_name("stellage-networks/public")))),
+        ),
+    ] {
+        let mut instance = during(&json!({ "kind": "Create" }), None);
+        instance.spec.private_network = Some("pn-backend".to_owned());
+        let server = server(&instance);
+        let none = domain::provider::Addresses::default();
+        let reserved = reserved();
+        let maker = super::objects::Maker {
+            instance: &instance,
+            region: &region,
+            server: &server,
+            account_uid: ACCOUNT_UID,
+            addresses: if name == "pod" { &none } else { &reserved },
+            user_data: None,
+        };
+        let operation = operation(&instance);
+        let image = &region.images["debian-13"];
+        let (secret_name, secret) = maker.secret(Some(image));
+        let disk = server.disk(operation);
+        let boot = super::objects::Boot {
+            operation,
+            run: super::slim::RunStrategy::RerunOnFailure,
+            disk: &disk,
+            secret: &secret_name,
+            hostname: &super::objects::hostname(&instance, &server),
+            config_drive: false,
+        };
+        let mut all = vec![secret, maker.virtual_machine(&boot)];
+        if name == "pod" {
+            let user = "system:serviceaccount:stellage:stellage";
+            all.extend([
+                super::objects::namespace(&region, ACCOUNT_UID, &server.namespace),
+                super::objects::role_binding(&region, ACCOUNT_UID, &server.namespace, user),
+                super::objects::network_policy(&region, ACCOUNT_UID, &server.namespace),
+                maker.data_volume(operation, image, 80),
+            ]);
+        }
+        golden(&format!("{name}.json"), &format!("{:#}\n", Value::Array(all)));
+    }
+}
+
+#[test]
+fn the_patches_are_as_before() {
+    let instance = during(
+        &json!({ "kind": "Resize", "plan": "performance" }),
+        Some("Running"),
+    );
+    let region = region();
+    let server = server(&instance);
+    let maker = super::objects::Maker {
+        instance: &instance,
+        region: &region,
+        server: &server,
+        account_uid: ACCOUNT_UID,
+        addresses: &domain::provider::Addresses::default(),
+        user_data: None,
+    };
+    let vm = parse_vm(&vm(&instance, OFF, &json!({})));
+    let boot = super::objects::Boot {
+        operation: operation(&instance),
+        run: super::slim::RunStrategy::RerunOnFailure,
+        disk: vm.disk().unwrap(),
+        secret: vm.secret().unwrap(),
+        hostname: "web-1",
+        config_drive: false,
+    };
+    let all = json!({
+        "boot": maker.boot_patch(&vm, &boot),
+        "halt": super::objects::run_patch(&vm, super::slim::RunStrategy::Halted),
+        "undo": super::objects::undo_boot_patch(&vm),
+        "plan": super::objects::plan_patch(&vm, resources::Plan::Starter),
+        "clear": super::objects::clear_requests_patch(&vm),
+        "grow": super::objects::grow_patch(160),
+    });
+    golden("patches.json", &format!("{all:#}\n"));
+}
+
+#[test]
+fn what_the_account_holder_gives_to_cloud_init_comes_first_and_so_takes_precedence() {
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let region = region();
+    let server = server(&instance);
+    let mut image = region.images["debian-13"].clone();
+    let made = |image: &domain::catalogue::region::Image, data: Option<&[u8]>| {
+        let maker = super::objects::Maker {
+            instance: &instance,
+            region: &region,
+            server: &server,
+            account_uid: ACCOUNT_UID,
+            addresses: &domain::provider::Addresses::default(),
+            user_data: data,
+        };
+        let (_, secret) = maker.secret(Some(image));
+        secret["stringData"]["userdata"].as_str().unwrap().to_owned()
+    };
+    assert!(made(&image, None).starts_with("#cloud-config\n{"));
+    image.user_data = Some("packages: [qemu-guest-agent]".to_owned());
+    golden(
+        "user-data-all.txt",
+        &made(&image, Some(b"#!/bin/sh\necho hello\n")),
+    );
+    image.user_data = None;
+    let archive = "Content-Type: multipart/mixed; boundary=\"x\"\nMIME-Version: 1.0\n\n--x\nContent-Type: text/x-shellscript\n\n#!/bin/sh\n--x--\n";
+    golden("user-data-archive.txt", &made(&image, Some(archive.as_bytes())));
+    golden(
+        "user-data-gzip.txt",
+        &made(&image, Some(&[0x1f, 0x8b, 8, 0, 0xff])),
+    );
+}
+
+#[test]
+fn names_are_stable_and_fit() {
+    use super::names::{Server, disk_hash, namespace};
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let first = operation(&instance);
+    assert_eq!(
+        boot(first).split('/').take(2).collect::<Vec<_>>(),
+        ["Create", "2026-11-26T20:51:04Z"]
+    );
+    let mut other = first.clone();
+    other.plan = resources::Plan::Starter;
+    assert_ne!(boot(first), boot(&other));
+    assert_eq!(
+        disk_hash(first),
+        disk_hash(&other),
+        "a disk does not depend on the plan"
+    );
+    other.image = "ubuntu-24.04".to_owned();
+    assert_ne!(disk_hash(first), disk_hash(&other));
+    let server = Server::of(&instance, &region());
+    let mac = server.mac("public");
+    assert!(
+        mac.starts_with("02:") && mac.len() == 17 && mac != server.mac("private"),
+        "{mac}"
+    );
+    assert_eq!(namespace("stellage-", "acme"), "stellage-acme");
+    let long = namespace("stellage-", &"a".repeat(63));
+    assert!(long.len() <= 63 && long.starts_with("stellage-aaaa"), "{long}");
+    assert_ne!(long, namespace("stellage-", &format!("{}b", "a".repeat(62))));
+}
