@@ -40,7 +40,7 @@ pub fn spec() -> InstanceSpec {
 pub struct World {
     pub instance: Instance,
     /// An older version, for decisions on stale input.
-    stale: Instance,
+    stale: Box<Instance>,
     revision: u64,
     pub cloud: Cloud,
     /// Seconds that it takes to create a server; all other times follow from it.
@@ -84,7 +84,7 @@ impl World {
         let epoch = Timestamp::from_second(1_800_000_000).unwrap();
         instance.metadata.creation_timestamp = Some(Time(epoch));
         Self {
-            stale: instance.clone(),
+            stale: Box::new(instance.clone()),
             instance,
             revision: 1,
             cloud: Cloud::default(),
@@ -281,7 +281,7 @@ impl World {
             return;
         }
         let mut seen_instance = if on_stale {
-            self.stale.clone()
+            (*self.stale).clone()
         } else {
             self.instance.clone()
         };
@@ -338,13 +338,13 @@ impl World {
         };
         if crash {
             // The next process lists what is stored.
-            self.stale = self.instance.clone();
+            self.stale = Box::new(self.instance.clone());
             self.outage(Duration::ZERO);
             return;
         }
         if !is_current {
             // The API server refuses the write, and the watch shows the newer version.
-            self.stale = self.instance.clone();
+            self.stale = Box::new(self.instance.clone());
             self.wake();
             return;
         }
@@ -356,7 +356,7 @@ impl World {
         }
         if self.instance.status.as_ref() != Some(&decision.status) {
             self.record(&decision.status.outbox);
-            self.stale = self.instance.clone();
+            self.stale = Box::new(self.instance.clone());
             self.instance.status = Some(decision.status);
             self.notes.extend(notes);
             self.writes += 1;
