@@ -31,6 +31,8 @@ pub struct Ipam {
 #[derive(Default)]
 struct State {
     ipv4: Vec<Ipv4Prefix>,
+    /// Number of IPv4 addresses that servers may have.
+    size: u64,
     ipv6: Option<Ipv6Prefix>,
     by_holder: HashMap<u64, Ipv4Addr>,
     by_address: HashMap<Ipv4Addr, u64>,
@@ -54,6 +56,7 @@ impl Ipam {
             region: region.into(),
             metrics: None,
             state: Mutex::new(State {
+                size: size(&ipv4),
                 ipv4,
                 ipv6,
                 ..State::default()
@@ -72,7 +75,7 @@ impl Ipam {
     /// Goes on with other prefixes. Servers keep their addresses.
     pub fn replace(&self, ipv4: Vec<Ipv4Prefix>, ipv6: Option<Ipv6Prefix>) {
         let state = &mut *self.state.lock();
-        (state.ipv4, state.ipv6) = (ipv4, ipv6);
+        (state.size, state.ipv4, state.ipv6) = (size(&ipv4), ipv4, ipv6);
         let prefixes = &state.ipv4;
         let is_served = |address: &Ipv4Addr| prefixes.iter().any(|prefix| prefix.serves(*address));
         state.by_holder.retain(|_, address| is_served(address));
@@ -138,17 +141,12 @@ impl Ipam {
             && !state.ipv4.is_empty()
         {
             let used = state.by_address.len() as u64;
-            metrics.show_addresses(&self.region, "ipv4", state.size().saturating_sub(used), used);
+            metrics.show_addresses(&self.region, "ipv4", state.size.saturating_sub(used), used);
         }
     }
 }
 
 impl State {
-    /// Number of addresses that servers may have.
-    fn size(&self) -> u64 {
-        self.ipv4.iter().map(|prefix| u64::from(prefix.size())).sum()
-    }
-
     /// Takes an address, unless somebody else has it. Addresses of other prefixes are nobody's concern here.
     fn adopt(&mut self, own: u64, address: Ipv4Addr) -> bool {
         if self.by_holder.get(&own) == Some(&address)
@@ -175,7 +173,7 @@ impl State {
         }
         self.wake(now);
         let taken = self.by_address.len() + self.resting.len();
-        if taken as u64 >= self.size() {
+        if taken as u64 >= self.size {
             return None;
         }
         let space: u64 = self.ipv4.iter().map(span).sum();
@@ -209,6 +207,10 @@ impl State {
         self.resting
             .retain(|_, since| now.saturating_duration_since(*since) < REST);
     }
+}
+
+fn size(ipv4: &[Ipv4Prefix]) -> u64 {
+    ipv4.iter().map(|prefix| u64::from(prefix.size())).sum()
 }
 
 /// Number of addresses in a prefix, including those that servers cannot have.

@@ -726,6 +726,7 @@ mod tests {
 
     use super::*;
     use crate::catalogue::Catalogue;
+    use resources::OperationKind;
 
     /// A region that sets everything.
     const BRIDGE: &str = r#"
@@ -844,8 +845,15 @@ kubevirt:
         assert_eq!(read.node_selector.len(), 2);
         assert_eq!(read.eviction_strategy, EvictionStrategy::LiveMigrate);
         let minutes = |of| read.deadlines.of(of).as_secs() / 60;
-        use resources::OperationKind::{Create, Rebuild, Start};
-        assert_eq!([Create, Rebuild, Start].map(minutes), [45, 30, 10]);
+        assert_eq!(
+            [
+                OperationKind::Create,
+                OperationKind::Rebuild,
+                OperationKind::Start
+            ]
+            .map(minutes),
+            [45, 30, 10]
+        );
         assert_eq!(
             (read.deadlines.soft_stop_grace.as_secs(), read.calls_at_once),
             (90, 8)
