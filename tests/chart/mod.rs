@@ -107,6 +107,15 @@ impl Helm {
     }
 }
 
+/// Installs the chart of a region, for a service account that has the name of the release.
+pub async fn install_region(plane: &ControlPlane, release: &str, namespace: &str, values: &Value) {
+    let helm = Helm::alone().await;
+    let manifests = helm
+        .template_of(&region_chart(), release, namespace, values)
+        .unwrap();
+    support::kubectl(plane, &["apply", "--server-side", "-f", "-"], Some(&manifests)).unwrap();
+}
+
 /// The objects in a text of YAML documents.
 fn objects(text: &str) -> Vec<Value> {
     let documents = format!("\n{text}");

@@ -9,17 +9,21 @@ use resources::InstanceState;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::support::{
-    Operator, OwnPlane, Tenant, eventually, kubectl,
-    kubevirt::{self, Region, kinds},
-    own_plane,
+use crate::{
+    chart::install_region,
+    support::{
+        Operator, OwnPlane, Tenant, eventually, kubectl,
+        kubevirt::{self, Region, kinds},
+        own_plane,
+    },
 };
 
 /// The region that the catalogue maps to KubeVirt; `nl-ams-1` beside it is simulated.
 pub const REGION: &str = "de-fra-1";
 /// What the names of the namespaces of servers begin with.
 pub const PREFIX: &str = "real-";
-const ACCOUNT: &str = "stellage-region";
+/// Namespace of its service account in the region.
+const NAMESPACE: &str = "stellage";
 
 /// A management cluster with an operator, and the region.
 pub struct Installation {
@@ -77,11 +81,14 @@ pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> st
 
 /// Gives the installation a service account in the region, with the rights of the region's chart, and returns its kubeconfig.
 async fn region_rights(region: &Region, installation: &str) -> std::path::PathBuf {
-    let account = format!("{ACCOUNT}-{installation}");
-    let rights = super::rights::manifests(&account, PREFIX);
-    let list = json!({ "apiVersion": "v1", "kind": "List", "items": rights }).to_string();
-    kubectl(&region.plane, &["apply", "--server-side", "-f", "-"], Some(&list)).unwrap();
-    region.kubeconfig("stellage", &account).await
+    let account = format!("stellage-region-{installation}");
+    let exists = kubectl(&region.plane, &["create", "namespace", NAMESPACE], None);
+    assert!(exists.is_ok() || exists.unwrap_err().contains("AlreadyExists"));
+    let values = json!({
+        "installation": installation, "namespacePrefix": PREFIX, "imageNamespaces": [], "token": { "create": false },
+    });
+    install_region(&region.plane, &account, NAMESPACE, &values).await;
+    region.kubeconfig(NAMESPACE, &account).await
 }
 
 /// A tenant with a server in the region.

@@ -68,17 +68,17 @@ impl CatalogueArgs {
 
 /// The settings of the region with this code.
 fn settings(catalogue: &Catalogue, code: &str) -> Result<Arc<KubeVirt>, String> {
-    let codes: Vec<&str> = catalogue.regions.iter().map(String::as_str).collect();
-    if codes.contains(&code) {
-        Err(format!(
-            "the servers of {code} are simulated; there is no cluster to look at"
-        ))
-    } else {
-        Err(format!(
+    let region = catalogue.regions.iter().find(|region| region.code == code);
+    let Some(region) = region else {
+        return Err(format!(
             "the catalogue has no region {code}; it has {}",
-            codes.join(", ")
-        ))
-    }
+            catalogue.region_codes()
+        ));
+    };
+    region
+        .kubevirt
+        .clone()
+        .ok_or_else(|| format!("the servers of {code} are simulated; there is no cluster to look at"))
 }
 
 /// Objects of a kind of another project, in all namespaces unless one is given.
