@@ -338,13 +338,13 @@ impl World {
         };
         if crash {
             // The next process lists what is stored.
-            self.stale = Box::new(self.instance.clone());
+            *self.stale = self.instance.clone();
             self.outage(Duration::ZERO);
             return;
         }
         if !is_current {
             // The API server refuses the write, and the watch shows the newer version.
-            self.stale = Box::new(self.instance.clone());
+            *self.stale = self.instance.clone();
             self.wake();
             return;
         }
@@ -356,7 +356,7 @@ impl World {
         }
         if self.instance.status.as_ref() != Some(&decision.status) {
             self.record(&decision.status.outbox);
-            self.stale = Box::new(self.instance.clone());
+            *self.stale = self.instance.clone();
             self.instance.status = Some(decision.status);
             self.notes.extend(notes);
             self.writes += 1;
