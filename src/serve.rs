@@ -211,7 +211,7 @@ pub async fn serve(
     let candidate = controller
         .map(|settings| Candidate::new(settings, &common, catalogue, rules, &watches, clock, server_time))
         .transpose()?;
-    reload(catalogue_file, &watches, candidate.as_ref());
+    let complain = complain(&watches, candidate.as_ref());
     if let Some(Candidate { slots, .. }) = &candidate {
         on_accounts.push(Box::new(slots.accounts.clone()));
         on_instances.push(Box::new(slots.instances.clone()));
@@ -223,6 +223,15 @@ pub async fn serve(
         instance.shrink_to_fit();
     };
     let instances = watches.spawn_without(watcher::Config::default(), forget_unused, on_instances);
+    if let Some(file) = catalogue_file {
+        tokio::spawn(reload(
+            file,
+            instances.clone(),
+            complain,
+            watches.shutdown.clone(),
+            metrics,
+        ));
+    }
     let backups = watch_tenant_objects(&watches, on_backups);
     let webhooks = watch_tenant_objects(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);
@@ -283,20 +292,42 @@ fn catalogue(common: &CommonSettings) -> Result<(SharedCatalogue, Option<Catalog
     Ok((catalogue.unwrap_or_default(), file))
 }
 
-/// Keeps the catalogue up to date with its file, if it has one. When the file cannot be used, a process that runs the controllers
-/// also publishes a Kubernetes Event about the Lease.
-fn reload(file: Option<CatalogueFile>, watches: &Watches, candidate: Option<&Candidate>) {
-    let Some(file) = file else { return };
+/// Keeps the catalogue up to date with its file.
+async fn reload(
+    file: CatalogueFile,
+    instances: Store<Instance>,
+    complain: impl Fn(&str) + Send,
+    shutdown: CancellationToken,
+    metrics: Metrics,
+) {
+    // Until all are known, it is not known which regions are used.
+    if instances.wait_until_ready().await.is_err() {
+        return;
+    }
+    let used = || {
+        let all = instances.state();
+        let accepted = all.iter().filter(|instance| {
+            instance
+                .status
+                .as_ref()
+                .is_some_and(|status| status.state.is_some())
+        });
+        accepted.map(|instance| instance.spec.region.clone()).collect()
+    };
+    file.reload_until(shutdown, metrics, used, complain).await;
+}
+
+/// When the catalogue's file cannot be used, a process that runs the controllers also publishes a Kubernetes Event about the Lease.
+fn complain(watches: &Watches, candidate: Option<&Candidate>) -> impl Fn(&str) + Send + use<> {
     let lease = candidate.map(|candidate| {
         let events = Events::new(watches.client.clone(), "catalogue", &candidate.identity);
         (events, lease::named_in(&candidate.common.namespace))
     });
-    let complain = move |reason: &str| {
+    move |reason: &str| {
         if let Some((events, lease)) = &lease {
             events.publish(lease, true, "InvalidCatalogue", "ReadCatalogue", reason);
         }
-    };
-    tokio::spawn(file.reload_until(watches.shutdown.clone(), watches.metrics.clone(), complain));
+    }
 }
 
 /// The rules for receivers, kept up to date with the cluster's own addresses, and whether these have been read.

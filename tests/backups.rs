@@ -125,7 +125,7 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
     assert_eq!(answer.header("location"), format!("/v1/backups/{id}"));
     let expected = json!({
         "id": id, "instance_id": web, "instance_name": "web", "instance_deleted": false, "name": "before-upgrade",
-        "status": "running", "scheduled": false, "size_gb": null, "disk_size": 40, "image": "debian-13",
+        "status": "running", "scheduled": false, "size_gb": null, "disk_size": 40, "image": "debian-13", "region": "fr-par-1",
         "created_at": made["created_at"], "completed_at": null, "error": null,
     });
     assert_eq!(made, expected);

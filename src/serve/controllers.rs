@@ -374,12 +374,8 @@ impl<'a> Controllers<'a> {
         let faults = Faults::new(self.candidate.common.simulator_faults);
         let known = instances.state();
         let known = known.iter().map(|instance| &**instance);
-        Arc::new(Simulator::new(
-            self.candidate.common.timings(),
-            pools,
-            faults,
-            known,
-        ))
+        let simulator = Simulator::new(self.candidate.common.timings(), pools, faults, known);
+        Arc::new(simulator.with_metrics(&self.watches.metrics))
     }
 
     fn provider_timeout(&self) -> Duration {

@@ -223,7 +223,7 @@ async fn the_catalogue_is_listed_in_pages() {
         .json();
     assert_eq!(
         regions["data"],
-        json!([{ "id": "de-fra-1", "country": "de", "city": "fra" }])
+        json!([{ "id": "de-fra-1", "country": "de", "city": "fra", "simulated": true, "backups": true, "private_networks": true }])
     );
     assert_eq!(
         regions["pagination"],
@@ -232,12 +232,14 @@ async fn the_catalogue_is_listed_in_pages() {
     let images = expect(&tenant, 200, Method::GET, "/v1/images", None, &[])
         .await
         .json();
-    assert!(
-        images["data"]
-            .as_array()
-            .unwrap()
-            .contains(&json!({ "id": "ubuntu-24.04", "distribution": "ubuntu", "version": "24.04" }))
-    );
+    assert!(images["data"].as_array().unwrap().contains(
+        &json!({ "id": "ubuntu-24.04", "distribution": "ubuntu", "version": "24.04", "user": null })
+    ));
+    for (region, total) in [("de-fra-1", 5), ("xx-abc-1", 5), ("nonsense", 0)] {
+        let path = format!("/v1/images?region={region}");
+        let images = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+        assert_eq!(images.json()["pagination"]["total"], total, "{region}");
+    }
     let document = reqwest::get(format!("{}/v1/openapi.json", tenant.url))
         .await
         .unwrap();

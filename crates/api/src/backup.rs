@@ -36,6 +36,9 @@ pub struct Backup {
     /// Image of the instance. A restored instance has it.
     #[schema(required, example = "debian-13")]
     pub image: Option<String>,
+    /// Region of the instance. Only a backup of a simulated server can be restored in another one.
+    #[schema(required, example = "fr-par-1")]
+    pub region: Option<String>,
     /// When the backup was requested.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     pub created_at: Seconds,

@@ -38,6 +38,12 @@ pub struct RegionOffer {
     /// City code.
     #[schema(pattern = "^[a-z]{3,}$", example = "par")]
     pub city: String,
+    /// Whether its servers are simulated. They cost nothing but memory, and nobody can log in to them.
+    pub simulated: bool,
+    /// Whether its instances can be backed up.
+    pub backups: bool,
+    /// Whether its instances can be attached to private networks.
+    pub private_networks: bool,
 }
 
 /// An image that can be installed.
@@ -52,4 +58,7 @@ pub struct ImageOffer {
     /// Version of the distribution; `null` if the identifier contains none.
     #[schema(required, example = "13")]
     pub version: Option<String>,
+    /// The login user, who gets the SSH keys; `null` where it is not known, or not the same in all regions.
+    #[schema(required, example = "debian")]
+    pub user: Option<String>,
 }

@@ -2,9 +2,11 @@
 //! observed state; it never decides the desired state (decisions, section 4).
 //!
 //! - [`simulator`]: the embedded default, a pure function of spec, status and time;
+//! - [`ipam`]: the addresses of servers;
 
 #![warn(missing_docs)]
 
+pub mod ipam;
 pub mod simulator;
 
 use std::{future::Future, sync::Arc};

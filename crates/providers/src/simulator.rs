@@ -2,25 +2,29 @@
 //! and time, so a restart loses nothing (decisions, section 4).
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     net::{Ipv4Addr, Ipv6Addr},
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::future::BoxFuture;
 use ipnet::{Ipv4Net, Ipv6Net};
 use jiff::{SignedDuration, Timestamp};
-use parking_lot::Mutex;
-use sha2::{Digest as _, Sha256};
 
-use super::{Provider, UsageSource};
-use domain::provider::{
-    Addresses, BackupObservation, BackupProgress, Deadlines, Observation, OffCause, Power, Progress,
-    ProviderError, Series, Timings, Trouble, Usage, Window,
+use super::{
+    Provider, UsageSource,
+    ipam::{Ipam, Reservation, seed},
+};
+use domain::{
+    catalogue::region::{Ipv4Prefix, Ipv6Prefix},
+    provider::{
+        Addresses, BackupObservation, BackupProgress, Deadlines, Notice, Observation, OffCause, Power,
+        Progress, ProviderError, Series, Timings, Trouble, Usage, Window,
+    },
 };
 use resources::{Backup, Instance, Operation, OperationKind, PowerState, origin};
-use runtime::watch::key;
+use runtime::{Metrics, watch::key};
 
 /// Annotation that switches on a fault, where faults are permitted: `provisioning`, `stop-hangs`, `shutdown`, `crash`, `unreachable` or `backup`. A
 /// `shutdown` or `crash` happens once; remove the annotation and set it again to repeat it.
@@ -55,18 +59,17 @@ impl Default for Pools {
 }
 
 impl Pools {
-    /// Number of usable IPv4 addresses.
-    fn size(&self) -> u32 {
-        u32::try_from((1_u64 << (32 - self.ipv4.prefix_len())).saturating_sub(2)).unwrap_or(u32::MAX)
-    }
-
-    fn first(&self) -> u32 {
-        u32::from(self.ipv4.network()) + 1
-    }
-
-    /// 64 bits of the UID's digest: enough to be unique without bookkeeping.
-    fn ipv6(&self, uid: &str) -> Ipv6Addr {
-        Ipv6Addr::from(u128::from(self.ipv6.network()) | u128::from(seed(uid, b"ipv6")))
+    fn ipam(self) -> Ipam {
+        let ipv4 = Ipv4Prefix {
+            prefix: self.ipv4,
+            gateway: Ipv4Addr::UNSPECIFIED,
+            exclude: Vec::new(),
+        };
+        let ipv6 = Ipv6Prefix {
+            prefix: self.ipv6,
+            gateway: Ipv6Addr::UNSPECIFIED,
+        };
+        Ipam::new("simulated", vec![ipv4], Some(ipv6))
     }
 }
 
@@ -107,22 +110,17 @@ impl Faults {
 /// Simulates servers.
 pub struct Simulator {
     timings: Timings,
-    pools: Pools,
     faults: Faults,
-    leases: Mutex<Leases>,
+    ipam: Ipam,
 }
 
-/// Which instance has which IPv4 address, in both directions. Filled from statuses; addresses not yet in a status were
-/// reserved moments ago. Only hashes of the UIDs are kept, which are a third as large.
-#[derive(Default)]
-struct Leases {
-    by_holder: HashMap<u64, u32>,
-    by_offset: HashMap<u32, u64>,
-}
-
-/// The key that stands for an instance's UID in [`Leases`].
-fn holder(uid: &str) -> u64 {
-    seed(uid, b"lease")
+/// The addresses in the status of an instance.
+fn known(instance: &Instance) -> Addresses {
+    let status = instance.status.as_ref();
+    Addresses {
+        ipv4: status.and_then(|status| status.ip_address.clone()),
+        ipv6: status.and_then(|status| status.ipv6_address.clone()),
+    }
 }
 
 impl Simulator {
@@ -136,52 +134,39 @@ impl Simulator {
     ) -> Self {
         let simulator = Self {
             timings,
-            pools,
             faults,
-            leases: Mutex::default(),
+            ipam: pools.ipam(),
         };
+        let mut known: Vec<&Instance> = known.into_iter().collect();
+        known.sort_by_key(|instance| {
+            (
+                origin::created_at(&instance.metadata),
+                origin::uid(&instance.metadata),
+            )
+        });
         for instance in known {
             simulator.adopt(instance);
         }
         simulator
     }
 
-    /// Marks the address in an Instance's status as taken.
-    pub fn adopt(&self, instance: &Instance) {
-        let own = holder(origin::uid(&instance.metadata));
-        let known = instance
-            .status
-            .as_ref()
-            .and_then(|s| s.ip_address.as_ref())
-            .and_then(|ip| ip.parse::<Ipv4Addr>().ok());
-        let Some(offset) = known
-            .and_then(|ip| u32::from(ip).checked_sub(self.pools.first()))
-            .filter(|offset| *offset < self.pools.size())
-        else {
-            return;
-        };
-        let leases = &mut *self.leases.lock();
-        if *leases.by_offset.entry(offset).or_insert(own) == own {
-            leases.by_holder.insert(own, offset);
+    /// The same, with metrics of how many addresses are free.
+    #[must_use]
+    pub fn with_metrics(self, metrics: &Metrics) -> Self {
+        Self {
+            ipam: self.ipam.with_metrics(metrics),
+            ..self
         }
     }
 
-    fn lease(&self, uid: &str) -> Option<Ipv4Addr> {
-        let own = holder(uid);
-        let mut leases = self.leases.lock();
-        let offset = if let Some(offset) = leases.by_holder.get(&own) {
-            *offset
-        } else {
-            let size = u64::from(self.pools.size());
-            let start = seed(uid, b"ipv4").checked_rem(size)?;
-            let free = (0..size)
-                .filter_map(|i| u32::try_from((start + i) % size).ok())
-                .find(|offset| !leases.by_offset.contains_key(offset))?;
-            leases.by_offset.insert(free, own);
-            leases.by_holder.insert(own, free);
-            free
-        };
-        Some(Ipv4Addr::from(self.pools.first() + offset))
+    /// Marks the address in an Instance's status as taken.
+    fn adopt(&self, instance: &Instance) {
+        self.ipam.adopt(origin::uid(&instance.metadata), &known(instance));
+    }
+
+    fn reservation(&self, instance: &Instance) -> Reservation {
+        let uid = origin::uid(&instance.metadata);
+        self.ipam.reserve(uid, &known(instance), Instant::now())
     }
 
     fn show(&self, instance: &Instance, now: Timestamp) -> Observation {
@@ -192,7 +177,8 @@ impl Simulator {
         if state.get(HAPPENED).map(String::as_str) != fault {
             state.remove(HAPPENED);
         }
-        let addresses = self.reserve(instance);
+        let Reservation { addresses, trouble } = self.reservation(instance);
+        let made = status.is_some_and(|s| s.provisioned_at.is_some());
         let Some(operation) = status.and_then(|s| s.operation.as_ref()) else {
             let power =
                 if status.is_none_or(|status| status.state.is_none() && status.provisioned_at.is_none()) {
@@ -204,10 +190,10 @@ impl Simulator {
                 power,
                 addresses,
                 state,
+                notice: trouble.filter(|_| made).map(Notice::Told),
                 ..Observation::default()
             };
         };
-        let made = status.is_some_and(|s| s.provisioned_at.is_some());
         let power = status
             .and_then(|s| s.power)
             .filter(|_| made)
@@ -231,6 +217,10 @@ impl Simulator {
                 operation.kind,
                 "the simulated fault 'provisioning' is switched on".to_owned(),
             ));
+            return seen;
+        }
+        if let Some(trouble) = trouble.filter(|_| !made && needs_making) {
+            seen.progress = Progress::Failed(trouble);
             return seen;
         }
         let hangs = fault == Some("stop-hangs") && operation.kind == OperationKind::Stop && !operation.forced;
@@ -346,27 +336,11 @@ impl Provider for Simulator {
     }
 
     fn reserve(&self, instance: &Instance) -> Addresses {
-        let status = instance.status.as_ref();
-        let uid = origin::uid(&instance.metadata);
-        let known = status.and_then(|s| s.ip_address.clone());
-        if known.is_some() && !self.leases.lock().by_holder.contains_key(&holder(uid)) {
-            // Written by another replica, or while the object did not match its schema.
-            self.adopt(instance);
-        }
-        Addresses {
-            // `None` once the range is used up; the instance gets an address when another instance is deleted.
-            ipv4: known.or_else(|| self.lease(uid).map(|ip| ip.to_string())),
-            ipv6: status
-                .and_then(|s| s.ipv6_address.clone())
-                .or_else(|| Some(self.pools.ipv6(uid).to_string())),
-        }
+        self.reservation(instance).addresses
     }
 
     fn release(&self, instance: &Instance) {
-        let mut leases = self.leases.lock();
-        if let Some(offset) = leases.by_holder.remove(&holder(origin::uid(&instance.metadata))) {
-            leases.by_offset.remove(&offset);
-        }
+        self.ipam.release(origin::uid(&instance.metadata), Instant::now());
     }
 
     async fn step(
@@ -523,14 +497,6 @@ fn asked(instance: &Instance, annotation: &str) -> Option<f64> {
     (0.0..=100.0).contains(&value).then_some(value)
 }
 
-fn seed(uid: &str, name: &[u8]) -> u64 {
-    let digest = Sha256::new().chain_update(uid).chain_update(name).finalize();
-    digest
-        .iter()
-        .take(8)
-        .fold(0, |n, byte| (n << 8) | u64::from(*byte))
-}
-
 fn unit(uid: &str, name: &[u8]) -> f64 {
     f64::from(u32::try_from(seed(uid, name) >> 32).unwrap_or(0)) / f64::from(u32::MAX)
 }
@@ -615,6 +581,34 @@ mod tests {
         for i in 1..20_000 {
             assert_ne!(restarted.reserve(&instance(&format!("uid-{i}"))).ipv4, mine.ipv4);
         }
+    }
+
+    #[test]
+    fn a_server_is_not_made_without_an_address_and_one_with_the_address_of_another_is_told_of_it() {
+        let pools = Pools {
+            ipv4: "192.0.2.7/32".parse().unwrap(),
+            ..Pools::default()
+        };
+        let (first, mut second) = (running("first", at(0)), instance("second"));
+        let simulator = Simulator::new(Timings::for_provisioning(0.0), pools, Faults::new(true), []);
+        assert_eq!(simulator.reserve(&first).ipv4.as_deref(), Some("192.0.2.7"));
+        assert_eq!(simulator.reserve(&second).ipv4, None);
+        let operation = serde_json::json!({
+            "kind": "Create", "startedAt": at(0), "endsIn": "Running", "plan": "starter", "image": "debian-13",
+        });
+        second.status = Some(InstanceStatus {
+            operation: serde_json::from_value(operation).unwrap(),
+            ..InstanceStatus::default()
+        });
+        let Progress::Failed(trouble) = simulator.show(&second, at(1)).progress else {
+            panic!("it was made");
+        };
+        assert_eq!(trouble.reason, "NoFreeAddress");
+        let mut twin = running("twin", at(0));
+        twin.status.as_mut().unwrap().ip_address = Some("192.0.2.7".to_owned());
+        let seen = simulator.show(&twin, at(1));
+        assert_eq!(seen.power, Some(Power::On));
+        assert!(matches!(seen.notice, Some(Notice::Told(trouble)) if trouble.reason == "AddressTaken"));
     }
 
     #[test]

@@ -32,15 +32,18 @@ pub enum Cause {
     BackupImageDiffers,
     /// The backup to restore needs a larger disk.
     BackupTooLarge,
+    /// The backup to restore is in another region, and cannot be moved.
+    BackupRegionDiffers,
 }
 
 impl Cause {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Spec,
         Self::OriginTaken,
         Self::BackupUnavailable,
         Self::BackupImageDiffers,
         Self::BackupTooLarge,
+        Self::BackupRegionDiffers,
     ];
 
     /// Reason of the conditions.
@@ -51,6 +54,7 @@ impl Cause {
             Self::BackupUnavailable => "BackupUnavailable",
             Self::BackupImageDiffers => "BackupImageDiffers",
             Self::BackupTooLarge => "BackupTooLarge",
+            Self::BackupRegionDiffers => "BackupRegionDiffers",
         }
     }
 

@@ -56,6 +56,15 @@ pub struct ReconcileLabels {
     pub outcome: &'static str,
 }
 
+/// Labels of addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AddressLabels {
+    /// Code of the region, or `simulated`.
+    region: String,
+    /// `ipv4`.
+    family: &'static str,
+}
+
 /// Labels of a provider call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ProviderLabels {
@@ -130,6 +139,10 @@ pub struct Metrics {
     pub provider_calls: Family<ProviderLabels, Counter>,
     /// Seconds that a provider call took.
     pub provider_seconds: Histogram,
+    /// Addresses that servers can still get, in the leader.
+    addresses_free: Family<AddressLabels, Gauge>,
+    /// Addresses that servers have, in the leader.
+    addresses_used: Family<AddressLabels, Gauge>,
     /// Attempts to deliver an event.
     pub delivery_attempts: Family<OutcomeLabels, Counter>,
     /// Seconds that an attempt took.
@@ -219,6 +232,18 @@ impl Metrics {
             .inc();
     }
 
+    /// Shows how many addresses of a region, or of all simulated servers, are free, and how many servers have.
+    pub fn show_addresses(&self, region: &str, family: &'static str, free: u64, used: u64) {
+        let labels = AddressLabels {
+            region: region.to_owned(),
+            family,
+        };
+        for (gauge, number) in [(&self.addresses_free, free), (&self.addresses_used, used)] {
+            let number = i64::try_from(number).unwrap_or(i64::MAX);
+            gauge.get_or_create(&labels).set(number);
+        }
+    }
+
     /// Resets what only the leader knows: from now on another replica shows it.
     pub fn resign(&self) {
         for gauge in [
@@ -232,6 +257,8 @@ impl Metrics {
         }
         self.queue_depth.clear();
         self.orphan_servers.clear();
+        self.addresses_free.clear();
+        self.addresses_used.clear();
         self.instances.hide();
     }
 
@@ -288,6 +315,8 @@ impl Metrics {
             objects: Family::default(),
             provider_calls: Family::default(),
             provider_seconds: seconds(),
+            addresses_free: Family::default(),
+            addresses_used: Family::default(),
             delivery_attempts: Family::default(),
             delivery_seconds: seconds(),
             delivery_writes: Family::default(),
@@ -392,6 +421,16 @@ impl Metrics {
             "provider_call_duration_seconds",
             "Time of a provider call",
             self.provider_seconds.clone(),
+        );
+        registry.register(
+            "addresses_free",
+            "Addresses that servers can still get",
+            self.addresses_free.clone(),
+        );
+        registry.register(
+            "addresses_used",
+            "Addresses that servers have",
+            self.addresses_used.clone(),
         );
         registry.register(
             "mails",

@@ -1,6 +1,6 @@
 //! The catalogue in use, replaced when its file changes.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
@@ -37,8 +37,8 @@ impl SharedCatalogue {
 /// The file of a shared catalogue.
 pub struct CatalogueFile {
     path: PathBuf,
-    /// The text last read, whether or not it could be used.
-    seen: String,
+    /// The text of the catalogue in use.
+    in_use: String,
     catalogue: SharedCatalogue,
     check_every: Duration,
 }
@@ -46,11 +46,11 @@ pub struct CatalogueFile {
 impl CatalogueFile {
     /// Reads the file for the first time.
     pub fn load(path: PathBuf) -> Result<Self, CatalogueError> {
-        let seen = file::read(&path)?;
-        let catalogue = Catalogue::parse(&seen, &path)?;
+        let in_use = file::read(&path)?;
+        let catalogue = Catalogue::parse(&in_use, &path)?;
         Ok(Self {
             path,
-            seen,
+            in_use,
             catalogue: SharedCatalogue::new(catalogue),
             check_every: CHECK_EVERY,
         })
@@ -62,11 +62,12 @@ impl CatalogueFile {
     }
 
     /// Reads the file again until shutdown. If it cannot be used, the last catalogue stays in use, and `complain` is called
-    /// once with the reason.
+    /// once with the reason. `used` are the codes of the regions that have servers, which a new catalogue must not lose.
     pub async fn reload_until(
         mut self,
         shutdown: CancellationToken,
         metrics: Metrics,
+        used: impl Fn() -> BTreeSet<String> + Send,
         complain: impl Fn(&str) + Send,
     ) {
         let mut last_error = String::new();
@@ -79,7 +80,7 @@ impl CatalogueFile {
             let Ok(read) = tokio::task::spawn_blocking(move || file::read(&path)).await else {
                 continue;
             };
-            let outcome = match read.and_then(|text| self.take(text)) {
+            let outcome = match read.and_then(|text| self.take(text, &used)) {
                 Ok(false) => {
                     last_error.clear();
                     continue;
@@ -106,12 +107,22 @@ impl CatalogueFile {
     }
 
     /// Applies the catalogue in a new text. Returns whether the text was new.
-    fn take(&mut self, text: String) -> Result<bool, CatalogueError> {
-        if text == self.seen {
+    fn take(&mut self, text: String, used: impl Fn() -> BTreeSet<String>) -> Result<bool, CatalogueError> {
+        if text == self.in_use {
             return Ok(false);
         }
-        self.seen = text;
-        self.catalogue.replace(Catalogue::parse(&self.seen, &self.path)?);
+        let next = Catalogue::parse(&text, &self.path)?;
+        let field = |(field, problem)| CatalogueError::Field {
+            path: self.path.clone(),
+            field,
+            problem,
+        };
+        self.catalogue
+            .current()
+            .check_next(&next, &used())
+            .map_err(field)?;
+        self.catalogue.replace(next);
+        self.in_use = text;
         Ok(true)
     }
 }
@@ -140,14 +151,15 @@ mod tests {
         let (catalogue, metrics, shutdown) = (file.catalogue(), Metrics::new(), CancellationToken::new());
         let (complaints, mut heard) = mpsc::unbounded_channel();
         let complain = move |text: &str| complaints.send(text.to_owned()).unwrap();
-        let task = tokio::spawn(file.reload_until(shutdown.clone(), metrics.clone(), complain));
-        let regions = || catalogue.current().regions.clone();
-        assert_eq!(regions(), ["fr-par-1"]);
+        let used = || BTreeSet::from(["nl-ams-1".to_owned()]);
+        let task = tokio::spawn(file.reload_until(shutdown.clone(), metrics.clone(), used, complain));
+        let regions = || catalogue.current().region_codes();
+        assert_eq!(regions(), "fr-par-1");
 
         let limit = Duration::from_secs(60);
         let until = async |expected: &str| {
             let there = async {
-                while regions() != [expected] {
+                while regions() != expected {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             };
@@ -161,20 +173,31 @@ mod tests {
             complaint.contains("regions[0]: \"Frankfurt\" must be"),
             "{complaint}"
         );
-        assert_eq!(regions(), ["de-fra-1"]);
+        assert_eq!(regions(), "de-fra-1");
         fs::remove_file(&path).unwrap();
         let complaint = tokio::time::timeout(limit, heard.recv()).await.unwrap().unwrap();
         assert!(complaint.contains("cannot read"), "{complaint}");
         write("regions: [nl-ams-1]");
         until("nl-ams-1").await;
+        let real = "{inCluster: true, installation: tests, storageClass: a, network: {profile: pod}, images: {debian-13: {pvc: a/b, user: debian}}}";
+        write(&format!("regions: [{{code: nl-ams-1, kubevirt: {real}}}]"));
+        let complaint = tokio::time::timeout(limit, heard.recv()).await.unwrap().unwrap();
+        assert!(
+            complaint.contains("regions: region nl-ams-1 has simulated servers"),
+            "{complaint}"
+        );
+        write(&format!(
+            "regions: [nl-ams-1, {{code: de-fra-1, kubevirt: {real}}}]"
+        ));
+        until("nl-ams-1, de-fra-1").await;
 
         shutdown.cancel();
         task.await.unwrap();
         assert!(heard.recv().await.is_none(), "each problem is told once");
         let page = metrics.render(crate::metrics::Format::OpenMetrics).unwrap();
         for line in [
-            "stellage_catalogue_reloads_total{outcome=\"ok\"} 2",
-            "stellage_catalogue_reloads_total{outcome=\"invalid\"} 2",
+            "stellage_catalogue_reloads_total{outcome=\"ok\"} 3",
+            "stellage_catalogue_reloads_total{outcome=\"invalid\"} 3",
         ] {
             assert!(page.contains(line), "{page}");
         }

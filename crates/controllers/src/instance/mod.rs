@@ -93,6 +93,7 @@ impl<P: Provider> InstanceController<P> {
         Reconciler {
             writes: Semaphore::new(usize::from(self.write_concurrency)),
             backoffs: Backoffs::default(),
+            lost_regions: parking_lot::Mutex::default(),
             queue,
             controller: self,
         }

@@ -8,9 +8,10 @@ use super::{apply::Draft, reconcile::Reconciler};
 use crate::provider_call;
 use domain::{
     backup::restore,
+    catalogue::Catalogue,
     event::payload::User,
     instance::{Gate, Question, Seen, project_behind, question},
-    provider::{Addresses, Observation, ProviderError},
+    provider::{Addresses, Observation, PROVIDER, ProviderError},
 };
 use providers::Provider;
 use resources::{
@@ -81,7 +82,11 @@ impl<P: Provider> Reconciler<P> {
         if !accepted && let Some(refusal) = self.copy(instance) {
             return Gate::InvalidSpec(refusal);
         }
-        match self.complaint(instance, accepted) {
+        let catalogue = self.controller.catalogue.current();
+        if let Some(message) = self.lost_region(instance, &catalogue) {
+            return Gate::NoRegion(message);
+        }
+        match self.complaint(instance, accepted, &catalogue) {
             // Once it is accepted, the only possible complaint is about the image to install.
             Some(refusal) if accepted => Gate::CannotInstall(refusal),
             Some(refusal) => Gate::InvalidSpec(refusal),
@@ -105,10 +110,36 @@ impl<P: Provider> Reconciler<P> {
         })
     }
 
+    /// Why nothing can be said about an accepted instance's server: the catalogue lacks its region, or has it with servers of another
+    /// kind.
+    fn lost_region(&self, instance: &Instance, catalogue: &Catalogue) -> Option<String> {
+        let status = instance.status.as_ref().filter(|status| status.state.is_some())?;
+        let region = &instance.spec.region;
+        let is_real = status.provider_state.contains_key(PROVIDER);
+        let why = match catalogue.offer(region) {
+            None => "the catalogue does not have it",
+            Some(offer) if offer.simulated && is_real => {
+                "the catalogue says that its servers are simulated, but this one is real"
+            }
+            Some(_) => return None,
+        };
+        if self.lost_regions.lock().insert(region.clone()) {
+            tracing::error!(
+                region,
+                instance = key(instance),
+                "there are instances in a region that is not available: {why}; nothing is done about them until the catalogue is mended"
+            );
+        }
+        Some(format!(
+            "region {region} is not available at the moment; the server is left as it is"
+        ))
+    }
+
     /// Checks what admission cannot. Keys and region are immutable, so they are checked only until the instance is accepted.
-    fn complaint(&self, instance: &Instance, accepted: bool) -> Option<Refusal> {
+    fn complaint(&self, instance: &Instance, accepted: bool, catalogue: &Catalogue) -> Option<Refusal> {
         let spec = &instance.spec;
-        let catalogue = self.controller.catalogue.current();
+        let region = &spec.region;
+        let offer = catalogue.offer(region);
         if !accepted {
             for (index, ssh_key) in spec.ssh_keys.iter().enumerate() {
                 if let Err(complaint) = validation::ssh_key(ssh_key) {
@@ -117,28 +148,42 @@ impl<P: Provider> Reconciler<P> {
                     )));
                 }
             }
-            if !catalogue.serves_region(&spec.region) {
-                let offer = catalogue.regions.join(", ");
+            let Some(offer) = offer else {
+                let codes = catalogue.region_codes();
                 return Some(Refusal::invalid(format!(
-                    "spec.region {} is not available; choose one of {offer}",
-                    spec.region
+                    "spec.region {region} is not available; choose one of {codes}"
+                )));
+            };
+            if spec.private_network.is_some() && !offer.private_networks {
+                return Some(Refusal::invalid(format!(
+                    "spec.privateNetwork: private networks are not available in region {region}; it is immutable, so delete this instance and create another"
+                )));
+            }
+            if spec.backup_enabled && !offer.backups {
+                return Some(Refusal::invalid(format!(
+                    "spec.backupEnabled: backups are not available in region {region}; set it to false"
                 )));
             }
         }
         if let Some(name) = &spec.restore_from
             && self.will_install(instance)
-            && let Some(refusal) = self.cannot_restore(instance, name)
+            && let Some(refusal) = self.cannot_restore(instance, name, catalogue)
         {
             return Some(refusal);
         }
         // An image that is already installed, or that comes with a backup, need not be on offer any more.
         let installed = instance.status.as_ref().and_then(|status| status.image.as_ref());
         let is_installed = accepted && installed == Some(&spec.image);
-        if !is_installed && spec.restore_from.is_none() && !catalogue.serves_image(&spec.image) {
+        let lacks = offer.filter(|offer| !offer.has_image(&spec.image));
+        if let Some(offer) = lacks
+            && !is_installed
+            && spec.restore_from.is_none()
+        {
+            let images: Vec<_> = offer.images().iter().map(|image| image.id).collect();
             return Some(Refusal::invalid(format!(
-                "spec.image {} is not available; choose one of {}",
+                "spec.image {} is not available in region {region}; choose one of {}",
                 spec.image,
-                catalogue.images.join(", ")
+                images.join(", ")
             )));
         }
         None
@@ -155,10 +200,12 @@ impl<P: Provider> Reconciler<P> {
     }
 
     /// Why the backup in `spec.restoreFrom` cannot be restored to an instance; `None` if it can.
-    fn cannot_restore(&self, instance: &Instance, name: &str) -> Option<Refusal> {
+    fn cannot_restore(&self, instance: &Instance, name: &str, catalogue: &Catalogue) -> Option<Refusal> {
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let backup = self.controller.backups.get(namespace, name);
-        restore::complaint(name, backup.as_deref(), instance)
+        restore::complaint(name, backup.as_deref(), instance, |from, to| {
+            catalogue.moves_backups(from, to)
+        })
     }
 
     /// Asks the provider for whatever the instance needs next. Returns `None` if that takes a slot for suspects, which this

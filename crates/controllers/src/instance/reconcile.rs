@@ -1,8 +1,9 @@
 //! One reconcile of one instance: `observe`, decide ([`domain::instance`]), `apply`.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::Instant};
 
 use super::{InstanceController, apply::Draft, observe::is_accepted, trace};
@@ -25,8 +26,9 @@ const MAX_STEPS: usize = 6;
 /// When to retry after a write conflict. Usually the watch delivers the new version sooner.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 
-/// When to check again whether a backup can be restored, in case a change was not reported.
-const RESTORE_AGAIN: Duration = Duration::from_mins(10);
+/// When to check again whether what is refused can be done, because a change of the catalogue is not reported, and one of a backup may be
+/// missed.
+const REFUSED_AGAIN: Duration = Duration::from_mins(10);
 /// When to check again whether the end of an instance has been recorded: the first and the longest interval.
 const UNTIL_RECORDED: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// When to retry an instance whose outbox is full.
@@ -38,6 +40,8 @@ pub(super) struct Reconciler<P> {
     /// Limits concurrent writes.
     pub(super) writes: Semaphore,
     pub(super) backoffs: Backoffs,
+    /// The regions of instances that are not available, which the log tells of once.
+    pub(super) lost_regions: Mutex<HashSet<String>>,
 }
 
 impl<P: Provider> Reconcile for Reconciler<P> {
@@ -178,17 +182,15 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(Some(self.backoffs.next(&ObjectRef::of(&*draft.instance))));
             }
             self.backoffs.reset(&ObjectRef::of(&*draft.instance));
-            let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::CannotInstall(_));
-            let may_restore_soon = is_refused
-                && (draft.instance.spec.restore_from.is_some()
-                    || origin::is_restored(&draft.instance.metadata));
+            let is_refused = matches!(
+                gate,
+                Gate::InvalidSpec(_) | Gate::CannotInstall(_) | Gate::NoRegion(_)
+            );
+            let again = is_refused.then_some(REFUSED_AGAIN);
             match next {
                 Next::Now => {}
-                Next::After(delay) if may_restore_soon => return Ok(Some(delay.min(RESTORE_AGAIN))),
-                Next::After(delay) => return Ok(Some(delay)),
-                Next::OnChange | Next::AfterBackoff => {
-                    return Ok(may_restore_soon.then_some(RESTORE_AGAIN));
-                }
+                Next::After(delay) => return Ok(Some(again.map_or(delay, |again| delay.min(again)))),
+                Next::OnChange | Next::AfterBackoff => return Ok(again),
             }
         }
         self.store(&mut draft).await?;

@@ -2,6 +2,7 @@
 //!
 //! - `year`: what happens in a simulated year;
 //! - `late`: a provider that takes its time to answer;
+//! - `regions`: what a region does not offer, and instances whose region is missing;
 //! - `resting`: an account whose books are not in memory;
 //! - `operator`: one process of the operator, with a clock that jumps to the next moment at which there is something to do;
 //! - `api_server`: an in-memory API server, which fails at times, and at whose writes a process can be killed;
@@ -11,6 +12,7 @@ mod api_server;
 mod chronicle;
 mod late;
 mod operator;
+mod regions;
 mod resting;
 mod year;
 

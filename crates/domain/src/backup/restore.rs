@@ -10,10 +10,22 @@ use resources::{
 pub(super) const HELD: &str = "RestorePending";
 
 /// Why the Backup with this name cannot be restored to an instance whose spec names it. `backup` is that Backup, if
-/// there is one.
-pub fn complaint(name: &str, backup: Option<&Backup>, instance: &Instance) -> Option<Refusal> {
+/// there is one; `moves` says whether one can be moved from one region to another.
+pub fn complaint(
+    name: &str,
+    backup: Option<&Backup>,
+    instance: &Instance,
+    moves: impl Fn(&str, &str) -> bool,
+) -> Option<Refusal> {
     let source = backup.filter(|backup| !backup.is_deleting() || is_held(backup));
     match source.and_then(completed) {
+        Some(source) if !moves(&source.region, &instance.spec.region) => Some(Refusal {
+            cause: Cause::BackupRegionDiffers,
+            message: format!(
+                "spec.restoreFrom {name} is in region {}, and cannot be restored in region {}; name a backup of that region, or remove spec.restoreFrom",
+                source.region, instance.spec.region
+            ),
+        }),
         Some(source) => misfit(name, source, instance),
         None => Some(Refusal {
             cause: Cause::BackupUnavailable,
@@ -24,7 +36,7 @@ pub fn complaint(name: &str, backup: Option<&Backup>, instance: &Instance) -> Op
     }
 }
 
-/// Whether a backup can be restored to an instance, as far as that does not depend on whether it is being deleted.
+/// Whether a backup can be restored to an instance, as far as that does not depend on whether it is being deleted, nor on regions.
 pub fn fits(backup: &Backup, instance: &Instance) -> bool {
     let name = backup.metadata.name.as_deref().unwrap_or_default();
     completed(backup).is_some_and(|source| misfit(name, source, instance).is_none())

@@ -13,7 +13,11 @@ use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{Alerts, Catalogue, InvoiceTerms, Prices, alerts::AlertsSection};
+use super::{
+    Alerts, Catalogue, InvoiceTerms, Prices, Region,
+    alerts::AlertsSection,
+    region_section::{self, RegionEntry},
+};
 use resources::{
     Plan,
     invoice::{MAX_TEXT, Party},
@@ -89,7 +93,9 @@ impl Catalogue {
             .map_err(|error| wrong((error.path().to_string(), error.inner().to_string())))?;
         contents.check().map_err(wrong)?;
         let alerts = std::mem::take(&mut contents.alerts).alerts().map_err(wrong)?;
-        Ok(contents.into_catalogue(alerts))
+        let regions = region_section::regions(std::mem::take(&mut contents.regions)).map_err(wrong)?;
+        check_list("regions", regions.iter().map(|region| &region.code)).map_err(wrong)?;
+        Ok(contents.into_catalogue(regions, alerts))
     }
 }
 
@@ -141,7 +147,7 @@ pub fn read(path: &Path) -> Result<String, CatalogueError> {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Contents {
     currency: Currency,
-    regions: Vec<Region>,
+    regions: Vec<RegionEntry>,
     images: Vec<Image>,
     plans: Plans,
     alerts: AlertsSection,
@@ -227,22 +233,7 @@ struct PlanTerms {
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Region(String);
-
-#[derive(Debug, PartialEq, Eq, Hash)]
 struct Image(String);
-
-impl<'de> Deserialize<'de> for Region {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let code = String::deserialize(deserializer)?;
-        validation::region(&code).map_err(|_| {
-            de::Error::custom(format!(
-                "{code:?} must be a region code <country>-<city>-<n>, such as fr-par-1"
-            ))
-        })?;
-        Ok(Self(code))
-    }
-}
 
 impl<'de> Deserialize<'de> for Image {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -267,7 +258,10 @@ impl Default for Contents {
         } = Catalogue::default();
         Self {
             currency: prices.currency,
-            regions: regions.into_iter().map(Region).collect(),
+            regions: regions
+                .into_iter()
+                .map(|region| RegionEntry::Simulated(region.code))
+                .collect(),
             images: images.into_iter().map(Image).collect(),
             plans: Plans::default(),
             alerts: AlertsSection::default(),
@@ -313,7 +307,6 @@ impl Contents {
 
     /// Checks what concerns more than one value. The error is the path of a field and what is wrong with it.
     fn check(&self) -> Result<(), (String, String)> {
-        check_list("regions", self.regions.iter().map(|region| &region.0))?;
         check_list("images", self.images.iter().map(|image| &image.0))?;
         check_seller(&self.seller.0)?;
         if self.invoices.due_days > MAX_DUE_DAYS {
@@ -454,14 +447,12 @@ fn check_list<'a>(
 }
 
 impl Contents {
-    fn into_catalogue(self, alerts: Alerts) -> Catalogue {
+    fn into_catalogue(self, regions: Vec<Region>, alerts: Alerts) -> Catalogue {
         Catalogue {
             prices: self.prices(),
             announced: self.announced(),
-            regions: self.regions.into_iter().map(|region| region.0).collect(),
+            regions,
             images: self.images.into_iter().map(|image| image.0).collect(),
-            // The simulator, so far the only provider, serves others as well.
-            open: true,
             invoices: InvoiceTerms {
                 seller: self.seller.0,
                 due_days: self.invoices.due_days,
@@ -514,8 +505,8 @@ mod tests {
         assert_eq!(terms.seller.lines(), ["Stellage Ltd"]);
         let catalogue = parse("regions: [ch-zrh-1]\nimages: [alpine-3]\n").unwrap();
         assert_eq!(
-            (catalogue.regions, catalogue.images),
-            (vec!["ch-zrh-1".to_owned()], vec!["alpine-3".to_owned()])
+            (catalogue.region_codes(), catalogue.images),
+            ("ch-zrh-1".to_owned(), vec!["alpine-3".to_owned()])
         );
     }
 

@@ -2,11 +2,16 @@
 //!
 //! - [`alerts`]: the alert rules;
 //! - [`file`](mod@file): the catalogue as a YAML file, and its errors;
-//! - [`region`]: what a region with real servers is;
+//! - [`region`]: what a region with real servers is; `region_section`: how the file describes it;
+//! - [`offer`]: what a region offers.
 
 pub mod alerts;
 pub mod file;
+pub mod offer;
 pub mod region;
+mod region_section;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,18 +23,15 @@ use resources::{
     money::{Cents, Currency, TaxRate, UnitPrice},
 };
 
-pub use self::alerts::Alerts;
+pub use self::{alerts::Alerts, offer::Offer, region::Region};
 
-/// The regions and images that are available, whether others are served too, and the prices.
+/// The regions and images that are available, and the prices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Catalogue {
-    /// Available region codes, listed by `GET /v1/regions`.
-    pub regions: Vec<String>,
-    /// Available image identifiers, listed by `GET /v1/images`.
+    /// The regions, listed by `GET /v1/regions`.
+    pub regions: Vec<Region>,
+    /// The image identifiers that simulated regions list. They install any other, too.
     pub images: Vec<String>,
-    /// Whether the provider also serves other well-formed regions and images. The simulator does; a real provider serves
-    /// only those that are mapped for it (decisions, section 3).
-    pub open: bool,
     /// What the plans cost, and the tax, before the first of the announced changes.
     pub prices: Prices,
     /// Prices and taxes that hold from a later time, in the order of the times.
@@ -129,17 +131,20 @@ impl Default for Prices {
 
 impl Default for Catalogue {
     fn default() -> Self {
-        let owned = |list: &[&str]| list.iter().copied().map(String::from).collect();
+        let region = |code: &str| Region {
+            code: code.to_owned(),
+            kubevirt: None,
+        };
+        let images = [
+            "debian-12",
+            "debian-13",
+            "ubuntu-22.04",
+            "ubuntu-24.04",
+            "fedora-42",
+        ];
         Self {
-            regions: owned(&["fr-par-1", "de-fra-1", "nl-ams-1"]),
-            images: owned(&[
-                "debian-12",
-                "debian-13",
-                "ubuntu-22.04",
-                "ubuntu-24.04",
-                "fedora-42",
-            ]),
-            open: true,
+            regions: ["fr-par-1", "de-fra-1", "nl-ams-1"].map(region).into(),
+            images: images.map(str::to_owned).into(),
             prices: Prices::default(),
             announced: Vec::new(),
             alerts: Arc::default(),
@@ -153,15 +158,5 @@ impl Catalogue {
     pub fn prices_at(&self, now: Timestamp) -> &Prices {
         let past = self.announced.iter().take_while(|(from, _)| *from <= now);
         past.last().map_or(&self.prices, |(_, prices)| prices)
-    }
-
-    /// Whether instances can be created in `region`, which must be well-formed.
-    pub fn serves_region(&self, region: &str) -> bool {
-        self.open || self.regions.iter().any(|r| r == region)
-    }
-
-    /// Whether `image`, which must be well-formed, can be installed.
-    pub fn serves_image(&self, image: &str) -> bool {
-        self.open || self.images.iter().any(|i| i == image)
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::Deserialize;
 
 use crate::provider::Deadlines;
 
@@ -54,7 +55,7 @@ pub struct KubeVirt {
 }
 
 /// How a region's cluster is reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Cluster {
     /// It is the cluster that this process runs in; the Pod's ServiceAccount is used.
     InCluster,
@@ -63,7 +64,8 @@ pub enum Cluster {
 }
 
 /// Who makes the namespaces of servers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Namespaces {
     /// The provider makes and deletes them.
     #[default]
@@ -112,7 +114,8 @@ pub enum ImageSource {
 }
 
 /// Who pulls a container image with a disk in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum PullMethod {
     /// A Pod of CDI, anew for each server.
     #[default]
@@ -180,6 +183,44 @@ pub struct Ipv4Prefix {
     pub exclude: Vec<RangeInclusive<Ipv4Addr>>,
 }
 
+impl Ipv4Prefix {
+    /// Whether a server may have this address.
+    pub fn serves(&self, address: Ipv4Addr) -> bool {
+        self.prefix.contains(&address)
+            && !self
+                .reserved()
+                .any(|(first, last)| (first..=last).contains(&u32::from(address)))
+    }
+
+    /// Number of addresses that servers may have.
+    pub fn size(&self) -> u32 {
+        let (network, broadcast) = (
+            u32::from(self.prefix.network()),
+            u32::from(self.prefix.broadcast()),
+        );
+        let mut reserved: Vec<_> = self.reserved().collect();
+        reserved.sort_unstable();
+        let (mut size, mut next) = (u64::from(broadcast - network) + 1, u64::from(network));
+        for (first, last) in reserved {
+            let (first, after) = (u64::from(first).max(next), u64::from(last) + 1);
+            size -= after.saturating_sub(first);
+            next = next.max(after);
+        }
+        u32::try_from(size).unwrap_or(u32::MAX)
+    }
+
+    /// What is never given to a server: the first and the last of each range, which may overlap.
+    fn reserved(&self) -> impl Iterator<Item = (u32, u32)> {
+        let (network, broadcast) = (self.prefix.network(), self.prefix.broadcast());
+        let ends = [network, broadcast].map(|end| (self.prefix.prefix_len() < 31).then_some(end));
+        let gateway = Some(self.gateway).filter(|gateway| self.prefix.contains(gateway));
+        let alone = ends.into_iter().chain([gateway]).flatten();
+        let excluded = self.exclude.iter().map(|range| (*range.start(), *range.end()));
+        let all = alone.map(|address| (address, address)).chain(excluded);
+        all.map(|(first, last)| (u32::from(first), u32::from(last)))
+    }
+}
+
 /// Public IPv6 addresses of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipv6Prefix {
@@ -190,7 +231,8 @@ pub struct Ipv6Prefix {
 }
 
 /// How servers are attached to private networks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum PrivateNetworks {
     /// There are none.
     #[default]
@@ -200,7 +242,7 @@ pub enum PrivateNetworks {
 }
 
 /// What becomes of a server when its node is drained; KubeVirt's names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum EvictionStrategy {
     /// It is migrated if it can be, else shut down; Stellage starts it again elsewhere.
     #[default]
@@ -218,6 +260,47 @@ impl EvictionStrategy {
             Self::LiveMigrateIfPossible => "LiveMigrateIfPossible",
             Self::LiveMigrate => "LiveMigrate",
             Self::None => "None",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_broadcast_gateway_and_exclusions_are_not_for_servers() {
+        let prefix = |prefix: &str, gateway: &str, exclude: &[(&str, &str)]| Ipv4Prefix {
+            prefix: prefix.parse().unwrap(),
+            gateway: gateway.parse().unwrap(),
+            exclude: exclude
+                .iter()
+                .map(|(first, last)| first.parse().unwrap()..=last.parse().unwrap())
+                .collect(),
+        };
+        let overlapping = [
+            ("192.0.2.1", "192.0.2.4"),
+            ("192.0.2.3", "192.0.2.6"),
+            ("192.0.2.0", "192.0.2.0"),
+        ];
+        for (prefix, size) in [
+            (prefix("192.0.2.0/28", "192.0.2.1", &[]), 13),
+            (prefix("192.0.2.0/28", "169.254.1.1", &[]), 14),
+            (prefix("192.0.2.0/28", "192.0.2.1", &overlapping), 8),
+            (prefix("192.0.2.0/31", "10.0.0.1", &[]), 2),
+            (prefix("192.0.2.7/32", "10.0.0.1", &[]), 1),
+            (
+                prefix("192.0.2.0/30", "192.0.2.1", &[("192.0.2.2", "192.0.2.2")]),
+                0,
+            ),
+        ] {
+            let served = prefix
+                .prefix
+                .hosts()
+                .chain([prefix.prefix.network(), prefix.prefix.broadcast()]);
+            let served: std::collections::HashSet<_> =
+                served.filter(|address| prefix.serves(*address)).collect();
+            assert_eq!((prefix.size(), served.len()), (size, size as usize), "{prefix:?}");
         }
     }
 }

@@ -201,7 +201,7 @@ fn schedule_backup(
     status: &mut InstanceStatus,
     now: Timestamp,
 ) -> Option<Timestamp> {
-    if matches!(gate, Gate::NoAccount(_)) && !instance.is_deleting() {
+    if matches!(gate, Gate::NoAccount(_) | Gate::NoRegion(_)) && !instance.is_deleting() {
         return None;
     }
     let is_wanted =

@@ -35,6 +35,9 @@ pub enum Gate {
     NoAccount(String),
     /// Its spec is invalid or not available.
     InvalidSpec(Refusal),
+    /// It has been accepted, but the catalogue no longer has its region, so nothing is concluded about its server; the text is the
+    /// message for the conditions.
+    NoRegion(String),
     /// It has been accepted, but what its spec has since asked to install cannot be installed. Everything else that the
     /// spec asks for is done.
     CannotInstall(Refusal),
@@ -46,7 +49,7 @@ impl Gate {
         match self {
             Self::Open => true,
             Self::CannotInstall(_) => status.state.is_some(),
-            Self::NoAccount(_) | Self::InvalidSpec(_) => false,
+            Self::NoAccount(_) | Self::InvalidSpec(_) | Self::NoRegion(_) => false,
         }
     }
 }

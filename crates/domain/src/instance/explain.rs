@@ -78,6 +78,7 @@ fn of_refusal(cause: Cause, message: &str) -> String {
         Cause::BackupUnavailable => "is gone or was not completed",
         Cause::BackupImageDiffers => "has another image than it is to have",
         Cause::BackupTooLarge => "needs the disk of a larger plan",
+        Cause::BackupRegionDiffers => "is in another region",
     };
     format!(
         "the backup that it is to be restored from {what}; rebuild it from an image or another backup, or, if it was never installed, delete it and create another"
@@ -207,6 +208,7 @@ mod tests {
             (Cause::BackupUnavailable, "is gone or was not completed"),
             (Cause::BackupImageDiffers, "another image"),
             (Cause::BackupTooLarge, "a larger plan"),
+            (Cause::BackupRegionDiffers, "in another region"),
         ] {
             let refused = json!({
                 "observedGeneration": 2, "state": null,

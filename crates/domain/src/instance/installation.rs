@@ -20,6 +20,8 @@ pub struct RestorableBackup {
     /// Name of the Backup object.
     pub name: String,
     pub image: String,
+    /// Code of its region.
+    pub region: String,
     /// Size of its disk in GB.
     pub disk_size_gb: i32,
 }
@@ -40,6 +42,7 @@ impl RestorableBackup {
             id: BackupId::of(backup),
             name: backup.metadata.name.clone().unwrap_or_default(),
             image: source.image.clone(),
+            region: source.region.clone(),
             disk_size_gb: source.disk_size_gb,
         })
     }
@@ -97,6 +100,7 @@ mod tests {
             id: BackupId::parse("bkp_abcdefgh01234567").unwrap(),
             name: "bkp-abcdefgh01234567".to_owned(),
             image: "debian-12".to_owned(),
+            region: "fr-par-1".to_owned(),
             disk_size_gb: 80,
         });
         let error = backup.request(&mut spec, 40).unwrap_err();

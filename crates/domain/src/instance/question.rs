@@ -21,6 +21,8 @@ pub fn question(instance: &Instance, gate: &Gate, now: Timestamp) -> Question {
     let status = instance.status.as_ref();
     let is_accepted = status.is_some_and(|status| status.state.is_some());
     match (instance.is_deleting(), is_accepted) {
+        // Whom to ask is not known.
+        _ if matches!(gate, Gate::NoRegion(_)) => Question::Nothing,
         // It may have a server already.
         (false, false) if *gate == Gate::Open && origin::is_restored(&instance.metadata) => Question::Step,
         (false, false) if *gate == Gate::Open => Question::Addresses,

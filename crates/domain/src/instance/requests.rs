@@ -40,7 +40,7 @@ pub(super) fn refuse(instance: &Instance, status: &mut InstanceStatus, gate: &Ga
     match gate {
         Gate::Open => status.refused_installation = None,
         Gate::CannotInstall(_) => status.refused_installation = Some(installation(&instance.spec)),
-        Gate::NoAccount(_) | Gate::InvalidSpec(_) => {}
+        Gate::NoAccount(_) | Gate::InvalidSpec(_) | Gate::NoRegion(_) => {}
     }
 }
 

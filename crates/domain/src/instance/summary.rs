@@ -98,11 +98,14 @@ fn summarise(
         message: message.to_owned(),
     };
     let state = status.state;
+    if let Gate::NoRegion(message) = gate {
+        return stalled("RegionNotAvailable", message);
+    }
     if !instance.is_deleting() {
         match gate {
             Gate::NoAccount(message) => return stalled("NoAccount", message),
             Gate::InvalidSpec(refusal) => return stalled(refusal.cause.reason(), &refusal.message),
-            Gate::Open | Gate::CannotInstall(_) => {}
+            Gate::Open | Gate::CannotInstall(_) | Gate::NoRegion(_) => {}
         }
     }
     if let Some(trouble) = trouble {

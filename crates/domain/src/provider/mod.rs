@@ -18,6 +18,10 @@ pub use self::{
 };
 use resources::{OperationKind, Plan};
 
+/// Key in `status.providerState` under which a provider of real servers puts its name, so that no other takes the server for its own.
+/// The simulator puts nothing there.
+pub const PROVIDER: &str = "provider";
+
 /// Why a provider call failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ProviderError {

@@ -16,8 +16,8 @@ use super::{
     response::{self, error::Error},
 };
 use api::{ImageOffer, List, Money, Pagination, PlanOffer, RegionOffer, UnitMoney};
-use domain::catalogue::Prices;
-use resources::Plan;
+use domain::catalogue::{Catalogue, Offer, Prices, offer::OfferedImage};
+use resources::{Plan, validation};
 
 fn plan_offer(plan: Plan, prices: &Prices) -> PlanOffer {
     let size = plan.size();
@@ -31,25 +31,47 @@ fn plan_offer(plan: Plan, prices: &Prices) -> PlanOffer {
     }
 }
 
-fn region_offer(region: &str) -> RegionOffer {
-    let mut parts = region.split('-').map(str::to_owned);
+fn region_offer(offer: &Offer<'_>) -> RegionOffer {
+    let mut parts = offer.region.split('-').map(str::to_owned);
     RegionOffer {
-        id: region.to_owned(),
+        id: offer.region.to_owned(),
         country: parts.next().unwrap_or_default(),
         city: parts.next().unwrap_or_default(),
+        simulated: offer.simulated,
+        backups: offer.backups,
+        private_networks: offer.private_networks,
     }
 }
 
-fn image_offer(image: &str) -> ImageOffer {
-    let (distribution, version) = match image.split_once('-') {
+fn image_offer(image: OfferedImage<'_>) -> ImageOffer {
+    let (distribution, version) = match image.id.split_once('-') {
         Some((distribution, version)) => (distribution, Some(version.to_owned())),
-        None => (image, None),
+        None => (image.id, None),
     };
     ImageOffer {
-        id: image.to_owned(),
+        id: image.id.to_owned(),
         distribution: distribution.to_owned(),
         version,
+        user: image.user.map(str::to_owned),
     }
+}
+
+/// A region for the examples.
+fn example_region() -> Option<RegionOffer> {
+    let catalogue = Catalogue::default();
+    let offer = catalogue.offers().first().map(region_offer);
+    offer.map(|offer| RegionOffer {
+        simulated: false,
+        ..offer
+    })
+}
+
+/// An image for the examples.
+fn example_image() -> ImageOffer {
+    image_offer(OfferedImage {
+        id: "debian-13",
+        user: Some("debian"),
+    })
 }
 
 /// Lists the plans
@@ -74,32 +96,40 @@ pub async fn plans(
 #[utoipa::path(
     get, path = "/v1/regions", operation_id = "listRegions", tag = "catalogue",
     params(Paging),
-    responses((status = 200, description = "A page of regions", body = List<RegionOffer>, example = json!(examples::page(region_offer("fr-par-1"))))),
+    responses((status = 200, description = "A page of regions", body = List<RegionOffer>, example = json!(examples::page(example_region())))),
 )]
 pub async fn regions(
     State(app): State<Arc<App>>,
     _: Caller,
     parameters: Parameters,
 ) -> Result<Response, Error> {
-    page(&parameters, &app.service.catalogue().regions, |region| {
-        region_offer(region)
-    })
+    page(&parameters, &app.service.catalogue().offers(), region_offer)
 }
 
 /// Lists the images
+///
+/// Those of all regions, or those of one. A region that is not available has none.
 #[utoipa::path(
     get, path = "/v1/images", operation_id = "listImages", tag = "catalogue",
-    params(Paging),
-    responses((status = 200, description = "A page of images", body = List<ImageOffer>, example = json!(examples::page(image_offer("debian-13"))))),
+    params(Paging, ("region" = Option<String>, Query, description = "Only images that can be installed in this region.", example = "fr-par-1")),
+    responses((status = 200, description = "A page of images", body = List<ImageOffer>, example = json!(examples::page(example_image())))),
 )]
 pub async fn images(
     State(app): State<Arc<App>>,
     _: Caller,
     parameters: Parameters,
 ) -> Result<Response, Error> {
-    page(&parameters, &app.service.catalogue().images, |image| {
-        image_offer(image)
-    })
+    let catalogue = app.service.catalogue();
+    let images = match parameters.get("region") {
+        None => catalogue.all_images(),
+        Some(region) => {
+            let offer = validation::region(region)
+                .ok()
+                .and_then(|()| catalogue.offer(region));
+            offer.map_or_else(Vec::new, |offer| offer.images())
+        }
+    };
+    page(&parameters, &images, |image| image_offer(*image))
 }
 
 fn page<'a, T, I: Serialize>(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Service,
     credentials::Tenant,
-    error::{Detail, Error, ErrorCode, wrong_backup},
+    error::{Detail, Error, ErrorCode, no_backups, wrong_backup},
     id::{BackupId, InstanceId, PublicId as _},
     idempotency::IdempotentRequest,
     index::{Index as _, Indexed, Object as _},
@@ -233,6 +233,10 @@ impl Service {
 
     fn check_shown(&self, item: &IndexedInstance, precondition: &Precondition) -> Result<(), Error> {
         precondition.check(&*item.instance)?;
+        let region = &item.instance.spec.region;
+        if !self.has_backups(region) {
+            return Err(no_backups(region));
+        }
         check_backup_state(item)?;
         let unfinished = |other: &IndexedBackup| is_under_way(&other.backup, &item.instance);
         let index = self.backups.index();
@@ -245,6 +249,10 @@ impl Service {
     /// Like [`check_shown`](Self::check_shown), but reads the unfinished backups from the API server.
     async fn check_now(&self, item: &IndexedInstance, precondition: &Precondition) -> Result<(), Error> {
         precondition.check(&*item.instance)?;
+        let region = &item.instance.spec.region;
+        if !self.has_backups(region) {
+            return Err(no_backups(region));
+        }
         check_backup_state(item)?;
         let namespace = item.instance.namespace();
         let unfinished = |other: &IndexedBackup| is_under_way(&other.backup, &item.instance);

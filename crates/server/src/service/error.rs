@@ -287,6 +287,21 @@ pub fn wrong_backup(message: impl Into<Cow<'static, str>>) -> Error {
     Error::invalid(vec![Detail::new("backup", "invalid_value", message)])
 }
 
+/// What is wrong with `backup_enabled` in a region without backups.
+pub fn no_daily_backups(region: &str) -> Detail {
+    let message = format!("must not be true: backups are not available in region {region}");
+    Detail::new("backup_enabled", "invalid_value", message)
+}
+
+/// The error for a backup of an instance in a region without backups.
+pub fn no_backups(region: &str) -> Error {
+    let message = format!("backups are not available in region {region}");
+    Error {
+        message: message.clone().into(),
+        ..Error::invalid(vec![Detail::new("region", "invalid_value", message)])
+    }
+}
+
 impl From<DoesNotFit> for Error {
     fn from(error: DoesNotFit) -> Self {
         wrong_backup(error.to_string())

@@ -160,10 +160,7 @@ impl Service {
 
     /// The same, with images and receivers that are not served.
     pub(crate) fn without_images_and_receivers(mut self) -> Self {
-        self.catalogue = SharedCatalogue::new(domain::catalogue::Catalogue {
-            open: false,
-            ..domain::catalogue::Catalogue::default()
-        });
+        self.catalogue = SharedCatalogue::new(domain::catalogue::testing::catalogue());
         self.receiver_check = Arc::new(|_| Err("is not allowed".to_owned()));
         self
     }

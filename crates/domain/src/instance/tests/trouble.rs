@@ -162,6 +162,34 @@ fn a_closed_gate_starts_nothing_says_why_and_goes_on_once_open() {
 }
 
 #[test]
+fn nothing_is_concluded_about_a_server_whose_region_is_gone_even_if_the_instance_is_deleted() {
+    let mut world = World::running();
+    let (steps, mut since) = (world.cloud.steps, world.events.len());
+    world.set_gate(Gate::NoRegion(
+        "region fr-par-1 is not available at the moment".into(),
+    ));
+    world.wait(Duration::from_secs(3600));
+    let reason = |world: &World| {
+        let conditions = world.status().conditions;
+        conditions::find(&conditions, READY).unwrap().reason.clone()
+    };
+    assert_eq!(
+        (world.state(), reason(&world).as_str()),
+        (Some(Running), "RegionNotAvailable")
+    );
+    world.act(Action::Reboot);
+    world.delete();
+    world.wait(Duration::from_secs(3600));
+    assert_eq!((world.gone, world.cloud.steps), (false, steps));
+    assert_eq!(reason(&world), "RegionNotAvailable");
+    assert!(world.new_events(&mut since).is_empty());
+    world.set_gate(Gate::Open);
+    world.settle();
+    assert!(world.gone && world.cloud.servers.is_empty());
+    assert_eq!(world.new_events(&mut since), ["deleted"]);
+}
+
+#[test]
 fn an_operation_that_replaces_a_failing_one_in_the_same_millisecond_is_another_one() {
     let mut world = World::running();
     world.act(Action::Rebuild);

@@ -5,7 +5,7 @@ use axum::response::Response;
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::{SECTION, view};
+use super::{SECTION, offers, view};
 use crate::console::{
     backups::view::Backup,
     call::Call,
@@ -24,6 +24,11 @@ struct CreatePage {
     form: Form,
     plans: Vec<PlanOffer>,
     regions: Vec<RegionOffer>,
+    /// Whether regions differ in what they offer.
+    depends: bool,
+    /// Whether the chosen region has backups.
+    has_backups: bool,
+    has_private_networks: bool,
     images: Vec<ImageOffer>,
     backups: Vec<Backup>,
 }
@@ -32,7 +37,11 @@ struct CreatePage {
 struct Offers {
     plans: Vec<PlanOffer>,
     regions: Vec<RegionOffer>,
+    /// The chosen region.
+    region: String,
+    /// Images of the chosen region.
     images: Vec<ImageOffer>,
+    /// Backups that can be restored in the chosen region.
     backups: Vec<Backup>,
 }
 
@@ -45,26 +54,35 @@ impl Offers {
     }
 }
 
-async fn offers(request: &SessionRequest) -> Result<Offers, Refusal> {
+/// What can be ordered in a region: in the one that is `asked` for, that of the `backup`, or else the first.
+async fn orders(request: &SessionRequest, asked: &str, backup: &str) -> Result<Offers, Refusal> {
     let plans: List<PlanOffer> = request.get(&Call::get("/v1/plans?limit=100")).await?;
-    let regions: List<RegionOffer> = request.get(&Call::get("/v1/regions?limit=100")).await?;
-    let images: List<ImageOffer> = request.get(&Call::get("/v1/images?limit=100")).await?;
+    let regions = offers::regions(request).await?;
     let backups: List<Backup> = request
         .get(&Call::get("/v1/backups?status=completed&limit=100"))
         .await?;
+    let of_backup = backups.data.iter().find(|offer| offer.id == backup);
+    let region = Some(asked)
+        .filter(|asked| !asked.is_empty())
+        .or_else(|| of_backup?.region.as_deref())
+        .or_else(|| regions.first().map(|region| region.id.as_str()))
+        .unwrap_or_default()
+        .to_owned();
+    let restores = |backup: &Backup| offers::restores(&regions, backup, &region);
     Ok(Offers {
         plans: plans.data,
-        regions: regions.data,
-        images: images.data,
-        backups: backups.data,
+        images: offers::images(request, &region).await?,
+        backups: backups.data.into_iter().filter(restores).collect(),
+        regions,
+        region,
     })
 }
 
 /// Shows the form.
 pub async fn show(request: SessionRequest) -> Result<Response, Refusal> {
     request.check_may_write()?;
-    let offers = offers(&request).await?;
     let backup = request.query.get("backup");
+    let offers = orders(&request, request.query.get("region"), backup).await?;
     let install = if backup.is_empty() {
         let image = view::newest_of_the_first(&offers.images);
         image.map(|image| format!("image:{}", image.id))
@@ -72,18 +90,21 @@ pub async fn show(request: SessionRequest) -> Result<Response, Refusal> {
         Some(format!("backup:{backup}"))
     };
     let plan = offers.smallest_plan_for(backup).map(|plan| plan.id.as_str());
-    let region = offers.regions.first().map(|region| region.id.as_str());
     let form = Form::new()
         .with("name", request.query.get("name"))
         .with("plan", plan.unwrap_or_default())
-        .with("region", region.unwrap_or_default())
+        .with("region", &offers.region)
         .with(INSTALL, &install.unwrap_or_default());
     Ok(filled(&request, StatusCode::OK, form, offers))
 }
 
 fn filled(request: &SessionRequest, status: StatusCode, form: Form, offers: Offers) -> Response {
     let call = create(&form);
+    let chosen = offers.regions.iter().find(|region| region.id == offers.region);
     let template = CreatePage {
+        depends: offers.regions.iter().any(|region| !region.simulated),
+        has_backups: chosen.is_none_or(|region| region.backups),
+        has_private_networks: chosen.is_none_or(|region| region.private_networks),
         shell: request.shell_with(SECTION, "New instance", &[call]),
         form,
         plans: offers.plans,
@@ -133,7 +154,7 @@ pub async fn send(request: SessionRequest, mut form: Form) -> Result<Response, R
         }
         Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
             form.refused(&refusal);
-            let offers = offers(&request).await?;
+            let offers = orders(&request, form.text("region"), "").await?;
             Ok(filled(&request, refusal.status, form, offers))
         }
         Err(refusal) => Err(refusal),

@@ -1,10 +1,11 @@
 //! Instances: list, create, detail, and the actions on one.
 //!
 //! - `view`: instances and images as pages show them; `charts`: their usage over time;
-//! - `create`: the form for a new one; `operate`: power, plan, image, settings, backups, deletion.
+//! - `create`: the form for a new one, with `offers`: what the regions offer; `operate`: power, plan, image, settings, backups, deletion.
 
 mod charts;
 mod create;
+mod offers;
 mod operate;
 mod view;
 
@@ -110,8 +111,7 @@ async fn list(request: SessionRequest) -> Result<Response, Refusal> {
     let regions = if request.is_refresh {
         Vec::new()
     } else {
-        let regions: List<RegionOffer> = request.get(&Call::get("/v1/regions?limit=100")).await?;
-        regions.data
+        offers::regions(&request).await?
     };
     let is_under_way = items.iter().any(ListItem::is_under_way);
     let template = ListPage {

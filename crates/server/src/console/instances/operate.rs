@@ -5,7 +5,7 @@ use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::{SECTION, view::Instance};
+use super::{SECTION, offers, view::Instance};
 use crate::console::{
     backups::view::Backup,
     call::{Call, segment},
@@ -226,11 +226,15 @@ pub async fn show_rebuild(request: SessionRequest, Path(id): Path<String>) -> Re
         return rebuild_page(&request, StatusCode::OK, &id, form).await;
     }
     let instance = instance(&request, &id).await?;
-    let images: List<ImageOffer> = request.get(&Call::get("/v1/images?limit=100")).await?;
+    let images = offers::images(&request, &instance.region).await?;
+    let regions = offers::regions(&request).await?;
     let backups: List<Backup> = request
         .get(&Call::get("/v1/backups?status=completed&limit=100"))
         .await?;
-    let fits = |backup: &Backup| backup.disk_size.is_none_or(|size| size <= instance.disk_size);
+    let fits = |backup: &Backup| {
+        backup.disk_size.is_none_or(|size| size <= instance.disk_size)
+            && offers::restores(&regions, backup, &instance.region)
+    };
     let form = Form::new().with(INSTALL, &format!("image:{}", instance.image));
     let template = InstallPage {
         shell: request.shell_with(
@@ -238,7 +242,7 @@ pub async fn show_rebuild(request: SessionRequest, Path(id): Path<String>) -> Re
             format!("Rebuild {}", instance.name),
             &[rebuild_call(&id, &form)],
         ),
-        images: images.data,
+        images,
         backups: backups.data.into_iter().filter(fits).collect(),
         instance,
         form,

@@ -20,6 +20,7 @@ pub fn backup(shown: &ShownBackup) -> Backup {
         size_gb: status.and_then(|status| status.size_gb),
         disk_size: source.map(|source| source.disk_size_gb),
         image: source.map(|source| source.image.clone()),
+        region: source.map(|source| source.region.clone()),
         created_at: Seconds(backup.created_at()),
         completed_at: status.and_then(|status| status.completed_at).map(Seconds),
         error: status

@@ -152,7 +152,11 @@ async fn act(
         what = installation::in_words(&post.fields);
         let backup = NamedBackup::find(&app, namespace, &post.fields).await;
         backup.check(&mut post.fields);
-        let wanted = body::rebuild(post.fields, &app.service.catalogue())
+        // If there is no such instance, the action says so.
+        let shown = app.service.instance(namespace, id).await.ok();
+        let catalogue = app.service.catalogue();
+        let region = shown.as_ref().map(|shown| shown.instance.spec.region.as_str());
+        let wanted = body::rebuild(post.fields, region.and_then(|region| catalogue.offer(region)))
             .and_then(|body| backup.or(body.image).map(Some));
         (wanted, post.idempotent)
     } else {

@@ -1,11 +1,14 @@
 //! Request bodies for instances.
 
-use crate::facade::{
-    extract::fields::Fields,
-    response::error::{Detail, Error},
+use crate::{
+    facade::{
+        extract::fields::Fields,
+        response::error::{Detail, Error},
+    },
+    service::error::no_daily_backups,
 };
 use api::{ChangeInstance, CreateInstance, RebuildInstance, WantedPower};
-use domain::catalogue::Catalogue;
+use domain::catalogue::{Catalogue, Offer};
 use resources::{InstanceSpec, Plan, PowerState, validation};
 
 use super::installation;
@@ -17,8 +20,8 @@ pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstanc
     let plan = read_plan(&mut fields);
     let plan = fields.missing("plan", plan);
     let region = fields.string("region", &|text| check_region(text, catalogue));
-    let region = fields.missing("region", region);
-    let (image, backup) = installation::read(&mut fields, catalogue);
+    let offer = region.as_deref().and_then(|region| catalogue.offer(region));
+    let (image, backup) = installation::read(&mut fields, offer);
     let ssh_keys = fields.strings("ssh_keys", validation::MAX_SSH_KEYS, &validation::ssh_key);
     if let Some(Err(complaint)) = ssh_keys.as_deref().map(validation::length_of_ssh_keys) {
         fields.problem(Detail::new("ssh_keys", "invalid_value", complaint));
@@ -26,6 +29,19 @@ pub fn create(mut fields: Fields, catalogue: &Catalogue) -> Result<CreateInstanc
     let backup_enabled = fields.boolean("backup_enabled");
     let monitoring_enabled = fields.boolean("monitoring_enabled");
     let private_network = fields.string("private_network", &validation::private_network);
+    if let Some(offer) = offer {
+        if backup_enabled == Some(true) && !offer.backups {
+            fields.problem(no_daily_backups(offer.region));
+        }
+        if private_network.is_some() && !offer.private_networks {
+            let message = format!(
+                "must be left out: private networks are not available in region {}",
+                offer.region
+            );
+            fields.problem(Detail::new("private_network", "invalid_value", message));
+        }
+    }
+    let region = fields.missing("region", region);
     let tags = read_tags(&mut fields);
     let deletion_protection = fields.boolean("deletion_protection");
     let power_state = read_power_state(&mut fields);
@@ -143,18 +159,17 @@ pub fn change(mut fields: Fields) -> Result<ChangeInstance, Error> {
 }
 
 /// Reads a request; 422 names every invalid field.
-pub fn rebuild(mut fields: Fields, catalogue: &Catalogue) -> Result<RebuildInstance, Error> {
-    let (image, backup) = installation::read(&mut fields, catalogue);
+pub fn rebuild(mut fields: Fields, offer: Option<Offer<'_>>) -> Result<RebuildInstance, Error> {
+    let (image, backup) = installation::read(&mut fields, offer);
     fields.finish()?;
     Ok(RebuildInstance { image, backup })
 }
 
 fn check_region(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
     validation::region(text)?;
-    if catalogue.serves_region(text) {
-        Ok(())
-    } else {
-        Err("is not available; GET /v1/regions lists the regions")
+    match catalogue.offer(text) {
+        Some(_) => Ok(()),
+        None => Err("is not available; GET /v1/regions lists the regions"),
     }
 }
 
@@ -191,6 +206,7 @@ mod tests {
 
     use super::*;
     use crate::facade::{extract::body::fields, response::error::ErrorCode};
+    use domain::catalogue::testing;
 
     const KEY: &str =
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";
@@ -273,20 +289,48 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_catalogue_serves_only_what_it_lists() {
-        let catalogue = Catalogue {
-            open: false,
-            ..Catalogue::default()
+    fn what_a_region_does_not_offer_is_refused_there_and_elsewhere_it_is_not() {
+        let catalogue = testing::catalogue();
+        let read = |changes: Value| {
+            let mut body = minimal();
+            for (field, value) in changes.as_object().unwrap() {
+                body[field] = value.clone();
+            }
+            super::create(fields(&body.to_string()).ok().unwrap(), &catalogue)
         };
-        let read = |body: Value| super::create(fields(&body.to_string()).ok().unwrap(), &catalogue);
-        assert!(read(minimal()).is_ok());
-        let mut body = minimal();
-        body["region"] = json!("xx-abc-1");
-        body["image"] = json!("beos-5");
-        assert_eq!(read(body.clone()).unwrap_err().details.len(), 2);
+        let all = json!({ "region": "de-fra-1", "image": "beos-5", "backup_enabled": true, "private_network": "pn-a" });
+        let details = read(all.clone()).unwrap_err().details;
+        let told: Vec<_> = details
+            .iter()
+            .map(|detail| (&*detail.field, &*detail.message))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                (
+                    "image",
+                    "is not available in region de-fra-1; GET /v1/images?region=de-fra-1 lists the images"
+                ),
+                (
+                    "backup_enabled",
+                    "must not be true: backups are not available in region de-fra-1"
+                ),
+                (
+                    "private_network",
+                    "must be left out: private networks are not available in region de-fra-1"
+                ),
+            ]
+        );
+        assert!(read(json!({ "region": "de-fra-1", "backup_enabled": false })).is_ok());
+        let mut simulated = all;
+        simulated["region"] = json!("fr-par-1");
+        assert!(read(simulated).is_ok());
+        let unlisted = read(json!({ "region": "xx-abc-1" })).unwrap_err();
+        assert_eq!(unlisted.details[0].field, "region");
+        let body = json!({ "name": "web", "plan": "starter", "region": "xx-abc-1", "image": "beos-5" });
         assert!(
             create(&body).is_ok(),
-            "the simulator accepts any well-formed value"
+            "while all regions are simulated, any is available"
         );
     }
 

@@ -1,5 +1,7 @@
 //! `image` or `backup` in a request: what to install on a server.
 
+use std::borrow::Cow;
+
 use crate::{
     facade::{App, extract::fields::Fields, response::error::Detail},
     service::{
@@ -8,12 +10,12 @@ use crate::{
         instances::{Installation, RestorableBackup},
     },
 };
-use domain::catalogue::Catalogue;
+use domain::catalogue::Offer;
 use resources::validation;
 
-/// Reads `image` and `backup`. If the request does not have exactly one of them, `fields` has a problem.
-pub(super) fn read(fields: &mut Fields, catalogue: &Catalogue) -> (Option<String>, Option<String>) {
-    let image = fields.string("image", &|text| check_image(text, catalogue));
+/// Reads `image` and `backup`, for a region that offers this, if it is known. If the request does not have exactly one of them, `fields` has a problem.
+pub(super) fn read(fields: &mut Fields, offer: Option<Offer<'_>>) -> (Option<String>, Option<String>) {
+    let image = fields.string("image", &|text| check_image(text, offer));
     let backup = fields.string("backup", &|text| match BackupId::parse(text) {
         Some(_) => Ok(()),
         None => Err("is not the id of a backup of this account"),
@@ -75,11 +77,14 @@ impl NamedBackup {
     }
 }
 
-fn check_image(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
+fn check_image(text: &str, offer: Option<Offer<'_>>) -> Result<(), Cow<'static, str>> {
     validation::image(text)?;
-    if catalogue.serves_image(text) {
-        Ok(())
-    } else {
-        Err("is not available; GET /v1/images lists the images")
+    match offer {
+        Some(offer) if !offer.has_image(text) => Err(format!(
+            "is not available in region {region}; GET /v1/images?region={region} lists the images",
+            region = offer.region
+        )
+        .into()),
+        _ => Ok(()),
     }
 }

@@ -601,7 +601,7 @@ mod tests {
             let body: Value = serde_json::from_slice(&bytes).unwrap();
             (head.status.as_u16(), replayed, body)
         };
-        let instance = json!({ "name": "web", "plan": "starter", "region": "fr-par-1", "image": "beos-5" });
+        let instance = json!({ "name": "web", "plan": "starter", "region": "de-fra-1", "image": "beos-5" });
         let webhook =
             json!({ "url": "https://hooks.example.com", "events": ["instance.created"], "secret": "s" });
         let mut id = String::new();

@@ -20,7 +20,7 @@ pub use domain::instance::{Installation, RestorableBackup};
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, check_quota, protected},
+    error::{Error, check_quota, no_daily_backups, protected, wrong_backup},
     id::InstanceId,
     idempotency::IdempotentRequest,
     nonce::instance_nonce,
@@ -81,6 +81,7 @@ impl Service {
         request: Option<&IdempotentRequest>,
     ) -> Result<Created<IndexedInstance>, Error> {
         let disk = spec.plan.size().disk_gb;
+        self.check_region(installation, &spec.region)?;
         installation.request(&mut spec, disk)?;
         let keyed = KeyedCreate::of(request, &tenant.uid)?;
         // As for webhooks, the ResourceQuota decides. While Kubernetes still counts instances whose deletion is in progress,
@@ -135,9 +136,33 @@ impl Service {
     ) -> Result<Arc<IndexedInstance>, Error> {
         let decide = |item: &IndexedInstance| {
             precondition.check(&*item.instance)?;
+            if change.backup_enabled == Some(true) && !item.instance.spec.backup_enabled {
+                let region = &item.instance.spec.region;
+                if !self.has_backups(region) {
+                    return Err(Error::invalid(vec![no_daily_backups(region)]));
+                }
+            }
             Ok(self.write(item, changed_spec(change, &item.instance)?, None))
         };
         self.instances.modify(namespace, id, decide).await
+    }
+
+    /// `invalid_input` if a backup cannot be restored in a region.
+    fn check_region(&self, installation: &Installation, region: &str) -> Result<(), Error> {
+        match installation {
+            Installation::Backup(backup) if !self.catalogue().moves_backups(&backup.region, region) => {
+                Err(wrong_backup(format!(
+                    "is in region {}, and cannot be restored in region {region}",
+                    backup.region
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether instances in this region can be backed up.
+    pub(super) fn has_backups(&self, region: &str) -> bool {
+        self.catalogue().offer(region).is_some_and(|offer| offer.backups)
     }
 
     /// Requests an action, once per idempotency key; `invalid_state` if the instance's status does not allow it, `protected` for a
@@ -169,6 +194,7 @@ impl Service {
             let mut spec = item.instance.spec.clone();
             let nonce = instance_nonce(self.clock.now(), &spec);
             if let Some(installation) = installation {
+                self.check_region(installation, &spec.region)?;
                 installation.request(&mut spec, disk_of(&item.instance))?;
             }
             action.request(&mut spec, &nonce);
