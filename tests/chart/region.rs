@@ -7,7 +7,7 @@ use control_plane::{ControlPlane, Identity};
 use serde_json::{Value, json};
 
 use super::{Helm, files::read, objects, region_chart};
-use crate::support::{OwnPlane, bare_plane, eventually, kubectl, run};
+use crate::support::{OwnPlane, STELLAGE, bare_plane, eventually, kubectl, run};
 
 const NAMESPACE: &str = "stellage-region";
 
@@ -119,7 +119,21 @@ async fn helm_finds_no_fault_with_the_chart_of_a_region_and_wrong_values_are_ref
 }
 
 /// Follows the notes of the chart up to the kubeconfig, as a person would in a shell; returns the folder in which they do.
-fn follow_notes(plane: &ControlPlane, notes: &str) -> tempfile::TempDir {
+async fn follow_notes(plane: &ControlPlane, notes: &str) -> tempfile::TempDir {
+    // Kubernetes fills it within a moment; a person is not faster.
+    let token = async || {
+        let line = [
+            "-n",
+            NAMESPACE,
+            "get",
+            "secret",
+            "stellage-region-token",
+            "-o",
+            "jsonpath={.data.token}",
+        ];
+        kubectl(plane, &line, None).unwrap()
+    };
+    eventually("the token", token, |token| !token.is_empty()).await;
     let folder = tempfile::tempdir().unwrap();
     let (_, steps) = notes.split_once("1. Write its kubeconfig").unwrap();
     let (steps, _) = steps.split_once("3. In the cluster").unwrap();
@@ -196,7 +210,7 @@ fn secret(namespace: &str) -> Value {
     json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "user-data", "namespace": namespace } })
 }
 
-/// A cluster with the namespaces that the platform makes, the ConfigMap that Kubernetes has in every namespace, and a kind of KubeVirt's.
+/// A cluster with the namespaces that the platform makes, the ConfigMap that Kubernetes has in every namespace, and kinds of KubeVirt and CDI.
 async fn cluster() -> OwnPlane {
     let plane = bare_plane(ControlPlane::options()).await;
     for name in [NAMESPACE, "stellage-images", "stellage-networks"] {
@@ -211,18 +225,22 @@ async fn cluster() -> OwnPlane {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "kube-root-ca.crt", "namespace": NAMESPACE },
         "data": { "ca.crt": authority },
     });
-    let kind = json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": { "name": "virtualmachines.kubevirt.io" },
-        "spec": {
-            "group": "kubevirt.io", "scope": "Namespaced", "names": { "kind": "VirtualMachine", "plural": "virtualmachines" },
-            "versions": [{
-                "name": "v1", "served": true, "storage": true,
-                "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
-            }],
-        },
-    });
-    for object in [authority, kind] {
+    let kind = |group: &str, version: &str, kind: &str, plural: &str| {
+        json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": { "name": format!("{plural}.{group}") },
+            "spec": {
+                "group": group, "scope": "Namespaced", "names": { "kind": kind, "plural": plural },
+                "versions": [{
+                    "name": version, "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
+                }],
+            },
+        })
+    };
+    let servers = kind("kubevirt.io", "v1", "VirtualMachine", "virtualmachines");
+    let disks = kind("cdi.kubevirt.io", "v1beta1", "DataVolume", "datavolumes");
+    for object in [authority, servers, disks] {
         kubectl(&plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
     }
     let established = [
@@ -250,21 +268,7 @@ async fn the_notes_make_a_kubeconfig_whose_token_manages_servers_in_its_own_name
         "stellage-region",
         &json!({ "installation": "prod-1", "networkNamespaces": ["stellage-networks"] }),
     );
-    // Kubernetes fills it within a moment; a person is not faster.
-    let token = async || {
-        let line = [
-            "-n",
-            NAMESPACE,
-            "get",
-            "secret",
-            "stellage-region-token",
-            "-o",
-            "jsonpath={.data.token}",
-        ];
-        kubectl(&plane, &line, None).unwrap()
-    };
-    eventually("the token", token, |token| !token.is_empty()).await;
-    let folder = follow_notes(&plane, &notes);
+    let folder = follow_notes(&plane, &notes).await;
     let kubeconfig = folder.path().join("de-fra-1/kubeconfig");
     let thief = Thief {
         plane: &plane,
@@ -337,4 +341,147 @@ async fn the_notes_make_a_kubeconfig_whose_token_manages_servers_in_its_own_name
         let line = format!("clusterrole.rbac.authorization.k8s.io/{role}");
         assert!(roles.lines().any(|it| it == line), "{roles}");
     }
+}
+
+/// A server of the account ada, made for the Instance with this UID.
+fn server(name: &str, instance_uid: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+        "metadata": {
+            "name": name, "namespace": "stellage-ada",
+            "labels": { "stellage.dev/installation": "prod-1", "stellage.dev/instance-uid": instance_uid },
+            "annotations": { "stellage.dev/instance": format!("ada/{name}") },
+        },
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_deleted_with_what_they_have() {
+    let plane = cluster().await;
+    let helm = Helm::on(&plane).await;
+    let chart = region_chart();
+    let values = json!({ "installation": "prod-1", "networkNamespaces": ["stellage-networks"] });
+    let install = [
+        "install",
+        "stellage-region",
+        chart.to_str().unwrap(),
+        "--namespace",
+        NAMESPACE,
+    ];
+    let notes = helm.with(&install, &values).unwrap();
+    let folder = follow_notes(&plane, &notes).await;
+    let catalogue = folder.path().join("catalogue.yaml");
+    let kubeconfig = folder.path().join("de-fra-1/kubeconfig");
+    let region = json!({
+        "code": "de-fra-1",
+        "kubevirt": {
+            "kubeconfig": kubeconfig, "installation": "prod-1", "storageClass": "ceph-block",
+            "images": { "debian-13": { "dataSource": "stellage-images/debian-13", "user": "debian" } },
+            "network": {
+                "profile": "bridge", "attachment": "stellage-networks/public", "antiSpoofing": "external",
+                "ipv4": [{ "prefix": "203.0.113.0/24", "gateway": "203.0.113.1" }], "nameservers": ["9.9.9.9"],
+            },
+        },
+    });
+    fs::write(&catalogue, json!({ "regions": ["fr-par-1", region] }).to_string()).unwrap();
+    let stellage = |arguments: &[&str]| {
+        let mut command = Command::new(STELLAGE);
+        command
+            .args(arguments)
+            .args(["--region", "de-fra-1", "--output", "json", "--catalogue"])
+            .arg(&catalogue)
+            .env("KUBECONFIG", plane.kubeconfig(Identity::Admin));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let shown: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
+        (output.status.code().unwrap(), shown, said)
+    };
+
+    let crds = run(Command::new(STELLAGE).arg("crds"), None).unwrap();
+    kubectl(&plane, &["apply", "--server-side", "-f", "-"], Some(&crds)).unwrap();
+    let established = [
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=60s",
+    ];
+    kubectl(&plane, &established, None).unwrap();
+    kubectl(
+        &plane,
+        &["create", "-f", "-"],
+        Some(&namespace("stellage-ada", Some("prod-1")).to_string()),
+    )
+    .unwrap();
+    let left = server("left", "gone");
+    let mut secret = secret("stellage-ada");
+    secret["metadata"]["labels"] = left["metadata"]["labels"].clone();
+    let binding = binding("stellage-ada", "stellage-servers", "stellage-region");
+    for object in [&binding, &left, &secret] {
+        kubectl(&plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
+    }
+
+    // As far as this cluster has what is looked for.
+    let rights = async || {
+        let (_, report, _) = stellage(&["doctor"]);
+        let checks = report["checks"].as_array().unwrap().clone();
+        checks
+            .into_iter()
+            .map(|check| (check["name"].clone(), check))
+            .collect::<Vec<_>>()
+    };
+    let is_well = |checks: &Vec<(Value, Value)>| {
+        checks
+            .iter()
+            .any(|(name, check)| name == "rights" && check["outcome"] == "ok")
+    };
+    let checks = eventually("all rights", rights, is_well).await;
+    let of = |name: &str| checks.iter().find(|(it, _)| it == name).unwrap().1.clone();
+    assert_eq!(
+        of("rights")["message"],
+        "Stellage may do what it does in this cluster"
+    );
+    assert_eq!(of("KubeVirt")["outcome"], "failed", "{checks:#?}");
+    assert_eq!(of("CDI")["outcome"], "ok", "{checks:#?}");
+    assert_eq!(of("storage")["message"], "there is no StorageClass ceph-block");
+    assert_eq!(of("images")["message"], "debian-13 is not there");
+    assert_eq!(
+        of("network")["message"],
+        "the NetworkAttachmentDefinition is not there"
+    );
+
+    // Without a single Instance, it is probably the wrong cluster.
+    let (status, orphans, said) = stellage(&["orphans", "--delete"]);
+    assert_eq!((status, orphans.as_array().unwrap().len()), (1, 1), "{said}");
+    assert!(said.contains("this cluster has no Instances"), "{said}");
+    let instance = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "kept", "namespace": "default" },
+        "spec": { "plan": "starter", "region": "de-fra-1", "image": "debian-13" },
+    });
+    let create = ["create", "-o", "jsonpath={.metadata.uid}", "-f", "-"];
+    let uid = kubectl(&plane, &create, Some(&instance.to_string())).unwrap();
+    kubectl(
+        &plane,
+        &["create", "-f", "-"],
+        Some(&server("kept", &uid).to_string()),
+    )
+    .unwrap();
+    let (status, orphans, said) = stellage(&["orphans", "--delete"]);
+    assert_eq!(status, 0, "{said}");
+    assert_eq!(orphans[0]["name"], "left");
+    assert!(
+        said.contains("deleting stellage-ada/left and its disks"),
+        "{said}"
+    );
+    let names = [
+        "-n",
+        "stellage-ada",
+        "get",
+        "virtualmachines,secrets",
+        "-o",
+        "name",
+    ];
+    let rest = kubectl(&plane, &names, None).unwrap();
+    assert_eq!(rest.trim(), "virtualmachine.kubevirt.io/kept");
 }

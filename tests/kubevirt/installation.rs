@@ -32,10 +32,10 @@ pub struct Installation {
 }
 
 /// The installation that most tests share.
-pub async fn shared() -> &'static Installation {
+pub async fn shared(region: &Region) -> &'static Installation {
     static INSTALLATION: OnceCell<Installation> = OnceCell::const_new();
     INSTALLATION
-        .get_or_init(async || Installation::start(&kubevirt::shared().await, "shared").await)
+        .get_or_init(async || Installation::start(region, "shared").await)
         .await
 }
 
@@ -87,6 +87,16 @@ async fn region_rights(region: &Region, installation: &str) -> std::path::PathBu
     let values = json!({
         "installation": installation, "namespacePrefix": PREFIX, "imageNamespaces": [], "token": { "create": false },
     });
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "disks" },
+        "provisioner": "example.com/disks", "allowVolumeExpansion": true,
+    });
+    kubectl(
+        &region.plane,
+        &["apply", "--server-side", "-f", "-"],
+        Some(&class.to_string()),
+    )
+    .unwrap();
     install_region(&region.plane, &account, NAMESPACE, &values).await;
     region.kubeconfig(NAMESPACE, &account).await
 }
@@ -103,7 +113,7 @@ impl Case {
     /// A new account on the shared installation.
     pub async fn new(name: &str) -> Self {
         let region = kubevirt::shared().await;
-        let installation = shared().await;
+        let installation = shared(&region).await;
         let tenant = Tenant::on(&installation.plane, &installation.operator, name).await;
         Self {
             region,

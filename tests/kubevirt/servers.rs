@@ -325,14 +325,22 @@ async fn trap_2_a_start_that_kubevirt_has_lost_is_repeated() {
 }
 
 #[tokio::test]
-async fn a_server_that_finds_no_node_is_in_error_and_starts_once_there_is_room() {
-    let case = Case::new("kv-room").await;
-    let name = json!({ "name": "room" });
-    // The name of the virtual machine is known only once it is there.
-    let id = case.create(name).await;
+async fn a_server_that_finds_no_room_says_so_and_starts_once_there_is_room() {
+    let (case, id) = Case::running("kv-room").await;
+    case.act(&id, "stop", None, Stopped).await;
     case.region
         .puppet
         .order(&case.namespace, &id, |guest| guest.boot = Boot::FindsNoNode);
+    let path = format!("/v1/instances/{id}");
+    let answer = case.tenant.call(Method::POST, &format!("{path}/start"), None).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    let reason = async || {
+        let answer = case.tenant.call(Method::GET, &path, None).await;
+        answer.json()["data"]["status_reason"].as_str().map(str::to_owned)
+    };
+    eventually("the reason", reason, |reason| reason.as_deref() == Some("no_capacity")).await;
+    let shown = case.tenant.call(Method::GET, &path, None).await.text;
+    assert!(!shown.contains("node"), "the customer reads fixed words: {shown}");
     case.region
         .puppet
         .order(&case.namespace, &id, |guest| guest.boot = Boot::Succeeds);

@@ -185,7 +185,7 @@ async fn delete(cluster: &Cluster, orphan: &Orphan) -> Result<(), CliError> {
         cluster,
         "cdi.kubevirt.io",
         "v1beta1",
-        "DataVolume",
+        ("DataVolume", "datavolumes"),
         Some(namespace),
     );
     cluster

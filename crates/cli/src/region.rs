@@ -68,11 +68,11 @@ impl CatalogueArgs {
 
 /// The settings of the region with this code.
 fn settings(catalogue: &Catalogue, code: &str) -> Result<Arc<KubeVirt>, String> {
-    let region = catalogue.regions.iter().find(|region| region.code == code);
-    let Some(region) = region else {
+    let Some(region) = catalogue.regions.iter().find(|region| region.code == code) else {
+        let codes: Vec<&str> = catalogue.regions.iter().map(|region| &*region.code).collect();
         return Err(format!(
             "the catalogue has no region {code}; it has {}",
-            catalogue.region_codes()
+            codes.join(", ")
         ));
     };
     region
@@ -81,15 +81,16 @@ fn settings(catalogue: &Catalogue, code: &str) -> Result<Arc<KubeVirt>, String> 
         .ok_or_else(|| format!("the servers of {code} are simulated; there is no cluster to look at"))
 }
 
-/// Objects of a kind of another project, in all namespaces unless one is given.
+/// Objects of a kind of another project, which is given with its plural, in all namespaces unless one is given.
 pub(super) fn foreign(
     cluster: &Cluster,
     group: &str,
     version: &str,
-    kind: &str,
+    (kind, plural): (&str, &str),
     namespace: Option<&str>,
 ) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    let kind = GroupVersionKind::gvk(group, version, kind);
+    let resource = ApiResource::from_gvk_with_plural(&kind, plural);
     match namespace {
         Some(namespace) => Api::namespaced_with(cluster.client.clone(), namespace, &resource),
         None => Api::all_with(cluster.client.clone(), &resource),
@@ -98,5 +99,6 @@ pub(super) fn foreign(
 
 /// The servers of a region, in all namespaces unless one is given.
 pub(super) fn servers(cluster: &Cluster, namespace: Option<&str>) -> Api<DynamicObject> {
-    foreign(cluster, "kubevirt.io", "v1", "VirtualMachine", namespace)
+    let kind = ("VirtualMachine", "virtualmachines");
+    foreign(cluster, "kubevirt.io", "v1", kind, namespace)
 }

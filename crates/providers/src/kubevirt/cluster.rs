@@ -39,7 +39,9 @@ use crate::{
 };
 use domain::{
     catalogue::region::{Cluster as Access, KubeVirt, Namespaces},
-    provider::{Addresses, BackupObservation, BackupProgress, Observation, Progress, ProviderError},
+    provider::{
+        Addresses, BackupObservation, BackupProgress, Observation, PROVIDER, Progress, ProviderError,
+    },
 };
 use resources::{Instance, OperationKind, origin, revision};
 use runtime::{
@@ -405,6 +407,12 @@ impl Cluster {
 
     /// Makes the calls that the planner plans, until there is none, or no time.
     pub(crate) async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
+        let mut observation = self.steps(step).await?;
+        observation.state.insert(PROVIDER.to_owned(), "kubevirt".to_owned());
+        Ok(observation)
+    }
+
+    async fn steps(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
         let (region, instance) = (&*self.code, step.instance);
         let until = Instant::now() + STEP;
         let server = Server::of(instance, &self.settings);
@@ -425,15 +433,10 @@ impl Cluster {
         }
         for _ in 0..CALLS_A_STEP {
             let next = plan(instance, step.backup, &seen, &self.settings, step.now);
-            if let Some(says) = next.raw {
-                tracing::info!(
-                    region,
-                    instance = key(instance),
-                    says,
-                    "trouble in the region's cluster"
-                );
-            }
             let Some(action) = next.action else {
+                if let Some(says) = next.raw {
+                    tracing::info!(region, instance = key(instance), says, "trouble in the region's cluster");
+                }
                 self.wait_for_end_of_outage(&seen, instance);
                 return next.outcome;
             };
@@ -721,7 +724,8 @@ fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
     Request::builder()
         .method(method)
         .uri(path)
-        .header(header::ACCEPT, JSON)
+        // virt-api answers a stop with nothing, which it does not call JSON.
+        .header(header::ACCEPT, "application/json, */*")
         .header(header::CONTENT_TYPE, media_type)
         .body(body.map_err(kube::Error::SerdeError)?.unwrap_or_default())
         .map_err(kube::Error::HttpError)
@@ -757,5 +761,5 @@ pub(crate) fn no_backups() -> BackupObservation {
 /// Whether the status of an Instance says that its server is in a cluster.
 pub(crate) fn has_real_server(instance: &Instance) -> bool {
     let status = instance.status.as_ref();
-    status.is_some_and(|status| status.provider_state.contains_key("disk"))
+    status.is_some_and(|status| status.provider_state.contains_key(PROVIDER))
 }

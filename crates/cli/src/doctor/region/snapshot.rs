@@ -200,7 +200,13 @@ impl RegionSnapshot {
         };
         let classes = Api::<StorageClass>::all(client.clone());
         let class = classes.get_opt(&region.storage_class);
-        let profiles = foreign(cluster, "cdi.kubevirt.io", "v1beta1", "StorageProfile", None);
+        let profiles = foreign(
+            cluster,
+            "cdi.kubevirt.io",
+            "v1beta1",
+            ("StorageProfile", "storageprofiles"),
+            None,
+        );
         let mut images = BTreeMap::new();
         for (name, image) in &region.images {
             images.insert(name.clone(), source(cluster, &image.source).await);
@@ -243,13 +249,18 @@ async fn get<T: DeserializeOwned>(
     api: &Api<DynamicObject>,
     name: &str,
 ) -> Read<Option<T>> {
-    let found = cluster.call(doing, api.get_opt(name)).await.map_err(words)?;
-    found.map(parse).transpose()
+    let found = cluster.call(doing, api.get_opt(name)).await;
+    match found.map_err(CliError::from) {
+        Ok(found) => found.map(parse).transpose(),
+        // The cluster does not know the kind either.
+        Err(CliError::CrdsMissing) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// The `KubeVirt` object. There is one in a cluster.
 async fn installed(cluster: &Cluster) -> Read<Option<Installed>> {
-    let kubevirts = foreign(cluster, "kubevirt.io", "v1", "KubeVirt", None);
+    let kubevirts = foreign(cluster, "kubevirt.io", "v1", ("KubeVirt", "kubevirts"), None);
     let all = ListParams::default();
     let all = kubevirts.list(&all);
     let found = cluster
@@ -274,7 +285,7 @@ async fn data_source(cluster: &Cluster, name: &ObjectName) -> Read<Found> {
         cluster,
         "cdi.kubevirt.io",
         "v1beta1",
-        "DataSource",
+        ("DataSource", "datasources"),
         Some(&name.namespace),
     );
     let found: Option<DataSource> = get(cluster, "read a DataSource", &sources, &name.name).await?;
@@ -319,7 +330,7 @@ async fn network(cluster: &Cluster, name: &ObjectName) -> Read<Option<String>> {
         cluster,
         "k8s.cni.cncf.io",
         "v1",
-        "NetworkAttachmentDefinition",
+        ("NetworkAttachmentDefinition", "network-attachment-definitions"),
         Some(&name.namespace),
     );
     let doing = "read the NetworkAttachmentDefinition";
