@@ -353,7 +353,6 @@ mod tests {
             ("#cloud-config\na: 1\n  b: hunter2\n", 3),
             ("#cloud-config\na: *hunter2\n", 2),
             ("#cloud-config\na: 1\n---\nb: hunter2\n", 4),
-            ("#cloud-config\r\na: 1\r\n\tb: hunter2\r\n", 3),
         ] {
             let problem = UserData::parse(text.as_bytes()).unwrap_err();
             let InvalidUserData::NotYaml { line: at, .. } = problem else {
