@@ -332,13 +332,19 @@ async fn a_server_that_finds_no_room_says_so_and_starts_once_there_is_room() {
         .puppet
         .order(&case.namespace, &id, |guest| guest.boot = Boot::FindsNoNode);
     let path = format!("/v1/instances/{id}");
-    let answer = case.tenant.call(Method::POST, &format!("{path}/start"), None).await;
+    let answer = case
+        .tenant
+        .call(Method::POST, &format!("{path}/start"), None)
+        .await;
     assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
     let reason = async || {
         let answer = case.tenant.call(Method::GET, &path, None).await;
         answer.json()["data"]["status_reason"].as_str().map(str::to_owned)
     };
-    eventually("the reason", reason, |reason| reason.as_deref() == Some("no_capacity")).await;
+    eventually("the reason", reason, |reason| {
+        reason.as_deref() == Some("no_capacity")
+    })
+    .await;
     let shown = case.tenant.call(Method::GET, &path, None).await.text;
     assert!(!shown.contains("node"), "the customer reads fixed words: {shown}");
     case.region

@@ -408,7 +408,9 @@ impl Cluster {
     /// Makes the calls that the planner plans, until there is none, or no time.
     pub(crate) async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
         let mut observation = self.steps(step).await?;
-        observation.state.insert(PROVIDER.to_owned(), "kubevirt".to_owned());
+        observation
+            .state
+            .insert(PROVIDER.to_owned(), "kubevirt".to_owned());
         Ok(observation)
     }
 
@@ -435,7 +437,12 @@ impl Cluster {
             let next = plan(instance, step.backup, &seen, &self.settings, step.now);
             let Some(action) = next.action else {
                 if let Some(says) = next.raw {
-                    tracing::info!(region, instance = key(instance), says, "trouble in the region's cluster");
+                    tracing::info!(
+                        region,
+                        instance = key(instance),
+                        says,
+                        "trouble in the region's cluster"
+                    );
                 }
                 self.wait_for_end_of_outage(&seen, instance);
                 return next.outcome;
