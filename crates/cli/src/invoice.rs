@@ -1,6 +1,6 @@
 //! `stellage invoice …`. Invoices are in the operator's namespace, and outlive their accounts.
 
-use std::{cmp::Reverse, time::Duration};
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
@@ -180,12 +180,12 @@ fn cents(text: &str) -> Result<Cents, String> {
 }
 
 fn reason(text: &str) -> Result<String, String> {
-    let is_right = (1..=MAX_TEXT).contains(&text.chars().count()) && !text.chars().any(char::is_control);
-    if is_right {
+    let is_right = text.chars().count() <= MAX_TEXT && !text.chars().any(char::is_control);
+    if is_right && !text.trim().is_empty() {
         Ok(text.to_owned())
     } else {
         Err(format!(
-            "must have 1 to {MAX_TEXT} characters, and no control characters"
+            "must have 1 to {MAX_TEXT} characters, not only spaces, and no control characters"
         ))
     }
 }
@@ -206,14 +206,10 @@ struct View {
 impl View {
     fn of(invoice: &Invoice) -> Self {
         Self {
-            phase: invoice
-                .status
-                .as_ref()
-                .map(|status| status.phase)
-                .unwrap_or_default(),
+            phase: invoice.phase(),
             name: invoice.name_any(),
             account: invoice.spec.account_name.clone(),
-            held: invoice.status.as_ref().and_then(|status| status.held.clone()),
+            held: invoice.held().map(str::to_owned),
             invoice: model::issued(invoice),
         }
     }
@@ -254,14 +250,7 @@ async fn select(cluster: &Cluster, params: ListParams) -> Result<Vec<Invoice>, C
         .into_iter()
         .filter_map(|object| object.0.map_err(note_unreadable).ok());
     let mut all: Vec<Invoice> = readable.collect();
-    all.sort_by_key(|invoice| {
-        let issued_at = invoice.status.as_ref().and_then(|status| status.issued_at);
-        (
-            Reverse(invoice.spec.period.from),
-            !invoice.is_invoice(),
-            issued_at,
-        )
-    });
+    all.sort_by(Invoice::listed_before);
     Ok(all)
 }
 
@@ -537,12 +526,12 @@ async fn close(cluster: &Cluster, args: &CloseArgs) -> Result<(), CliError> {
         match situation(&all, until) {
             Situation::Closed(invoice) => return tell(invoice, "Issued", args.output),
             Situation::Nothing => return nothing(until, args),
-            Situation::Open(invoice) if held(invoice).is_some() => {
+            Situation::Open(invoice) if invoice.held().is_some() => {
                 return Err(CliError::Failed {
                     what: format!("the invoice of account {}", args.account),
                     why: format!(
                         "cannot be issued: {}; it is issued once that is done",
-                        held(invoice).unwrap_or_default()
+                        invoice.held().unwrap_or_default()
                     ),
                     look: format!("{} invoice list --account {}", program(), args.account),
                 });
@@ -560,14 +549,9 @@ async fn close(cluster: &Cluster, args: &CloseArgs) -> Result<(), CliError> {
     }
 }
 
-fn held(invoice: &Invoice) -> Option<&str> {
-    invoice.status.as_ref()?.held.as_deref()
-}
-
 async fn take_back(cluster: &Cluster, args: &CreditArgs) -> Result<(), CliError> {
     let invoice = find(cluster, &args.invoice, None).await?;
-    let number = invoice.status.as_ref().and_then(|status| status.number.clone());
-    let (Some(number), true, true) = (number, invoice.is_issued(), invoice.is_invoice()) else {
+    let (Some(number), true) = (invoice.number(), invoice.is_invoice()) else {
         let what = if invoice.is_invoice() {
             "is open"
         } else {
@@ -583,17 +567,12 @@ async fn take_back(cluster: &Cluster, args: &CreditArgs) -> Result<(), CliError>
             ),
         });
     };
-    let request = request(&invoice, &number, args);
+    let request = request(&invoice, number, args);
     // The operator decides; this only saves a request that it would refuse.
     let all = of_origin(cluster, &invoice.spec.account).await?;
     let is_pending = |other: &&Invoice| {
         let credit = other.spec.credit.as_ref();
-        let phase = other
-            .status
-            .as_ref()
-            .map(|status| status.phase)
-            .unwrap_or_default();
-        phase == InvoicePhase::Open && credit.is_some_and(|credit| credit.invoice == invoice.name())
+        other.phase() == InvoicePhase::Open && credit.is_some_and(|credit| credit.invoice == invoice.name())
     };
     if let Some(pending) = all.iter().find(is_pending) {
         let namespace = pending.metadata.namespace.clone().unwrap_or_default();
@@ -630,18 +609,17 @@ async fn take_back(cluster: &Cluster, args: &CreditArgs) -> Result<(), CliError>
         let now: Invoice = cluster
             .call("read the credit note", api.get(created.name()))
             .await?;
-        let phase = now.status.as_ref().map(|status| status.phase);
-        match phase {
-            Some(InvoicePhase::Issued) => return tell(&now, "Issued", args.output),
-            Some(InvoicePhase::Refused) => {
+        match now.phase() {
+            InvoicePhase::Issued => return tell(&now, "Issued", args.output),
+            InvoicePhase::Refused => {
                 return Err(CliError::Failed {
                     what: format!("the credit note for invoice {number}"),
-                    why: format!("was refused: {}", held(&now).unwrap_or_default()),
+                    why: format!("was refused: {}", now.held().unwrap_or_default()),
                     look,
                 });
             }
             _ if Instant::now() < deadline => sleep(POLL).await,
-            _ => {
+            InvoicePhase::Open => {
                 return Err(CliError::TimedOut {
                     what: format!("the credit note for invoice {number}"),
                     seconds: args.timeout.as_secs(),
@@ -713,13 +691,9 @@ fn tell(invoice: &Invoice, what: &str, format: Output) -> Result<(), CliError> {
     if format == Output::Json {
         return output::json(&view);
     }
-    let kind = if invoice.is_invoice() {
-        "invoice"
-    } else {
-        "credit note"
-    };
     output::line(&format!(
-        "{what} {kind} {} ({}): {} to {}, {}",
+        "{what} {} {} ({}): {} to {}, {}",
+        invoice.word(),
         or_dash(view.invoice.number.as_ref()),
         view.name,
         invoice.spec.period.from,

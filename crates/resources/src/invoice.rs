@@ -5,6 +5,8 @@
 //! issues it together with its event. It contains its first lines; the others are in [`InvoicePage`](super::InvoicePage)s: an account
 //! with up to [`MAX_ENTRIES`] instances and backups has no other object to write at the end of a month.
 
+use std::cmp::Ordering;
+
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -294,15 +296,50 @@ impl Invoice {
         self.spec.invoice_type == InvoiceType::Invoice
     }
 
+    /// What messages call it.
+    pub fn word(&self) -> &'static str {
+        if self.is_invoice() {
+            "invoice"
+        } else {
+            "credit note"
+        }
+    }
+
     /// Leaves out what only its reader needs, so that it takes little memory.
     pub fn forget_lines(&mut self) {
         (self.spec.entries, self.spec.lines) = (Vec::new(), Vec::new());
     }
 
+    /// Whether it can still change.
+    pub fn phase(&self) -> InvoicePhase {
+        self.status
+            .as_ref()
+            .map(|status| status.phase)
+            .unwrap_or_default()
+    }
+
     /// Whether it is issued.
     pub fn is_issued(&self) -> bool {
-        let status = self.status.as_ref();
-        status.is_some_and(|status| status.phase == InvoicePhase::Issued)
+        self.phase() == InvoicePhase::Issued
+    }
+
+    /// Its number, once it is issued.
+    pub fn number(&self) -> Option<&str> {
+        self.status.as_ref()?.number.as_deref()
+    }
+
+    /// Why it cannot be issued.
+    pub fn held(&self) -> Option<&str> {
+        self.status.as_ref()?.held.as_deref()
+    }
+
+    /// The order in which invoices are listed: the latest period first, and credit notes after their invoice, in the order of their issue.
+    pub fn listed_before(&self, other: &Self) -> Ordering {
+        let issued_at = |invoice: &Self| invoice.status.as_ref().and_then(|status| status.issued_at);
+        let place = |invoice: &Self| (!invoice.is_invoice(), issued_at(invoice));
+        (other.spec.period.from.cmp(&self.spec.period.from))
+            .then_with(|| place(self).cmp(&place(other)))
+            .then_with(|| self.number().cmp(&other.number()))
     }
 }
 

@@ -33,16 +33,15 @@ impl Reconciler {
         if holder.is_some_and(|holder| origin::uid(&holder.metadata) == invoice.spec.account) {
             deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
         }
-        let status = invoice.status.clone().unwrap_or_default();
-        let what = if invoice.is_invoice() {
-            "invoice"
-        } else {
-            "credit note"
-        };
+        let amount = invoice
+            .status
+            .as_ref()
+            .and_then(|status| status.amount.as_deref());
         let note = format!(
-            "{what} {} over {} was issued",
-            status.number.unwrap_or_default(),
-            status.amount.unwrap_or_default()
+            "{} {} over {} was issued",
+            invoice.word(),
+            invoice.number().unwrap_or_default(),
+            amount.unwrap_or_default()
         );
         deps.events.publish(invoice, false, "Issued", "Issue", &note);
         self.shared.numbers.issued(name(invoice)).await;

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use domain::invoice::ledger::{Books, is_over};
 use resources::{
-    Invoice, InvoicePage, InvoicePhase, LedgerEntry,
+    Invoice, InvoicePage, InvoicePhase,
     invoice::ACCOUNT_ORIGIN_LABEL,
     invoice_page::{INVOICE_LABEL, OPEN_LABEL},
 };
@@ -44,11 +44,7 @@ pub(super) async fn read(
         else {
             continue;
         };
-        let phase = invoice
-            .status
-            .as_ref()
-            .map_or(InvoicePhase::Open, |status| status.phase);
-        match phase {
+        match invoice.phase() {
             InvoicePhase::Issued => stored.issued.push(invoice),
             InvoicePhase::Open if invoice.is_invoice() => open.push(invoice),
             InvoicePhase::Open => stored.credits.push(invoice),
@@ -84,9 +80,20 @@ pub(super) async fn read(
 /// Whether pages of the last open invoice may be missing from the list, as the first ones are once they have their lines.
 /// Pages can be missing only if none of its entries is still running.
 fn lacks_pages(books: &Books, invoice: &Invoice) -> bool {
-    let mut numbers = books.pages_of(invoice.name()).map(|page| page.spec.number);
-    let goes_on = |entry: &LedgerEntry| !is_over(entry);
-    numbers.next() != Some(1) && !invoice.spec.entries.iter().any(goes_on)
+    books.first_page(invoice.name()) != Some(1) && invoice.spec.entries.iter().all(is_over)
+}
+
+/// A page of an invoice.
+pub(super) async fn page(
+    client: &Client,
+    namespace: &str,
+    invoice: &str,
+    number: u32,
+) -> Result<InvoicePage, CallError> {
+    let api: Api<InvoicePage> = Api::namespaced(client.clone(), namespace);
+    let mut page = bounded(api.get(&InvoicePage::name_of(invoice, number))).await?;
+    page.metadata.managed_fields = None;
+    Ok(page)
 }
 
 /// The invoices and credit notes of an account that have been issued.
@@ -98,8 +105,7 @@ pub(super) async fn issued(
     let mut all = Vec::new();
     let of_account = format!("{ACCOUNT_ORIGIN_LABEL}={account}");
     each(client, namespace, &of_account, |mut invoice: Invoice| {
-        let phase = invoice.status.as_ref().map(|status| status.phase);
-        if invoice.spec.account == account && phase == Some(InvoicePhase::Issued) {
+        if invoice.spec.account == account && invoice.is_issued() {
             invoice.forget_lines();
             all.push(invoice);
         }
@@ -129,8 +135,8 @@ where
         + DeserializeOwned,
 {
     let api: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), namespace);
-    // Each object has at most about 256 KiB.
-    let mut pages = Pages::of(api, ListParams::default().limit(50).labels(label));
+    // Few at a time, because others wait while they are parsed.
+    let mut pages = Pages::of(api, ListParams::default().limit(10).labels(label));
     while let Some(page) = pages.next().await? {
         for object in page.items {
             match object.0 {

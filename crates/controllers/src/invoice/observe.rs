@@ -12,7 +12,7 @@ use domain::{
         ledger::{Facts, Holder, Metered, SeenBackup, Subject, Subjects, backups_key},
     },
 };
-use resources::{Account, Backup, BackupPhase, Instance, origin};
+use resources::{Account, Backup, BackupPhase, Instance, invoice_page::MAX_ENTRIES, origin};
 
 /// How long a deletion takes that nothing keeps back.
 const KEPT_BACK: SignedDuration = SignedDuration::from_mins(1);
@@ -70,6 +70,7 @@ pub(super) fn facts<'a>(
         prices,
         terms,
         max_lines,
+        max_entries: MAX_ENTRIES,
         now,
     }
 }

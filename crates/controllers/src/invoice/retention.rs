@@ -88,11 +88,7 @@ async fn delete(deps: &Deps, invoice: &Invoice) -> Result<(), CallError> {
 
 /// Notes on the number that its invoice is gone on purpose.
 async fn mark_number(deps: &Deps, invoice: &Invoice) -> Result<(), CallError> {
-    let number = invoice
-        .status
-        .as_ref()
-        .and_then(|status| status.number.as_deref());
-    let Some(number) = number.map(object_name) else {
+    let Some(number) = invoice.number().map(object_name) else {
         return Ok(());
     };
     let api: Api<InvoiceNumber> = Api::all(deps.client.clone());

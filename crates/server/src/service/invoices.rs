@@ -3,7 +3,6 @@
 
 use std::{
     borrow::Cow,
-    cmp::Reverse,
     collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
@@ -128,17 +127,7 @@ impl Service {
             let begun = invoice.spec.period.from.to_zoned(TimeZone::UTC).year();
             year.is_none_or(|year| year == begun)
         });
-        let issued_at = |invoice: &Invoice| invoice.status.as_ref().and_then(|status| status.issued_at);
-        all.sort_by_cached_key(|invoice| {
-            let is_credit_note = !invoice.is_invoice();
-            let number = invoice.status.as_ref().and_then(|status| status.number.clone());
-            (
-                Reverse(invoice.spec.period.from),
-                is_credit_note,
-                issued_at(invoice),
-                number,
-            )
-        });
+        all.sort_by(Invoice::listed_before);
         let skip = items_before(page, limit);
         let total = all.len();
         Ok((all.into_iter().skip(skip).take(limit).collect(), total))

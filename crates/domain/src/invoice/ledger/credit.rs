@@ -27,7 +27,7 @@ pub fn left(invoice: &Invoice, others: &[Invoice]) -> Total {
 
 /// What a credit note comes to that was asked for, if `left` is left of its invoice. The error says why it cannot be issued.
 pub fn total(request: &Invoice, invoice: &Invoice, left: Total) -> Result<Total, String> {
-    let number = number_of(invoice);
+    let number = invoice.number().unwrap_or_default();
     let wanted = request
         .spec
         .credit
@@ -64,11 +64,6 @@ pub fn total(request: &Invoice, invoice: &Invoice, left: Total) -> Result<Total,
     })
 }
 
-fn number_of(invoice: &Invoice) -> String {
-    let number = invoice.status.as_ref().and_then(|status| status.number.clone());
-    number.unwrap_or_default()
-}
-
 /// The credit note as it is issued: of the same period, seller, buyer and tax as its invoice.
 pub fn issued(
     request: &Invoice,
@@ -81,7 +76,7 @@ pub fn issued(
     // A request says how much and why; everything else is as on the invoice.
     let of = &invoice.spec;
     let credit = request.spec.credit.clone().map(|credit| Credit {
-        number: number_of(invoice),
+        number: invoice.number().unwrap_or_default().to_owned(),
         ..credit
     });
     issued.spec = InvoiceSpec {

@@ -180,14 +180,9 @@ async fn answer(opened: OpenedInvoice, parameters: &Parameters, cost: Charged) -
     if form == Form::Ubl {
         check_e_invoice(&opened.invoice)?;
     }
-    let number = opened
-        .invoice
-        .status
-        .as_ref()
-        .and_then(|status| status.number.clone());
-    let name = match number {
-        Some(number) if opened.invoice.is_invoice() => format!("invoice-{number}"),
-        Some(number) => format!("credit-note-{number}"),
+    let invoice = &opened.invoice;
+    let name = match invoice.number() {
+        Some(number) => format!("{}-{number}", invoice.word().replace(' ', "-")),
         None => "invoice".to_owned(),
     };
     let extension = match form {
