@@ -57,7 +57,7 @@ pub enum InvoiceCommand {
 }
 
 const LIST: &str = "\
-The account may have been deleted.
+The account may have been deleted. The invoices of an account that had the same name before are listed, too.
 
 Examples:
   stellage invoice list --account ada
@@ -259,20 +259,17 @@ async fn of_origin(cluster: &Cluster, origin: &str) -> Result<Vec<Invoice>, CliE
     select(cluster, ListParams::default().labels(&label)).await
 }
 
-/// The invoices of an account, which may be gone.
+/// The invoices of the account of this name, and of those that had it before and are gone.
 async fn of_account(cluster: &Cluster, name: &str) -> Result<Vec<Invoice>, CliError> {
-    match account::get(cluster, name).await {
-        Ok(account) => of_origin(cluster, origin::uid(&account.metadata)).await,
-        Err(CliError::NoAccount(_)) => {
-            let mut all = select(cluster, ListParams::default()).await?;
-            all.retain(|invoice| invoice.spec.account_name == name);
-            if all.is_empty() {
-                return Err(CliError::NoAccount(name.to_owned()));
-            }
-            Ok(all)
-        }
-        Err(error) => Err(error),
+    let all = select(
+        cluster,
+        ListParams::default().fields(&format!("spec.accountName={name}")),
+    )
+    .await?;
+    if all.is_empty() {
+        account::get(cluster, name).await?;
     }
+    Ok(all)
 }
 
 /// The invoice with this number, name or id.
@@ -643,8 +640,8 @@ fn request(invoice: &Invoice, number: &str, args: &CreditArgs) -> Invoice {
         reason: args.reason.clone(),
     });
     // Another name for each request, so that two at once are two.
-    let seed = format!("{number}\n{}", Timestamp::now());
-    let mut request = Invoice::new(&ids::invoice_name(&spec.account, &seed), spec);
+    let seed = format!("{}\n{number}\n{}", spec.account, Timestamp::now());
+    let mut request = Invoice::new(&ids::credit_note_name(&seed), spec);
     let label = (ACCOUNT_ORIGIN_LABEL.to_owned(), invoice.spec.account.clone());
     request.metadata.labels = Some([label].into());
     request

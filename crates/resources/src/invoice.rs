@@ -147,6 +147,7 @@ pub struct InvoicePeriod {
     namespaced,
     status = "InvoiceStatus",
     derive = "PartialEq",
+    selectable = ".spec.accountName",
     doc = "What an account owes for one month, or a part of it, or a credit note. Opened, issued and written by the operator alone; its first 100 lines are in it, the others in InvoicePages. To read it: stellage invoice show NUMBER. To issue it before the end of the month: stellage invoice close --account NAME. To take something back: stellage invoice credit NUMBER",
     printcolumn(name = "Account", type_ = "string", json_path = ".spec.accountName"),
     printcolumn(name = "Type", type_ = "string", json_path = ".spec.type"),
