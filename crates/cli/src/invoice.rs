@@ -24,7 +24,7 @@ use super::{
 use domain::invoice::{
     Total,
     ledger::credit,
-    render::{Form, e_invoice, json as model},
+    render::{Form, json as model, ubl},
 };
 use resources::{
     Account, Invoice, InvoiceLine, InvoicePage, InvoicePhase, ids,
@@ -380,7 +380,7 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
             ),
         });
     }
-    let missing = e_invoice::missing(&invoice);
+    let missing = ubl::missing(&invoice);
     if form == Form::Ubl && !missing.is_empty() {
         return Err(CliError::WrongState {
             what: format!("invoice {}", args.name),
@@ -401,7 +401,7 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
 fn describe(invoice: &Invoice, lines: &[InvoiceLine]) {
     let view = View::of(invoice);
     let shown = &view.invoice;
-    let status = invoice.status.clone().unwrap_or_default();
+    let status = invoice.content();
     let is_issued = invoice.is_issued();
     let party = |party: Option<&resources::invoice::Party>| {
         or_dash(
@@ -463,11 +463,7 @@ fn describe(invoice: &Invoice, lines: &[InvoiceLine]) {
 
 async fn lines(cluster: &Cluster, invoice: &Invoice) -> Result<Vec<InvoiceLine>, CliError> {
     let mut lines = invoice.spec.lines.clone();
-    let is_long = invoice
-        .status
-        .as_ref()
-        .is_some_and(|status| !status.page_lines.is_empty());
-    if is_long {
+    if !invoice.content().page_lines.is_empty() {
         let api = Api::<InvoicePage>::all(cluster.client.clone());
         let of_invoice = format!("{INVOICE_LABEL}={}", invoice.name());
         let pages = Pages::of(api, ListParams::default().limit(50).labels(&of_invoice));
@@ -677,7 +673,7 @@ fn situation(all: &[Invoice], until: Timestamp) -> Situation<'_> {
     if until <= open.spec.period.from {
         return Situation::TooEarly(open.spec.period.from);
     }
-    match open.status.as_ref().and_then(|status| status.nothing_until) {
+    match open.content().nothing_until {
         Some(nothing_until) if nothing_until == until => Situation::Nothing,
         _ => Situation::Open(open),
     }

@@ -5,7 +5,7 @@
 //! issues it together with its event. It contains its first lines; the others are in [`InvoicePage`](super::InvoicePage)s: an account
 //! with up to [`MAX_ENTRIES`] instances and backups has no other object to write at the end of a month.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, sync::LazyLock};
 
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema};
@@ -281,6 +281,13 @@ pub struct InvoiceStatus {
     pub outbox: Vec<OutboxEntry>,
 }
 
+impl InvoiceStatus {
+    /// The tax rate in percent, such as 19.00.
+    pub fn tax_rate(&self) -> &str {
+        self.tax_rate.as_deref().unwrap_or("0.00")
+    }
+}
+
 impl Invoice {
     /// The public id, `inv_…`.
     pub fn id(&self) -> String {
@@ -311,12 +318,15 @@ impl Invoice {
         (self.spec.entries, self.spec.lines) = (Vec::new(), Vec::new());
     }
 
+    /// What it says besides its lines; nothing if it has no status yet.
+    pub fn content(&self) -> &InvoiceStatus {
+        static NOTHING: LazyLock<InvoiceStatus> = LazyLock::new(InvoiceStatus::default);
+        self.status.as_ref().unwrap_or(&NOTHING)
+    }
+
     /// Whether it can still change.
     pub fn phase(&self) -> InvoicePhase {
-        self.status
-            .as_ref()
-            .map(|status| status.phase)
-            .unwrap_or_default()
+        self.content().phase
     }
 
     /// Whether it is issued.
@@ -326,18 +336,17 @@ impl Invoice {
 
     /// Its number, once it is issued.
     pub fn number(&self) -> Option<&str> {
-        self.status.as_ref()?.number.as_deref()
+        self.content().number.as_deref()
     }
 
     /// Why it cannot be issued.
     pub fn held(&self) -> Option<&str> {
-        self.status.as_ref()?.held.as_deref()
+        self.content().held.as_deref()
     }
 
     /// The order in which invoices are listed: the latest period first, and credit notes after their invoice, in the order of their issue.
     pub fn listed_before(&self, other: &Self) -> Ordering {
-        let issued_at = |invoice: &Self| invoice.status.as_ref().and_then(|status| status.issued_at);
-        let place = |invoice: &Self| (!invoice.is_invoice(), issued_at(invoice));
+        let place = |invoice: &Self| (!invoice.is_invoice(), invoice.content().issued_at);
         (other.spec.period.from.cmp(&self.spec.period.from))
             .then_with(|| place(self).cmp(&place(other)))
             .then_with(|| self.number().cmp(&other.number()))
@@ -348,7 +357,7 @@ impl HasOutbox for Invoice {
     const KIND: &'static str = "Invoice";
 
     fn outbox(&self) -> &[OutboxEntry] {
-        self.status.as_ref().map_or(&[], |status| &status.outbox)
+        &self.content().outbox
     }
 
     fn account_namespace(&self) -> &str {

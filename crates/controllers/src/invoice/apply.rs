@@ -33,15 +33,11 @@ impl Reconciler {
         if holder.is_some_and(|holder| origin::uid(&holder.metadata) == invoice.spec.account) {
             deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
         }
-        let amount = invoice
-            .status
-            .as_ref()
-            .and_then(|status| status.amount.as_deref());
         let note = format!(
             "{} {} over {} was issued",
             invoice.word(),
             invoice.number().unwrap_or_default(),
-            amount.unwrap_or_default()
+            invoice.content().amount.as_deref().unwrap_or_default()
         );
         deps.events.publish(invoice, false, "Issued", "Issue", &note);
         self.shared.numbers.issued(name(invoice)).await;

@@ -179,10 +179,7 @@ impl Reconciler {
             let may_issue = !terms.invoices.seller.name.is_empty();
             for (uid, invoice) in orphans {
                 let since = *missing.entry(uid).or_insert_with(Instant::now);
-                let was_closed = invoice
-                    .status
-                    .as_ref()
-                    .is_some_and(|status| status.buyer.is_some());
+                let was_closed = invoice.content().buyer.is_some();
                 if !may_issue || !was_closed && since.elapsed() < MISSING {
                     continue;
                 }

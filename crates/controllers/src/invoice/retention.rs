@@ -66,7 +66,7 @@ async fn delete_old(deps: &Deps, retention: Duration) -> Result<(), CallError> {
 /// When an invoice was issued or refused.
 fn ended(invoice: &Invoice) -> Option<Timestamp> {
     let created = invoice.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    invoice.status.as_ref()?.issued_at.or(created)
+    invoice.content().issued_at.or(created)
 }
 
 /// Deletes an invoice after its pages, so that none is left if the process dies.

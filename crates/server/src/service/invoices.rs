@@ -2,7 +2,6 @@
 //! read here is selected by the account. They are read from the API server, not watched, because their number grows.
 
 use std::{
-    borrow::Cow,
     collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
@@ -24,7 +23,7 @@ use super::{
 };
 use domain::invoice::{Period, PriceHistory, Total, ledger::lines_of, stored_prices, total};
 use resources::{
-    Invoice, InvoiceLine, InvoicePage, InvoicePeriod, InvoiceSpec, InvoiceStatus, LedgerEntry,
+    Invoice, InvoiceLine, InvoicePage, InvoicePeriod, InvoiceSpec, LedgerEntry,
     invoice::{ACCOUNT_ORIGIN_LABEL, InvoiceType, SETTLED_LABEL},
     money::{Cents, TaxRate},
 };
@@ -275,12 +274,6 @@ impl OpenedInvoice {
         self.invoice.is_issued()
     }
 
-    /// What it says besides its lines.
-    fn status(&self) -> Cow<'_, InvoiceStatus> {
-        let status = self.invoice.status.as_ref();
-        status.map_or_else(|| Cow::Owned(InvoiceStatus::default()), Cow::Borrowed)
-    }
-
     /// One page of the lines, and the sums. `page` counts from 1.
     pub async fn lines(&self, page: u64, limit: usize, cost: &Cost) -> Result<Lines, Error> {
         let skip = items_before(page, limit);
@@ -288,7 +281,7 @@ impl OpenedInvoice {
             if !self.is_issued() {
                 return self.open_lines(skip, limit, cost).await;
             }
-            let status = self.status();
+            let status = self.invoice.content();
             let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
             let on_pages = status
                 .page_lines

@@ -44,7 +44,6 @@ impl End {
 /// When an invoice is to be closed, if closing has not begun.
 pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     let InvoicePeriod { from, to } = invoice.spec.period;
-    let status = invoice.status.as_ref();
     // Only once everything is gone: a subject that has ended but still exists would be taken for new after the issue.
     if facts.holder.is_closing {
         let own = invoice.spec.entries.iter().filter_map(entry::last_moment);
@@ -61,12 +60,12 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
             };
         }
     }
-    let nothing_until = status.and_then(|status| status.nothing_until);
+    let nothing_until = invoice.content().nothing_until;
     let requested = facts
         .holder
         .closed_until
         .filter(|until| nothing_until != Some(*until));
-    let early = [requested, full_at(invoice)].into_iter().flatten();
+    let early = [requested, invoice.content().full_at].into_iter().flatten();
     let early = early.filter(|until| from < *until && *until < to).min();
     // No invoice would carry over what an earlier end leaves out.
     if let Some(at) = early.filter(|_| !facts.holder.is_closing) {
@@ -138,7 +137,7 @@ pub(super) fn close(books: &mut Books, facts: &Facts<'_>) -> Step {
         let (is_held, is_due) = (facts.is_held(), end.is_due(facts.now));
         let may_end = if is_due { is_held } else { end.at > facts.now };
         let is_full = || is_full(books, invoice, facts) || !is_held && has_full_entry(books, invoice);
-        if may_end && full_at(invoice).is_none() && is_full() {
+        if may_end && invoice.content().full_at.is_none() && is_full() {
             let mut full = Box::new(invoice.clone());
             full.status.get_or_insert_default().full_at = Some(whole_seconds(facts.now));
             return Step::Replace {
@@ -152,7 +151,7 @@ pub(super) fn close(books: &mut Books, facts: &Facts<'_>) -> Step {
                 None => Step::Rest(Some(end.due)),
             };
         }
-        if is_held && full_at(invoice).is_none() {
+        if is_held && invoice.content().full_at.is_none() {
             return hold(invoice, facts);
         }
         if let Some(step) = prepare(books, facts, end) {
@@ -172,10 +171,6 @@ pub(super) fn close(books: &mut Books, facts: &Facts<'_>) -> Step {
         };
     }
     issue(books, invoice, facts, at)
-}
-
-fn full_at(invoice: &Invoice) -> Option<Timestamp> {
-    invoice.status.as_ref()?.full_at
 }
 
 /// The step for an invoice that cannot be issued: to say why, once, and to keep what it says of an account that goes.
@@ -205,7 +200,7 @@ fn prepare(books: &mut Books, facts: &Facts<'_>, end: End) -> Option<Step> {
     if end.is_early && facts.holder.is_closing {
         return None;
     }
-    let may_be_nothing = end.is_early && full_at(invoice) != Some(end.at);
+    let may_be_nothing = end.is_early && invoice.content().full_at != Some(end.at);
     let name = invoice.name().to_owned();
     carry(books, &name, facts, end.at, end.is_early, may_be_nothing)
 }
@@ -223,7 +218,7 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
     let own_rate = kept.tax_rate.as_deref().and_then(|rate| rate.parse().ok());
     let tax_rate = own_rate.unwrap_or_else(|| facts.tax_until(at));
     let total = total(own_net.chain(of_pages().map(|(_, net)| net)), tax_rate);
-    if facts.is_held() && full_at(invoice).is_none() {
+    if facts.is_held() && invoice.content().full_at.is_none() {
         return hold(invoice, facts);
     }
     // One that is full without a seller is dropped: nobody would ever issue what an installation without billing gathers.

@@ -49,11 +49,7 @@ pub fn total(request: &Invoice, invoice: &Invoice, left: Total) -> Result<Total,
     if amount == left.amount {
         return Ok(left);
     }
-    let rate = invoice
-        .status
-        .as_ref()
-        .and_then(|status| status.tax_rate.as_deref());
-    let rate: TaxRate = rate.and_then(|rate| rate.parse().ok()).unwrap_or_default();
+    let rate: TaxRate = invoice.content().tax_rate().parse().unwrap_or_default();
     // Not more of either than is left, so that the last credit note is right, too.
     let tax = rate.contained_in(amount).min(left.tax);
     let net = Cents(amount.0 - tax.0).min(left.net);
