@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use kube::{Api, Client, Resource, api::ListParams, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
 
+use super::reconcile::State;
 use domain::invoice::ledger::{Books, is_over};
 use resources::{
     Invoice, InvoicePage, InvoicePhase,
@@ -12,15 +13,6 @@ use resources::{
 };
 use runtime::client::{CallError, Pages, bounded};
 
-/// What is stored of an account.
-pub(super) struct Stored {
-    pub(super) books: Books,
-    /// Issued invoices and credit notes whose events are not settled.
-    pub(super) issued: Vec<Invoice>,
-    /// Credit notes that were asked for.
-    pub(super) credits: Vec<Invoice>,
-}
-
 /// Reads the books of an account: the invoices with these names, which are those that are not settled, and their pages. The invoices are
 /// read by name, because a list would go through those of all accounts.
 pub(super) async fn read(
@@ -28,11 +20,13 @@ pub(super) async fn read(
     namespace: &str,
     account: &str,
     names: impl IntoIterator<Item = String>,
-) -> Result<Stored, CallError> {
-    let mut stored = Stored {
+) -> Result<State, CallError> {
+    let mut stored = State {
+        account: account.to_owned(),
         books: Books::of(namespace),
         issued: Vec::new(),
         credits: Vec::new(),
+        written: None,
     };
     let books = &mut stored.books;
     let api: Api<Invoice> = Api::namespaced(client.clone(), namespace);

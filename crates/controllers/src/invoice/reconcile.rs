@@ -18,7 +18,7 @@ use super::{
     Gone, Shared, Unsettled,
     apply::name,
     books,
-    observe::{billed, facts},
+    observe::{billed, holder},
 };
 use domain::{
     catalogue::InvoiceTerms,
@@ -28,7 +28,7 @@ use domain::{
         ledger::{Books, Facts, Metered, Step, Subjects, next},
     },
 };
-use resources::{Account, AccountSpec, Invoice, origin};
+use resources::{Account, AccountSpec, Invoice, invoice_page::MAX_ENTRIES, origin};
 use runtime::{
     ObjectRef, Store,
     backoff::Backoffs,
@@ -73,14 +73,14 @@ pub(super) struct Reconciler {
 
 /// What this process knows about an account.
 pub(super) struct State {
-    account: String,
-    books: Books,
+    pub(super) account: String,
+    pub(super) books: Books,
     /// Issued invoices and credit notes whose events are not settled.
     pub(super) issued: Vec<Invoice>,
     /// Credit notes that were asked for.
     pub(super) credits: Vec<Invoice>,
     /// When the entries were last written.
-    written: Option<Timestamp>,
+    pub(super) written: Option<Timestamp>,
 }
 
 impl State {
@@ -224,14 +224,7 @@ impl Reconciler {
     async fn read(&self, uid: &str) -> Result<State, CallError> {
         let deps = &self.shared.deps;
         let unsettled = self.shared.unsettled(uid);
-        let stored = books::read(&deps.client, &deps.namespace, uid, unsettled.into_keys()).await?;
-        Ok(State {
-            account: uid.to_owned(),
-            books: stored.books,
-            issued: stored.issued,
-            credits: stored.credits,
-            written: None,
-        })
+        books::read(&deps.client, &deps.namespace, uid, unsettled.into_keys()).await
     }
 
     /// Reconciles an account. Returns when to reconcile it again.
@@ -338,10 +331,17 @@ impl Reconciler {
         subjects: &'a Subjects<'a>,
         prices: &'a PriceHistory,
         terms: &'a InvoiceTerms,
-        is_closing: (bool, bool),
+        (is_closing, is_gone): (bool, bool),
     ) -> Facts<'a> {
-        let (max_lines, now) = (self.shared.deps.settings.max_lines, self.shared.now());
-        facts(account, subjects, prices, terms, max_lines, now, is_closing)
+        Facts {
+            holder: holder(account, is_gone, is_closing && subjects.is_empty()),
+            subjects,
+            prices,
+            terms,
+            max_lines: self.shared.deps.settings.max_lines,
+            max_entries: MAX_ENTRIES,
+            now: self.shared.now(),
+        }
     }
 
     /// When the next step is due if nothing changes.

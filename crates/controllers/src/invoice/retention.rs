@@ -5,18 +5,17 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, ListParams},
     core::DeserializeGuard,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Deps;
+use super::{Deps, apply::as_manager};
 use resources::{
     Invoice, InvoiceNumber, InvoicePage,
     invoice::SETTLED_LABEL,
     invoice_number::{DELETED_ANNOTATION, object_name},
     invoice_page::INVOICE_LABEL,
-    tracking::CONTROLLER_MANAGER,
 };
 use runtime::client::{CallError, Pages, bounded};
 
@@ -97,11 +96,9 @@ async fn mark_number(deps: &Deps, invoice: &Invoice) -> Result<(), CallError> {
     };
     let annotations = stored.metadata.annotations.get_or_insert_default();
     annotations.insert(DELETED_ANNOTATION.to_owned(), deps.clock.now().to_string());
-    let params = PostParams {
-        field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
-    bounded(api.replace(&number, &params, &stored)).await.map(drop)
+    bounded(api.replace(&number, &as_manager(), &stored))
+        .await
+        .map(drop)
 }
 
 /// What is gone is deleted.
