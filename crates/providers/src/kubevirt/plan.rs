@@ -204,6 +204,9 @@ pub struct Seen {
     pub vm: Option<Arc<VirtualMachine>>,
     /// The run with the server's name, from the store.
     pub run: Option<Arc<VirtualMachineInstance>>,
+    /// The last that the watch has shown of the latest run that is gone. KubeVirt removes a run within moments of its end, so how it
+    /// ended is often seen nowhere else.
+    pub ended: Option<Arc<VirtualMachineInstance>>,
     /// Whether the namespace is known to be complete: this process has made it so, or it has another virtual machine of ours.
     pub has_namespace: bool,
     /// UID of the Account.
@@ -231,6 +234,7 @@ impl Seen {
             reach,
             vm: None,
             run: None,
+            ended: None,
             has_namespace: false,
             account_uid,
             user,
@@ -1059,7 +1063,11 @@ impl Planner<'_> {
                 }
                 let generation = vm.metadata.generation;
                 let has_run = generation.is_some() && vm.status.observed_generation == generation;
-                let has_crashed = is(&self.status.provider_state, state::LAST, "Failed");
+                let ended = self.seen.ended.as_deref().filter(|run| is_own(run));
+                let has_crashed = ended.map_or_else(
+                    || is(&self.status.provider_state, state::LAST, "Failed"),
+                    |run| run.status.phase == Phase::Failed,
+                );
                 if has_run && !has_crashed {
                     // As above, but nobody has seen it.
                     return Ok(());
@@ -1145,7 +1153,7 @@ impl Planner<'_> {
     }
 
     fn idle(&self) -> Step<Next> {
-        let mut state = self.status.provider_state.clone();
+        let mut state = self.known();
         let known = self.status.power;
         let vm = if self.seen.vm.is_none() && self.is_never_made() {
             None
@@ -1224,7 +1232,7 @@ impl Planner<'_> {
         };
         Ok(Observation {
             recheck_after: Some(SOON),
-            ..self.at_rest(vm, &self.status.provider_state).0
+            ..self.at_rest(vm, &self.known()).0
         })
     }
 
@@ -1362,6 +1370,17 @@ impl Planner<'_> {
         }
     }
 
+    /// What is known of the server's runs.
+    fn known(&self) -> BTreeMap<String, String> {
+        let mut state = self.status.provider_state.clone();
+        if let Some(ended) = self.seen.ended.as_deref()
+            && is(&state, state::RUN, ended.uid())
+        {
+            state = remember(&state, self.seen.vm.as_deref(), Some(ended));
+        }
+        state
+    }
+
     fn addresses(&self) -> Addresses {
         let vm = self.seen.vm.as_deref().filter(|vm| self.is_own(vm));
         let run = vm.and_then(|vm| self.run_of(vm));
@@ -1374,7 +1393,7 @@ impl Planner<'_> {
         let run = vm.and_then(|vm| self.run_of(vm));
         Observation {
             addresses: self.addresses(),
-            state: remember(&self.status.provider_state, vm, run),
+            state: remember(&self.known(), vm, run),
             ..Observation::default()
         }
     }
