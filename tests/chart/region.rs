@@ -1,6 +1,10 @@
 //! The chart of a region, and what the token that it makes grants: what Stellage needs, and no more.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use base64::Engine as _;
 use control_plane::{ControlPlane, Identity};
@@ -355,6 +359,52 @@ fn server(name: &str, instance_uid: &str) -> Value {
     })
 }
 
+/// A catalogue with the region, whose kubeconfig is in this folder.
+fn write_catalogue(folder: &Path) -> PathBuf {
+    let catalogue = folder.join("catalogue.yaml");
+    let kubeconfig = folder.join("de-fra-1/kubeconfig");
+    let region = json!({
+        "code": "de-fra-1",
+        "kubevirt": {
+            "kubeconfig": kubeconfig, "installation": "prod-1", "storageClass": "ceph-block",
+            "images": { "debian-13": { "dataSource": "stellage-images/debian-13", "user": "debian" } },
+            "network": {
+                "profile": "bridge", "attachment": "stellage-networks/public", "antiSpoofing": "external",
+                "ipv4": [{ "prefix": "203.0.113.0/24", "gateway": "203.0.113.1" }], "nameservers": ["9.9.9.9"],
+            },
+        },
+    });
+    fs::write(&catalogue, json!({ "regions": ["fr-par-1", region] }).to_string()).unwrap();
+    catalogue
+}
+
+/// Installs the CRDs of Stellage, and makes a server that belongs to no Instance, with its Secret.
+fn make_server_without_instance(plane: &ControlPlane) {
+    let crds = run(Command::new(STELLAGE).arg("crds"), None).unwrap();
+    kubectl(plane, &["apply", "--server-side", "-f", "-"], Some(&crds)).unwrap();
+    let established = [
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=60s",
+    ];
+    kubectl(plane, &established, None).unwrap();
+    kubectl(
+        plane,
+        &["create", "-f", "-"],
+        Some(&namespace("stellage-ada", Some("prod-1")).to_string()),
+    )
+    .unwrap();
+    let left = server("left", "gone");
+    let mut secret = secret("stellage-ada");
+    secret["metadata"]["labels"] = left["metadata"]["labels"].clone();
+    let binding = binding("stellage-ada", "stellage-servers", "stellage-region");
+    for object in [&binding, &left, &secret] {
+        kubectl(plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_deleted_with_what_they_have() {
     let plane = cluster().await;
@@ -370,20 +420,7 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
     ];
     let notes = helm.with(&install, &values).unwrap();
     let folder = follow_notes(&plane, &notes).await;
-    let catalogue = folder.path().join("catalogue.yaml");
-    let kubeconfig = folder.path().join("de-fra-1/kubeconfig");
-    let region = json!({
-        "code": "de-fra-1",
-        "kubevirt": {
-            "kubeconfig": kubeconfig, "installation": "prod-1", "storageClass": "ceph-block",
-            "images": { "debian-13": { "dataSource": "stellage-images/debian-13", "user": "debian" } },
-            "network": {
-                "profile": "bridge", "attachment": "stellage-networks/public", "antiSpoofing": "external",
-                "ipv4": [{ "prefix": "203.0.113.0/24", "gateway": "203.0.113.1" }], "nameservers": ["9.9.9.9"],
-            },
-        },
-    });
-    fs::write(&catalogue, json!({ "regions": ["fr-par-1", region] }).to_string()).unwrap();
+    let catalogue = write_catalogue(folder.path());
     let stellage = |arguments: &[&str]| {
         let mut command = Command::new(STELLAGE);
         command
@@ -398,30 +435,7 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
         (output.status.code().unwrap(), shown, said)
     };
 
-    let crds = run(Command::new(STELLAGE).arg("crds"), None).unwrap();
-    kubectl(&plane, &["apply", "--server-side", "-f", "-"], Some(&crds)).unwrap();
-    let established = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=60s",
-    ];
-    kubectl(&plane, &established, None).unwrap();
-    kubectl(
-        &plane,
-        &["create", "-f", "-"],
-        Some(&namespace("stellage-ada", Some("prod-1")).to_string()),
-    )
-    .unwrap();
-    let left = server("left", "gone");
-    let mut secret = secret("stellage-ada");
-    secret["metadata"]["labels"] = left["metadata"]["labels"].clone();
-    let binding = binding("stellage-ada", "stellage-servers", "stellage-region");
-    for object in [&binding, &left, &secret] {
-        kubectl(&plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
-    }
-
+    make_server_without_instance(&plane);
     // As far as this cluster has what is looked for.
     let rights = async || {
         let (_, report, _) = stellage(&["doctor"]);
