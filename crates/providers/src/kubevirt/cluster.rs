@@ -96,6 +96,8 @@ pub(crate) struct Cluster {
     metrics: Metrics,
     instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
     ipam: Arc<Ipam>,
+    /// Of each server, the last run that is gone.
+    ended: Arc<Mutex<HashMap<Name, Arc<VirtualMachineInstance>>>>,
     calls: Semaphore,
     written: Arc<Mutex<Written>>,
     /// The user name of this process there.
@@ -109,17 +111,16 @@ pub(crate) struct Cluster {
     orphans: Mutex<HashMap<String, Instant>>,
 }
 
+/// Namespace and name of an object.
+type Name = (String, String);
+
 /// Virtual machines as the cluster has answered the writes of this process, until the watch shows these.
 #[derive(Default)]
-struct Written(HashMap<(String, String), Arc<VirtualMachine>>);
+struct Written(HashMap<Name, Arc<VirtualMachine>>);
 
 impl Written {
     /// The newer of what the watch shows and what was written.
-    fn freshest(
-        &self,
-        name: &(String, String),
-        shown: Option<Arc<VirtualMachine>>,
-    ) -> Option<Arc<VirtualMachine>> {
+    fn freshest(&self, name: &Name, shown: Option<Arc<VirtualMachine>>) -> Option<Arc<VirtualMachine>> {
         let written = self.0.get(name);
         let is_newer = |written: &&Arc<VirtualMachine>| {
             shown
@@ -130,7 +131,7 @@ impl Written {
     }
 
     fn note(&mut self, machine: &Arc<VirtualMachine>) {
-        let name = name_of(machine);
+        let name = name_of(&machine.metadata);
         let is_newer = |known: &Arc<VirtualMachine>| revision(&**known) < revision(&**machine);
         if self.0.get(&name).is_none_or(is_newer) {
             self.0.insert(name, machine.clone());
@@ -141,7 +142,7 @@ impl Written {
     fn shown(&mut self, change: &Change<VirtualMachine>) {
         match change {
             Change::Applied(machine) | Change::Deleted(machine) => {
-                let name = name_of(machine);
+                let name = name_of(&machine.metadata);
                 let is_shown = |known: &Arc<VirtualMachine>| revision(&**known) <= revision(&**machine);
                 if self.0.get(&name).is_some_and(is_shown) {
                     self.0.remove(&name);
@@ -159,7 +160,7 @@ impl Written {
 struct Outage {
     since: Option<Timestamp>,
     /// Namespaces and names of the Instances with operations that wait for its end.
-    waiting: HashSet<(String, String)>,
+    waiting: HashSet<Name>,
 }
 
 impl Cluster {
@@ -197,14 +198,18 @@ impl Cluster {
             .page_size(PAGE);
         let written = Arc::<Mutex<Written>>::default();
         let gone = Arc::<Mutex<HashMap<String, Instant>>>::default();
+        let ended = Arc::<Mutex<HashMap<Name, Arc<VirtualMachineInstance>>>>::default();
         let network = &settings.network;
         let ipam = Ipam::new(code, network.ipv4.clone(), network.ipv6.clone()).with_metrics(&context.metrics);
         let ipam = Arc::new(ipam);
         let on_machine = {
             let (written, instances) = (written.clone(), context.instances.clone());
-            let (ipam, gone) = (ipam.clone(), gone.clone());
+            let (ipam, gone, ended) = (ipam.clone(), gone.clone(), ended.clone());
             move |change: &Change<VirtualMachine>| {
                 written.lock().shown(change);
+                if let Change::Deleted(machine) = change {
+                    ended.lock().remove(&name_of(&machine.metadata));
+                }
                 of(change, |machine| {
                     let uid = machine.label(INSTANCE_UID);
                     if let Some(uid) = uid.filter(|uid| !gone.lock().contains_key(*uid)) {
@@ -217,7 +222,13 @@ impl Cluster {
         let machines = watches.spawn_without(ours.clone(), VirtualMachine::prune, vec![Box::new(on_machine)]);
         let on_run = {
             let (machines, instances) = (machines.clone(), context.instances.clone());
+            let ended = ended.clone();
             move |change: &Change<VirtualMachineInstance>| {
+                if let Change::Deleted(run) = change {
+                    let mut run = VirtualMachineInstance::clone(run);
+                    run.prune();
+                    ended.lock().insert(name_of(&run.metadata), Arc::new(run));
+                }
                 of(change, |run| {
                     let metadata = &run.metadata;
                     let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
@@ -239,6 +250,7 @@ impl Cluster {
             metrics: context.metrics,
             instances: context.instances,
             ipam,
+            ended,
             calls: Semaphore::new(settings.calls_at_once),
             written,
             user: OnceCell::new(),
@@ -346,7 +358,7 @@ impl Cluster {
                 machine = key(&*machine),
                 "removing a server whose instance is gone"
             );
-            let (namespace, name) = name_of(&machine);
+            let (namespace, name) = name_of(&machine.metadata);
             let action = Action::Delete {
                 kind: Kind::VirtualMachine,
                 name,
@@ -399,6 +411,7 @@ impl Cluster {
         let shown = self.machines.named(&server.namespace, &server.name);
         let name = (server.namespace.clone(), server.name.clone());
         seen.vm = self.written.lock().freshest(&name, shown);
+        seen.ended = self.ended.lock().get(&name).cloned();
         seen.run = self.runs.named(&server.namespace, &server.name);
         seen.addresses = self.reserve(step.instance).addresses;
         seen.user_data = step.user_data.map(|data| Arc::from(data.text().as_bytes()));
@@ -521,7 +534,7 @@ impl Cluster {
             .machines
             .state()
             .iter()
-            .any(|machine| name_of(machine).0 == name);
+            .any(|machine| name_of(&machine.metadata).0 == name);
         if is_ours && !has_servers {
             self.namespaces.lock().remove(&name);
             let uid = found.uid.unwrap_or_default();
@@ -633,8 +646,7 @@ fn instance_of(machine: &VirtualMachine) -> Option<(&str, &str)> {
     machine.annotation(INSTANCE)?.split_once('/')
 }
 
-fn name_of(machine: &VirtualMachine) -> (String, String) {
-    let metadata = &machine.metadata;
+fn name_of(metadata: &ObjectMeta) -> Name {
     (
         metadata.namespace.clone().unwrap_or_default(),
         metadata.name.clone().unwrap_or_default(),

@@ -14,8 +14,8 @@ pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const STELLAGE: &str = "stellage";
 /// Label: the installation of Stellage that an object belongs to.
 pub const INSTALLATION: &str = "stellage.dev/installation";
-/// Label: UID of the Account.
-pub const ACCOUNT: &str = "stellage.dev/account";
+/// Label: public id of the account. Not its namespace's label, by which the operator knows the namespaces of accounts.
+pub const ACCOUNT: &str = "stellage.dev/account-id";
 /// Label: the UID that the Instance was first created with.
 pub const INSTANCE_UID: &str = "stellage.dev/instance-uid";
 /// Label of `DataVolumes`, and so of their claims: which disk of the server it is.
