@@ -327,7 +327,7 @@ mod tests {
         let only = reserve(&ipam, "a", now).unwrap();
         ipam.release("a", now);
         assert_eq!(
-            reserve(&ipam, "b", now + REST - Duration::from_secs(1)),
+            reserve(&ipam, "b", now + REST.saturating_sub(Duration::from_secs(1))),
             Err("NoFreeAddress")
         );
         assert_eq!(reserve(&ipam, "b", now + REST), Ok(only));

@@ -53,6 +53,9 @@ struct Running {
     complaint: String,
 }
 
+/// The cluster of a region is not connected.
+struct NotConnected;
+
 /// Where the servers of a region run.
 enum Place {
     Simulated,
@@ -157,9 +160,12 @@ impl Clusters {
             .collect()
     }
 
-    fn get(&self, code: &str) -> Option<Option<Arc<Cluster>>> {
+    /// The cluster of a region; an error if it is not connected, and `None` if the catalogue names none for it.
+    fn get(&self, code: &str) -> Option<Result<Arc<Cluster>, NotConnected>> {
         let running = self.0.running.read();
-        running.get(code).map(|running| running.cluster.clone())
+        running
+            .get(code)
+            .map(|running| running.cluster.clone().ok_or(NotConnected))
     }
 }
 
@@ -187,8 +193,8 @@ impl Regions {
 
     fn of(&self, instance: &Instance) -> Place {
         match self.clusters.get(&instance.spec.region) {
-            Some(Some(cluster)) => Place::In(cluster),
-            Some(None) => Place::OutOfReach,
+            Some(Ok(cluster)) => Place::In(cluster),
+            Some(Err(NotConnected)) => Place::OutOfReach,
             None if cluster::has_real_server(instance) => Place::OutOfReach,
             None => Place::Simulated,
         }

@@ -52,7 +52,7 @@ type Wrong = (String, String);
 #[derive(Debug)]
 pub(super) enum RegionEntry {
     Simulated(String),
-    Real(Fields<RegionSection>),
+    Real(Box<RegionSection>),
 }
 
 impl<'de> Deserialize<'de> for RegionEntry {
@@ -71,7 +71,7 @@ impl<'de> Deserialize<'de> for RegionEntry {
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RegionEntry, A::Error> {
                 RegionSection::deserialize(MapAccessDeserializer::new(map))
-                    .map(|section| RegionEntry::Real(Fields(section)))
+                    .map(|section| RegionEntry::Real(Box::new(section)))
             }
         }
         deserializer.deserialize_any(Entry)
@@ -231,7 +231,8 @@ fn region(entry: RegionEntry, path: &str) -> Result<Region, Wrong> {
             check_code(&code).map_err(|problem| (path.to_owned(), problem))?;
             Ok(Region { code, kubevirt: None })
         }
-        RegionEntry::Real(Fields(RegionSection { code, kubevirt })) => {
+        RegionEntry::Real(section) => {
+            let RegionSection { code, kubevirt } = *section;
             check_code(&code).at(path, "code")?;
             let kubevirt = kubevirt.0.read(&format!("{path}.kubevirt"))?;
             Ok(Region {
@@ -762,7 +763,7 @@ kubevirt:
 "#;
 
     /// The region that sets least.
-    const POD: &str = r#"
+    const POD: &str = r"
 code: nl-ams-1
 kubevirt:
   inCluster: true
@@ -770,7 +771,7 @@ kubevirt:
   storageClass: local
   images: {debian-13: {snapshot: images/debian-13, user: debian}}
   network: {profile: pod}
-"#;
+";
 
     fn file(regions: &[&str]) -> String {
         let entry = |region: &&str| format!("- {}\n", region.trim().replace('\n', "\n  "));

@@ -73,18 +73,10 @@ pub fn decide(
         Seen::Failed(error) => machine.provider_failed(error),
         Seen::Held(trouble) => machine.held(trouble),
     }
-    // Accept it even if it is already being deleted: REST has confirmed its creation, so receivers get both events. What was
-    // restored is accepted once the provider has said whether it has a server.
+    // What was restored is accepted once the provider has said whether it has a server.
     let is_unknown = before.state.is_none() && matches!(seen, Seen::Failed(_));
-    if *gate == Gate::Open && machine.status.state.is_none() && !is_unknown {
-        accept(instance, &mut machine.status, now);
-    }
-    // A sequence number that is no longer 0 says that it was told before the instance was restored.
-    if before.state.is_none() && machine.status.state.is_some() && machine.status.event_sequence == 0 {
-        machine.announce(EventType::InstanceCreated);
-    }
-    if (gate.is_open(&machine.status) || instance.is_deleting()) && !is_unknown {
-        take_on(instance, &mut machine.status, now);
+    if !is_unknown {
+        machine.accept(&before, gate);
     }
     meter(instance, &mut machine.status, now);
     let next = machine.status.operation.take();
@@ -106,17 +98,7 @@ pub fn decide(
     } else {
         summary::describe(instance, gate, trouble.as_ref(), off_cause, &mut status, now);
     }
-    if visible(&status) != visible(&before) {
-        status.updated_at = Some(milliseconds(now));
-    } else if status.observed_generation != before.observed_generation
-        && !tracking::is_tracked(&instance.metadata)
-    {
-        // Unless REST changed the spec, nothing else says when it was changed.
-        let by_rest = tracking::spec_changed_at(&instance.metadata);
-        status.updated_at = by_rest
-            .filter(|at| before.updated_at < Some(*at))
-            .or(Some(milliseconds(now)));
-    }
+    touch(instance, &before, &mut status, now);
     let begun = summary::begun(&before, &status);
     // Not together with the end of another operation: if that is lost too, it is repeated.
     let may_be_stored_later =
@@ -162,6 +144,21 @@ pub fn decide(
         finished,
         may_be_stored_later: may_be_stored_later && backup_due.is_none(),
         backup_due,
+    }
+}
+
+/// Keeps `status.updatedAt` up to date.
+fn touch(instance: &Instance, before: &InstanceStatus, status: &mut InstanceStatus, now: Timestamp) {
+    if visible(status) != visible(before) {
+        status.updated_at = Some(milliseconds(now));
+    } else if status.observed_generation != before.observed_generation
+        && !tracking::is_tracked(&instance.metadata)
+    {
+        // Unless REST changed the spec, nothing else says when it was changed.
+        let by_rest = tracking::spec_changed_at(&instance.metadata);
+        status.updated_at = by_rest
+            .filter(|at| before.updated_at < Some(*at))
+            .or(Some(milliseconds(now)));
     }
 }
 
@@ -344,6 +341,21 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
+    /// Accepts a new instance, and takes on what the spec asks for. It is accepted even if it is already being deleted: REST has
+    /// confirmed its creation, so receivers get both events.
+    fn accept(&mut self, before: &InstanceStatus, gate: &Gate) {
+        if *gate == Gate::Open && self.status.state.is_none() {
+            accept(self.instance, &mut self.status, self.now);
+        }
+        // A sequence number that is no longer 0 says that it was told before the instance was restored.
+        if before.state.is_none() && self.status.state.is_some() && self.status.event_sequence == 0 {
+            self.announce(EventType::InstanceCreated);
+        }
+        if gate.is_open(&self.status) || self.instance.is_deleting() {
+            take_on(self.instance, &mut self.status, self.now);
+        }
+    }
+
     /// Copies new addresses; a known address is never removed.
     fn learn_addresses(&mut self, addresses: &Addresses) {
         if addresses.ipv4.is_some() {

@@ -290,7 +290,7 @@ pub(super) fn notes(
                 "the server was stopped outside of Stellage; it stays off until it is started".to_owned(),
             )),
             Some(cause) => {
-                notes.extend(went_off(cause).map(|(reason, message)| warning(reason, message.to_owned())))
+                notes.extend(went_off(cause).map(|(reason, message)| warning(reason, message.to_owned())));
             }
             None => {}
         }

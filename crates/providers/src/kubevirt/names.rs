@@ -164,12 +164,9 @@ pub fn run_labels(region: &KubeVirt, server: &Server) -> Value {
 
 /// The first digits of the hash of these parts.
 pub fn hex(parts: &[&str], digits: usize) -> String {
-    let digest = digest(parts);
-    let all = digest
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect::<String>();
-    all.chars().take(digits).collect()
+    let mut all = hex::encode(digest(parts));
+    all.truncate(digits);
+    all
 }
 
 fn digest(parts: &[&str]) -> [u8; 32] {

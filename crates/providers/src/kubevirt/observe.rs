@@ -463,10 +463,9 @@ pub fn idle(
     let strategy = vm.spec.run_strategy.unwrap_or(RunStrategy::Other);
     let off = Power::Off(off_cause(vm, state));
     let before = match known {
-        Some(PowerState::Running) => Power::On,
         Some(PowerState::Stopped) => off,
         None if strategy == RunStrategy::Halted => off,
-        None => Power::On,
+        Some(PowerState::Running) | None => Power::On,
     };
     let unsettled = || Idle {
         power: Some(before),

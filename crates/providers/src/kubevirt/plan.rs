@@ -462,11 +462,11 @@ impl Planner<'_> {
         let Some(vm) = self.vm()? else {
             return self.make(operation, None);
         };
-        if self.is_prepared(vm, operation) {
+        if is_prepared(vm, operation) {
             self.off(operation, vm, Force::AtOnce)?;
             return self.disk_ready(operation, vm.disk().unwrap_or_default());
         }
-        if self.is_booting(vm, operation) {
+        if is_booting(vm, operation) {
             return self.on(operation, vm);
         }
         let disk = self.server.disk(operation);
@@ -487,7 +487,7 @@ impl Planner<'_> {
             let disk = self.left_disk()?;
             return self.make(operation, disk.as_deref());
         };
-        if self.is_booting(vm, operation) {
+        if is_booting(vm, operation) {
             return self.on(operation, vm);
         }
         let is_wanted = vm.spec.run_strategy != Some(RunStrategy::Halted) && !vm.is_deleting();
@@ -535,7 +535,7 @@ impl Planner<'_> {
             }
             return Err(self.failed(Problem::ServerMissing, None));
         };
-        if self.is_booting(vm, operation) {
+        if is_booting(vm, operation) {
             return self.on(operation, vm);
         }
         if vm.spec.run_strategy != Some(RunStrategy::Halted) {
@@ -557,11 +557,11 @@ impl Planner<'_> {
         let vm = self.vm()?;
         let disk = self.server.disk(operation);
         match vm {
-            Some(vm) if self.is_prepared(vm, operation) => {
+            Some(vm) if is_prepared(vm, operation) => {
                 self.off(operation, vm, Force::AtOnce)?;
                 return self.clean_up(vm);
             }
-            Some(vm) if self.is_booting(vm, operation) && operation.ends_in == PowerState::Running => {
+            Some(vm) if is_booting(vm, operation) && operation.ends_in == PowerState::Running => {
                 self.on(operation, vm)?;
                 return self.clean_up(vm);
             }
@@ -916,7 +916,7 @@ impl Planner<'_> {
 
     /// Powers a virtual machine off, if this operation has not powered it on yet, and on.
     fn power_cycle(&self, operation: &Operation, vm: &VirtualMachine, force: Force) -> Step<()> {
-        if self.is_booting(vm, operation) {
+        if is_booting(vm, operation) {
             return self.on(operation, vm);
         }
         self.off(operation, vm, force)?;
@@ -1345,16 +1345,6 @@ impl Planner<'_> {
         self.seen.run.as_deref().filter(|run| run.is_run_of(vm))
     }
 
-    /// Whether this operation has powered the virtual machine on.
-    fn is_booting(&self, vm: &VirtualMachine, operation: &Operation) -> bool {
-        vm.annotation(BOOT) == Some(&boot(operation)) && vm.spec.run_strategy != Some(RunStrategy::Halted)
-    }
-
-    /// Whether this operation, at the end of which the server is off, has done all else.
-    fn is_prepared(&self, vm: &VirtualMachine, operation: &Operation) -> bool {
-        operation.ends_in == PowerState::Stopped && vm.annotation(BOOT) == Some(&boot(operation))
-    }
-
     fn image(&self, operation: &Operation) -> Option<&Image> {
         self.region.images.get(&operation.image)
     }
@@ -1556,6 +1546,16 @@ enum Force {
     AfterGrace,
     /// At once.
     AtOnce,
+}
+
+/// Whether this operation has powered the virtual machine on.
+fn is_booting(vm: &VirtualMachine, operation: &Operation) -> bool {
+    vm.annotation(BOOT) == Some(&boot(operation)) && vm.spec.run_strategy != Some(RunStrategy::Halted)
+}
+
+/// Whether this operation, at the end of which the server is off, has done all else.
+fn is_prepared(vm: &VirtualMachine, operation: &Operation) -> bool {
+    operation.ends_in == PowerState::Stopped && vm.annotation(BOOT) == Some(&boot(operation))
 }
 
 /// When the virtual machine is to run at the end of an operation.
