@@ -40,7 +40,8 @@ use crate::{
 use domain::{
     catalogue::region::{Cluster as Access, KubeVirt, Namespaces},
     provider::{
-        Addresses, BackupObservation, BackupProgress, Observation, PROVIDER, Progress, ProviderError,
+        Addresses, BackupObservation, BackupProgress, Observation, OffCause, PROVIDER, Power, Progress,
+        ProviderError,
     },
 };
 use resources::{Instance, OperationKind, origin, revision};
@@ -421,6 +422,21 @@ impl Cluster {
     /// Makes the calls that the planner plans, until there is none, or no time.
     pub(crate) async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
         let mut observation = self.steps(step).await?;
+        let labels = RegionLabels {
+            region: self.code.clone(),
+        };
+        let counter = match (observation.restarted, observation.power) {
+            (Some(OffCause::Crashed), _) | (_, Some(Power::Off(OffCause::Crashed))) => {
+                Some(&self.metrics.servers_crashed)
+            }
+            (Some(OffCause::Interrupted), _) | (_, Some(Power::Off(OffCause::Interrupted))) => {
+                Some(&self.metrics.servers_interrupted)
+            }
+            _ => None,
+        };
+        if let Some(counter) = counter.filter(|_| observation.progress == Progress::Idle) {
+            counter.get_or_create_owned(&labels).inc();
+        }
         observation
             .state
             .insert(PROVIDER.to_owned(), "kubevirt".to_owned());
