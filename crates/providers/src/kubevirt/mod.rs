@@ -15,6 +15,8 @@ pub mod plan;
 pub mod slim;
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;

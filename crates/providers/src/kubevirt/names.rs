@@ -82,16 +82,6 @@ impl Server {
         format!("{INSTANCE_UID}={}", self.uid)
     }
 
-    /// Selects all disks of the server but this one.
-    pub fn other_disks(&self, disk: &str) -> String {
-        format!("{INSTANCE_UID}={},{DISK}!={}", self.uid, self.suffix(disk))
-    }
-
-    /// Selects all Secrets of the server but this one.
-    pub fn other_secrets(&self, secret: &str) -> String {
-        format!("{INSTANCE_UID}={},{USER_DATA}!={}", self.uid, self.suffix(secret))
-    }
-
     /// What comes after the server's name in the name of a disk or Secret: its label.
     pub fn suffix<'a>(&self, name: &'a str) -> &'a str {
         let suffix = name.strip_prefix(self.name.as_str());

@@ -476,9 +476,7 @@ impl Planner<'_> {
         // The creation is repeated with another image. Nobody has used the server, so its disk goes first.
         self.off(operation, vm, Force::AtOnce)?;
         let secret = self.new_disk(operation)?;
-        let others = self.server.other_disks(&disk);
-        self.delete_all(Kind::DataVolume, others)?;
-        self.delete_all(Kind::Secret, self.server.other_secrets(&secret))?;
+        self.delete_other_disks(&disk)?;
         Err(self.boot(vm, operation, &disk, &secret))
     }
 
@@ -559,11 +557,11 @@ impl Planner<'_> {
         match vm {
             Some(vm) if is_prepared(vm, operation) => {
                 self.off(operation, vm, Force::AtOnce)?;
-                return self.clean_up(vm);
+                return self.delete_other_disks(&disk);
             }
             Some(vm) if is_booting(vm, operation) && operation.ends_in == PowerState::Running => {
                 self.on(operation, vm)?;
-                return self.clean_up(vm);
+                return self.delete_other_disks(&disk);
             }
             _ => {}
         }
@@ -822,20 +820,25 @@ impl Planner<'_> {
         }
     }
 
-    /// The newest disk of a server that has none in use.
-    fn left_disk(&self) -> Step<Option<String>> {
+    /// All disks of the server.
+    fn disks(&self) -> Step<&[DataVolume]> {
         let action = Action::List {
             kind: Kind::DataVolume,
             selector: self.server.selector(),
         };
-        let disks = match self.call(action.clone())? {
-            Answer::DataVolumes(disks) => disks,
+        match self.call(action.clone())? {
+            Answer::DataVolumes(disks) => Ok(disks),
             Answer::Refused(refusal) if matches!(refusal.status, 403 | 404) && !self.seen.has_namespace => {
-                return Ok(None);
+                Ok(&[])
             }
-            Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
-            _ => return Err(self.nonsense()),
-        };
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// The newest disk of a server that has none in use.
+    fn left_disk(&self) -> Step<Option<String>> {
+        let disks = self.disks()?;
         let last = self.status.provider_state.get(state::DISK);
         let known = disks
             .iter()
@@ -1139,13 +1142,17 @@ impl Planner<'_> {
         disk_sign(disk).map_or(Ok(()), |sign| Err(self.wait(operation, sign)))
     }
 
-    /// Deletes the old disk and the old Secret of a server that has new ones.
-    fn clean_up(&self, vm: &VirtualMachine) -> Step<()> {
-        let (Some(disk), Some(secret)) = (vm.disk(), vm.secret()) else {
-            return Ok(());
-        };
-        self.delete_all(Kind::DataVolume, self.server.other_disks(disk))?;
-        self.delete_all(Kind::Secret, self.server.other_secrets(secret))
+    /// Deletes all disks of the server but this one, each by its UID: a call that comes late must not delete the disk that a later
+    /// operation makes. Old Secrets, which nothing mounts, stay until the server is deleted, for they may not be listed.
+    fn delete_other_disks(&self, disk: &str) -> Step<()> {
+        for other in self.disks()?.iter().filter(|other| other.name() != disk) {
+            self.must(Action::Delete {
+                kind: Kind::DataVolume,
+                name: other.name().to_owned(),
+                uid: other.metadata.uid.clone().unwrap_or_default(),
+            })?;
+        }
+        Ok(())
     }
 
     fn delete_all(&self, kind: Kind, selector: String) -> Step<()> {
@@ -1363,10 +1370,12 @@ impl Planner<'_> {
     /// What is known of the server's runs.
     fn known(&self) -> BTreeMap<String, String> {
         let mut state = self.status.provider_state.clone();
-        if let Some(ended) = self.seen.ended.as_deref()
-            && is(&state, state::RUN, ended.uid())
+        // It may be younger than the one that the status knows of.
+        if self.seen.run.is_none()
+            && let Some((vm, ended)) = self.seen.vm.as_deref().zip(self.seen.ended.as_deref())
+            && ended.is_run_of(vm)
         {
-            state = remember(&state, self.seen.vm.as_deref(), Some(ended));
+            state = remember(&state, Some(vm), Some(ended));
         }
         state
     }
@@ -1399,13 +1408,17 @@ impl Planner<'_> {
 
     /// Makes a call that must succeed. What is there already, or is not there any more, is as it should be.
     fn must(&self, action: Action) -> Step<()> {
-        let fine = match &action {
-            Action::Post { .. } => 409,
-            Action::Delete { .. } | Action::DeleteAll { .. } => 404,
-            _ => 0,
+        let fine: &[u16] = match &action {
+            Action::Post { .. } => &[409],
+            // There is another one of that name.
+            Action::Delete { .. } => &[404, 409],
+            Action::DeleteAll { .. } => &[404],
+            _ => &[],
         };
         match self.call(action.clone())? {
-            Answer::Refused(refusal) if refusal.status != fine => Err(self.refused(&action, refusal)),
+            Answer::Refused(refusal) if !fine.contains(&refusal.status) => {
+                Err(self.refused(&action, refusal))
+            }
             _ => Ok(()),
         }
     }
