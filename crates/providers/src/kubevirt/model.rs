@@ -42,6 +42,10 @@ impl Fate {
 }
 
 /// A region's cluster.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own about the world"
+)]
 struct World {
     now: Timestamp,
     counter: u64,
@@ -416,6 +420,7 @@ impl World {
     }
 
     /// The API server carries out a call.
+    #[expect(clippy::too_many_lines, reason = "an arm for each call")]
     fn execute(&mut self, action: &Action) -> Answer {
         match action {
             Action::Post { kind, object } => self.post(*kind, object),
@@ -817,10 +822,9 @@ fn happenings() -> impl Strategy<Value = Happening> {
 }
 
 fn happen(happening: Happening, world: &mut World, stellage: &mut Stellage, number: usize) {
-    let nonce = Some((at(number as i64) + SignedDuration::from_hours(1)).to_string());
+    let nonce = Some((at(i64::try_from(number).unwrap()) + SignedDuration::from_hours(1)).to_string());
     world.trace.push(format!("{happening:?}"));
     match happening {
-        Happening::Nothing => {}
         Happening::GuestShutdown => return world.end_guest("Succeeded"),
         Happening::GuestCrash => return world.end_guest("Failed"),
         Happening::ForgottenRestart => {
