@@ -18,11 +18,12 @@ pub struct Total {
 impl Total {
     /// The sums of an issued invoice or credit note.
     pub fn of(invoice: &Invoice) -> Self {
-        let status = invoice.content();
+        let status = invoice.status.as_ref();
+        let (net, tax) = status.map_or((0, 0), |status| (status.net_cents, status.tax_cents));
         Self {
-            net: Cents(status.net_cents),
-            tax: Cents(status.tax_cents),
-            amount: Cents(status.net_cents + status.tax_cents),
+            net: Cents(net),
+            tax: Cents(tax),
+            amount: Cents(net + tax),
         }
     }
 }

@@ -2,10 +2,11 @@
 //! and `foot`.
 //!
 //! - [`csv`]: a table; [`html`]: a page to print;
-//! - [`ubl`]: an e-invoice;
+//! - [`e_invoice`]: an e-invoice; [`ubl`]: its form;
 //! - [`json`]: what `/v1` shows.
 
 pub mod csv;
+pub mod e_invoice;
 pub mod html;
 pub mod json;
 pub mod ubl;
@@ -39,7 +40,7 @@ impl Form {
         match self {
             Self::Csv => csv::head(invoice),
             Self::Html => html::head(invoice),
-            Self::Ubl => ubl::head(invoice),
+            Self::Ubl => e_invoice::head(invoice),
         }
     }
 
@@ -48,7 +49,7 @@ impl Form {
         match self {
             Self::Csv => csv::rows(invoice, lines),
             Self::Html => html::rows(lines),
-            Self::Ubl => ubl::lines(invoice, first, lines),
+            Self::Ubl => e_invoice::lines(invoice, first, lines),
         }
     }
 
@@ -57,7 +58,7 @@ impl Form {
         match self {
             Self::Csv => String::new(),
             Self::Html => html::foot(invoice, total),
-            Self::Ubl => ubl::foot(invoice),
+            Self::Ubl => e_invoice::foot(invoice),
         }
     }
 }
