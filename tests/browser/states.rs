@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 /// Texts that are on no page that can be checked, and the reasons.
-const NOT_CHECKED: [(&str, &str); 2] = [
+const NOT_CHECKED: [(&str, &str); 4] = [
     (
         "To the console",
         "the page after a sign-in with a provider leads on at once",
@@ -24,6 +24,14 @@ const NOT_CHECKED: [(&str, &str); 2] = [
     (
         "The secret was shown before. If it is lost, rotate it.",
         "an answer is repeated with the secret for a day",
+    ),
+    (
+        "Show what this region offers",
+        "only where there are regions with real servers",
+    ),
+    (
+        "Backups are not available in this region.",
+        "only where there are regions with real servers",
     ),
 ];
 
