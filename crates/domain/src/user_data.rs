@@ -94,7 +94,7 @@ pub enum InvalidUserData {
     /// It is gzip that is damaged.
     #[error("must be gzip that can be unpacked; this is damaged or cut off")]
     Damaged,
-    /// It is gzip of more than [`MAX_UNPACKED`] bytes.
+    /// It is gzip of more than 256 KiB.
     #[error("must be at most 256 KiB when it is unpacked; let it load the rest with #include")]
     TooLargeUnpacked,
     /// It is not text.

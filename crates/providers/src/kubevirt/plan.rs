@@ -86,7 +86,7 @@ impl Kind {
     }
 }
 
-/// A call to the region's cluster. All are in the namespace of [`Server`](super::names::Server), but for those about [`Kind::Namespace`].
+/// A call to the region's cluster. All are in the namespace of [`Server`], but for those about [`Kind::Namespace`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Create an object.
