@@ -13,6 +13,7 @@ use domain::{
     catalogue::region::{Ipv4Prefix, Ipv6Prefix},
     provider::{Addresses, Trouble},
 };
+use resources::Instance;
 use runtime::Metrics;
 
 /// How long a released address is given to nobody: routers and peers still send to it what was for the server before, and a creation
@@ -47,6 +48,15 @@ pub struct Reservation {
     pub addresses: Addresses,
     /// Why a server that has not been made must not be made now.
     pub trouble: Option<Trouble>,
+}
+
+/// The addresses in the status of an Instance.
+pub(crate) fn in_status(instance: &Instance) -> Addresses {
+    let status = instance.status.as_ref();
+    Addresses {
+        ipv4: status.and_then(|status| status.ip_address.clone()),
+        ipv6: status.and_then(|status| status.ipv6_address.clone()),
+    }
 }
 
 impl Ipam {

@@ -297,9 +297,7 @@ pub struct RegionalUsage {
 impl RegionalUsage {
     fn is_real(&self, instance: &Instance) -> bool {
         let catalogue = self.catalogue.current();
-        let mut regions = catalogue.regions.iter();
-        let region = regions.find(|region| region.code == instance.spec.region);
-        region.is_some_and(|region| region.kubevirt.is_some()) || cluster::has_real_server(instance)
+        catalogue.kubevirt(&instance.spec.region).is_some() || cluster::has_real_server(instance)
     }
 }
 

@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     Provider, Step, UsageSource,
-    ipam::{Ipam, Reservation, seed},
+    ipam::{self, Ipam, Reservation, seed},
 };
 use domain::{
     catalogue::region::{Ipv4Prefix, Ipv6Prefix},
@@ -114,15 +114,6 @@ pub struct Simulator {
     ipam: Ipam,
 }
 
-/// The addresses in the status of an instance.
-pub(crate) fn known(instance: &Instance) -> Addresses {
-    let status = instance.status.as_ref();
-    Addresses {
-        ipv4: status.and_then(|status| status.ip_address.clone()),
-        ipv6: status.and_then(|status| status.ipv6_address.clone()),
-    }
-}
-
 impl Simulator {
     /// A simulator with the given times, address ranges and faults. `known` are the existing instances, whose addresses are
     /// taken.
@@ -161,12 +152,13 @@ impl Simulator {
 
     /// Marks the address in an Instance's status as taken.
     fn adopt(&self, instance: &Instance) {
-        self.ipam.adopt(origin::uid(&instance.metadata), &known(instance));
+        self.ipam
+            .adopt(origin::uid(&instance.metadata), &ipam::in_status(instance));
     }
 
     fn reservation(&self, instance: &Instance) -> Reservation {
         let uid = origin::uid(&instance.metadata);
-        self.ipam.reserve(uid, &known(instance), Instant::now())
+        self.ipam.reserve(uid, &ipam::in_status(instance), Instant::now())
     }
 
     fn show(&self, instance: &Instance, now: Timestamp) -> Observation {
@@ -208,10 +200,7 @@ impl Simulator {
             state,
             ..Observation::default()
         };
-        let needs_making = !matches!(
-            operation.kind,
-            OperationKind::Stop | OperationKind::PowerOff | OperationKind::Delete
-        );
+        let needs_making = operation.kind.makes_server();
         if fault == Some("provisioning") && !made && needs_making {
             seen.progress = Progress::Failed(Trouble::failed(
                 operation.kind,

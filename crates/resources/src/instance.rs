@@ -145,6 +145,11 @@ impl OperationKind {
     pub fn as_str(self) -> &'static str {
         self.into()
     }
+
+    /// Whether the operation makes the server if there is none.
+    pub const fn makes_server(self) -> bool {
+        !matches!(self, Self::Stop | Self::PowerOff | Self::Delete)
+    }
 }
 
 /// What a spec asked to install on a server.

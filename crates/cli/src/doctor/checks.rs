@@ -120,20 +120,26 @@ fn key(object: &impl ResourceExt) -> String {
 }
 
 fn kubernetes(version: &Info) -> Check {
+    let fix = "Upgrade the cluster: admission policies and the CRDs' rules need newer versions.";
+    at_least(OLDEST_MINOR, version, fix)
+}
+
+/// Whether a cluster has at least this minor version of Kubernetes 1. `fix` says why it must.
+pub(super) fn at_least(oldest: u32, version: &Info, fix: &'static str) -> Check {
     // Some distributions append a plus sign.
     let digits = version.minor.trim_end_matches(|c: char| !c.is_ascii_digit());
     let name = "Kubernetes";
     match digits.parse::<u32>() {
-        Ok(minor) if version.major == "1" && minor < OLDEST_MINOR => failed(
+        Ok(minor) if version.major == "1" && minor < oldest => failed(
             name,
-            format!("{} is older than 1.{OLDEST_MINOR}", version.git_version),
-            "Upgrade the cluster: admission policies and the CRDs' rules need newer versions.",
+            format!("{} is older than 1.{oldest}", version.git_version),
+            fix,
         ),
         Ok(_) => ok(name, version.git_version.clone()),
         Err(_) => unknown(
             name,
             format!("cannot tell the version {}", version.git_version),
-            format!("Stellage needs 1.{OLDEST_MINOR} or newer."),
+            format!("Stellage needs 1.{oldest} or newer."),
         ),
     }
 }

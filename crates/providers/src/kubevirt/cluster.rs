@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
-    time::{Duration, Instant as StdInstant},
+    time::{Duration, Instant},
 };
 
 use http::{Method, Request, header};
@@ -21,10 +21,7 @@ use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
 use thiserror::Error;
-use tokio::{
-    sync::{OnceCell, Semaphore},
-    time::Instant,
-};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -34,8 +31,7 @@ use super::{
 };
 use crate::{
     Instances, Step,
-    ipam::{Ipam, Reservation},
-    simulator::known,
+    ipam::{self, Ipam, Reservation},
 };
 use domain::{
     catalogue::region::{Cluster as Access, KubeVirt, Namespaces},
@@ -44,9 +40,9 @@ use domain::{
         ProviderError,
     },
 };
-use resources::{Instance, OperationKind, origin, revision};
+use resources::{Instance, origin, revision};
 use runtime::{
-    Health, Metrics, ServerTime, Store,
+    Health, Metrics, ObjectRef, ServerTime, Store,
     client::{self, Observers},
     metrics::RegionLabels,
     watch::{Change, Watches, key},
@@ -95,10 +91,11 @@ pub(crate) struct Cluster {
     /// Of the two watches.
     health: Health,
     metrics: Metrics,
+    labels: RegionLabels,
     instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
     ipam: Arc<Ipam>,
     /// Of each server, the last run that is gone.
-    ended: Arc<Mutex<HashMap<Name, Arc<VirtualMachineInstance>>>>,
+    ended: Arc<Mutex<HashMap<ObjectRef, Arc<VirtualMachineInstance>>>>,
     calls: Semaphore,
     written: Arc<Mutex<Written>>,
     /// The user name of this process there.
@@ -112,16 +109,13 @@ pub(crate) struct Cluster {
     orphans: Mutex<HashMap<String, Instant>>,
 }
 
-/// Namespace and name of an object.
-type Name = (String, String);
-
 /// Virtual machines as the cluster has answered the writes of this process, until the watch shows these.
 #[derive(Default)]
-struct Written(HashMap<Name, Arc<VirtualMachine>>);
+struct Written(HashMap<ObjectRef, Arc<VirtualMachine>>);
 
 impl Written {
     /// The newer of what the watch shows and what was written.
-    fn freshest(&self, name: &Name, shown: Option<Arc<VirtualMachine>>) -> Option<Arc<VirtualMachine>> {
+    fn freshest(&self, name: &ObjectRef, shown: Option<Arc<VirtualMachine>>) -> Option<Arc<VirtualMachine>> {
         let written = self.0.get(name);
         let is_newer = |written: &&Arc<VirtualMachine>| {
             shown
@@ -132,7 +126,7 @@ impl Written {
     }
 
     fn note(&mut self, machine: &Arc<VirtualMachine>) {
-        let name = name_of(&machine.metadata);
+        let name = ObjectRef::of(&**machine);
         let is_newer = |known: &Arc<VirtualMachine>| revision(&**known) < revision(&**machine);
         if self.0.get(&name).is_none_or(is_newer) {
             self.0.insert(name, machine.clone());
@@ -143,7 +137,7 @@ impl Written {
     fn shown(&mut self, change: &Change<VirtualMachine>) {
         match change {
             Change::Applied(machine) | Change::Deleted(machine) => {
-                let name = name_of(&machine.metadata);
+                let name = ObjectRef::of(&**machine);
                 let is_shown = |known: &Arc<VirtualMachine>| revision(&**known) <= revision(&**machine);
                 if self.0.get(&name).is_some_and(is_shown) {
                     self.0.remove(&name);
@@ -160,8 +154,8 @@ impl Written {
 #[derive(Default)]
 struct Outage {
     since: Option<Timestamp>,
-    /// Namespaces and names of the Instances with operations that wait for its end.
-    waiting: HashSet<Name>,
+    /// The Instances with operations that wait for its end.
+    waiting: HashSet<ObjectRef>,
 }
 
 impl Cluster {
@@ -199,7 +193,7 @@ impl Cluster {
             .page_size(PAGE);
         let written = Arc::<Mutex<Written>>::default();
         let gone = Arc::<Mutex<HashMap<String, Instant>>>::default();
-        let ended = Arc::<Mutex<HashMap<Name, Arc<VirtualMachineInstance>>>>::default();
+        let ended = Arc::<Mutex<HashMap<ObjectRef, Arc<VirtualMachineInstance>>>>::default();
         let network = &settings.network;
         let ipam = Ipam::new(code, network.ipv4.clone(), network.ipv6.clone()).with_metrics(&context.metrics);
         let ipam = Arc::new(ipam);
@@ -209,7 +203,7 @@ impl Cluster {
             move |change: &Change<VirtualMachine>| {
                 written.lock().shown(change);
                 if let Change::Deleted(machine) = change {
-                    ended.lock().remove(&name_of(&machine.metadata));
+                    ended.lock().remove(&ObjectRef::of(&**machine));
                 }
                 of(change, |machine| {
                     let uid = machine.label(INSTANCE_UID);
@@ -228,13 +222,10 @@ impl Cluster {
                 if let Change::Deleted(run) = change {
                     let mut run = VirtualMachineInstance::clone(run);
                     run.prune();
-                    ended.lock().insert(name_of(&run.metadata), Arc::new(run));
+                    ended.lock().insert(ObjectRef::of(&run), Arc::new(run));
                 }
                 of(change, |run| {
-                    let metadata = &run.metadata;
-                    let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
-                    let machine = machines.named(namespace.unwrap_or_default(), name.unwrap_or_default());
-                    if let Some(machine) = machine {
+                    if let Some(machine) = machines.get(&ObjectRef::of(run)) {
                         tell(&instances, &machine);
                     }
                 });
@@ -249,6 +240,9 @@ impl Cluster {
             runs,
             health,
             metrics: context.metrics,
+            labels: RegionLabels {
+                region: code.to_owned(),
+            },
             instances: context.instances,
             ipam,
             ended,
@@ -262,56 +256,53 @@ impl Cluster {
         })
     }
 
-    /// Whether the watches can be believed.
+    /// Whether the watches can be believed. The log says when that changes.
     fn reach(&self, now: Timestamp) -> Reach {
         let mut outage = self.outage.lock();
-        if self.health.not_ready().is_empty() {
-            outage.since = None;
+        let missing = self.health.not_ready();
+        if missing.is_empty() {
+            if outage.since.take().is_some() {
+                tracing::info!(region = self.code, "the region can be reached");
+            }
             return Reach::Live;
         }
-        Reach::Cut(*outage.since.get_or_insert(now))
+        Reach::Cut(*outage.since.get_or_insert_with(|| {
+            let why = missing.join("; ");
+            tracing::warn!(
+                region = self.code,
+                why,
+                "the region cannot be reached; its operations wait"
+            );
+            now
+        }))
     }
 
-    /// To be called every few seconds: says what has become of the region, has the operations go on that have waited for it, and
+    /// To be called every few seconds: shows whether the region is reached, has the operations go on that have waited for it, and
     /// removes servers that were made too late.
     pub(crate) async fn look_after(&self, now: Timestamp) {
-        let was_cut = self.outage.lock().since.is_some();
         let is_live = self.reach(now) == Reach::Live;
-        let labels = RegionLabels {
-            region: self.code.clone(),
-        };
+        let labels = &self.labels;
         self.metrics
             .region_up
-            .get_or_create_owned(&labels)
+            .get_or_create_owned(labels)
             .set(is_live.into());
         let servers = i64::try_from(self.machines.len()).unwrap_or(i64::MAX);
         self.metrics
             .region_servers
-            .get_or_create_owned(&labels)
+            .get_or_create_owned(labels)
             .set(servers);
         if !is_live {
-            if !was_cut {
-                let why = self.health.not_ready().join("; ");
-                tracing::warn!(
-                    region = self.code,
-                    why,
-                    "the region cannot be reached; its operations wait"
-                );
-            }
             return;
-        }
-        if was_cut {
-            tracing::info!(region = self.code, "the region can be reached");
         }
         let waiting = std::mem::take(&mut self.outage.lock().waiting);
         if let Some(instances) = &*self.instances.read() {
-            for (namespace, name) in &waiting {
-                instances.changed(namespace, name);
+            for instance in &waiting {
+                instances.changed(instance.namespace(), instance.name());
             }
             let orphans = i64::try_from(self.count_orphans(&**instances)).unwrap_or(i64::MAX);
             self.metrics
                 .orphan_servers
-                .get_or_create_owned(&labels)
+                .get_or_create_owned(labels)
                 .set(orphans);
         }
         self.remove_late_ones().await;
@@ -359,13 +350,13 @@ impl Cluster {
                 machine = key(&*machine),
                 "removing a server whose instance is gone"
             );
-            let (namespace, name) = name_of(&machine.metadata);
+            let name = ObjectRef::of(&*machine);
             let action = Action::Delete {
                 kind: Kind::VirtualMachine,
-                name,
+                name: name.name().to_owned(),
                 uid: machine.metadata.uid.clone().unwrap_or_default(),
             };
-            if let Err(error) = self.call(&namespace, &action).await {
+            if let Err(error) = self.call(name.namespace(), &action).await {
                 tracing::warn!(region = self.code, machine = key(&*machine), %error, "cannot remove the server");
             }
         }
@@ -374,25 +365,27 @@ impl Cluster {
     /// The addresses that a server has or will have.
     pub(crate) fn reserve(&self, instance: &Instance) -> Reservation {
         let server = Server::of(instance, &self.settings);
-        let mut known = known(instance);
+        let mut known = ipam::in_status(instance);
         // A creation may have reached the cluster before its status was stored.
-        if let Some(machine) = self.machines.named(&server.namespace, &server.name) {
+        let name = ObjectRef::new(&server.namespace, &server.name);
+        if let Some(machine) = self.machines.get(&name) {
             let shown = annotated(&machine);
             known.ipv4 = known.ipv4.or(shown.ipv4);
             known.ipv6 = known.ipv6.or(shown.ipv6);
         }
-        self.ipam.reserve(&server.uid, &known, StdInstant::now())
+        self.ipam.reserve(&server.uid, &known, Instant::now())
     }
 
     /// Marks the addresses in an Instance's status as taken.
     pub(crate) fn adopt(&self, instance: &Instance) {
-        self.ipam.adopt(origin::uid(&instance.metadata), &known(instance));
+        self.ipam
+            .adopt(origin::uid(&instance.metadata), &ipam::in_status(instance));
     }
 
     /// Releases the addresses of an Instance that is gone.
     pub(crate) fn release(&self, instance: &Instance) {
         let uid = origin::uid(&instance.metadata);
-        self.ipam.release(uid, StdInstant::now());
+        self.ipam.release(uid, Instant::now());
         self.gone.lock().insert(uid.to_owned(), Instant::now());
     }
 
@@ -409,12 +402,10 @@ impl Cluster {
         };
         let mut seen = Seen::new(reach, step.account.to_owned(), user);
         seen.has_namespace = self.namespaces.lock().contains(&server.namespace);
-        let shown = self.machines.named(&server.namespace, &server.name);
-        let name = (server.namespace.clone(), server.name.clone());
-        seen.vm = self.written.lock().freshest(&name, shown);
+        let name = ObjectRef::new(&server.namespace, &server.name);
+        seen.vm = self.written.lock().freshest(&name, self.machines.get(&name));
         seen.ended = self.ended.lock().get(&name).cloned();
-        seen.run = self.runs.named(&server.namespace, &server.name);
-        seen.addresses = self.reserve(step.instance).addresses;
+        seen.run = self.runs.get(&name);
         seen.user_data = step.user_data.map(|data| Arc::from(data.text().as_bytes()));
         Ok(seen)
     }
@@ -422,9 +413,6 @@ impl Cluster {
     /// Makes the calls that the planner plans, until there is none, or no time.
     pub(crate) async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
         let mut observation = self.steps(step).await?;
-        let labels = RegionLabels {
-            region: self.code.clone(),
-        };
         let counter = match (observation.restarted, observation.power) {
             (Some(OffCause::Crashed), _) | (_, Some(Power::Off(OffCause::Crashed))) => {
                 Some(&self.metrics.servers_crashed)
@@ -435,7 +423,7 @@ impl Cluster {
             _ => None,
         };
         if let Some(counter) = counter.filter(|_| observation.progress == Progress::Idle) {
-            counter.get_or_create_owned(&labels).inc();
+            counter.get_or_create_owned(&self.labels).inc();
         }
         observation
             .state
@@ -452,11 +440,9 @@ impl Cluster {
             ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
         };
         let mut seen = self.seen(&server, &step).await.map_err(unavailable)?;
-        if let Some(trouble) = self
-            .reserve(instance)
-            .trouble
-            .filter(|_| seen.vm.is_none() && is_new(instance))
-        {
+        let Reservation { addresses, trouble } = self.reserve(instance);
+        seen.addresses = addresses;
+        if let Some(trouble) = trouble.filter(|_| seen.vm.is_none() && is_new(instance)) {
             return Ok(Observation {
                 progress: Progress::Failed(trouble),
                 ..Observation::default()
@@ -480,10 +466,7 @@ impl Cluster {
                 return continued(next.outcome);
             }
             if next.repairs_lost_start {
-                let labels = RegionLabels {
-                    region: self.code.clone(),
-                };
-                self.metrics.lost_starts.get_or_create_owned(&labels).inc();
+                self.metrics.lost_starts.get_or_create_owned(&self.labels).inc();
             }
             let answer = self.call(&server.namespace, &action).await.map_err(unavailable)?;
             match (&action, &answer) {
@@ -498,7 +481,7 @@ impl Cluster {
                     },
                     Answer::Refused(refusal),
                 ) if refusal.status == 404 => {
-                    let name = (server.namespace.clone(), name.clone());
+                    let name = ObjectRef::new(&server.namespace, name);
                     self.written.lock().0.remove(&name);
                 }
                 _ => {}
@@ -513,12 +496,7 @@ impl Cluster {
     fn wait_for_end_of_outage(&self, seen: &Seen, instance: &Instance) {
         let status = instance.status.as_ref();
         if seen.reach != Reach::Live && status.is_some_and(|status| status.operation.is_some()) {
-            let metadata = &instance.metadata;
-            let name = (
-                metadata.namespace.clone().unwrap_or_default(),
-                metadata.name.clone().unwrap_or_default(),
-            );
-            self.outage.lock().waiting.insert(name);
+            self.outage.lock().waiting.insert(ObjectRef::of(instance));
         }
     }
 
@@ -550,7 +528,7 @@ impl Cluster {
             .machines
             .state()
             .iter()
-            .any(|machine| name_of(&machine.metadata).0 == name);
+            .any(|machine| machine.metadata.namespace.as_ref() == Some(&name));
         if is_ours && !has_servers {
             self.namespaces.lock().remove(&name);
             let uid = found.uid.unwrap_or_default();
@@ -662,23 +640,12 @@ fn instance_of(machine: &VirtualMachine) -> Option<(&str, &str)> {
     machine.annotation(INSTANCE)?.split_once('/')
 }
 
-fn name_of(metadata: &ObjectMeta) -> Name {
-    (
-        metadata.namespace.clone().unwrap_or_default(),
-        metadata.name.clone().unwrap_or_default(),
-    )
-}
-
 /// Whether an instance has never had a server, and is to get one.
 fn is_new(instance: &Instance) -> bool {
     let status = instance.status.as_ref();
     let operation = status.and_then(|status| status.operation.as_ref());
-    operation.is_some_and(|operation| {
-        !matches!(
-            operation.kind,
-            OperationKind::Stop | OperationKind::PowerOff | OperationKind::Delete
-        )
-    }) && status.is_none_or(|status| status.provisioned_at.is_none())
+    operation.is_some_and(|operation| operation.kind.makes_server())
+        && status.is_none_or(|status| status.provisioned_at.is_none())
 }
 
 /// What a step reports that did not come to its end.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::{
     super::{
         Check, Outcome,
-        checks::{failed, ok, some, unknown, warning},
+        checks::{at_least, failed, ok, some, unknown, warning},
         rights::Right,
         snapshot::Read,
     },
@@ -61,22 +61,8 @@ fn unread(name: &'static str, why: &str) -> Check {
 }
 
 fn kubernetes(version: &Info) -> Check {
-    let name = "Kubernetes";
-    // Some distributions append a plus sign.
-    let digits = version.minor.trim_end_matches(|c: char| !c.is_ascii_digit());
-    match digits.parse::<u32>() {
-        Ok(minor) if version.major == "1" && minor < OLDEST_KUBERNETES => failed(
-            name,
-            format!("{} is older than 1.{OLDEST_KUBERNETES}", version.git_version),
-            "Upgrade the cluster: the admission policies that limit Stellage to its namespaces need a newer version.",
-        ),
-        Ok(_) => ok(name, version.git_version.clone()),
-        Err(_) => unknown(
-            name,
-            format!("cannot tell the version {}", version.git_version),
-            format!("Stellage needs 1.{OLDEST_KUBERNETES} or newer."),
-        ),
-    }
+    let fix = "Upgrade the cluster: the admission policies that limit Stellage to its namespaces need a newer version.";
+    at_least(OLDEST_KUBERNETES, version, fix)
 }
 
 fn clock((here, server): (Timestamp, Option<Timestamp>)) -> Check {
