@@ -768,6 +768,25 @@ fn row_12_a_guest_that_shuts_itself_down_stays_off_also_right_after_its_boot() {
 }
 
 #[test]
+fn row_13_a_guest_that_reboots_itself_is_nothing_to_tell_and_no_plan_takes_effect() {
+    let mut instance = resting("Running", &json!({}));
+    instance.spec.plan = resources::Plan::Enterprise;
+    let without_agent =
+        json!({ "status": { "conditions": [{ "type": "AgentConnected", "status": "False" }] } });
+    let observation = at_rest(
+        &instance,
+        ON,
+        &json!({}),
+        Some(("run-1", "Running", without_agent)),
+    );
+    assert_eq!(
+        (observation.power, observation.restarted, observation.notice),
+        (Some(Power::On), None, None)
+    );
+    assert_eq!(observation.plan, Some(resources::Plan::Business));
+}
+
+#[test]
 fn row_14_a_crash_that_kubevirt_mended_is_told_once() {
     let instance = resting("Running", &json!({}));
     let first = at_rest(&instance, ON, &json!({}), Some(("run-2", "Running", json!({}))));
@@ -903,6 +922,25 @@ fn row_20_a_drain_is_told_from_a_shutdown_by_the_launchers_pod() {
             "{node} {deleted}"
         );
     }
+}
+
+#[test]
+fn row_22_a_migration_that_fails_is_nothing_to_tell() {
+    let failed = json!({ "status": {
+        "nodeName": "n1",
+        "migrationState": { "completed": true, "failed": true, "sourceNode": "n1", "targetNode": "n2" },
+        "conditions": [{ "type": "Ready", "status": "True" }],
+    } });
+    let observation = at_rest(
+        &resting("Running", &json!({})),
+        ON,
+        &json!({}),
+        Some(("run-1", "Running", failed)),
+    );
+    assert_eq!(
+        (observation.power, observation.restarted, observation.notice),
+        (Some(Power::On), None, None)
+    );
 }
 
 #[test]
