@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -52,6 +53,18 @@ const VICTIMS: [Victim; 4] = [
     Victim::VirtController,
     Victim::ApiServer,
     Victim::StellageAndApiServer,
+];
+
+/// What nobody may be told, for it is never the case.
+const UNTRUE: [&str; 8] = [
+    "ClusterFault",
+    "DiskCannotGrow",
+    "ImageFailed",
+    "NameTaken",
+    "NamespaceUnusable",
+    "NoFreeAddress",
+    "Refused",
+    "ServerMissing",
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +166,11 @@ impl Shown {
                 self.faults.push(format!("{uid} has another address: {address}"));
             }
         }
+        let conditions = instance.status.iter().flat_map(|status| &status.conditions);
+        let untrue = conditions.filter(|condition| UNTRUE.contains(&condition.reason.as_str()));
+        self.faults.extend(
+            untrue.map(|condition| format!("{uid} is told {}: {}", condition.reason, condition.message)),
+        );
         self.instances.insert(instance.name_any(), instance);
     }
 }
@@ -165,6 +183,10 @@ struct World {
     /// Nobody is killed any more.
     is_over: CancellationToken,
     patience: Duration,
+    /// How often a server came to rest.
+    done: AtomicUsize,
+    /// When somebody was killed last.
+    killed_at: Mutex<Instant>,
 }
 
 impl World {
@@ -210,24 +232,25 @@ impl World {
 
     /// Waits until an instance has become what this generation of its spec asks for.
     async fn rests(&self, name: &str, generation: i64) {
-        let seen = || self.shown.lock().instances.get(name).cloned();
-        self.wait(name, || {
-            seen().is_some_and(|instance| {
-                instance.metadata.generation.is_some_and(|now| now >= generation) && is_at_rest(&instance)
-            })
-        })
-        .await;
+        let rests = |instance: &Instance| {
+            instance.metadata.generation.is_some_and(|now| now >= generation) && is_at_rest(instance)
+        };
+        self.wait(name, || self.shown.lock().instances.get(name).is_some_and(rests))
+            .await;
+        self.done.fetch_add(1, Ordering::Relaxed);
     }
 
     async fn wait(&self, name: &str, is_reached: impl Fn() -> bool) {
         let begun = Instant::now();
         while !is_reached() {
+            // As long as something is killed again and again, there need be no end.
+            let undisturbed = begun.max(*self.killed_at.lock());
             assert!(
-                begun.elapsed() < self.patience,
+                undisturbed.elapsed() < self.patience,
                 "waited in vain: {:#?}",
                 self.shown.lock().instances.get(name)
             );
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
@@ -280,6 +303,7 @@ impl World {
     }
 
     async fn kill(&self, victim: Victim, stellage: &mut Stellage<'_>, rng: &mut StdRng) {
+        *self.killed_at.lock() = Instant::now();
         let plane = &self.region.plane;
         if matches!(victim, Victim::ApiServer | Victim::StellageAndApiServer) {
             plane.kill_apiserver().unwrap();
@@ -571,6 +595,8 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
         shown: Mutex::default(),
         is_over: CancellationToken::new(),
         patience: PATIENCE + Duration::from_secs(servers.into()),
+        done: AtomicUsize::new(0),
+        killed_at: Mutex::new(Instant::now()),
     };
     let begun = Instant::now();
     let mut killed: BTreeMap<String, usize> = BTreeMap::new();
@@ -583,6 +609,13 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
         let killing = async {
             for round in 0..kills {
                 pause(&mut rng, 300..3000).await;
+                // Sometimes before everything has recovered.
+                if round % 4 != 3 {
+                    let done =
+                        world.done.load(Ordering::Relaxed) + 1 + usize::try_from(servers / 20).unwrap();
+                    let now = async || world.done.load(Ordering::Relaxed);
+                    eventually("operations to go on", now, |now| *now >= done).await;
+                }
                 let victim = VICTIMS[(round + usize::try_from(seed % 4).unwrap()) % VICTIMS.len()];
                 *killed.entry(format!("{victim:?}")).or_default() += 1;
                 world.kill(victim, &mut stellage, &mut rng).await;

@@ -1134,6 +1134,28 @@ fn row_34_a_cluster_that_refuses_writes_is_unavailable_and_the_server_is_left_al
 }
 
 #[test]
+fn a_right_that_a_cluster_which_has_just_started_does_not_know_yet_is_not_taken_for_a_refusal() {
+    let forbidden = |what: &str| {
+        let message = format!(
+            "{what} is forbidden: User \"stellage\" cannot patch resource \"{what}\" in API group \"\""
+        );
+        refused(403, &message)
+    };
+    let resize = during(
+        &json!({ "kind": "Resize", "plan": "performance" }),
+        Some("Running"),
+    );
+    let on = vm(&resize, ON, &json!({ "status": { "created": true } }));
+    let mut seen = seen(Some(&on), Some(&run_of(&on, "run-1", "Running", &json!({}))));
+    answer(&resize, &mut seen, 1, forbidden("persistentvolumeclaims"));
+    let outcome = next(&resize, &seen, 1).outcome;
+    assert!(
+        matches!(outcome, Err(ProviderError::Unavailable(_))),
+        "{outcome:?}"
+    );
+}
+
+#[test]
 fn row_35_a_controller_that_does_nothing_is_told_after_a_minute() {
     let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
     let waiting = booted_vm(&instance, &json!({ "status": { "runStrategy": OFF } }));
