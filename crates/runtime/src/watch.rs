@@ -496,6 +496,7 @@ mod tests {
         watches.shutdown.cancel();
     }
 
+    /// Row 39 of the failure matrix (docs/kubevirt.md).
     #[tokio::test]
     async fn a_watch_whose_version_is_too_old_lists_again_and_shows_only_what_is_there() {
         static LISTS: AtomicU32 = AtomicU32::new(0);
