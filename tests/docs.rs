@@ -464,3 +464,49 @@ fn the_page_of_commands_shows_the_number_of_policies_that_the_doctor_counts() {
     let shown = format!("ok       policies     {count} are in force\n");
     assert!(read("docs/commands.md").contains(&shown), "{shown}");
 }
+
+#[test]
+fn the_table_of_failures_has_all_rows_and_names_only_tests_that_there_are() {
+    let files = [
+        files_below(Path::new("tests/kubevirt")),
+        files_below(Path::new("crates/providers/src")),
+        files_below(Path::new("crates/runtime/src")),
+        files_below(Path::new("crates/domain/src/catalogue")),
+    ];
+    let source: String = files
+        .concat()
+        .iter()
+        .filter(|path| path.extension().is_some_and(|it| it == "rs"))
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    let tests: Vec<&str> = source
+        .split("fn ")
+        .skip(1)
+        .filter_map(|rest| rest.split_once("()").map(|(name, _)| name))
+        .collect();
+    let page = read("docs/kubevirt.md");
+    let (_, table) = page.split_once("\n### How each failure was shown\n").unwrap();
+    let table = table.split("\n## ").next().unwrap_or_default();
+    let (mut next, mut missing) = (1, Vec::new());
+    for row in table.lines().filter_map(|line| line.strip_prefix("| ")) {
+        let Some((first, last)) = row.split_once(" | ").and_then(|(numbers, _)| {
+            let (first, last) = numbers.split_once('–').unwrap_or((numbers, numbers));
+            Some((first.parse::<u32>().ok()?, last.parse::<u32>().ok()?))
+        }) else {
+            continue;
+        };
+        assert_eq!(first, next, "{row}");
+        next = last + 1;
+        for name in in_code(row).filter(|code| code.starts_with(char::is_lowercase) && code.contains('_')) {
+            // An ellipsis stands for a part of a name.
+            let mut parts = name.split('…');
+            let begin = parts.next().unwrap_or_default();
+            let rest: Vec<&str> = parts.collect();
+            let is_it = |test: &&str| test.starts_with(begin) && rest.iter().all(|part| test.contains(part));
+            if !tests.iter().any(|test| is_it(&test)) {
+                missing.push(name);
+            }
+        }
+    }
+    assert_eq!((next, missing), (63, Vec::new()));
+}

@@ -1,7 +1,7 @@
 //! Stellage with a region in a cluster with KubeVirt, which is another cluster, and in which it has only the rights of the region's
 //! chart.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kube::{Api, ResourceExt as _, api::DynamicObject};
 use reqwest::{Method, StatusCode};
@@ -51,41 +51,48 @@ impl Installation {
 }
 
 /// Writes a catalogue with the region.
-pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> std::path::PathBuf {
-    let account = region_rights(region, installation).await;
-    let catalogue = json!({
-        "regions": ["nl-ams-1", {
-            "code": REGION,
-            "kubevirt": {
-                "kubeconfig": account,
-                "installation": installation,
-                "namespacePrefix": PREFIX,
-                "storageClass": "disks",
-                "images": {
-                    "debian-13": { "dataSource": "images/debian-13", "user": "debian" },
-                    "broken-1": { "http": "https://images.example.com/broken.qcow2", "user": "root" },
-                },
-                "network": {
-                    "profile": "pod",
-                    "nameservers": ["9.9.9.9"],
-                    "internalCidrs": ["10.244.0.0/16", "10.96.0.0/12"],
-                },
-                "softStopGrace": "4s",
+pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> PathBuf {
+    let account = region_rights(region, installation, PREFIX).await;
+    let regions = [json!("nl-ams-1"), entry(REGION, &account, installation, PREFIX)];
+    write_catalogue(&regions, folder)
+}
+
+/// The entry of a region in the catalogue.
+pub fn entry(code: &str, kubeconfig: &Path, installation: &str, prefix: &str) -> Value {
+    json!({
+        "code": code,
+        "kubevirt": {
+            "kubeconfig": kubeconfig,
+            "installation": installation,
+            "namespacePrefix": prefix,
+            "storageClass": "disks",
+            "images": {
+                "debian-13": { "dataSource": "images/debian-13", "user": "debian" },
+                "broken-1": { "http": "https://images.example.com/broken.qcow2", "user": "root" },
             },
-        }],
-    });
+            "network": {
+                "profile": "pod",
+                "nameservers": ["9.9.9.9"],
+                "internalCidrs": ["10.244.0.0/16", "10.96.0.0/12"],
+            },
+            "softStopGrace": "4s",
+        },
+    })
+}
+
+pub fn write_catalogue(regions: &[Value], folder: &Path) -> PathBuf {
     let path = folder.join("regions.yaml");
-    std::fs::write(&path, catalogue.to_string()).unwrap();
+    std::fs::write(&path, json!({ "regions": regions }).to_string()).unwrap();
     path
 }
 
 /// Gives the installation a service account in the region, with the rights of the region's chart, and returns its kubeconfig.
-async fn region_rights(region: &Region, installation: &str) -> std::path::PathBuf {
+pub async fn region_rights(region: &Region, installation: &str, prefix: &str) -> PathBuf {
     let account = format!("stellage-region-{installation}");
     let exists = kubectl(&region.plane, &["create", "namespace", NAMESPACE], None);
     assert!(exists.is_ok() || exists.unwrap_err().contains("AlreadyExists"));
     let values = json!({
-        "installation": installation, "namespacePrefix": PREFIX, "imageNamespaces": [], "token": { "create": false },
+        "installation": installation, "namespacePrefix": prefix, "imageNamespaces": [], "token": { "create": false },
     });
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "disks" },

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Secret};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams},
 };
 use reqwest::{Method, StatusCode};
 use resources::InstanceState::{Error, Running, Stopped};
@@ -226,8 +226,9 @@ async fn a_guest_that_shuts_itself_down_stays_off_and_one_that_crashes_is_told_a
     case.act(&id, "start", None, Running).await;
 }
 
+/// Rows 20 and 55 of the failure matrix: drains, and upgrades of KubeVirt, evict.
 #[tokio::test]
-async fn a_server_whose_pod_is_deleted_is_started_again_and_is_not_told_as_stopped() {
+async fn a_server_whose_pod_is_deleted_or_evicted_is_started_again_and_is_not_told_as_stopped() {
     let (case, id) = Case::running("kv-drain").await;
     let run = case.run(&id).await;
     let pods: Api<Pod> = Api::namespaced(
@@ -241,7 +242,19 @@ async fn a_server_whose_pod_is_deleted_is_started_again_and_is_not_told_as_stopp
     case.tells(&id, &["instance.created", "instance.started", "instance.started"])
         .await;
     case.settles(&id, Running).await;
-    assert_ne!(case.run(&id).await, run);
+    let second = case.run(&id).await;
+    assert_ne!(second, run);
+
+    let of_second = ListParams::default().labels(&format!("kubevirt.io/created-by={second}"));
+    let launcher = pods.list(&of_second).await.unwrap().items.remove(0);
+    pods.evict(&launcher.name_any(), &EvictParams::default())
+        .await
+        .unwrap();
+    let started = ["instance.started"; 3];
+    case.tells(&id, &[&["instance.created"], &started[..]].concat())
+        .await;
+    case.settles(&id, Running).await;
+    assert_ne!(case.run(&id).await, second);
 }
 
 #[tokio::test]
@@ -322,6 +335,124 @@ async fn trap_2_a_start_that_kubevirt_has_lost_is_repeated() {
     eventually("the start to be lost", is_lost, |is| *is).await;
     case.region.refuse_runs(&case.namespace, false).await;
     case.settles(&id, Running).await;
+}
+
+/// Rows 6 and 7 of the failure matrix: a claim is deleted while its server is off, or on.
+#[tokio::test]
+async fn trap_6_a_sealed_disk_whose_claim_is_deleted_is_missing_and_no_fresh_one_takes_its_place() {
+    let (case, id) = Case::running("kv-trap6").await;
+    let is_sealed = |instance: Option<&resources::Instance>| {
+        let status = instance.and_then(|instance| instance.status.as_ref());
+        status.is_some_and(|status| status.provider_state.contains_key("sealed"))
+    };
+    case.tenant.wait(&id, "the seal", is_sealed).await;
+    let client = case.region.plane.client(Identity::Admin).await.unwrap();
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, &case.namespace);
+    let uids = async || -> Vec<String> {
+        let claims = claims.list(&ListParams::default()).await.unwrap().items;
+        claims.iter().filter_map(kube::ResourceExt::uid).collect()
+    };
+    let claim = claims.list(&ListParams::default()).await.unwrap().items.remove(0);
+    let (run, name) = (case.run(&id).await, claim.name_any());
+
+    // Kubernetes keeps it as long as the server runs.
+    claims.delete(&name, &DeleteParams::default()).await.unwrap();
+    assert!(
+        claims
+            .get(&name)
+            .await
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_some()
+    );
+    case.settles(&id, Running).await;
+    assert_eq!((case.run(&id).await, uids().await.len()), (run, 1));
+    case.act(&id, "stop", None, Stopped).await;
+    eventually("the claim to go", uids, Vec::is_empty).await;
+
+    let path = format!("/v1/instances/{id}");
+    let answer = case
+        .tenant
+        .call(Method::POST, &format!("{path}/start"), None)
+        .await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    case.reaches(&id, Error).await;
+    let shown = case.tenant.call(Method::GET, &path, None).await.json();
+    assert_eq!(shown["data"]["status_reason"], "disk_missing", "{shown}");
+    assert_eq!(uids().await, Vec::<String>::new());
+    let image = json!({ "image": "debian-13" });
+    case.act(&id, "rebuild", Some(&image), Running).await;
+    assert_eq!(uids().await.len(), 1);
+
+    // Without the seal, the importer would fill the disk anew, and the server boot into an empty system.
+    case.act(&id, "stop", None, Stopped).await;
+    let unseal = json!({ "metadata": { "annotations": { "cdi.kubevirt.io/storage.prePopulated": null } } });
+    let disk = case
+        .disks()
+        .await
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items
+        .remove(0);
+    case.disks()
+        .await
+        .patch(&disk.name_any(), &PatchParams::default(), &Patch::Merge(unseal))
+        .await
+        .unwrap();
+    let before = uids().await;
+    claims
+        .delete(&disk.name_any(), &DeleteParams::default())
+        .await
+        .unwrap();
+    eventually("a fresh claim", uids, |uids| uids.len() == 1 && *uids != before).await;
+}
+
+/// A call that Stellage has given up may still be carried out.
+#[tokio::test]
+async fn row_44_a_virtual_machine_that_comes_after_its_instance_was_deleted_is_removed() {
+    let (case, id) = Case::running("kv-late").await;
+    let machines = case.machines().await;
+    let made = machines.get(&id).await.unwrap();
+    let mut late = made.clone();
+    late.data["status"].take();
+    late.metadata = kube::api::ObjectMeta {
+        name: made.metadata.name,
+        labels: made.metadata.labels,
+        annotations: made.metadata.annotations,
+        ..kube::api::ObjectMeta::default()
+    };
+    let path = format!("/v1/instances/{id}");
+    let answer = case.tenant.call(Method::DELETE, &path, None).await;
+    assert_eq!(answer.status, StatusCode::NO_CONTENT, "{}", answer.text);
+    let left = async || case.tenant.instances().get_opt(&id).await.unwrap().is_some();
+    eventually("the instance to go", left, |left| !left).await;
+    machines.create(&PostParams::default(), &late).await.unwrap();
+    let left = async || machines.get_opt(&id).await.unwrap().is_some();
+    eventually("the late one to go", left, |left| !left).await;
+}
+
+#[tokio::test]
+async fn row_49_a_server_runs_although_its_disk_has_yet_to_grow() {
+    let (case, id) = Case::running("kv-grows").await;
+    case.region.puppet.grow(&case.namespace, false);
+    let change = json!({ "plan": "business", "reboot": true });
+    let path = format!("/v1/instances/{id}");
+    let answer = case.tenant.call(Method::PATCH, &path, Some(&change)).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    case.settles(&id, Running).await;
+    let client = case.region.plane.client(Identity::Admin).await.unwrap();
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, &case.namespace);
+    let capacity = async || {
+        let claim = claims.list(&ListParams::default()).await.unwrap().items.remove(0);
+        claim.status.unwrap().capacity.unwrap()["storage"].0.clone()
+    };
+    assert_eq!(capacity().await, "40Gi");
+    let shown = case.tenant.call(Method::GET, &path, None).await.json();
+    assert_eq!(shown["data"]["plan"], "business", "{shown}");
+    case.region.puppet.grow(&case.namespace, true);
+    eventually("the disk to grow", capacity, |size| size == "80Gi").await;
 }
 
 #[tokio::test]

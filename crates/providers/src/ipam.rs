@@ -347,6 +347,7 @@ mod tests {
         assert_eq!(reserve(&ipam, "b", now + REST), Err("NoFreeAddress"));
     }
 
+    /// Row 51 of the failure matrix (docs/kubevirt.md).
     #[test]
     fn what_servers_have_is_taken_and_of_two_with_one_address_the_second_is_told() {
         let now = Instant::now();

@@ -496,6 +496,52 @@ mod tests {
         watches.shutdown.cancel();
     }
 
+    /// Row 39 of the failure matrix (docs/kubevirt.md).
+    #[tokio::test]
+    async fn a_watch_whose_version_is_too_old_lists_again_and_shows_only_what_is_there() {
+        static LISTS: AtomicU32 = AtomicU32::new(0);
+        let client = answered_by(|_, path, _| async move {
+            if path.contains("watch=true") {
+                if LISTS.load(Ordering::SeqCst) > 1 {
+                    std::future::pending::<()>().await;
+                }
+                let expired = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410,
+                    "reason": "Expired", "message": "too old resource version" });
+                return (200, json!({ "type": "ERROR", "object": expired }));
+            }
+            let number = LISTS.fetch_add(1, Ordering::SeqCst);
+            let instance = json!({
+                "apiVersion": "stellage.dev/v1", "kind": "Instance",
+                "metadata": { "name": format!("i-{number}"), "namespace": "demo", "resourceVersion": "7" },
+                "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+            });
+            let list = json!({
+                "apiVersion": "stellage.dev/v1", "kind": "InstanceList",
+                "metadata": { "resourceVersion": "9" }, "items": [instance],
+            });
+            (200, list)
+        });
+        let watches = Watches {
+            client: client.clone(),
+            streams: client,
+            health: Health::default(),
+            metrics: Metrics::new(),
+            shutdown: CancellationToken::new(),
+        };
+        let store = watches.spawn::<Instance>(Vec::new());
+        let shows = |name| store.get(&ObjectRef::new("demo", name)).is_some();
+        let listed = async {
+            while !shows("i-1") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), listed)
+            .await
+            .unwrap();
+        assert!(!shows("i-0"));
+        watches.shutdown.cancel();
+    }
+
     #[tokio::test]
     async fn a_watch_that_has_ended_shows_neither_when_it_was_answered_nor_how_many_objects_there_were() {
         let client = answered_by(|_, path, _| async move {

@@ -21,6 +21,7 @@ use std::{
 use control_plane::{ControlPlane, Daemon, Identity, free_port, write_private};
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
+    coordination::v1::Lease,
     core::v1::{ConfigMap, Namespace, ServiceAccount},
 };
 use kube::{
@@ -34,9 +35,9 @@ use tokio::sync::OnceCell;
 
 use self::puppet::Puppet;
 use super::{
-    eventually,
+    OwnPlane, eventually,
     gate::{Gate, Permit, Turn},
-    kubectl, plane_permit,
+    kubectl, own_plane_on, plane_permit, plane_permits,
     receivers::Authority,
 };
 
@@ -86,6 +87,11 @@ impl Server {
     fn kill(&self) {
         self.assert_runs();
         *self.daemon.lock() = None;
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut daemon = self.daemon.lock();
+        daemon.as_mut().is_some_and(|daemon| daemon.exited().is_some())
     }
 
     /// Whether it did not get its port.
@@ -147,6 +153,18 @@ pub async fn own() -> Region {
         place: Place::Own(Box::new(KubeVirt::start().await)),
         _permit: permit,
     }
+}
+
+/// A region of its own, and a plane of its own for Stellage.
+pub async fn own_with_plane() -> (Region, OwnPlane) {
+    let mut permit = plane_permits(2).await;
+    let of_plane = permit.split();
+    let (region, plane) = tokio::join!(KubeVirt::start(), own_plane_on(of_plane));
+    let region = Region {
+        place: Place::Own(Box::new(region)),
+        _permit: permit,
+    };
+    (region, plane)
 }
 
 impl KubeVirt {
@@ -248,6 +266,7 @@ impl KubeVirt {
 
     /// Starts virt-controller on its previous port, and returns when it leads.
     pub async fn start_virt_controller(&self) {
+        self.release_lease().await;
         let identity = kubeconfig(&self.plane, NAMESPACE, "kubevirt-controller").await;
         let mut command = self.command(&self.virt_controller, &identity);
         for (flag, name) in [("prom-cert-file", "server.pem"), ("prom-key-file", "server.key")] {
@@ -259,6 +278,31 @@ impl KubeVirt {
         command.arg("--launcher-image=virt-launcher");
         let leads = |answer: &str| answer.contains("\"true\"");
         self.spawn(&self.virt_controller, command, "/leader", leads).await;
+    }
+
+    /// Takes the Lease from a virtual controller that is dead: the next one would wait until it expires.
+    async fn release_lease(&self) {
+        let leases: Api<Lease> =
+            Api::namespaced(self.plane.client(Identity::Admin).await.unwrap(), NAMESPACE);
+        let free = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
+        match leases
+            .patch("virt-controller", &PatchParams::default(), &free)
+            .await
+        {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Starts those of KubeVirt's servers again that have ended by themselves, as they do when their API server is away for long.
+    pub async fn revive(&self) {
+        if self.virt_api.has_ended() {
+            self.start_virt_api().await;
+        }
+        if self.virt_controller.has_ended() {
+            self.start_virt_controller().await;
+        }
     }
 
     /// Sends SIGKILL to virt-api. Fails the test if it had already ended by itself.

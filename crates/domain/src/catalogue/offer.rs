@@ -235,6 +235,7 @@ mod tests {
         );
     }
 
+    /// Row 59 of the failure matrix (docs/kubevirt.md).
     #[test]
     fn a_region_with_servers_stays_as_it_is_and_one_without_may_go() {
         let now = catalogue(&format!("nl-ams-1, {}", real("de-fra-1", "")));

@@ -317,6 +317,11 @@ pub fn refused(action: &Action, refusal: &Refusal, region: &KubeVirt) -> Option<
         return Some(Problem::NamespaceUnusable);
     }
     let is_missing = matches!(refusal.status, 403 | 404) && region.namespaces == Namespaces::Existing;
+    // An API server that has just started does not know anybody's rights yet.
+    let is_of_rights = refusal.status == 403 && says(" cannot ") && says(" resource ");
+    if is_of_rights && !is_missing {
+        return None;
+    }
     Some(match action {
         Action::Post {
             kind: Kind::DataVolume,

@@ -768,6 +768,25 @@ fn row_12_a_guest_that_shuts_itself_down_stays_off_also_right_after_its_boot() {
 }
 
 #[test]
+fn row_13_a_guest_that_reboots_itself_is_nothing_to_tell_and_no_plan_takes_effect() {
+    let mut instance = resting("Running", &json!({}));
+    instance.spec.plan = resources::Plan::Enterprise;
+    let without_agent =
+        json!({ "status": { "conditions": [{ "type": "AgentConnected", "status": "False" }] } });
+    let observation = at_rest(
+        &instance,
+        ON,
+        &json!({}),
+        Some(("run-1", "Running", without_agent)),
+    );
+    assert_eq!(
+        (observation.power, observation.restarted, observation.notice),
+        (Some(Power::On), None, None)
+    );
+    assert_eq!(observation.plan, Some(resources::Plan::Business));
+}
+
+#[test]
 fn row_14_a_crash_that_kubevirt_mended_is_told_once() {
     let instance = resting("Running", &json!({}));
     let first = at_rest(&instance, ON, &json!({}), Some(("run-2", "Running", json!({}))));
@@ -903,6 +922,25 @@ fn row_20_a_drain_is_told_from_a_shutdown_by_the_launchers_pod() {
             "{node} {deleted}"
         );
     }
+}
+
+#[test]
+fn row_22_a_migration_that_fails_is_nothing_to_tell() {
+    let failed = json!({ "status": {
+        "nodeName": "n1",
+        "migrationState": { "completed": true, "failed": true, "sourceNode": "n1", "targetNode": "n2" },
+        "conditions": [{ "type": "Ready", "status": "True" }],
+    } });
+    let observation = at_rest(
+        &resting("Running", &json!({})),
+        ON,
+        &json!({}),
+        Some(("run-1", "Running", failed)),
+    );
+    assert_eq!(
+        (observation.power, observation.restarted, observation.notice),
+        (Some(Power::On), None, None)
+    );
 }
 
 #[test]
@@ -1093,6 +1131,28 @@ fn row_34_a_cluster_that_refuses_writes_is_unavailable_and_the_server_is_left_al
     let plan = next(&instance, &seen, 1);
     assert!(plan.raw.unwrap().contains("failed calling webhook"));
     assert!(matches!(plan.outcome, Err(ProviderError::Unavailable(_))));
+}
+
+#[test]
+fn a_right_that_a_cluster_which_has_just_started_does_not_know_yet_is_not_taken_for_a_refusal() {
+    let forbidden = |what: &str| {
+        let message = format!(
+            "{what} is forbidden: User \"stellage\" cannot patch resource \"{what}\" in API group \"\""
+        );
+        refused(403, &message)
+    };
+    let resize = during(
+        &json!({ "kind": "Resize", "plan": "performance" }),
+        Some("Running"),
+    );
+    let on = vm(&resize, ON, &json!({ "status": { "created": true } }));
+    let mut seen = seen(Some(&on), Some(&run_of(&on, "run-1", "Running", &json!({}))));
+    answer(&resize, &mut seen, 1, forbidden("persistentvolumeclaims"));
+    let outcome = next(&resize, &seen, 1).outcome;
+    assert!(
+        matches!(outcome, Err(ProviderError::Unavailable(_))),
+        "{outcome:?}"
+    );
 }
 
 #[test]
