@@ -2,8 +2,10 @@
 //!
 //! - `plane`: what KubeVirt does that the provider is built on;
 //! - `installation`: Stellage with a region there;
+//! - `namespaces`: those of servers;
 //! - `servers`: what becomes of servers.
 
 mod installation;
+mod namespaces;
 mod plane;
 mod servers;
