@@ -60,7 +60,7 @@ pub enum Command {
     /// Send deliveries to webhooks again
     #[command(subcommand, visible_alias = "deliveries", alias = "dlv")]
     Delivery(delivery::DeliveryCommand),
-    /// Create, list and show accounts
+    /// Create accounts
     #[command(subcommand)]
     Account(account::AccountCommand),
     /// List and show invoices, issue them early, and take back what they bill

@@ -18,11 +18,11 @@ use crate::{
     simulator::{SimulatedUsage, Simulator},
 };
 use domain::{
-    catalogue::region::KubeVirt,
+    catalogue::region::{KubeVirt, Namespaces},
     provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window},
 };
 use resources::{Backup, Instance};
-use runtime::{Metrics, shared_catalogue::SharedCatalogue};
+use runtime::{Metrics, metrics::RegionLabels, shared_catalogue::SharedCatalogue};
 
 /// How often the catalogue is looked at, and a cluster that could not be connected is tried again.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -132,6 +132,11 @@ impl Clusters {
                     "cannot reach the region's cluster"
                 );
             }
+            if cluster.is_none() {
+                let region = code.clone();
+                let up = &self.0.metrics.region_up;
+                up.get_or_create_owned(&RegionLabels { region }).set(0);
+            }
             let running = Running {
                 settings: settings.clone(),
                 cluster,
@@ -142,14 +147,33 @@ impl Clusters {
         }
     }
 
-    /// Removes what is left in the regions of an account whose Instances and Backups are all gone. `account` is its namespace.
+    /// Removes what is left in the regions of an account whose Instances and Backups are all gone. `account` is its namespace. Fails
+    /// while a region is out of reach: nobody knows whether the account had servers there.
     pub async fn forget_account(&self, account: &str) -> Result<(), ProviderError> {
         let now = Timestamp::now();
-        let clusters = self.all();
+        let clusters: Result<Vec<Arc<Cluster>>, ProviderError> = {
+            let running = self.0.running.read();
+            let managed = running
+                .iter()
+                .filter(|(_, running)| running.settings.namespaces == Namespaces::Managed);
+            let connected = managed.map(|(code, running)| {
+                let out_of_reach = || self.unreachable(code);
+                running.cluster.clone().ok_or_else(out_of_reach)
+            });
+            connected.collect()
+        };
+        let clusters = clusters?;
         let all = clusters
             .iter()
             .map(|cluster| cluster.forget_account(account, now));
         try_join_all(all).await.map(|_| ())
+    }
+
+    fn unreachable(&self, region: &str) -> ProviderError {
+        ProviderError::Unreachable {
+            region: region.to_owned(),
+            since: self.0.since,
+        }
     }
 
     fn all(&self) -> Vec<Arc<Cluster>> {
@@ -199,13 +223,6 @@ impl Regions {
             None => Place::Simulated,
         }
     }
-
-    fn unreachable(&self, region: &str) -> ProviderError {
-        ProviderError::Unreachable {
-            region: region.to_owned(),
-            since: self.clusters.0.since,
-        }
-    }
 }
 
 impl Provider for Regions {
@@ -250,7 +267,7 @@ impl Provider for Regions {
         match self.of(step.instance) {
             Place::Simulated => self.simulator.step(step).await,
             Place::In(cluster) => cluster.step(step).await,
-            Place::OutOfReach => Err(self.unreachable(&step.instance.spec.region)),
+            Place::OutOfReach => Err(self.clusters.unreachable(&step.instance.spec.region)),
         }
     }
 
@@ -263,7 +280,7 @@ impl Provider for Regions {
         match self.of(instance) {
             Place::Simulated => self.simulator.create_backup(backup, instance, now).await,
             Place::In(_) => Ok(cluster::no_backups()),
-            Place::OutOfReach => Err(self.unreachable(&instance.spec.region)),
+            Place::OutOfReach => Err(self.clusters.unreachable(&instance.spec.region)),
         }
     }
 
@@ -276,7 +293,7 @@ impl Provider for Regions {
         match self.of(instance) {
             Place::Simulated => self.simulator.backup_state(backup, instance, now).await,
             Place::In(_) => Ok(cluster::no_backups()),
-            Place::OutOfReach => Err(self.unreachable(&instance.spec.region)),
+            Place::OutOfReach => Err(self.clusters.unreachable(&instance.spec.region)),
         }
     }
 
@@ -323,5 +340,39 @@ impl UsageSource for RegionalUsage {
             return Box::pin(ready(Ok(None)));
         }
         self.simulated.series(instance, window, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use domain::catalogue::Catalogue;
+    use runtime::metrics::Format;
+
+    #[tokio::test]
+    async fn a_region_whose_kubeconfig_cannot_be_used_is_down_and_accounts_wait_for_it_to_be_deleted() {
+        let region = |more: &str| {
+            let text = format!(
+                "regions: [{{code: de-fra-1, kubevirt: {{kubeconfig: /nowhere, installation: prod-1, storageClass: fast, network: {{profile: pod}}, images: {{debian-13: {{pvc: a/b, user: debian}}}}{more}}}}}]"
+            );
+            SharedCatalogue::new(Catalogue::parse(&text, Path::new("test")).unwrap())
+        };
+        let (metrics, shutdown) = (Metrics::new(), CancellationToken::new());
+        let clusters = Clusters::new(metrics.clone(), Timestamp::UNIX_EPOCH);
+        clusters.adjust(&region(""), &shutdown).await;
+        let page = metrics.render(Format::OpenMetrics).unwrap();
+        assert!(
+            page.contains("stellage_region_up{region=\"de-fra-1\"} 0"),
+            "{page}"
+        );
+        let error = clusters.forget_account("ada").await.unwrap_err();
+        assert!(matches!(error, ProviderError::Unreachable { region, .. } if region == "de-fra-1"));
+        // Where others make the namespaces, there is nothing to remove.
+        clusters
+            .adjust(&region(", namespaces: existing"), &shutdown)
+            .await;
+        clusters.forget_account("ada").await.unwrap();
     }
 }

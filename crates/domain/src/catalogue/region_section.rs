@@ -20,7 +20,7 @@ use serde::{
 
 use super::region::{
     Cluster, EvictionStrategy, Image, ImageSource, Ipv4Prefix, Ipv6Prefix, KubeVirt, Namespaces, Network,
-    ObjectName, PrivateNetworks, Profile, PullMethod, Region,
+    ObjectName, PrivateNetworks, Profile, PullMethod, Region, Toleration, TolerationOperator,
 };
 use crate::provider::Deadlines;
 use resources::{ids::is_object_name, validation};
@@ -36,6 +36,8 @@ const MAX_NAMESERVERS: usize = 3;
 const MAX_INTERNAL: usize = 64;
 /// Maximum number of labels in a node selector.
 const MAX_LABELS: usize = 16;
+/// Maximum number of tolerations.
+const MAX_TOLERATIONS: usize = 16;
 /// Maximum length of a URL.
 const MAX_URL: usize = 2048;
 /// Maximum length of an image's user data.
@@ -123,6 +125,8 @@ struct KubeVirtSection {
     network: Fields<NetworkSection>,
     #[serde(default)]
     node_selector: BTreeMap<String, String>,
+    #[serde(default)]
+    tolerations: Vec<Fields<Toleration>>,
     #[serde(default)]
     eviction_strategy: EvictionStrategy,
     cpu_model: Option<String>,
@@ -272,6 +276,7 @@ impl KubeVirtSection {
         let images = images(self.images, &format!("{path}.images"))?;
         let network = self.network.0.read(&format!("{path}.network"))?;
         let node_selector = node_selector(self.node_selector).at(path, "nodeSelector")?;
+        let tolerations = tolerations(self.tolerations, &format!("{path}.tolerations"))?;
         let cpu_model = self.cpu_model.map(label_value).transpose().at(path, "cpuModel")?;
         let time = |text: Option<String>, default: Duration, field| {
             text.map_or(Ok(default), |text| duration(&text)).at(path, field)
@@ -303,6 +308,7 @@ impl KubeVirtSection {
             images,
             network,
             node_selector,
+            tolerations,
             eviction_strategy: self.eviction_strategy,
             cpu_model,
             deadlines,
@@ -342,7 +348,7 @@ fn namespaced(text: &str) -> Result<ObjectName, String> {
             name: name.to_owned(),
         }),
         _ => Err(format!(
-            "{text:?} must be <namespace>/<name> of an object, such as stellage-images/debian-13"
+            "{text:?} must be <namespace>/<name> of an object, such as golden-images/debian-13"
         )),
     }
 }
@@ -372,15 +378,49 @@ fn node_selector(labels: BTreeMap<String, String>) -> Result<BTreeMap<String, St
         ));
     }
     for (key, value) in &labels {
-        let (prefix, name) = key.rsplit_once('/').unwrap_or(("a", key));
-        if !is_object_name(prefix) || label_value(name.to_owned()).is_err() {
-            return Err(format!("{key:?} must be the key of a label"));
-        }
+        check_key(key)?;
         if !value.is_empty() {
             label_value(value.clone()).map_err(|problem| format!("{key}: {problem}"))?;
         }
     }
     Ok(labels)
+}
+
+/// Checks the key of a label or taint.
+fn check_key(key: &str) -> Result<(), String> {
+    let (prefix, name) = key.rsplit_once('/').unwrap_or(("a", key));
+    if is_object_name(prefix) && label_value(name.to_owned()).is_ok() {
+        return Ok(());
+    }
+    Err(format!("{key:?} must be a key such as example.com/pool"))
+}
+
+fn tolerations(sections: Vec<Fields<Toleration>>, path: &str) -> Result<Vec<Toleration>, Wrong> {
+    if sections.len() > MAX_TOLERATIONS {
+        let problem = format!(
+            "has {} entries; must have at most {MAX_TOLERATIONS}",
+            sections.len()
+        );
+        return Err((path.to_owned(), problem));
+    }
+    let read = |(index, Fields(toleration)): (usize, Fields<Toleration>)| {
+        let path = format!("{path}[{index}]");
+        let is_any = toleration.operator == TolerationOperator::Exists;
+        match &toleration.key {
+            Some(key) => check_key(key).at(&path, "key")?,
+            None if is_any => {}
+            None => return Err("must be set, unless operator is Exists").at(&path, "key"),
+        }
+        match &toleration.value {
+            Some(_) if is_any => return Err("must be left out: operator is Exists").at(&path, "value"),
+            Some(value) if !value.is_empty() => {
+                label_value(value.clone()).at(&path, "value")?;
+            }
+            _ => {}
+        }
+        Ok(toleration)
+    };
+    sections.into_iter().enumerate().map(read).collect()
 }
 
 /// A time of whole seconds.
@@ -755,6 +795,7 @@ kubevirt:
     privateNetworks: nad
     antiSpoofing: external
   nodeSelector: {pool: vms, example.com/zone: ""}
+  tolerations: [{key: example.com/pool, value: vms, effect: NoSchedule}, {operator: Exists}]
   evictionStrategy: LiveMigrate
   cpuModel: host-model
   softStopGrace: 90s
@@ -844,6 +885,13 @@ kubevirt:
         assert_eq!((network.nameservers.len(), network.internal_cidrs.len()), (2, 2));
         assert!(network.anti_spoofing_external && network.private_networks == PrivateNetworks::Nad);
         assert_eq!(read.node_selector.len(), 2);
+        assert_eq!(
+            serde_json::to_value(&read.tolerations).unwrap(),
+            serde_json::json!([
+                { "key": "example.com/pool", "operator": "Equal", "value": "vms", "effect": "NoSchedule" },
+                { "operator": "Exists" },
+            ])
+        );
         assert_eq!(read.eviction_strategy, EvictionStrategy::LiveMigrate);
         let minutes = |of| read.deadlines.of(of).as_secs() / 60;
         assert_eq!(
@@ -1135,6 +1183,36 @@ kubevirt:
                 "`external`",
             ),
             ("pool: vms", "pool: v m s", "kubevirt.nodeSelector", "pool: "),
+            (
+                "example.com/pool,",
+                "a key,",
+                "kubevirt.tolerations[0].key",
+                "such as example.com/pool",
+            ),
+            (
+                "value: vms",
+                "value: v m s",
+                "kubevirt.tolerations[0].value",
+                "1 to 63",
+            ),
+            (
+                "NoSchedule",
+                "Never",
+                "kubevirt.tolerations[0].effect",
+                "expected one of",
+            ),
+            (
+                "operator: Exists",
+                "operator: Equal",
+                "kubevirt.tolerations[1].key",
+                "unless operator is Exists",
+            ),
+            (
+                "operator: Exists",
+                "operator: Exists, value: x",
+                "kubevirt.tolerations[1].value",
+                "must be left out",
+            ),
             (
                 "evictionStrategy: LiveMigrate",
                 "evictionStrategy: Migrate",

@@ -34,7 +34,7 @@ use crate::{
     ipam::{self, Ipam, Reservation},
 };
 use domain::{
-    catalogue::region::{Cluster as Access, KubeVirt, Namespaces},
+    catalogue::region::{Cluster as Access, KubeVirt},
     provider::{
         Addresses, BackupObservation, BackupProgress, Observation, OffCause, PROVIDER, Power, Progress,
         ProviderError,
@@ -100,7 +100,7 @@ pub(crate) struct Cluster {
     written: Arc<Mutex<Written>>,
     /// The user name of this process there.
     user: OnceCell<String>,
-    /// Namespaces of servers that are complete.
+    /// Namespaces of servers that are complete, with the isolation that these settings ask for.
     namespaces: Mutex<HashSet<String>>,
     outage: Mutex<Outage>,
     /// Servers that are gone, by the UID of their Instance, and since when.
@@ -472,7 +472,6 @@ impl Cluster {
             match (&action, &answer) {
                 (_, Answer::VirtualMachine(machine)) => {
                     self.written.lock().note(machine);
-                    self.namespaces.lock().insert(server.namespace.clone());
                 }
                 (
                     Action::Get {
@@ -487,6 +486,9 @@ impl Cluster {
                 _ => {}
             }
             seen.take(&action, answer);
+            if seen.has_namespace {
+                self.namespaces.lock().insert(server.namespace.clone());
+            }
         }
         let Plan { outcome, .. } = plan(instance, step.backup, &seen, &self.settings, step.now);
         continued(outcome)
@@ -500,11 +502,9 @@ impl Cluster {
         }
     }
 
-    /// Deletes the namespace of an account's servers, unless there are any. `account` is the account's own namespace.
+    /// Deletes the namespace of an account's servers, which Stellage has made, unless there are any. `account` is the account's own
+    /// namespace.
     pub(crate) async fn forget_account(&self, account: &str, now: Timestamp) -> Result<(), ProviderError> {
-        if self.settings.namespaces == Namespaces::Existing {
-            return Ok(());
-        }
         if let Reach::Cut(since) = self.reach(now) {
             let region = self.code.clone();
             return Err(ProviderError::Unreachable { region, since });
@@ -582,7 +582,10 @@ impl Cluster {
                 return Ok(Answer::Claims(all.collect()));
             }
             Action::ClearRequests { .. } => Kind::VirtualMachine,
-            Action::Post { kind, .. } | Action::Get { kind, .. } | Action::Patch { kind, .. } => *kind,
+            Action::Post { kind, .. }
+            | Action::Apply { kind, .. }
+            | Action::Get { kind, .. }
+            | Action::Patch { kind, .. } => *kind,
         };
         Ok(match kind {
             Kind::VirtualMachine => {
@@ -672,12 +675,17 @@ fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
     const JSON: &str = "application/json";
     const MERGE_PATCH: &str = "application/merge-patch+json";
     const JSON_PATCH: &str = "application/json-patch+json";
+    const APPLY: &str = "application/apply-patch+yaml";
     // KubeVirt's CRDs would drop unknown fields silently.
     let strict = format!("?fieldManager={STELLAGE}&fieldValidation=Strict");
     let (method, path, media_type, body) = match action {
         Action::Post { kind, object } => {
             let path = path(namespace, *kind, None) + &strict;
             (Method::POST, path, JSON, Some(object.clone()))
+        }
+        Action::Apply { kind, object } => {
+            let path = path(namespace, *kind, object["metadata"]["name"].as_str()) + &strict + "&force=true";
+            (Method::PATCH, path, APPLY, Some(object.clone()))
         }
         Action::Get { kind, name } => (Method::GET, path(namespace, *kind, Some(name)), JSON, None),
         // Selectors consist of our own labels and their values, which need no escaping.

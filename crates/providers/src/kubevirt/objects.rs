@@ -323,6 +323,11 @@ impl Maker<'_> {
         if self.region.cpu_model.is_none() {
             template["spec"]["domain"]["cpu"]["model"] = Value::Null;
         }
+        let selected = &self.region.node_selector;
+        let before = vm.spec.template.spec.node_selector.iter();
+        for gone in before.filter(|label| !selected.contains_key(*label)) {
+            template["spec"]["nodeSelector"][gone] = Value::Null;
+        }
         let mut patch = fenced(vm, self.annotations(boot));
         patch["spec"] = json!({ "runStrategy": boot.run.as_str(), "template": template });
         patch
@@ -416,6 +421,7 @@ impl Maker<'_> {
             // KubeVirt's own end of its patience comes after ours. Without a guest agent, its first minute passes unheard.
             "terminationGracePeriodSeconds": grace.max(120) + 60,
             "nodeSelector": region.node_selector,
+            "tolerations": region.tolerations,
             "domain": {
                 "cpu": cpu,
                 "memory": { "guest": memory, "maxGuest": memory },

@@ -44,6 +44,7 @@ pub mod state {
 
 /// Something that is wrong with a server or its region, in words for account holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[cfg_attr(test, derive(strum::VariantNames))]
 pub enum Problem {
     /// The claim of the disk is gone.
     DiskMissing,
@@ -335,8 +336,8 @@ pub fn refused(action: &Action, refusal: &Refusal, region: &KubeVirt) -> Option<
             kind: Kind::DataVolume,
             ..
         } if refusal.status != 404 || says("DataSource") || says("datasource") => Problem::ImageFailed,
-        Action::Post { .. } if is_missing => Problem::NamespaceMissing,
-        Action::Post { .. } if refusal.status == 404 => Problem::NamespaceUnusable,
+        Action::Post { .. } | Action::Apply { .. } if is_missing => Problem::NamespaceMissing,
+        Action::Post { .. } | Action::Apply { .. } if refusal.status == 404 => Problem::NamespaceUnusable,
         Action::Patch {
             kind: Kind::VirtualMachine,
             ..
@@ -347,7 +348,7 @@ pub fn refused(action: &Action, refusal: &Refusal, region: &KubeVirt) -> Option<
         Action::Patch {
             kind: Kind::Claim, ..
         } => Problem::DiskCannotGrow,
-        Action::Post { .. } | Action::Patch { .. } => Problem::Refused,
+        Action::Post { .. } | Action::Apply { .. } | Action::Patch { .. } => Problem::Refused,
         _ => Problem::ClusterFault,
     })
 }

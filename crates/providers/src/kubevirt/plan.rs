@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::{
-    names::{BOOT, CREATED_BY, DISK, INSTANCE_UID, RUN, Server, account_labels, boot},
+    names::{BOOT, CREATED_BY, DISK, INSTALLATION, INSTANCE_UID, RUN, Server, account_labels, boot},
     objects::{
         self, Boot, Maker, clear_requests_patch, grow_patch, hostname, plan_patch, run_patch, seal_patch,
         undo_boot_patch,
@@ -91,6 +91,13 @@ impl Kind {
 pub enum Action {
     /// Create an object.
     Post {
+        /// Its kind.
+        kind: Kind,
+        /// The object, with apiVersion, kind, name and namespace.
+        object: Value,
+    },
+    /// Create an object, or set the fields that it has, by server-side apply. If they are so already, nothing is written.
+    Apply {
         /// Its kind.
         kind: Kind,
         /// The object, with apiVersion, kind, name and namespace.
@@ -207,7 +214,8 @@ pub struct Seen {
     /// The last that the watch has shown of the latest run that is gone. KubeVirt removes a run within moments of its end, so how it
     /// ended is often seen nowhere else.
     pub ended: Option<Arc<VirtualMachineInstance>>,
-    /// Whether the namespace is known to be complete: this process has made it so, or it has another virtual machine of ours.
+    /// Whether the namespace is known to be complete: since it has the region's settings, this process has applied the NetworkPolicy,
+    /// which comes last.
     pub has_namespace: bool,
     /// UID of the Account.
     pub account_uid: String,
@@ -304,12 +312,12 @@ impl Seen {
             (Action::Get { kind: Kind::Run, .. }, Answer::Run(run)) => self.run = Some(run.clone()),
             (Action::Get { kind: Kind::Run, .. }, _) if status == 404 => self.run = None,
             (
-                Action::Post {
+                Action::Apply {
                     kind: Kind::NetworkPolicy,
                     ..
                 },
-                _,
-            ) if is_done(&answer) => self.has_namespace = true,
+                Answer::Object(_) | Answer::Done,
+            ) => self.has_namespace = true,
             (Action::Post { kind, .. }, _)
                 if status == 404 && *kind != Kind::DataVolume && self.has_namespace =>
             {
@@ -334,14 +342,6 @@ fn is_race(action: &Action, refusal: &Refusal) -> bool {
         Action::Post { .. } => refusal.status == 409,
         Action::ClearRequests { .. } => matches!(refusal.status, 404 | 409 | 422),
         _ => matches!(refusal.status, 404 | 409),
-    }
-}
-
-/// Whether what was asked for is the case.
-fn is_done(answer: &Answer) -> bool {
-    match answer {
-        Answer::Refused(refusal) => refusal.status == 409,
-        _ => true,
     }
 }
 
@@ -597,18 +597,23 @@ impl Planner<'_> {
             return Err(self.still_in_use(operation));
         }
         if !self.seen.has_namespace {
-            let action = Action::Get {
-                kind: Kind::Namespace,
-                name: self.server.namespace.clone(),
-            };
-            if let Answer::Refused(refusal) = self.call(action)?
-                && refusal.status == 404
-            {
-                return Ok(self.done(None));
+            match self.call(self.get_namespace())? {
+                Answer::Refused(refusal) if refusal.status == 404 => return Ok(self.done(None)),
+                // Nothing is ever made in a namespace of others.
+                Answer::Object(found) if !self.is_of_installation(found) => return Ok(self.done(None)),
+                _ => {}
             }
         }
-        self.delete_all(Kind::DataVolume, self.server.selector())?;
-        self.delete_all(Kind::Secret, self.server.selector())?;
+        let disks = self.delete_all(Kind::DataVolume);
+        // Without the RoleBinding, nothing was made.
+        if self.status.provisioned_at.is_none()
+            && let Answer::Refused(refusal) = self.call(disks.clone())?
+            && refusal.status == 403
+        {
+            return Ok(self.done(None));
+        }
+        self.must(disks)?;
+        self.must(self.delete_all(Kind::Secret))?;
         let action = Action::List {
             kind: Kind::Claim,
             selector: self.server.selector(),
@@ -717,11 +722,40 @@ impl Planner<'_> {
         }
     }
 
-    /// Makes the namespace of the account's servers.
+    /// Makes the namespace of the account's servers, unless the platform team does, and isolates them.
     fn namespace(&self) -> Step<()> {
-        if self.seen.has_namespace || self.region.namespaces == Namespaces::Existing {
+        if self.seen.has_namespace {
             return Ok(());
         }
+        let is_bound_now = match self.region.namespaces {
+            Namespaces::Managed => self.make_namespace()?,
+            Namespaces::Existing => match self.call(self.get_namespace())? {
+                Answer::Object(found) if self.is_of_installation(found) => false,
+                Answer::Object(_) => {
+                    let raw = format!(
+                        "the namespace {} lacks the label {INSTALLATION}",
+                        self.server.namespace
+                    );
+                    return Err(self.failed(Problem::NamespaceMissing, Some(raw)));
+                }
+                Answer::Refused(refusal) if refusal.status == 404 => {
+                    return Err(self.failed(Problem::NamespaceMissing, Some(refusal.message.clone())));
+                }
+                Answer::Refused(refusal) => return Err(self.refused(&self.get_namespace(), refusal)),
+                _ => return Err(self.nonsense()),
+            },
+        };
+        let policy = self.isolation();
+        match self.call(policy.clone())? {
+            // It takes the API server a moment to learn of the rights.
+            Answer::Refused(refusal) if refusal.status == 403 && is_bound_now => Err(self.busy(None, SOON)),
+            Answer::Refused(refusal) => Err(self.refused(&policy, refusal)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the namespace of the account's servers, and gives Stellage its rights there. Returns whether it has these only now.
+    fn make_namespace(&self) -> Step<bool> {
         let (region, account, name) = (self.region, &self.seen.account_uid, &self.server.namespace);
         let action = Action::Post {
             kind: Kind::Namespace,
@@ -729,11 +763,7 @@ impl Planner<'_> {
         };
         match self.call(action.clone())? {
             Answer::Refused(refusal) if refusal.status == 409 => {
-                let action = Action::Get {
-                    kind: Kind::Namespace,
-                    name: name.clone(),
-                };
-                let Answer::Object(found) = self.call(action)? else {
+                let Answer::Object(found) = self.call(self.get_namespace())? else {
                     return Err(self.failed(Problem::NamespaceUnusable, None));
                 };
                 let wanted = account_labels(region, account);
@@ -755,20 +785,31 @@ impl Planner<'_> {
             object: objects::role_binding(region, account, name, &self.seen.user),
         };
         self.must(binding.clone())?;
-        let policy = Action::Post {
+        Ok(!matches!(self.seen.answer(&binding), Some(Answer::Refused(_))))
+    }
+
+    fn get_namespace(&self) -> Action {
+        Action::Get {
+            kind: Kind::Namespace,
+            name: self.server.namespace.clone(),
+        }
+    }
+
+    /// Whether a namespace is for the servers of this installation.
+    fn is_of_installation(&self, namespace: &ObjectMeta) -> bool {
+        let label = namespace
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(INSTALLATION));
+        label == Some(&self.region.installation)
+    }
+
+    /// The call that keeps the servers of the account away from the cluster's own networks, as the catalogue says now.
+    fn isolation(&self) -> Action {
+        let (account, namespace) = (&self.seen.account_uid, &self.server.namespace);
+        Action::Apply {
             kind: Kind::NetworkPolicy,
-            object: objects::network_policy(region, account, name),
-        };
-        match self.call(policy.clone())? {
-            // It takes the API server a moment to learn of the rights.
-            Answer::Refused(refusal)
-                if refusal.status == 403
-                    && !matches!(self.seen.answer(&binding), Some(Answer::Refused(_))) =>
-            {
-                Err(self.busy(None, SOON))
-            }
-            Answer::Refused(refusal) if refusal.status != 409 => Err(self.refused(&policy, refusal)),
-            _ => Ok(()),
+            object: objects::network_policy(self.region, account, namespace),
         }
     }
 
@@ -1155,8 +1196,12 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn delete_all(&self, kind: Kind, selector: String) -> Step<()> {
-        self.must(Action::DeleteAll { kind, selector })
+    /// The call that deletes all objects of this kind that the server has.
+    fn delete_all(&self, kind: Kind) -> Action {
+        Action::DeleteAll {
+            kind,
+            selector: self.server.selector(),
+        }
     }
 
     fn idle(&self) -> Step<Next> {
@@ -1186,6 +1231,13 @@ impl Planner<'_> {
         if !vm.is_deleting() {
             self.keep_off(vm, run)?;
         }
+        let mut refused = None;
+        if !self.seen.has_namespace {
+            // The settings of the region may have changed. A refusal is no reason not to look at the server.
+            if let Answer::Refused(refusal) = self.call(self.isolation())? {
+                refused = Some(says(refusal));
+            }
+        }
         if let Some(run) = run {
             let is_rerun = vm.spec.run_strategy == Some(RunStrategy::RerunOnFailure);
             if is_rerun && run.is_deleting() && !run.is_final() && !vm.is_deleting() {
@@ -1199,7 +1251,7 @@ impl Planner<'_> {
             }
         }
         let (observation, raw) = self.at_rest(vm, &state);
-        Ok(Next::end(observation, raw))
+        Ok(Next::end(observation, raw.or(refused)))
     }
 
     /// The observation of a server of which nothing is asked, and what the cluster says about it.
@@ -1474,10 +1526,7 @@ impl Planner<'_> {
     }
 
     fn refused(&self, action: &Action, refusal: &Refusal) -> Next {
-        let raw = Some(format!(
-            "{} {}: {}",
-            refusal.status, refusal.reason, refusal.message
-        ));
+        let raw = Some(says(refusal));
         match observe::refused(action, refusal, self.region) {
             Some(Problem::LockedBySnapshot) => {
                 let observation = Observation {
@@ -1548,6 +1597,11 @@ impl Planner<'_> {
         let elapsed = self.now.duration_since(operation.counted_from());
         Duration::try_from(elapsed).unwrap_or_default()
     }
+}
+
+/// What the cluster says, for the log.
+fn says(refusal: &Refusal) -> String {
+    format!("{} {}: {}", refusal.status, refusal.reason, refusal.message)
 }
 
 /// When a run is ended without waiting for its guest.

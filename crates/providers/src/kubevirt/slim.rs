@@ -1,6 +1,6 @@
 //! What is read of KubeVirt's and CDI's objects: only what is used, because there are tens of thousands of them in memory.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::Resource;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
 use super::names::{BOOT, INSTANCE, IPV4, IPV6, RUN};
 
@@ -103,14 +103,23 @@ pub struct Template {
 
 /// The used part of a virtual machine's `spec.template.spec`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct TemplateSpec {
     /// The guest's host name.
     pub hostname: Option<String>,
+    /// Keys of the labels of the nodes that it may run on.
+    #[serde(deserialize_with = "keys")]
+    pub node_selector: Vec<String>,
     /// The virtual hardware.
     pub domain: Domain,
     /// Disks.
     pub volumes: Vec<Volume>,
+}
+
+/// The keys of a map.
+fn keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let map: Option<BTreeMap<String, IgnoredAny>> = Option::deserialize(deserializer)?;
+    Ok(map.into_iter().flatten().map(|(key, _)| key).collect())
 }
 
 /// The used part of the virtual hardware.

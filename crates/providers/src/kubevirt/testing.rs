@@ -13,7 +13,7 @@ use super::{
 use domain::{
     catalogue::region::{
         Cluster, EvictionStrategy, Image, ImageSource, Ipv4Prefix, Ipv6Prefix, KubeVirt, Namespaces, Network,
-        ObjectName, PrivateNetworks, Profile,
+        ObjectName, PrivateNetworks, Profile, TaintEffect, Toleration, TolerationOperator,
     },
     provider::{Addresses, Deadlines},
 };
@@ -67,6 +67,12 @@ pub fn region() -> KubeVirt {
             anti_spoofing_external: true,
         },
         node_selector: [("pool".to_owned(), "vms".to_owned())].into(),
+        tolerations: vec![Toleration {
+            key: Some("pool".to_owned()),
+            operator: TolerationOperator::Equal,
+            value: Some("vms".to_owned()),
+            effect: Some(TaintEffect::NoSchedule),
+        }],
         eviction_strategy: EvictionStrategy::LiveMigrateIfPossible,
         cpu_model: None,
         deadlines: Deadlines {

@@ -126,12 +126,90 @@ fn the_first_creation_of_an_account_makes_the_namespace_with_its_rights_and_isol
         Kind::NetworkPolicy,
         Kind::Secret,
     ] {
-        let Action::Post { kind, .. } = answer(&instance, &mut seen, 1, Answer::Done) else {
+        let action = answer(&instance, &mut seen, 1, Answer::Done);
+        let (Action::Post { kind, .. } | Action::Apply { kind, .. }) = action else {
             panic!()
         };
         assert_eq!(kind, wanted);
     }
     assert!(seen.has_namespace);
+}
+
+#[test]
+fn a_namespace_of_the_platform_team_needs_the_label_and_is_isolated_too() {
+    let mut region = region();
+    region.namespaces = Namespaces::Existing;
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let namespace =
+        |labels: Value| Answer::Object(serde_json::from_value(json!({ "labels": labels })).unwrap());
+    let ours = || namespace(json!({ super::names::INSTALLATION: "prod-1" }));
+    let after = |answers: Vec<Answer>| {
+        let mut seen = seen(None, None);
+        seen.has_namespace = false;
+        let mut last = None;
+        for reply in [no_vm()].into_iter().chain(answers) {
+            let action = next_in(&region, &instance, &seen, 1).action.unwrap();
+            seen.take(&action, reply);
+            last = Some(action);
+        }
+        (last.unwrap(), next_in(&region, &instance, &seen, 1))
+    };
+    let (last, plan) = after(vec![ours(), Answer::Done]);
+    assert!(matches!(
+        last,
+        Action::Apply {
+            kind: Kind::NetworkPolicy,
+            ..
+        }
+    ));
+    assert!(matches!(
+        plan.action,
+        Some(Action::Post {
+            kind: Kind::Secret,
+            ..
+        })
+    ));
+    for answers in [
+        vec![refused(404, "not found")],
+        vec![namespace(json!({}))],
+        vec![namespace(json!({ super::names::INSTALLATION: "prod-2" }))],
+        // There is no RoleBinding yet.
+        vec![ours(), refused(403, "cannot patch resource")],
+    ] {
+        assert_eq!(
+            failure(after(answers.clone()).1),
+            "NamespaceMissing",
+            "{answers:?}"
+        );
+    }
+}
+
+#[test]
+fn the_isolation_of_a_namespace_is_applied_once_when_its_servers_are_first_looked_at() {
+    let instance = resting("Running", &json!({}));
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    for (reply, is_known) in [
+        (Answer::Done, true),
+        (refused(403, "cannot patch resource"), false),
+    ] {
+        let mut seen = seen(Some(&on), Some(&run));
+        seen.has_namespace = false;
+        let action = answer(&instance, &mut seen, 1, reply);
+        let Action::Apply {
+            kind: Kind::NetworkPolicy,
+            object,
+        } = action
+        else {
+            panic!("{action:?}")
+        };
+        let wanted = super::objects::network_policy(&region(), ACCOUNT_UID, &server(&instance).namespace);
+        assert_eq!(object, wanted);
+        assert_eq!(seen.has_namespace, is_known);
+        let plan = next(&instance, &seen, 1);
+        assert_eq!(plan.raw.is_none(), is_known, "{:?}", plan.raw);
+        assert_eq!(observed(plan).power, Some(Power::On));
+    }
 }
 
 #[test]
@@ -445,6 +523,38 @@ fn a_deletion_ends_when_the_claim_is_gone() {
         let observation = observed(next(&instance, &seen, 5));
         assert_eq!(observation.power, None);
         assert_eq!(observation.progress == Progress::Done, is_last);
+    }
+}
+
+#[test]
+fn a_deletion_has_nothing_to_do_where_the_server_cannot_ever_have_been() {
+    let deletion = json!({ "kind": "Delete", "endsIn": "Stopped" });
+    let made = during(&deletion, Some("Running"));
+    let mut never_made = made.clone();
+    never_made.status.as_mut().unwrap().provisioned_at = None;
+    let namespace =
+        |labels: Value| Answer::Object(serde_json::from_value(json!({ "labels": labels })).unwrap());
+    let theirs = namespace(json!({ "team": "images" }));
+    let ours = namespace(json!(account_labels(&region(), ACCOUNT_UID)));
+    let no_rights = || refused(403, "cannot deletecollection resource");
+    for (instance, answers, is_done) in [
+        (&made, vec![refused(404, "not found")], true),
+        (&made, vec![theirs.clone()], true),
+        // There is no RoleBinding: it was not made yet, or somebody has taken it away.
+        (&never_made, vec![ours.clone(), no_rights()], true),
+        (&made, vec![ours, no_rights()], false),
+    ] {
+        let mut seen = seen(None, None);
+        seen.has_namespace = false;
+        for reply in [no_vm()].into_iter().chain(answers) {
+            answer(instance, &mut seen, 1, reply);
+        }
+        let plan = next(instance, &seen, 1);
+        if is_done {
+            assert_eq!(observed(plan).progress, Progress::Done);
+        } else {
+            assert_eq!(failure(plan), "ClusterFault");
+        }
     }
 }
 
@@ -1599,6 +1709,22 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
 }
 
 #[test]
+fn a_boot_takes_away_the_node_labels_that_the_region_no_longer_asks_for() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let old =
+        json!({ "spec": { "template": { "spec": { "nodeSelector": { "pool": "old", "zone": "a" } } } } });
+    let mut off = vm(&instance, OFF, &old);
+    let Some(Action::Patch { patch, .. }) = next(&instance, &seen(Some(&off), None), 1).action else {
+        panic!()
+    };
+    merge(&mut off, &patch);
+    assert_eq!(
+        off["spec"]["template"]["spec"]["nodeSelector"],
+        json!({ "pool": "vms" })
+    );
+}
+
+#[test]
 fn the_patches_are_as_before() {
     let instance = during(
         &json!({ "kind": "Resize", "plan": "performance" }),
@@ -1665,6 +1791,20 @@ fn what_the_account_holder_gives_to_cloud_init_comes_first_and_so_takes_preceden
         "user-data-gzip.txt",
         &made(&image, Some(&[0x1f, 0x8b, 8, 0, 0xff])),
     );
+}
+
+#[test]
+fn every_reason_is_explained_in_the_docs() {
+    use strum::VariantNames as _;
+    let page = format!("{}/../../docs/kubevirt.md", env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(page).unwrap();
+    let section = page.split_once("## What customers see").unwrap().1;
+    let section = section.split_once("\n## ").unwrap().0;
+    let missing: Vec<_> = super::observe::Problem::VARIANTS
+        .iter()
+        .filter(|reason| !section.contains(&format!("`{reason}`")))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]
