@@ -32,6 +32,9 @@ pub trait Instances: Send + Sync + 'static {
     /// The observation of the server of this Instance may have changed. Only a hint: a call may be missed, or made for nothing.
     fn changed(&self, namespace: &str, name: &str);
 
+    /// All of them.
+    fn all(&self) -> Vec<Arc<Instance>>;
+
     /// Whether there is this Instance, first created with this UID.
     fn has(&self, namespace: &str, name: &str, uid: &str) -> bool;
 }

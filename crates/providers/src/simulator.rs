@@ -128,14 +128,7 @@ impl Simulator {
             faults,
             ipam: pools.ipam(),
         };
-        let mut known: Vec<&Instance> = known.into_iter().collect();
-        known.sort_by_key(|instance| {
-            (
-                origin::created_at(&instance.metadata),
-                origin::uid(&instance.metadata),
-            )
-        });
-        for instance in known {
+        for instance in ipam::oldest_first(known.into_iter().collect()) {
             simulator.adopt(instance);
         }
         simulator
@@ -153,7 +146,7 @@ impl Simulator {
     /// Marks the address in an Instance's status as taken.
     fn adopt(&self, instance: &Instance) {
         self.ipam
-            .adopt(origin::uid(&instance.metadata), &ipam::in_status(instance));
+            .adopt(origin::uid(&instance.metadata), &ipam::in_status(instance), None);
     }
 
     fn reservation(&self, instance: &Instance) -> Reservation {
