@@ -961,10 +961,7 @@ impl Planner<'_> {
         }
         // Left over from a crash, it would make KubeVirt start the server.
         if vm.is_start_requested() {
-            return Err(Next::call(Action::ClearRequests {
-                name: self.server.name.clone(),
-                patch: clear_requests_patch(vm),
-            }));
+            return Err(self.clear_requests(vm));
         }
         if vm.spec.run_strategy != Some(RunStrategy::Halted) {
             return Err(self.patch(run_patch(vm, RunStrategy::Halted)));
@@ -1255,10 +1252,7 @@ impl Planner<'_> {
         }
         match vm.spec.run_strategy {
             Some(RunStrategy::Always) => Err(self.patch(run_patch(vm, RunStrategy::Halted))),
-            Some(RunStrategy::Halted) if vm.is_start_requested() => Err(Next::call(Action::ClearRequests {
-                name: self.server.name.clone(),
-                patch: clear_requests_patch(vm),
-            })),
+            Some(RunStrategy::Halted) if vm.is_start_requested() => Err(self.clear_requests(vm)),
             Some(RunStrategy::Halted) if self.status.power == Some(PowerState::Stopped) => {
                 let risen = run.filter(|run| !is(&self.status.provider_state, state::RUN, run.uid()));
                 risen.map_or(Ok(()), |run| self.end_at_once(run))
@@ -1323,7 +1317,7 @@ impl Planner<'_> {
             return Err(self.busy(None, SOON));
         }
         if seen.is_stale || seen.vm.is_none() && !seen.is_read {
-            return Err(Next::call(Action::Get {
+            return Err(self.renewing(Action::Get {
                 kind: Kind::VirtualMachine,
                 name: self.server.name.clone(),
             }));
@@ -1423,9 +1417,20 @@ impl Planner<'_> {
         }
     }
 
-    /// A change of the virtual machine. Once it is done, the virtual machine looks different.
+    /// A change of the virtual machine.
     fn patch(&self, patch: Value) -> Next {
-        let action = self.change(patch);
+        self.renewing(self.change(patch))
+    }
+
+    fn clear_requests(&self, vm: &VirtualMachine) -> Next {
+        self.renewing(Action::ClearRequests {
+            name: self.server.name.clone(),
+            patch: clear_requests_patch(vm),
+        })
+    }
+
+    /// A call that is answered with the virtual machine. Once it is done, the virtual machine looks different.
+    fn renewing(&self, action: Action) -> Next {
         match self.call(action.clone()) {
             Ok(Answer::Refused(refusal)) => self.refused(&action, refusal),
             Ok(_) => self.nonsense(),

@@ -1331,6 +1331,30 @@ fn row_54_a_namespace_that_is_foreign_or_being_deleted_is_not_used() {
 }
 
 #[test]
+fn row_34_a_refused_read_or_status_patch_ends_the_step_and_is_told() {
+    let starting = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let stopping = during(&json!({ "kind": "Stop", "endsIn": "Stopped" }), Some("Running"));
+    let requested = json!({ "status": { "stateChangeRequests": [{ "action": "Start" }] } });
+    let looping = vm(&stopping, ON, &requested);
+    for (instance, vm) in [(starting, None), (stopping, Some(&looping))] {
+        for status in [403, 500] {
+            let mut seen = seen(vm, None);
+            answer(&instance, &mut seen, 1, refused(status, "no"));
+            let plan = next(&instance, &seen, 1);
+            assert_eq!(plan.action, None, "not again and again");
+            assert!(plan.raw.unwrap().contains("no"));
+            match plan.outcome {
+                Ok(observation) if status == 403 => {
+                    assert!(matches!(observation.progress, Progress::Failed(_)));
+                }
+                Err(ProviderError::Unavailable(_)) if status == 500 => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn row_56_a_server_that_others_are_saving_waits() {
     let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
     let off = vm(&instance, OFF, &json!({}));
