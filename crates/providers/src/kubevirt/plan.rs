@@ -383,7 +383,7 @@ pub fn plan(
             since: *since,
         }),
         (Reach::Live, Some(operation)) => planner.operate(operation).unwrap_or_else(|next| next),
-        (Reach::Live, None) => planner.idle().unwrap_or_else(|next| next),
+        (Reach::Live, None) => planner.idle().unwrap_or_else(|next| planner.at_best(next)),
     };
     let todo = |action: Box<Action>, repairs_lost_start| Plan {
         outcome: planner.unfinished(),
@@ -1238,6 +1238,25 @@ impl Planner<'_> {
             recheck_after: Some(SOON),
             ..self.at_rest(vm, &self.known()).0
         })
+    }
+
+    /// An idle step that comes to its end early reports what is known of the server, rather than that there is none.
+    fn at_best(&self, next: Next) -> Next {
+        let Next::End(end) = next else { return next };
+        let (outcome, raw) = *end;
+        let outcome = outcome.and_then(|early| {
+            let failure = match early.progress {
+                Progress::Failed(trouble) => Some(Notice::Told(trouble)),
+                _ => None,
+            };
+            let known = self.unfinished()?;
+            Ok(Observation {
+                notice: failure.or(early.notice).or(known.notice),
+                recheck_after: Some(early.recheck_after.unwrap_or(WAIT)),
+                ..known
+            })
+        });
+        Next::End(Box::new((outcome, raw)))
     }
 
     /// Whether the server of an idle Instance was never made, because it was stopped before.

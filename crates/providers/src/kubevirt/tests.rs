@@ -1373,6 +1373,42 @@ fn row_56_a_server_that_others_are_saving_waits() {
 }
 
 #[test]
+fn rows_16_and_56_a_repair_that_does_not_succeed_is_told_and_the_server_is_not_missing() {
+    let stopped = resting("Stopped", &json!({}));
+    let risen = json!({ "metadata": { "annotations": { RUN: OFF } } });
+    let always = vm(&stopped, "Always", &risen);
+    let run = run_of(&always, "run-2", "Running", &json!({}));
+    let locked = "Cannot update VM runStrategy until snapshot \"x\" completes";
+    for (status, message, notice) in [
+        (422, locked, "LockedBySnapshot"),
+        (422, "denied the request", "Refused"),
+        (403, "denied the request", "Refused"),
+    ] {
+        let mut seen = seen(Some(&always), Some(&run));
+        answer(&stopped, &mut seen, 1, refused(status, message));
+        let observation = observed(next(&stopped, &seen, 1));
+        assert!(observation.power.is_some(), "{message}");
+        assert_eq!(told(&observation), Some((notice, false)));
+        assert!(observation.recheck_after.is_some());
+    }
+    // Others change it all the time.
+    let mut seen = seen(Some(&always), Some(&run));
+    while let Some(action) = next(&stopped, &seen, 1).action {
+        let reply = match action {
+            Action::Get { .. } => Answer::VirtualMachine(parse_vm(&always)),
+            _ => refused(409, "the object has been modified"),
+        };
+        seen.take(&action, reply);
+    }
+    let last = next(&stopped, &seen, 1).outcome;
+    assert!(!matches!(last, Ok(Observation { power: None, .. })), "{last:?}");
+    // Nobody knows whether it is there.
+    let mut seen = self::seen(None, None);
+    answer(&stopped, &mut seen, 1, refused(403, "forbidden"));
+    assert!(next(&stopped, &seen, 1).outcome.is_err());
+}
+
+#[test]
 fn row_58_the_grace_does_not_depend_on_the_clock_of_the_cluster() {
     let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
     let halting = vm(&instance, OFF, &json!({ "status": { "created": true } }));
