@@ -309,7 +309,12 @@ impl Seen {
                     ..
                 },
                 _,
-            ) if is_done(&answer) => self.has_namespace = true,
+            ) if is_done(&answer) => {
+                self.has_namespace = true;
+                // Asked before there were rights.
+                self.log
+                    .retain(|(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403));
+            }
             (Action::Post { kind, .. }, _)
                 if status == 404 && *kind != Kind::DataVolume && self.has_namespace =>
             {
@@ -528,7 +533,7 @@ impl Planner<'_> {
 
     fn resize(&self, operation: &Operation) -> Step<()> {
         let Some(vm) = self.vm()? else {
-            if operation.ends_in == PowerState::Running {
+            if operation.ends_in == PowerState::Running || self.status.provisioned_at.is_none() {
                 return self.remake(operation);
             }
             return Err(self.failed(Problem::ServerMissing, None));
@@ -635,10 +640,11 @@ impl Planner<'_> {
         Err(self.still_in_use(operation))
     }
 
-    /// Makes a server that is not there any more around its disk.
+    /// Makes a server that is not there any more around its disk, or one that was never made.
     fn remake(&self, operation: &Operation) -> Step<()> {
         match self.left_disk()? {
             Some(disk) => self.make(operation, Some(&disk)),
+            None if self.status.provisioned_at.is_none() => self.make(operation, None),
             None => Err(self.failed(Problem::ServerMissing, None)),
         }
     }

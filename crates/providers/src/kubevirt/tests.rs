@@ -1005,6 +1005,50 @@ fn row_28_a_server_is_missing_only_if_the_cluster_says_so_and_a_start_keeps_its_
 }
 
 #[test]
+fn a_server_that_was_never_made_is_made_by_the_first_operation_that_needs_one() {
+    for kind in ["Start", "Reboot", "Resize"] {
+        let mut instance = during(&json!({ "kind": kind, "plan": "performance" }), None);
+        instance.status.as_mut().unwrap().provisioned_at = None;
+        let mut seen = seen(None, None);
+        answer(&instance, &mut seen, 1, no_vm());
+        answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+        let action = next(&instance, &seen, 1).action;
+        assert!(matches!(action, Some(Action::Post { .. })), "{kind} {action:?}");
+    }
+    // One that was made, and has lost its disk, is another matter.
+    let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
+    let mut seen = seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+    assert_eq!(failure(next(&instance, &seen, 1)), "ServerMissing");
+}
+
+#[test]
+fn what_was_refused_before_the_namespace_had_rights_is_asked_again() {
+    for kind in ["Start", "Rebuild"] {
+        let instance = during(&json!({ "kind": kind }), None);
+        let mut seen = seen(None, None);
+        seen.has_namespace = false;
+        answer(&instance, &mut seen, 1, no_vm());
+        let mut posted = Vec::new();
+        while let Some(action) = next(&instance, &seen, 1).action {
+            let reply = match &action {
+                Action::Post { kind, .. } => {
+                    posted.push(*kind);
+                    Answer::Done
+                }
+                Action::List { .. } if seen.has_namespace => Answer::DataVolumes(Vec::new()),
+                Action::Get { .. } if seen.has_namespace => refused(404, "not found"),
+                _ => refused(403, "forbidden"),
+            };
+            seen.take(&action, reply);
+        }
+        assert!(posted.contains(&Kind::DataVolume), "{kind} {posted:?}");
+        assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy, "{kind}");
+    }
+}
+
+#[test]
 fn row_29_a_run_that_somebody_else_ends_stays_off() {
     let deleting = json!({ "metadata": { "deletionTimestamp": at(1) } });
     let ending = at_rest(
