@@ -312,8 +312,9 @@ impl Seen {
             ) if is_done(&answer) => {
                 self.has_namespace = true;
                 // Asked before there were rights.
-                self.log
-                    .retain(|(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403));
+                self.log.retain(
+                    |(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403),
+                );
             }
             (Action::Post { kind, .. }, _)
                 if status == 404 && *kind != Kind::DataVolume && self.has_namespace =>

@@ -1044,7 +1044,11 @@ fn what_was_refused_before_the_namespace_had_rights_is_asked_again() {
             seen.take(&action, reply);
         }
         assert!(posted.contains(&Kind::DataVolume), "{kind} {posted:?}");
-        assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy, "{kind}");
+        assert_eq!(
+            observed(next(&instance, &seen, 1)).progress,
+            Progress::Busy,
+            "{kind}"
+        );
     }
 }
 
