@@ -1010,7 +1010,13 @@ fn check(world: &World, stellage: &Stellage, has_reinstalled: bool) -> Result<()
     );
     if !has_reinstalled {
         prop_assert_eq!(world.disks.len(), 1, "{:?}\n{}", world.disks.keys(), trace());
+        prop_assert_eq!(world.secrets.len(), 1, "{:?}\n{}", world.secrets.keys(), trace());
     }
+    prop_assert!(
+        world.secrets.contains_key(disk),
+        "it has lost its user data\n{}",
+        trace()
+    );
     if let Some(run) = world.run.as_ref().filter(|_| is_on) {
         prop_assert_eq!(text(run, "/disk"), disk, "{}", trace());
     }

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::{
-    names::{BOOT, CREATED_BY, DISK, INSTANCE_UID, RUN, Server, account_labels, boot},
+    names::{BOOT, CREATED_BY, INSTANCE_UID, RUN, Server, account_labels, boot},
     objects::{
         self, Boot, Maker, clear_requests_patch, grow_patch, hostname, plan_patch, run_patch, seal_patch,
         undo_boot_patch,
@@ -481,9 +481,10 @@ impl Planner<'_> {
         }
         // The creation is repeated with another image. Nobody has used the server, so its disk goes first.
         self.off(operation, vm, Force::AtOnce)?;
-        let secret = self.new_disk(operation)?;
+        self.new_disk(operation)?;
+        self.post_secret(operation, &disk)?;
         self.delete_other_disks(&disk)?;
-        Err(self.boot(vm, operation, &disk, &secret))
+        Err(self.boot(vm, operation, &disk))
     }
 
     fn start(&self, operation: &Operation) -> Step<()> {
@@ -582,9 +583,9 @@ impl Planner<'_> {
         let Some(vm) = vm else {
             return self.make(operation, Some(&disk));
         };
-        let secret = self.post_secret(operation)?;
         self.off(operation, vm, Force::AtOnce)?;
-        Err(self.boot(vm, operation, &disk, &secret))
+        self.post_secret(operation, &disk)?;
+        Err(self.boot(vm, operation, &disk))
     }
 
     fn delete(&self, operation: &Operation) -> Step<Next> {
@@ -652,21 +653,20 @@ impl Planner<'_> {
 
     /// Makes the virtual machine, around this disk or a new one.
     fn make(&self, operation: &Operation, disk: Option<&str>) -> Step<()> {
-        let secret = match disk {
-            Some(_) => {
-                self.can_attach()?;
-                self.namespace()?;
-                self.post_secret(operation)?
-            }
-            None => self.new_disk(operation)?,
-        };
         let own = self.server.disk(operation);
+        if disk.is_some() {
+            self.can_attach()?;
+            self.namespace()?;
+        } else {
+            self.new_disk(operation)?;
+        }
+        let disk = disk.unwrap_or(&own);
+        self.post_secret(operation, disk)?;
         let hostname = hostname(self.instance, &self.server);
         let boot = Boot {
             operation,
             run: run_for(operation),
-            disk: disk.unwrap_or(&own),
-            secret: &secret,
+            disk,
             hostname: &hostname,
             config_drive: self.image(operation).is_some_and(|image| image.config_drive),
         };
@@ -678,14 +678,12 @@ impl Planner<'_> {
         Err(self.busy(None, SOON))
     }
 
-    /// Begins to make the disk, with all that it needs. Returns the name of the Secret.
-    fn new_disk(&self, operation: &Operation) -> Step<String> {
+    /// Begins to make the disk, with all that it needs.
+    fn new_disk(&self, operation: &Operation) -> Step<()> {
         self.can_install(operation)?;
         self.can_attach()?;
         self.namespace()?;
-        let secret = self.post_secret(operation)?;
-        self.post_disk(operation)?;
-        Ok(secret)
+        self.post_disk(operation)
     }
 
     /// Whether there is something to install.
@@ -779,14 +777,12 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns the name of the Secret.
-    fn post_secret(&self, operation: &Operation) -> Step<String> {
-        let (name, object) = self.maker().secret(self.image(operation));
+    /// Makes the Secret that belongs to a disk. It comes after the disk, and goes with it: Secrets can be neither read nor listed.
+    fn post_secret(&self, operation: &Operation, disk: &str) -> Step<()> {
         self.must(Action::Post {
             kind: Kind::Secret,
-            object,
-        })?;
-        Ok(name)
+            object: self.maker().secret(disk, self.image(operation)),
+        })
     }
 
     fn post_disk(&self, operation: &Operation) -> Step<()> {
@@ -880,11 +876,7 @@ impl Planner<'_> {
         if !is_old || !matches!(disk.phase(), "" | "Pending") || disk.name() != self.server.disk(operation) {
             return Ok(());
         }
-        let selector = format!(
-            "{},{DISK}={}",
-            self.server.selector(),
-            self.server.suffix(disk.name())
-        );
+        let selector = self.server.selector_of(disk.name());
         let action = Action::List {
             kind: Kind::Claim,
             selector,
@@ -931,14 +923,14 @@ impl Planner<'_> {
         }
         self.off(operation, vm, force)?;
         self.grow(operation, vm, false)?;
-        let (Some(disk), Some(secret)) = (vm.disk(), vm.secret()) else {
+        let Some(disk) = vm.disk() else {
             return Err(self.failed(Problem::DiskMissing, None));
         };
-        Err(self.boot(vm, operation, disk, secret))
+        Err(self.boot(vm, operation, disk))
     }
 
     /// The call that powers a virtual machine on, with this disk.
-    fn boot(&self, vm: &VirtualMachine, operation: &Operation, disk: &str, secret: &str) -> Next {
+    fn boot(&self, vm: &VirtualMachine, operation: &Operation, disk: &str) -> Next {
         let is_new = vm.disk() != Some(disk);
         let own = hostname(self.instance, &self.server);
         let image = self.image(operation).filter(|_| is_new);
@@ -946,7 +938,6 @@ impl Planner<'_> {
             operation,
             run: run_for(operation),
             disk,
-            secret,
             // It changes only with the disk, since it is also inside.
             hostname: vm
                 .spec
@@ -1146,14 +1137,20 @@ impl Planner<'_> {
         disk_sign(disk).map_or(Ok(()), |sign| Err(self.wait(operation, sign)))
     }
 
-    /// Deletes all disks of the server but this one, each by its UID: a call that comes late must not delete the disk that a later
-    /// operation makes. Old Secrets, which nothing mounts, stay until the server is deleted, for they may not be listed.
+    /// Deletes all disks of the server but this one, with their Secrets. Each is named, for a call that comes late must not delete
+    /// what a later operation makes.
     fn delete_other_disks(&self, disk: &str) -> Step<()> {
-        for other in self.disks()?.iter().filter(|other| other.name() != disk) {
+        self.delete_disks(|name| name != disk)
+    }
+
+    fn delete_disks(&self, is_over: impl Fn(&str) -> bool) -> Step<()> {
+        for disk in self.disks()?.iter().filter(|disk| is_over(disk.name())) {
+            // First: without its disk, nobody would find it.
+            self.delete_all(Kind::Secret, self.server.selector_of(disk.name()))?;
             self.must(Action::Delete {
                 kind: Kind::DataVolume,
-                name: other.name().to_owned(),
-                uid: other.metadata.uid.clone().unwrap_or_default(),
+                name: disk.name().to_owned(),
+                uid: disk.metadata.uid.clone().unwrap_or_default(),
             })?;
         }
         Ok(())

@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::Resource;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use super::names::{BOOT, INSTANCE, IPV4, IPV6, RUN};
 
@@ -147,18 +147,8 @@ pub struct Volume {
     pub name: String,
     /// The `DataVolume` that it is.
     pub data_volume: Option<Reference>,
-    /// The cloud-init data that it shows.
-    pub cloud_init_no_cloud: Option<CloudInit>,
-    /// The same as a config drive.
-    pub cloud_init_config_drive: Option<CloudInit>,
-}
-
-/// Cloud-init data.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct CloudInit {
-    /// The Secret with the user data.
-    pub secret_ref: Option<Reference>,
+    /// That it shows the cloud-init data as a config drive.
+    pub cloud_init_config_drive: Option<IgnoredAny>,
 }
 
 /// A reference by name.
@@ -227,16 +217,6 @@ impl VirtualMachine {
         let mut volumes = self.spec.template.spec.volumes.iter();
         let disk = volumes.find_map(|volume| volume.data_volume.as_ref())?;
         Some(&disk.name)
-    }
-
-    /// Name of the Secret with the cloud-init data.
-    pub fn secret<'a>(&'a self) -> Option<&'a str> {
-        let of = |volume: &'a Volume| {
-            let no_cloud = volume.cloud_init_no_cloud.as_ref();
-            no_cloud.or(volume.cloud_init_config_drive.as_ref())
-        };
-        let data = self.spec.template.spec.volumes.iter().find_map(of)?;
-        Some(&data.secret_ref.as_ref()?.name)
     }
 
     /// Whether the cloud-init data is a config drive.

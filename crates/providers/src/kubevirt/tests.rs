@@ -96,7 +96,7 @@ fn a_creation_takes_three_writes_once_the_namespace_is_there() {
         panic!()
     };
     written.push(kind);
-    assert_eq!(written, [Kind::Secret, Kind::DataVolume, Kind::VirtualMachine]);
+    assert_eq!(written, [Kind::DataVolume, Kind::Secret, Kind::VirtualMachine]);
     let mut vm = object;
     merge(
         &mut vm,
@@ -124,7 +124,7 @@ fn the_first_creation_of_an_account_makes_the_namespace_with_its_rights_and_isol
         Kind::Namespace,
         Kind::RoleBinding,
         Kind::NetworkPolicy,
-        Kind::Secret,
+        Kind::DataVolume,
     ] {
         let Action::Post { kind, .. } = answer(&instance, &mut seen, 1, Answer::Done) else {
             panic!()
@@ -350,14 +350,6 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
         60,
         data_volume(&instance, &disk, "Succeeded", &json!({})),
     );
-    let action = answer(&instance, &mut seen, 60, Answer::Done);
-    assert!(matches!(
-        action,
-        Action::Post {
-            kind: Kind::Secret,
-            ..
-        }
-    ));
     assert_eq!(patched(&next(&instance, &seen, 60)), (Some(OFF), None));
 
     let mut off = vm(&instance, OFF, &json!({}));
@@ -368,7 +360,14 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
         70,
         data_volume(&instance, &disk, "Succeeded", &json!({})),
     );
-    answer(&instance, &mut seen, 70, Answer::Done);
+    let action = answer(&instance, &mut seen, 70, Answer::Done);
+    assert!(matches!(
+        action,
+        Action::Post {
+            kind: Kind::Secret,
+            ..
+        }
+    ));
     let plan = next(&instance, &seen, 70);
     assert_eq!(patched(&plan).0, Some(ON));
     let Some(Action::Patch { patch, .. }) = plan.action else {
@@ -380,7 +379,8 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     off["status"]["created"] = true.into();
     let run = run_of(&off, "run-2", "Running", &json!({}));
     let mut seen = self::seen(Some(&off), Some(&run));
-    let disks = ["old", disk.as_str()].map(|name| {
+    let old = format!("{}-old", server(&instance).name);
+    let disks = [old.as_str(), disk.as_str()].map(|name| {
         let Answer::DataVolume(disk) = data_volume(&instance, name, "Succeeded", &json!({})) else {
             panic!()
         };
@@ -388,7 +388,16 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     });
     answer(&instance, &mut seen, 80, Answer::DataVolumes(disks.into()));
     let deleted = answer(&instance, &mut seen, 80, Answer::Done);
-    let (name, uid) = ("old".to_owned(), "disk".to_owned());
+    assert_eq!(
+        deleted,
+        Action::DeleteAll {
+            kind: Kind::Secret,
+            selector: format!("stellage.dev/instance-uid={UID},stellage.dev/disk=old"),
+        },
+        "a tenant could fill the cluster with them"
+    );
+    let deleted = answer(&instance, &mut seen, 80, Answer::Done);
+    let (name, uid) = (old, "disk".to_owned());
     assert_eq!(
         deleted,
         Action::Delete {
@@ -560,7 +569,6 @@ fn row_01_a_missing_golden_image_is_an_error_at_once() {
     let instance = during(&json!({ "kind": "Create" }), None);
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
-    answer(&instance, &mut seen, 1, Answer::Done);
     answer(
         &instance,
         &mut seen,
@@ -606,7 +614,6 @@ fn row_03_an_image_larger_than_the_disk_is_told_apart() {
     let instance = during(&json!({ "kind": "Create" }), None);
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
-    answer(&instance, &mut seen, 1, Answer::Done);
     let message = "target resources requests storage size is smaller than the source";
     answer(&instance, &mut seen, 1, refused(422, message));
     assert_eq!(failure(next(&instance, &seen, 1)), "ImageTooLarge");
@@ -1189,13 +1196,13 @@ fn row_40_a_creation_goes_on_with_what_it_finds() {
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
     answer(&instance, &mut seen, 1, refused(409, "already exists"));
-    answer(&instance, &mut seen, 1, refused(409, "already exists"));
     answer(
         &instance,
         &mut seen,
         1,
         data_volume(&instance, &disk, "Succeeded", &json!({})),
     );
+    answer(&instance, &mut seen, 1, refused(409, "already exists"));
     let action = next(&instance, &seen, 1).action;
     assert!(matches!(
         action,
@@ -1622,13 +1629,12 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
         };
         let operation = operation(&instance);
         let image = &region.images["debian-13"];
-        let (secret_name, secret) = maker.secret(Some(image));
         let disk = server.disk(operation);
+        let secret = maker.secret(&disk, Some(image));
         let boot = super::objects::Boot {
             operation,
             run: super::slim::RunStrategy::RerunOnFailure,
             disk: &disk,
-            secret: &secret_name,
             hostname: &super::objects::hostname(&instance, &server),
             config_drive: false,
         };
@@ -1667,7 +1673,6 @@ fn the_patches_are_as_before() {
         operation: operation(&instance),
         run: super::slim::RunStrategy::RerunOnFailure,
         disk: vm.disk().unwrap(),
-        secret: vm.secret().unwrap(),
         hostname: "web-1",
         config_drive: false,
     };
@@ -1697,7 +1702,7 @@ fn what_the_account_holder_gives_to_cloud_init_comes_first_and_so_takes_preceden
             addresses: &domain::provider::Addresses::default(),
             user_data: data,
         };
-        let (_, secret) = maker.secret(Some(image));
+        let secret = maker.secret("disk", Some(image));
         secret["stringData"]["userdata"].as_str().unwrap().to_owned()
     };
     assert!(made(&image, None).starts_with("#cloud-config\n{"));
