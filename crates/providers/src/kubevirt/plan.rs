@@ -576,6 +576,11 @@ impl Planner<'_> {
         if self.disk(&disk)?.is_none() {
             self.can_install(operation)?;
             self.namespace()?;
+            let in_use = vm.and_then(VirtualMachine::disk);
+            if let Some(in_use) = in_use.or(self.status.provider_state.get(state::DISK).map(String::as_str)) {
+                // Left by rebuilds that came to nothing.
+                self.delete_disks(|name| name != in_use && name != disk)?;
+            }
             self.post_disk(operation)?;
             return Err(self.busy(Some(Problem::Importing), POLL));
         }

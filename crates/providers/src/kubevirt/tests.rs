@@ -317,6 +317,7 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     let run = run_of(&on, "run-1", "Running", &json!({}));
     let mut first = seen(Some(&on), Some(&run));
     answer(&instance, &mut first, 1, no_vm());
+    answer(&instance, &mut first, 1, Answer::DataVolumes(Vec::new()));
     let action = answer(&instance, &mut first, 1, Answer::Done);
     assert!(matches!(
         action,
@@ -407,6 +408,40 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
         }
     );
     assert_eq!(observed(next(&instance, &seen, 80)).progress, Progress::Done);
+}
+
+#[test]
+fn a_rebuild_deletes_the_disks_of_rebuilds_that_came_to_nothing_before_it_makes_another() {
+    let instance = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let id = server(&instance).name;
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let mut seen = seen(Some(&on), None);
+    answer(&instance, &mut seen, 1, no_vm());
+    let disks = ["old", "failed", "again"].map(|suffix| {
+        let disk = data_volume(&instance, &format!("{id}-{suffix}"), "Pending", &json!({}));
+        let Answer::DataVolume(disk) = disk else { panic!() };
+        disk
+    });
+    answer(&instance, &mut seen, 1, Answer::DataVolumes(disks.into()));
+    let mut deleted = Vec::new();
+    loop {
+        match answer(&instance, &mut seen, 1, Answer::Done) {
+            Action::Delete { name, .. } => deleted.push(name),
+            Action::DeleteAll { kind, selector } => {
+                assert!(kind == Kind::Secret && !selector.ends_with("=old"), "{selector}");
+            }
+            Action::Post { kind, .. } => {
+                assert_eq!(kind, Kind::DataVolume);
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(
+        deleted,
+        [format!("{id}-failed"), format!("{id}-again")],
+        "the one in use stays"
+    );
 }
 
 #[test]
