@@ -20,7 +20,9 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use domain::{
-    provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window},
+    provider::{
+        Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Trouble, Usage, Window,
+    },
     user_data::UserData,
 };
 use resources::{Backup, Instance};
@@ -46,8 +48,9 @@ pub struct Step<'a> {
     pub instance: &'a Instance,
     /// Public id of its account; empty if there is no Account.
     pub account: &'a str,
-    /// The user data, if the operation may install the server and there is any.
-    pub user_data: Option<&'a UserData>,
+    /// The user data, if the operation may install the server and there is any; or why it cannot be had. Without it, no server is
+    /// installed, but one that is installed already is made to run.
+    pub user_data: Result<Option<&'a UserData>, &'a Trouble>,
     /// The backup that the operation restores, unless it has been deleted since the operation began.
     pub backup: Option<&'a Backup>,
     /// The time.

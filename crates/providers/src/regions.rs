@@ -702,7 +702,7 @@ regions:
             let step = Step {
                 instance: &new,
                 account: "acc",
-                user_data: None,
+                user_data: Ok(None),
                 backup: None,
                 now: at(0),
             };

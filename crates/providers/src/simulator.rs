@@ -325,11 +325,16 @@ impl Provider for Simulator {
         self.ipam.release(origin::uid(&instance.metadata), Instant::now());
     }
 
-    async fn step(&self, Step { instance, now, .. }: Step<'_>) -> Result<Observation, ProviderError> {
+    async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
+        let instance = step.instance;
         if self.faults.of(instance) == Some("unreachable") {
             std::future::pending::<()>().await;
         }
-        Ok(self.show(instance, now))
+        let mut seen = self.show(instance, step.now);
+        if let Err(trouble) = step.user_data {
+            seen.progress = Progress::Failed(trouble.clone());
+        }
+        Ok(seen)
     }
 
     async fn create_backup(
@@ -515,7 +520,7 @@ mod tests {
         Step {
             instance,
             account: "usr_1",
-            user_data: None,
+            user_data: Ok(None),
             backup: None,
             now: at(second),
         }

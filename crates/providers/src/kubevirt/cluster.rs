@@ -481,7 +481,10 @@ impl Cluster {
         seen.vm = self.written.lock().freshest(&name, self.machines.get(&name));
         seen.ended = self.ended.lock().0.get(&name).cloned();
         seen.run = self.runs.get(&name);
-        seen.user_data = step.user_data.map(|data| Arc::from(data.text().as_bytes()));
+        seen.user_data = step
+            .user_data
+            .map(|data| data.map(|data| Arc::from(data.text().as_bytes())))
+            .map_err(Trouble::clone);
         Ok(seen)
     }
 

@@ -215,8 +215,8 @@ pub struct Seen {
     pub user: String,
     /// The addresses that are reserved for the server.
     pub addresses: Addresses,
-    /// What the account holder wants cloud-init to do, as it was given: plain, or compressed by gzip.
-    pub user_data: Option<Arc<[u8]>>,
+    /// What the account holder wants cloud-init to do; or why that cannot be had.
+    pub user_data: Result<Option<Arc<[u8]>>, Trouble>,
     /// Whether the virtual machine, or that there is none, is the answer to a call of this step.
     is_read: bool,
     /// Whether the virtual machine is known to have changed since.
@@ -239,7 +239,7 @@ impl Seen {
             account_uid,
             user,
             addresses: Addresses::default(),
-            user_data: None,
+            user_data: Ok(None),
             is_read: false,
             is_stale: false,
             conflicts: 0,
@@ -588,6 +588,7 @@ impl Planner<'_> {
         let Some(vm) = vm else {
             return self.make(operation, Some(&disk));
         };
+        self.has_user_data()?;
         self.off(operation, vm, Force::AtOnce)?;
         self.post_secret(operation, &disk)?;
         Err(self.boot(vm, operation, &disk))
@@ -699,7 +700,15 @@ impl Planner<'_> {
         if self.image(operation).is_none() {
             return Err(self.failed(Problem::ImageMissing, None));
         }
-        Ok(())
+        self.has_user_data()
+    }
+
+    /// Whether it is known what cloud-init is to do.
+    fn has_user_data(&self) -> Step<()> {
+        match &self.seen.user_data {
+            Ok(_) => Ok(()),
+            Err(trouble) => Err(self.troubled(trouble.clone(), None)),
+        }
     }
 
     /// Whether the server can be attached to its networks.
@@ -784,6 +793,7 @@ impl Planner<'_> {
 
     /// Makes the Secret that belongs to a disk. It comes after the disk, and goes with it: Secrets can be neither read nor listed.
     fn post_secret(&self, operation: &Operation, disk: &str) -> Step<()> {
+        self.has_user_data()?;
         self.must(Action::Post {
             kind: Kind::Secret,
             object: self.maker().secret(disk, self.image(operation)),
@@ -1385,7 +1395,7 @@ impl Planner<'_> {
             server: &self.server,
             account_uid: &self.seen.account_uid,
             addresses: &self.seen.addresses,
-            user_data: self.seen.user_data.as_deref(),
+            user_data: self.seen.user_data.as_ref().ok().and_then(Option::as_deref),
         }
     }
 

@@ -445,6 +445,49 @@ fn a_rebuild_deletes_the_disks_of_rebuilds_that_came_to_nothing_before_it_makes_
 }
 
 #[test]
+fn user_data_that_is_missing_holds_an_installation_up_and_no_server_that_is_installed() {
+    let trouble = || domain::provider::Trouble {
+        reason: "UserDataMissing",
+        message: "there is no Secret boot".to_owned(),
+    };
+    // Nothing is made, and what runs is not stopped.
+    for kind in ["Create", "Rebuild"] {
+        let instance = during(&json!({ "kind": kind }), Some("Running"));
+        let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+        let mut seen = seen(Some(&on).filter(|_| kind == "Rebuild"), None);
+        seen.user_data = Err(trouble());
+        answer(&instance, &mut seen, 1, no_vm());
+        assert_eq!(failure(next(&instance, &seen, 1)), "UserDataMissing", "{kind}");
+    }
+    let rebuild = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let on = vm(&rebuild, ON, &json!({ "status": { "created": true } }));
+    let disk = server(&rebuild).disk(operation(&rebuild));
+    let mut seen = seen(Some(&on), None);
+    seen.user_data = Err(trouble());
+    answer(
+        &rebuild,
+        &mut seen,
+        1,
+        data_volume(&rebuild, &disk, "Succeeded", &json!({})),
+    );
+    assert_eq!(failure(next(&rebuild, &seen, 1)), "UserDataMissing");
+    // It is installed and boots: it is told as running, and billed.
+    for kind in ["Create", "Start", "Rebuild"] {
+        let instance = during(&json!({ "kind": kind }), None);
+        let booted = booted_vm(&instance, &json!({ "status": { "created": true } }));
+        for (phase, progress) in [("Scheduled", Progress::Busy), ("Running", Progress::Done)] {
+            let run = run_of(&booted, "run-1", phase, &json!({}));
+            let mut seen = self::seen(Some(&booted), Some(&run));
+            seen.user_data = Err(trouble());
+            if kind == "Rebuild" && phase == "Running" {
+                answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+            }
+            assert_eq!(observed(next(&instance, &seen, 1)).progress, progress, "{kind}");
+        }
+    }
+}
+
+#[test]
 fn a_deletion_ends_when_the_claim_is_gone() {
     let instance = during(&json!({ "kind": "Delete", "endsIn": "Stopped" }), Some("Running"));
     let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
