@@ -51,8 +51,6 @@ pub struct Step<'a> {
     /// The user data, if the operation may install the server and there is any; or why it cannot be had. Without it, no server is
     /// installed, but one that is installed already is made to run.
     pub user_data: Result<Option<&'a UserData>, &'a Trouble>,
-    /// The backup that the operation restores, unless it has been deleted since the operation began.
-    pub backup: Option<&'a Backup>,
     /// The time.
     pub now: Timestamp,
 }

@@ -703,7 +703,6 @@ regions:
                 instance: &new,
                 account: "acc",
                 user_data: Ok(None),
-                backup: None,
                 now: at(0),
             };
             let answer = regions.step(step).await;

@@ -521,7 +521,6 @@ mod tests {
             instance,
             account: "usr_1",
             user_data: Ok(None),
-            backup: None,
             now: at(second),
         }
     }

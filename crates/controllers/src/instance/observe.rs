@@ -273,20 +273,15 @@ impl<P: Provider> Reconciler<P> {
         user_data: Result<Option<&UserData>, &Trouble>,
     ) -> Asked {
         let controller = &self.controller;
-        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let operation = instance
             .status
             .as_ref()
             .and_then(|status| status.operation.as_ref());
-        let backup = operation
-            .and_then(|operation| operation.restore_from.as_deref())
-            .and_then(|name| self.controller.backups.get(namespace, name));
         let account = self.holder_of(instance).map(|holder| holder.id);
         let step = controller.provider.step(Step {
             instance,
             account: account.as_deref().unwrap_or_default(),
             user_data,
-            backup: backup.as_deref(),
             now: controller.clock.now(),
         });
         let span = traces::child("provider step", SpanKind::Client);

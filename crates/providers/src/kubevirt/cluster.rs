@@ -530,7 +530,7 @@ impl Cluster {
             });
         }
         for _ in 0..CALLS_A_STEP {
-            let next = plan(instance, step.backup, &seen, &self.settings, step.now);
+            let next = plan(instance, &seen, &self.settings, step.now);
             let Some(action) = next.action else {
                 if let Some(says) = next.raw {
                     tracing::info!(
@@ -569,7 +569,7 @@ impl Cluster {
             }
             seen.take(&action, answer);
         }
-        let Plan { outcome, .. } = plan(instance, step.backup, &seen, &self.settings, step.now);
+        let Plan { outcome, .. } = plan(instance, &seen, &self.settings, step.now);
         continued(outcome)
     }
 

@@ -730,7 +730,7 @@ impl Stellage {
     ) -> Option<Result<domain::provider::Observation, ProviderError>> {
         let mut seen = self.seen(world);
         for _ in 0..16 {
-            let plan = plan(instance, None, &seen, &self.region, world.now);
+            let plan = plan(instance, &seen, &self.region, world.now);
             let Some(action) = plan.action else {
                 return Some(plan.outcome);
             };

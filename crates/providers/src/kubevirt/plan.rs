@@ -23,7 +23,7 @@ use domain::{
     catalogue::region::{Image, KubeVirt, Namespaces, Profile},
     provider::{Addresses, Notice, Observation, OffCause, Power, Progress, ProviderError, Trouble},
 };
-use resources::{Backup, Instance, InstanceStatus, Operation, OperationKind, PowerState};
+use resources::{Instance, InstanceStatus, Operation, OperationKind, PowerState};
 
 /// When to look again if something happens within moments.
 const SOON: Duration = Duration::from_secs(1);
@@ -365,15 +365,8 @@ pub struct Plan {
     pub repairs_lost_start: bool,
 }
 
-/// Plans the next call of a step. `backup` is the backup that the operation restores, if it restores one and that still exists.
-pub fn plan(
-    instance: &Instance,
-    backup: Option<&Backup>,
-    seen: &Seen,
-    region: &KubeVirt,
-    now: Timestamp,
-) -> Plan {
-    let _ = backup;
+/// Plans the next call of a step.
+pub fn plan(instance: &Instance, seen: &Seen, region: &KubeVirt, now: Timestamp) -> Plan {
     let status = instance.status.clone().unwrap_or_default();
     let planner = Planner {
         instance,

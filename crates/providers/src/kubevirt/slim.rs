@@ -354,12 +354,6 @@ impl VirtualMachineInstance {
         self.status.phase == Phase::Running && !self.is_deleting()
     }
 
-    /// Whether its guest has ever run.
-    pub fn has_run(&self) -> bool {
-        let is_running = |transition: &PhaseTransition| transition.phase == Phase::Running;
-        self.status.phase == Phase::Running || self.status.phase_transition_timestamps.iter().any(is_running)
-    }
-
     /// When its guest began to run, if that is known.
     pub fn running_since(&self) -> Option<Timestamp> {
         let mut transitions = self.status.phase_transition_timestamps.iter();
@@ -416,8 +410,6 @@ pub struct DataVolume {
 pub struct DataVolumeStatus {
     /// CDI's name of where it is.
     pub phase: Option<String>,
-    /// How far an import is, such as `42.00%`.
-    pub progress: Option<String>,
     /// Conditions.
     pub conditions: Vec<Condition>,
 }

@@ -14,7 +14,7 @@ use domain::{
 use resources::Instance;
 
 fn next_in(region: &KubeVirt, instance: &Instance, seen: &Seen, seconds: i64) -> Plan {
-    plan(instance, None, seen, region, at(seconds))
+    plan(instance, seen, region, at(seconds))
 }
 
 fn next(instance: &Instance, seen: &Seen, seconds: i64) -> Plan {
