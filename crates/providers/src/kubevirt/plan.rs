@@ -741,31 +741,14 @@ impl Planner<'_> {
         };
         match self.call(action.clone())? {
             Answer::Refused(refusal) if refusal.status == 409 => {
-                let action = Action::Get {
-                    kind: Kind::Namespace,
-                    name: name.clone(),
-                };
-                let Answer::Object(found) = self.call(action)? else {
-                    return Err(self.failed(Problem::NamespaceUnusable, None));
-                };
-                let wanted = account_labels(region, account);
-                let labels = found.labels.as_ref();
-                let is_ours = wanted.iter().all(|(key, value)| {
-                    labels
-                        .and_then(|labels| labels.get(*key))
-                        .is_some_and(|found| found == value)
-                });
-                if !is_ours || found.deletion_timestamp.is_some() {
+                if !self.has_own_namespace()? {
                     return Err(self.failed(Problem::NamespaceUnusable, None));
                 }
             }
             Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
             _ => {}
         }
-        let binding = Action::Post {
-            kind: Kind::RoleBinding,
-            object: objects::role_binding(region, account, name, &self.seen.user),
-        };
+        let binding = self.binding();
         self.must(binding.clone())?;
         let policy = Action::Post {
             kind: Kind::NetworkPolicy,
@@ -781,6 +764,52 @@ impl Planner<'_> {
             }
             Answer::Refused(refusal) if refusal.status != 409 => Err(self.refused(&policy, refusal)),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether the namespace is there and that of the account's servers.
+    fn has_own_namespace(&self) -> Step<bool> {
+        let action = Action::Get {
+            kind: Kind::Namespace,
+            name: self.server.namespace.clone(),
+        };
+        let Answer::Object(found) = self.call(action)? else {
+            return Ok(false);
+        };
+        let wanted = account_labels(self.region, &self.seen.account_uid);
+        let labels = found.labels.as_ref();
+        let is_ours = wanted.iter().all(|(key, value)| {
+            labels
+                .and_then(|labels| labels.get(*key))
+                .is_some_and(|found| found == value)
+        });
+        Ok(is_ours && found.deletion_timestamp.is_none())
+    }
+
+    /// The call that gives Stellage its rights in the namespace.
+    fn binding(&self) -> Action {
+        let (account, name) = (&self.seen.account_uid, &self.server.namespace);
+        Action::Post {
+            kind: Kind::RoleBinding,
+            object: objects::role_binding(self.region, account, name, &self.seen.user),
+        }
+    }
+
+    /// If a call is refused for want of rights in the account's namespace, somebody may have deleted their binding.
+    fn bind_again(&self, refusal: &Refusal) -> Step<()> {
+        // As RBAC says it; others refuse with the same status.
+        let lacks_rights = refusal.status == 403 && refusal.message.contains(" cannot ");
+        if !lacks_rights || self.region.namespaces == Namespaces::Existing {
+            return Ok(());
+        }
+        let binding = self.binding();
+        match self.seen.answer(&binding) {
+            // It is there.
+            Some(Answer::Refused(_)) => Ok(()),
+            // It takes the API server a moment to learn of the rights.
+            Some(_) => Err(self.busy(None, SOON)),
+            None if self.has_own_namespace()? => Err(Next::call(binding)),
+            None => Ok(()),
         }
     }
 
@@ -1510,6 +1539,9 @@ impl Planner<'_> {
     }
 
     fn refused(&self, action: &Action, refusal: &Refusal) -> Next {
+        if let Err(next) = self.bind_again(refusal) {
+            return next;
+        }
         let raw = Some(format!(
             "{} {}: {}",
             refusal.status, refusal.reason, refusal.message

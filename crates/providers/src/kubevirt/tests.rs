@@ -1138,6 +1138,53 @@ fn what_was_refused_before_the_namespace_had_rights_is_asked_again() {
 }
 
 #[test]
+fn rights_that_somebody_has_taken_away_are_bound_again_in_a_namespace_of_ours_only() {
+    let refusal = || {
+        refused(
+            403,
+            "virtualmachines \"x\" is forbidden: User \"stellage\" cannot patch it",
+        )
+    };
+    let labels = json!({ "labels": account_labels(&region(), ACCOUNT_UID) });
+    let namespace = |metadata: &Value| Answer::Object(serde_json::from_value(metadata.clone()).unwrap());
+    for instance in [
+        during(&json!({ "kind": "Stop", "endsIn": "Stopped" }), Some("Running")),
+        during(&json!({ "kind": "Reboot" }), Some("Running")),
+        during(&json!({ "kind": "Delete" }), Some("Running")),
+    ] {
+        let on = vm(&instance, ON, &json!({}));
+        for (metadata, reply, is_bound) in [
+            (&labels, Some(Answer::Done), true),
+            (&labels, Some(refused(409, "already exists")), false),
+            (&json!({}), None, false),
+        ] {
+            let mut seen = seen(Some(&on), None);
+            answer(&instance, &mut seen, 1, refusal());
+            let action = answer(&instance, &mut seen, 1, namespace(metadata));
+            assert!(matches!(
+                action,
+                Action::Get {
+                    kind: Kind::Namespace,
+                    ..
+                }
+            ));
+            if let Some(reply) = reply {
+                let action = answer(&instance, &mut seen, 1, reply);
+                assert!(matches!(
+                    action,
+                    Action::Post {
+                        kind: Kind::RoleBinding,
+                        ..
+                    }
+                ));
+            }
+            let progress = observed(next(&instance, &seen, 1)).progress;
+            assert_eq!(progress == Progress::Busy, is_bound, "{progress:?}");
+        }
+    }
+}
+
+#[test]
 fn row_29_a_run_that_somebody_else_ends_stays_off() {
     let deleting = json!({ "metadata": { "deletionTimestamp": at(1) } });
     let ending = at_rest(
