@@ -128,7 +128,7 @@ pub(super) async fn run(args: OrphansArgs, which: &ClusterArgs) -> Result<(), Cl
         .partition(|orphan| args.force || !orphan.is_young(now));
     if !young.is_empty() {
         output::note(&format!(
-            "{} younger than ten minutes, and left alone: perhaps its instance is about to be restored; --force deletes it, too",
+            "{} younger than ten minutes, and left alone: perhaps instances are about to be restored; --force deletes these, too",
             match young.len() {
                 1 => "1 server is".to_owned(),
                 many => format!("{many} servers are"),

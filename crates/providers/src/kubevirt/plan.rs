@@ -572,7 +572,12 @@ impl Planner<'_> {
             let in_use = vm.and_then(VirtualMachine::disk);
             if let Some(in_use) = in_use.or(self.status.provider_state.get(state::DISK).map(String::as_str)) {
                 // Left by rebuilds that came to nothing.
-                self.delete_disks(|name| name != in_use && name != disk)?;
+                let is_left = |name: &str| name != in_use && name != disk;
+                if !self.seen.is_read && self.disks()?.iter().any(|disk| is_left(disk.name())) {
+                    // The watch may not have shown yet which one is in use.
+                    return Err(self.renewing(self.get_vm()));
+                }
+                self.delete_disks(is_left)?;
             }
             self.post_disk(operation)?;
             return Err(self.busy(Some(Problem::Importing), POLL));
@@ -1377,12 +1382,16 @@ impl Planner<'_> {
             return Err(self.busy(None, SOON));
         }
         if seen.is_stale || seen.vm.is_none() && !seen.is_read {
-            return Err(self.renewing(Action::Get {
-                kind: Kind::VirtualMachine,
-                name: self.server.name.clone(),
-            }));
+            return Err(self.renewing(self.get_vm()));
         }
         Ok(seen.vm.as_deref())
+    }
+
+    fn get_vm(&self) -> Action {
+        Action::Get {
+            kind: Kind::VirtualMachine,
+            name: self.server.name.clone(),
+        }
     }
 
     /// The virtual machine, which must be ours if there is one.

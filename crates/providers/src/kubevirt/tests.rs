@@ -423,6 +423,17 @@ fn a_rebuild_deletes_the_disks_of_rebuilds_that_came_to_nothing_before_it_makes_
         disk
     });
     answer(&instance, &mut seen, 1, Answer::DataVolumes(disks.into()));
+    let action = answer(&instance, &mut seen, 1, Answer::VirtualMachine(parse_vm(&on)));
+    assert!(
+        matches!(
+            action,
+            Action::Get {
+                kind: Kind::VirtualMachine,
+                ..
+            }
+        ),
+        "which one is in use must be certain"
+    );
     let mut deleted = Vec::new();
     loop {
         match answer(&instance, &mut seen, 1, Answer::Done) {
