@@ -106,7 +106,7 @@ impl Candidate {
             usage: super::usage(common, catalogue.clone()),
             settings,
             common: common.clone(),
-            clusters: Clusters::new(watches.metrics.clone(), clock.now()),
+            clusters: Clusters::new(catalogue.clone(), watches.metrics.clone(), clock.now()),
             catalogue,
             rules,
             watches: watches.clone(),
@@ -137,11 +137,7 @@ impl Candidate {
         let metrics = &self.watches.metrics;
         let namespace = &self.common.namespace;
         // They are watched by every replica, so that a new leader knows at once what is there.
-        tokio::spawn(
-            self.clusters
-                .clone()
-                .follow(self.catalogue.clone(), self.watches.shutdown.clone()),
-        );
+        tokio::spawn(self.clusters.clone().follow(self.watches.shutdown.clone()));
         let mut election = LeaderElection::new(for_lease, namespace, &self.identity, metrics.clone())
             .with_times(self.settings.lease_times());
         loop {
@@ -383,10 +379,10 @@ impl<'a> Controllers<'a> {
         };
         let faults = Faults::new(self.candidate.common.simulator_faults);
         let known = instances.state();
-        let known = || known.iter().map(|instance| &**instance);
-        let simulator = Simulator::new(self.candidate.common.timings(), pools, faults, known())
+        let known = known.iter().map(|instance| &**instance);
+        let simulator = Simulator::new(self.candidate.common.timings(), pools, faults, known)
             .with_metrics(&self.watches.metrics);
-        Arc::new(Regions::new(simulator, self.candidate.clusters.clone(), known()))
+        Arc::new(Regions::new(simulator, self.candidate.clusters.clone()))
     }
 
     fn provider_timeout(&self) -> Duration {

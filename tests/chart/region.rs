@@ -496,6 +496,12 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
     )
     .unwrap();
     let (status, orphans, said) = stellage(&["orphans", "--delete"]);
+    assert_eq!((status, &orphans[0]["name"]), (0, &json!("left")), "{said}");
+    assert!(
+        said.contains("younger than ten minutes, and left alone") && !said.contains("deleting"),
+        "{said}"
+    );
+    let (status, orphans, said) = stellage(&["orphans", "--delete", "--force"]);
     assert_eq!(status, 0, "{said}");
     assert_eq!(orphans[0]["name"], "left");
     assert!(

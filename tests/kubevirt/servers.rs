@@ -176,6 +176,34 @@ async fn a_rebuild_leaves_the_old_server_running_until_the_new_disk_is_good() {
         |count| *count == 1,
     )
     .await;
+    let disk = disks.list(&ListParams::default()).await.unwrap().items[0].name_any();
+    let client = case.region.plane.client(Identity::Admin).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(client, &case.namespace);
+    let secrets = secrets.list(&ListParams::default()).await.unwrap().items;
+    let names: Vec<_> = secrets.iter().map(ResourceExt::name_any).collect();
+    assert_eq!(names, [disk], "its user data, and no other");
+}
+
+#[tokio::test]
+async fn a_server_whose_user_data_is_deleted_while_it_boots_runs_and_is_billed() {
+    let case = Case::new("kv-user-data").await;
+    let id = case.create(json!({ "user_data": "#!/bin/sh\n" })).await;
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.boot = Boot::Waits);
+    let machines = case.machines().await;
+    let machine = async || machines.get_opt(&id).await.unwrap();
+    eventually("the server to be made", machine, Option::is_some).await;
+    let instance = case.tenant.instances().get(&id).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(case.tenant.kube.clone(), &case.tenant.namespace);
+    let name = instance.spec.user_data_ref.unwrap().name;
+    secrets.delete(&name, &DeleteParams::default()).await.unwrap();
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.boot = Boot::Succeeds);
+    case.settles(&id, Running).await;
+    let status = case.tenant.instances().get(&id).await.unwrap().status.unwrap();
+    assert!(status.metering.is_some());
 }
 
 #[tokio::test]

@@ -327,6 +327,16 @@ pub enum CliError {
         /// The servers in the region.
         servers: usize,
     },
+    /// So many servers of a region belong to no Instance that they are hardly left over.
+    #[error(
+        "servers in the region: {servers}, of which {orphans} have no Instance in this cluster; nothing is deleted\nIs it the one where Stellage runs? --kubeconfig and --context choose another. If instances were lost, restore them: they find their servers again. If all these servers are really left over, add --force."
+    )]
+    ManyOrphans {
+        /// The servers without an Instance.
+        orphans: usize,
+        /// The servers in the region.
+        servers: usize,
+    },
     /// Checks of `doctor` have failed; it has printed them.
     #[error("{failed} of {of} checks failed")]
     Unwell {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use clap::Args;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt as _,
@@ -27,6 +27,9 @@ const INSTANCE_UID: &str = "stellage.dev/instance-uid";
 /// Annotation with the namespace and name of that Instance.
 const INSTANCE: &str = "stellage.dev/instance";
 
+/// A younger server may be that of an Instance that is being imported, as for the metric.
+const YOUNG: SignedDuration = SignedDuration::from_mins(10);
+
 const EXAMPLES: &str = "\
 Examples:
   kubectl -n stellage-system exec deploy/stellage-controller -- /stellage orphans --region de-fra-1
@@ -46,6 +49,10 @@ pub struct OrphansArgs {
     /// Delete these servers, with their disks
     #[arg(long)]
     delete: bool,
+
+    /// Delete them even if they are many, and those that are younger than ten minutes
+    #[arg(long, requires = "delete")]
+    force: bool,
 
     /// Output format
     #[arg(long, short, value_enum, default_value_t)]
@@ -104,12 +111,49 @@ pub(super) async fn run(args: OrphansArgs, which: &ClusterArgs) -> Result<(), Cl
         let servers = found.len();
         return Err(CliError::NoInstances { servers });
     }
-    for orphan in &orphans {
+    let uid = |server: &PartialObjectMeta<DynamicObject>| server.labels().get(INSTANCE_UID).cloned();
+    let kept = found
+        .iter()
+        .filter_map(uid)
+        .filter(|uid| uids.contains(uid))
+        .count();
+    let servers = orphans.len() + kept;
+    if !args.force && are_many(orphans.len(), servers) {
+        let orphans = orphans.len();
+        return Err(CliError::ManyOrphans { orphans, servers });
+    }
+    let now = Timestamp::now();
+    let (due, young): (Vec<_>, Vec<_>) = orphans
+        .iter()
+        .partition(|orphan| args.force || !orphan.is_young(now));
+    if !young.is_empty() {
+        output::note(&format!(
+            "{} younger than ten minutes, and left alone: perhaps instances are about to be restored; --force deletes these, too",
+            match young.len() {
+                1 => "1 server is".to_owned(),
+                many => format!("{many} servers are"),
+            }
+        ));
+    }
+    for orphan in due {
         let what = format!("deleting {}/{} and its disks", orphan.namespace, orphan.name);
         region.cluster.announce(&what);
         delete(&region.cluster, orphan).await?;
     }
     Ok(())
+}
+
+/// Whether so many of a region's servers are orphans that the Instances are rather those of another cluster, or lost.
+const fn are_many(orphans: usize, servers: usize) -> bool {
+    orphans == servers || orphans > 1 && orphans > servers / 10
+}
+
+impl Orphan {
+    /// Whether its Instance may not have been created yet, in an import.
+    fn is_young(&self, now: Timestamp) -> bool {
+        self.created_at
+            .is_none_or(|created| now.duration_since(created) < YOUNG)
+    }
 }
 
 /// The UIDs that the Instances were first created with.
@@ -236,5 +280,21 @@ mod tests {
             "NAMESPACE      NAME   INSTANCE   CREATED\n\
              stellage-ada   left   ada/left   2026-11-23T12:00:00Z"
         );
+        let is_young = |now: &str| found[0].is_young(now.parse().unwrap());
+        assert!(is_young("2026-11-23T12:09:59Z") && !is_young("2026-11-23T12:10:00Z"));
+    }
+
+    #[test]
+    fn if_all_or_many_servers_are_orphans_it_is_probably_the_wrong_cluster() {
+        for (orphans, servers, many) in [
+            (1, 1, true),
+            (1, 2, false),
+            (2, 3, true),
+            (2, 20, false),
+            (3, 20, true),
+            (3000, 3000, true),
+        ] {
+            assert_eq!(are_many(orphans, servers), many, "{orphans} of {servers}");
+        }
     }
 }

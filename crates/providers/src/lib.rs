@@ -20,7 +20,9 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use domain::{
-    provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window},
+    provider::{
+        Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Trouble, Usage, Window,
+    },
     user_data::UserData,
 };
 use resources::{Backup, Instance};
@@ -31,6 +33,9 @@ pub use self::regions::{Clusters, RegionalUsage, Regions};
 pub trait Instances: Send + Sync + 'static {
     /// The observation of the server of this Instance may have changed. Only a hint: a call may be missed, or made for nothing.
     fn changed(&self, namespace: &str, name: &str);
+
+    /// All of them.
+    fn all(&self) -> Vec<Arc<Instance>>;
 
     /// Whether there is this Instance, first created with this UID.
     fn has(&self, namespace: &str, name: &str, uid: &str) -> bool;
@@ -43,10 +48,9 @@ pub struct Step<'a> {
     pub instance: &'a Instance,
     /// Public id of its account; empty if there is no Account.
     pub account: &'a str,
-    /// The user data, if the operation may install the server and there is any.
-    pub user_data: Option<&'a UserData>,
-    /// The backup that the operation restores, unless it has been deleted since the operation began.
-    pub backup: Option<&'a Backup>,
+    /// The user data, if the operation may install the server and there is any; or why it cannot be had. Without it, no server is
+    /// installed, but one that is installed already is made to run.
+    pub user_data: Result<Option<&'a UserData>, &'a Trouble>,
     /// The time.
     pub now: Timestamp,
 }

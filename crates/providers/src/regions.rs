@@ -4,24 +4,25 @@ use std::{
     collections::{BTreeMap, HashMap},
     future::ready,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::future::{BoxFuture, join_all, try_join_all};
 use jiff::Timestamp;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     Instances, Provider, Step, UsageSource,
-    kubevirt::cluster::{self, Cluster},
+    ipam::{self, Ipam},
+    kubevirt::cluster::{self, Cluster, ConnectError},
     simulator::{SimulatedUsage, Simulator},
 };
 use domain::{
     catalogue::region::{KubeVirt, Namespaces},
     provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window},
 };
-use resources::{Backup, Instance};
+use resources::{Backup, Instance, origin};
 use runtime::{Metrics, metrics::RegionLabels, shared_catalogue::SharedCatalogue};
 
 /// How often the catalogue is looked at, and a cluster that could not be connected is tried again.
@@ -37,6 +38,10 @@ struct Shared {
     running: RwLock<HashMap<String, Running>>,
     /// Those whose servers they run, in a term as leader.
     instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
+    /// The servers that are gone, in this term, by the UID of their Instance, and since when.
+    gone: Arc<Mutex<HashMap<String, Instant>>>,
+    /// Says which regions are simulated.
+    catalogue: SharedCatalogue,
     metrics: Metrics,
     /// When this process began to watch them.
     since: Timestamp,
@@ -47,14 +52,22 @@ struct Running {
     settings: Arc<KubeVirt>,
     /// `None` until its kubeconfig can be used.
     cluster: Option<Arc<Cluster>>,
+    /// The addresses of its servers.
+    ipam: Arc<Ipam>,
     /// Ends its watches.
     end: CancellationToken,
     /// What the log has said about its kubeconfig.
     complaint: String,
 }
 
-/// The cluster of a region is not connected.
-struct NotConnected;
+/// A term as leader: while it lasts, the clusters run the servers of the Instances.
+struct Term<'a>(&'a Clusters);
+
+impl Drop for Term<'_> {
+    fn drop(&mut self) {
+        self.0.set_instances(None);
+    }
+}
 
 /// Where the servers of a region run.
 enum Place {
@@ -65,20 +78,22 @@ enum Place {
 }
 
 impl Clusters {
-    /// No clusters yet: [`follow`](Self::follow) connects them.
-    pub fn new(metrics: Metrics, now: Timestamp) -> Self {
+    /// No clusters yet: [`follow`](Self::follow) connects those of the catalogue.
+    pub fn new(catalogue: SharedCatalogue, metrics: Metrics, now: Timestamp) -> Self {
         Self(Arc::new(Shared {
             running: RwLock::default(),
             instances: Arc::default(),
+            gone: Arc::default(),
+            catalogue,
             metrics,
             since: now,
         }))
     }
 
     /// Connects the clusters of the catalogue's regions, and follows its changes, until shutdown.
-    pub async fn follow(self, catalogue: SharedCatalogue, shutdown: CancellationToken) {
+    pub async fn follow(self, shutdown: CancellationToken) {
         loop {
-            self.adjust(&catalogue, &shutdown).await;
+            self.adjust(&shutdown).await;
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(CHECK_EVERY) => {}
@@ -88,85 +103,142 @@ impl Clusters {
         }
     }
 
-    async fn adjust(&self, catalogue: &SharedCatalogue, shutdown: &CancellationToken) {
-        let catalogue = catalogue.current();
+    async fn adjust(&self, shutdown: &CancellationToken) {
+        let catalogue = self.0.catalogue.current();
         let wanted: BTreeMap<&String, &Arc<KubeVirt>> = catalogue
             .regions
             .iter()
             .filter_map(|region| Some((&region.code, region.kubevirt.as_ref()?)))
             .collect();
         self.0.running.write().retain(|code, running| {
-            let stays = wanted
-                .get(code)
-                .is_some_and(|settings| **settings == running.settings);
+            let stays = wanted.contains_key(code);
             if !stays {
                 running.end.cancel();
             }
             stays
         });
         for (code, settings) in wanted {
-            let before = {
-                let running = self.0.running.read();
-                let before = running.get(code);
-                if before.is_some_and(|running| running.cluster.is_some()) {
-                    continue;
-                }
-                before
-                    .map(|running| running.complaint.clone())
-                    .unwrap_or_default()
-            };
-            let end = shutdown.child_token();
-            let context = cluster::Context {
-                instances: self.0.instances.clone(),
-                metrics: self.0.metrics.clone(),
-                shutdown: end.clone(),
-            };
-            let (cluster, complaint) = match Cluster::connect(code, settings, context).await {
-                Ok(cluster) => (Some(Arc::new(cluster)), String::new()),
-                Err(error) => (None, error.to_string()),
-            };
-            if !complaint.is_empty() && complaint != before {
-                tracing::error!(
-                    region = code,
-                    error = complaint,
-                    "cannot reach the region's cluster"
-                );
+            let is_connected = self
+                .0
+                .running
+                .read()
+                .get(code)
+                .is_some_and(|running| running.cluster.is_some() && running.settings == *settings);
+            if !is_connected {
+                // Until that is known, the cluster with the settings before goes on.
+                let config = cluster::config(&settings.cluster).await;
+                self.exchange(code, settings, shutdown, |context| {
+                    Cluster::connect(code, settings, config?, context)
+                });
             }
-            if cluster.is_none() {
-                let region = code.clone();
-                let up = &self.0.metrics.region_up;
-                up.get_or_create_owned(&RegionLabels { region }).set(0);
-            }
-            let running = Running {
-                settings: settings.clone(),
-                cluster,
-                end,
-                complaint,
-            };
-            self.0.running.write().insert(code.clone(), running);
         }
     }
 
-    /// Removes what is left in the regions of an account whose Instances and Backups are all gone. `account` is its namespace. Fails
-    /// while a region is out of reach: nobody knows whether the account had servers there.
-    pub async fn forget_account(&self, account: &str) -> Result<(), ProviderError> {
-        let now = Timestamp::now();
-        let clusters: Result<Vec<Arc<Cluster>>, ProviderError> = {
-            let running = self.0.running.read();
-            let managed = running
-                .iter()
-                .filter(|(_, running)| running.settings.namespaces == Namespaces::Managed);
-            let connected = managed.map(|(code, running)| {
-                let out_of_reach = || self.unreachable(code);
-                running.cluster.clone().ok_or_else(out_of_reach)
-            });
-            connected.collect()
+    /// Puts a cluster with these settings in the place of the one before, if there was one. Its addresses stay.
+    fn exchange(
+        &self,
+        code: &str,
+        settings: &Arc<KubeVirt>,
+        shutdown: &CancellationToken,
+        connect: impl FnOnce(cluster::Context) -> Result<Cluster, ConnectError>,
+    ) {
+        let mut running = self.0.running.write();
+        let before = running.remove(code);
+        if let Some(before) = &before {
+            before.end.cancel();
+        }
+        let (ipam, said) = match before {
+            Some(before) => (before.ipam, before.complaint),
+            None => {
+                let ipam = Ipam::new(code, Vec::new(), None).with_metrics(&self.0.metrics);
+                (Arc::new(ipam), String::new())
+            }
         };
-        let clusters = clusters?;
-        let all = clusters
+        let network = &settings.network;
+        ipam.replace(network.ipv4.clone(), network.ipv6.clone());
+        // It may have been away, or have had fewer prefixes, when the term began.
+        for instance in self.known() {
+            adopt(code, &ipam, &instance);
+        }
+        let end = shutdown.child_token();
+        let context = cluster::Context {
+            instances: self.0.instances.clone(),
+            ipam: ipam.clone(),
+            gone: self.0.gone.clone(),
+            metrics: self.0.metrics.clone(),
+            shutdown: end.clone(),
+        };
+        let (cluster, complaint) = match connect(context) {
+            Ok(cluster) => (Some(Arc::new(cluster)), String::new()),
+            Err(error) => (None, error.to_string()),
+        };
+        if !complaint.is_empty() && complaint != said {
+            tracing::error!(
+                region = code,
+                error = complaint,
+                "cannot reach the region's cluster"
+            );
+        }
+        if cluster.is_none() {
+            let region = code.to_owned();
+            let up = &self.0.metrics.region_up;
+            up.get_or_create_owned(&RegionLabels { region }).set(0);
+        }
+        let now = Running {
+            settings: settings.clone(),
+            cluster,
+            ipam,
+            end,
+            complaint,
+        };
+        running.insert(code.to_owned(), now);
+    }
+
+    /// Begins a term as leader.
+    fn lead(&self, instances: Arc<dyn Instances>) -> Term<'_> {
+        self.set_instances(Some(instances));
+        Term(self)
+    }
+
+    /// Takes anew which addresses are taken: those of the servers, and in a term as leader those that its Instances have been given.
+    fn set_instances(&self, instances: Option<Arc<dyn Instances>>) {
+        // So that no cluster is connected meanwhile.
+        let running = self.0.running.read();
+        *self.0.instances.write() = instances;
+        self.0.gone.lock().clear();
+        let known = self.known();
+        for (code, running) in &*running {
+            running.ipam.forget();
+            for instance in &known {
+                adopt(code, &running.ipam, instance);
+            }
+            if let Some(cluster) = &running.cluster {
+                cluster.adopt_all();
+            }
+        }
+    }
+
+    /// The Instances of a term as leader, the oldest first.
+    fn known(&self) -> Vec<Arc<Instance>> {
+        let all = self.0.instances.read().as_ref().map(|instances| instances.all());
+        ipam::oldest_first(all.unwrap_or_default())
+    }
+
+    /// Removes what is left in the regions of an account whose Instances and Backups are all gone. `namespace` is the account's own,
+    /// and `account` its public id.
+    pub async fn forget_account(&self, namespace: &str, account: &str) -> Result<(), ProviderError> {
+        let now = Timestamp::now();
+        let catalogue = self.0.catalogue.current();
+        let real = catalogue
+            .regions
             .iter()
-            .map(|cluster| cluster.forget_account(account, now));
-        try_join_all(all).await.map(|_| ())
+            .filter_map(|region| Some((region, region.kubevirt.as_ref()?)))
+            .filter(|(_, settings)| settings.namespaces == Namespaces::Managed);
+        let all = real.map(async |(region, _)| match self.place(&region.code) {
+            Place::In(cluster) => cluster.forget_account(namespace, account, now).await,
+            Place::OutOfReach | Place::Simulated => Err(self.unreachable(&region.code)),
+        });
+        try_join_all(all).await.map(drop)
     }
 
     fn unreachable(&self, region: &str) -> ProviderError {
@@ -184,12 +256,28 @@ impl Clusters {
             .collect()
     }
 
-    /// The cluster of a region; an error if it is not connected, and `None` if the catalogue names none for it.
-    fn get(&self, code: &str) -> Option<Result<Arc<Cluster>, NotConnected>> {
-        let running = self.0.running.read();
-        running
+    /// Where the servers of a region run, by the catalogue: its cluster may not be connected yet.
+    fn place(&self, code: &str) -> Place {
+        let cluster = self
+            .0
+            .running
+            .read()
             .get(code)
-            .map(|running| running.cluster.clone().ok_or(NotConnected))
+            .map(|running| running.cluster.clone());
+        match cluster {
+            Some(Some(cluster)) => Place::In(cluster),
+            Some(None) => Place::OutOfReach,
+            None if self.0.catalogue.current().kubevirt(code).is_some() => Place::OutOfReach,
+            None => Place::Simulated,
+        }
+    }
+}
+
+/// Marks the addresses in the status of an Instance as taken, if it is in this region.
+fn adopt(region: &str, ipam: &Ipam, instance: &Instance) {
+    if instance.spec.region == region {
+        let uid = origin::uid(&instance.metadata);
+        ipam.adopt(uid, &ipam::in_status(instance), None);
     }
 }
 
@@ -200,51 +288,38 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// The simulator, and the clusters. `known` are the existing instances, whose addresses are taken.
-    pub fn new<'a>(
-        simulator: Simulator,
-        clusters: Clusters,
-        known: impl IntoIterator<Item = &'a Instance>,
-    ) -> Self {
-        let regions = Self { simulator, clusters };
-        for instance in known {
-            if let Place::In(cluster) = regions.of(instance) {
-                cluster.adopt(instance);
-            }
-        }
-        regions
+    /// The simulator, and the clusters.
+    pub const fn new(simulator: Simulator, clusters: Clusters) -> Self {
+        Self { simulator, clusters }
     }
 
     fn of(&self, instance: &Instance) -> Place {
-        match self.clusters.get(&instance.spec.region) {
-            Some(Ok(cluster)) => Place::In(cluster),
-            Some(Err(NotConnected)) => Place::OutOfReach,
-            None if cluster::has_real_server(instance) => Place::OutOfReach,
-            None => Place::Simulated,
+        match self.clusters.place(&instance.spec.region) {
+            Place::Simulated if cluster::has_real_server(instance) => Place::OutOfReach,
+            place => place,
         }
     }
 }
 
 impl Provider for Regions {
     fn name(&self, region: &str) -> &'static str {
-        match self.clusters.get(region) {
-            Some(_) => "kubevirt",
-            None => self.simulator.name(region),
+        match self.clusters.place(region) {
+            Place::In(_) | Place::OutOfReach => "kubevirt",
+            Place::Simulated => self.simulator.name(region),
         }
     }
 
     fn deadlines(&self, region: &str) -> Deadlines {
-        let running = self.clusters.0.running.read();
-        match running.get(region) {
-            Some(running) => running.settings.deadlines,
+        match self.clusters.0.catalogue.current().kubevirt(region) {
+            Some(settings) => settings.deadlines,
             None => self.simulator.deadlines(region),
         }
     }
 
     async fn run(&self, instances: Arc<dyn Instances>, shutdown: CancellationToken) {
-        *self.clusters.0.instances.write() = Some(instances);
+        // Ends also if this is called off.
+        let _term = self.clusters.lead(instances);
         shutdown.cancelled().await;
-        *self.clusters.0.instances.write() = None;
     }
 
     fn reserve(&self, instance: &Instance) -> Addresses {
@@ -347,32 +422,324 @@ impl UsageSource for RegionalUsage {
 mod tests {
     use std::path::Path;
 
+    use http::Method;
+    use serde_json::{Value, json};
+    use tokio::sync::watch;
+
     use super::*;
-    use domain::catalogue::Catalogue;
-    use runtime::metrics::Format;
+    use crate::{
+        kubevirt::{
+            names::{INSTANCE_UID, IPV4},
+            testing::{at, bridge, instance as an_instance, merge, region_with_addresses, vm},
+        },
+        simulator::{Faults, Pools},
+    };
+    use domain::{catalogue::Catalogue, provider::Timings};
+    use runtime::{Health, metrics::Format, testing::answered_by};
+
+    const REGION: &str = "de-fra-1";
+
+    /// A catalogue with the region, whose cluster cannot be connected.
+    const CATALOGUE: &str = "
+regions:
+  - fr-par-1
+  - code: de-fra-1
+    kubevirt:
+      kubeconfig: /does/not/exist
+      installation: prod-1
+      storageClass: ceph-block
+      images: {debian-13: {pvc: images/debian-13, user: debian}}
+      network: {profile: pod}
+";
+
+    /// The Instances.
+    #[derive(Default)]
+    struct Known(Mutex<Vec<Arc<Instance>>>);
+
+    impl Instances for Known {
+        fn changed(&self, _: &str, _: &str) {}
+
+        fn all(&self) -> Vec<Arc<Instance>> {
+            self.0.lock().clone()
+        }
+
+        fn has(&self, _: &str, _: &str, _: &str) -> bool {
+            true
+        }
+    }
+
+    fn known(instances: &[&Instance]) -> Arc<Known> {
+        let all = instances.iter().map(|instance| Arc::new((*instance).clone()));
+        Arc::new(Known(Mutex::new(all.collect())))
+    }
+
+    /// An Instance with this UID, and the last number of the address in its status.
+    fn instance(uid: &str, address: Option<u8>) -> Instance {
+        let address = address.map(|last| format!("203.0.113.{last}"));
+        let mut instance = an_instance(&json!({ "state": "running", "ipAddress": address }));
+        instance.metadata.uid = Some(uid.to_owned());
+        instance.metadata.name = Some(uid.to_owned());
+        instance
+    }
+
+    /// The server of an Instance, with the last number of its address.
+    fn server(uid: &str, address: u8) -> Value {
+        let instance = instance(uid, None);
+        let mut server = vm(&instance, "Halted", &json!({}));
+        let more = json!({ "metadata": {
+            "creationTimestamp": at(0), "uid": format!("vm-{uid}"), "labels": { INSTANCE_UID: uid },
+            "annotations": { IPV4: format!("203.0.113.{address}") },
+        } });
+        merge(&mut server, &more);
+        server
+    }
+
+    /// Addresses 2 to 6.
+    fn settings() -> KubeVirt {
+        let mut settings = region_with_addresses(bridge());
+        settings.network.ipv4[0].prefix = "203.0.113.0/29".parse().unwrap();
+        settings
+    }
+
+    /// Clusters of which a test decides what they show.
+    struct Case {
+        clusters: Clusters,
+        /// The paths that have been deleted.
+        deleted: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            let catalogue = Catalogue::parse(CATALOGUE, Path::new("test")).unwrap();
+            let catalogue = SharedCatalogue::new(catalogue);
+            Self {
+                clusters: Clusters::new(catalogue, Metrics::new(), at(0)),
+                deleted: Arc::default(),
+            }
+        }
+
+        /// Connects the region to a cluster with these servers, which shows them once the returned sender says so.
+        fn connect(&self, settings: &KubeVirt, servers: Vec<Value>) -> watch::Sender<bool> {
+            let (sender, open) = watch::channel(false);
+            let deleted = self.deleted.clone();
+            let client = answered_by(move |method, path, _| {
+                let (mut open, servers, deleted) = (open.clone(), servers.clone(), deleted.clone());
+                async move {
+                    if method == Method::DELETE {
+                        deleted.lock().push(path);
+                        return (
+                            200,
+                            json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" }),
+                        );
+                    }
+                    if path.contains("watch=true") {
+                        std::future::pending::<()>().await;
+                    }
+                    let _ = open.wait_for(|is_open| *is_open).await;
+                    let items = if path.contains("/virtualmachines?") {
+                        servers
+                    } else {
+                        Vec::new()
+                    };
+                    let list = json!({
+                        "apiVersion": "kubevirt.io/v1", "kind": "List",
+                        "metadata": { "resourceVersion": "9" }, "items": items,
+                    });
+                    (200, list)
+                }
+            });
+            let settings = Arc::new(settings.clone());
+            let shutdown = CancellationToken::new();
+            self.clusters.exchange(REGION, &settings, &shutdown, |context| {
+                let streams = client.clone();
+                Ok(Cluster::new(
+                    REGION,
+                    &settings,
+                    client,
+                    streams,
+                    Health::default(),
+                    context,
+                ))
+            });
+            sender
+        }
+
+        fn cluster(&self) -> Arc<Cluster> {
+            let Place::In(cluster) = self.clusters.place(REGION) else {
+                panic!("it is not connected")
+            };
+            cluster
+        }
+
+        /// The last number of the address that an Instance is given.
+        fn reserve(&self, instance: &Instance) -> Option<u8> {
+            let address = self.cluster().reserve(instance).addresses.ipv4?;
+            let address: std::net::Ipv4Addr = address.parse().unwrap();
+            Some(address.octets()[3])
+        }
+
+        /// The same, once the cluster's servers are known.
+        async fn given(&self, instance: &Instance) -> u8 {
+            let given = async {
+                loop {
+                    if let Some(given) = self.reserve(instance) {
+                        return given;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), given)
+                .await
+                .unwrap()
+        }
+    }
 
     #[tokio::test]
-    async fn a_region_whose_kubeconfig_cannot_be_used_is_down_and_accounts_wait_for_it_to_be_deleted() {
-        let region = |more: &str| {
-            let text = format!(
-                "regions: [{{code: de-fra-1, kubevirt: {{kubeconfig: /nowhere, installation: prod-1, storageClass: fast, network: {{profile: pod}}, images: {{debian-13: {{pvc: a/b, user: debian}}}}{more}}}}}]"
-            );
-            SharedCatalogue::new(Catalogue::parse(&text, Path::new("test")).unwrap())
-        };
-        let (metrics, shutdown) = (Metrics::new(), CancellationToken::new());
-        let clusters = Clusters::new(metrics.clone(), Timestamp::UNIX_EPOCH);
-        clusters.adjust(&region(""), &shutdown).await;
-        let page = metrics.render(Format::OpenMetrics).unwrap();
-        assert!(
-            page.contains("stellage_region_up{region=\"de-fra-1\"} 0"),
-            "{page}"
+    async fn a_region_whose_settings_change_gives_no_address_twice() {
+        let case = Case::new();
+        let mut settings = settings();
+        let _term = case.clusters.lead(known(&[]));
+        let servers = vec![server("a", 3), server("b", 4)];
+        let open = case.connect(&settings, servers.clone());
+        assert_eq!(case.reserve(&instance("new", None)), None, "nothing is known yet");
+        open.send_replace(true);
+        let given = case.given(&instance("new", None)).await;
+        assert!([2, 5, 6].contains(&given));
+
+        settings.node_selector.clear();
+        let open = case.connect(&settings, servers);
+        assert_eq!(
+            case.reserve(&instance("newer", None)),
+            None,
+            "nothing is known yet"
         );
-        let error = clusters.forget_account("ada").await.unwrap_err();
-        assert!(matches!(error, ProviderError::Unreachable { region, .. } if region == "de-fra-1"));
-        // Where others make the namespaces, there is nothing to remove.
-        clusters
-            .adjust(&region(", namespaces: existing"), &shutdown)
-            .await;
-        clusters.forget_account("ada").await.unwrap();
+        assert_eq!(
+            case.reserve(&instance("a", Some(3))),
+            Some(3),
+            "what is known stays"
+        );
+        open.send_replace(true);
+        assert_eq!(case.given(&instance("new", None)).await, given);
+        let mut all = vec![given, 3, 4];
+        for uid in ["newer", "newest"] {
+            all.push(case.given(&instance(uid, None)).await);
+        }
+        all.sort_unstable();
+        assert_eq!(all, [2, 3, 4, 5, 6]);
+        let none = case.cluster().reserve(&instance("last", None));
+        assert_eq!(none.trouble.unwrap().reason, "NoFreeAddress");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_was_given_the_address_of_an_older_one_is_told_and_not_made() {
+        let case = Case::new();
+        let newer = instance("newer", Some(3));
+        let _term = case.clusters.lead(known(&[&newer]));
+        case.connect(&settings(), vec![server("older", 3)])
+            .send_replace(true);
+        case.given(&instance("probe", None)).await;
+        let told = case.cluster().reserve(&newer);
+        assert_eq!(told.trouble.unwrap().reason, "AddressTaken");
+        assert_eq!(case.cluster().reserve(&instance("older", Some(3))).trouble, None);
+    }
+
+    #[tokio::test]
+    async fn what_instances_have_is_taken_also_in_a_region_that_is_connected_after_the_term_began() {
+        let case = Case::new();
+        let instances: Vec<_> = (2..=5)
+            .map(|last| instance(&format!("uid-{last}"), Some(last)))
+            .collect();
+        let _term = case.clusters.lead(known(&instances.iter().collect::<Vec<_>>()));
+        case.connect(&settings(), Vec::new()).send_replace(true);
+        assert_eq!(case.given(&instance("new", None)).await, 6);
+    }
+
+    #[tokio::test]
+    async fn a_new_leader_takes_for_taken_what_instances_and_servers_have_and_nothing_else() {
+        let case = Case::new();
+        let before = [instance("uid-2", Some(2)), instance("uid-5", Some(5))];
+        case.connect(&settings(), vec![server("uid-3", 3), server("uid-4", 4)])
+            .send_replace(true);
+        let term = case.clusters.lead(known(&[&before[0], &before[1]]));
+        assert_eq!(case.given(&instance("given", None)).await, 6);
+        drop(term);
+        // While another one led, three of the five servers went.
+        let _term = case.clusters.lead(known(&[]));
+        let mut given = Vec::new();
+        for i in 0..3 {
+            given.push(case.given(&instance(&format!("new-{i}"), None)).await);
+        }
+        given.sort_unstable();
+        assert_eq!(given, [2, 5, 6]);
+    }
+
+    #[tokio::test]
+    async fn only_the_leader_removes_what_comes_late_and_not_a_server_that_was_restored() {
+        let case = Case::new();
+        let gone = instance("gone", Some(3));
+        case.connect(&settings(), vec![server("gone", 3)])
+            .send_replace(true);
+        let term = case.clusters.lead(known(&[]));
+        case.given(&instance("probe", None)).await;
+        let is_removed = async || {
+            case.cluster().look_after(at(0)).await;
+            !std::mem::take(&mut *case.deleted.lock()).is_empty()
+        };
+        assert!(!is_removed().await);
+        case.cluster().release(&gone);
+        assert!(is_removed().await);
+        case.reserve(&gone);
+        assert!(!is_removed().await, "the instance is back");
+        case.cluster().release(&gone);
+        drop(term);
+        assert!(!is_removed().await, "another replica leads");
+        let _term = case.clusters.lead(known(&[]));
+        assert!(!is_removed().await, "another replica may have made it");
+    }
+
+    #[tokio::test]
+    async fn a_region_of_the_catalogue_is_never_simulated_and_out_of_reach_until_it_is_connected() {
+        let case = Case::new();
+        let simulator = Simulator::new(Timings::default(), Pools::default(), Faults::new(false), []);
+        let regions = Regions::new(simulator, case.clusters.clone());
+        let new = instance("new", None);
+        let is_out_of_reach = async || {
+            let step = Step {
+                instance: &new,
+                account: "acc",
+                user_data: Ok(None),
+                now: at(0),
+            };
+            let answer = regions.step(step).await;
+            regions.reserve(&new) == Addresses::default()
+                && regions.name(REGION) == "kubevirt"
+                && matches!(answer, Err(ProviderError::Unreachable { .. }))
+        };
+        assert!(
+            is_out_of_reach().await,
+            "before anybody has looked at the catalogue"
+        );
+        let nothing_left = case.clusters.forget_account("acme", "acc").await;
+        assert!(nothing_left.is_err(), "nobody knows");
+        case.clusters.adjust(&CancellationToken::new()).await;
+        assert!(is_out_of_reach().await, "its kubeconfig cannot be read");
+        let metrics = case.clusters.0.metrics.render(Format::OpenMetrics).unwrap();
+        assert!(
+            metrics.contains("stellage_region_up{region=\"de-fra-1\"} 0"),
+            "{metrics}"
+        );
+        let nothing_left = case.clusters.forget_account("acme", "acc").await;
+        assert!(nothing_left.is_err(), "nobody knows");
+        let simulated = regions.clusters.place("fr-par-1");
+        assert!(matches!(simulated, Place::Simulated));
+    }
+
+    #[tokio::test]
+    async fn an_account_does_not_wait_for_regions_whose_namespaces_others_make() {
+        let text = format!("{CATALOGUE}      namespaces: existing\n");
+        let catalogue = SharedCatalogue::new(Catalogue::parse(&text, Path::new("test")).unwrap());
+        let clusters = Clusters::new(catalogue, Metrics::new(), at(0));
+        clusters.adjust(&CancellationToken::new()).await;
+        clusters.forget_account("acme", "acc").await.unwrap();
     }
 }

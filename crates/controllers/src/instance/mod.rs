@@ -79,6 +79,10 @@ impl Instances for Known {
         self.queue.again(self.store.named(namespace, name));
     }
 
+    fn all(&self) -> Vec<Arc<Instance>> {
+        self.store.state()
+    }
+
     fn has(&self, namespace: &str, name: &str, uid: &str) -> bool {
         let instance = self.store.named(namespace, name);
         instance.is_some_and(|instance| origin::uid(&instance.metadata) == uid)
@@ -109,8 +113,9 @@ impl<P: Provider> InstanceController<P> {
         let kind = KindLabels { kind: "Instance" };
         let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
         tokio::join!(
-            work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown),
+            // First, so that it knows the instances before any is reconciled.
             controller.provider.run(instances, shutdown.clone()),
+            work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown),
         );
         reports.abort();
     }

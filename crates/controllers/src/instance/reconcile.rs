@@ -9,7 +9,7 @@ use tokio::{sync::Semaphore, time::Instant};
 use super::{
     InstanceController,
     apply::Draft,
-    observe::{Asked, LookAgain, is_accepted},
+    observe::{LookAgain, is_accepted},
     trace,
     user_data::LOOK_AGAIN,
 };
@@ -187,8 +187,8 @@ impl<P: Provider> Reconciler<P> {
             self.store(&mut draft).await?;
             if next == Next::AfterBackoff {
                 let delay = self.backoffs.next(&ObjectRef::of(&*draft.instance));
-                let is_held = matches!(asked, Asked::Held(_));
-                return Ok(Some(if is_held { delay.min(LOOK_AGAIN) } else { delay }));
+                let awaits = asked.awaits_user_data();
+                return Ok(Some(if awaits { delay.min(LOOK_AGAIN) } else { delay }));
             }
             self.backoffs.reset(&ObjectRef::of(&*draft.instance));
             let is_refused = matches!(

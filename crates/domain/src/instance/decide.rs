@@ -71,7 +71,6 @@ pub fn decide(
         }
         Seen::Failed(_) if is_out_of_reach(&before, seen) => {}
         Seen::Failed(error) => machine.provider_failed(error),
-        Seen::Held(trouble) => machine.held(trouble),
     }
     // What was restored is accepted once the provider has said whether it has a server.
     let is_unknown = before.state.is_none() && matches!(seen, Seen::Failed(_));
@@ -608,14 +607,6 @@ impl Machine<'_> {
         });
         if let Some(operation) = self.status.operation.clone() {
             self.check_deadline(&operation);
-        }
-    }
-
-    /// The operation waits for something that it needs. Other requests may replace it.
-    fn held(&mut self, trouble: &Trouble) {
-        self.retry = true;
-        if let Some(operation) = &self.status.operation {
-            self.fail(operation.kind, trouble.clone());
         }
     }
 

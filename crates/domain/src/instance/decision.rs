@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::{
     alert::evaluation::Findings,
     event::payload::User,
-    provider::{Addresses, Observation, ProviderError, Trouble},
+    provider::{Addresses, Observation, ProviderError},
 };
 use resources::{InstanceStatus, Operation, Refusal};
 
@@ -63,8 +63,6 @@ pub enum Seen<'a> {
     Observed(&'a Observation),
     /// The provider call failed.
     Failed(&'a ProviderError),
-    /// The provider was not asked, because something is missing that the operation needs.
-    Held(&'a Trouble),
 }
 
 /// A Kubernetes Event to publish.

@@ -17,6 +17,6 @@ pub mod slim;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -729,7 +729,7 @@ impl Stellage {
     ) -> Option<Result<domain::provider::Observation, ProviderError>> {
         let mut seen = self.seen(world);
         for _ in 0..16 {
-            let plan = plan(instance, None, &seen, &self.region, world.now);
+            let plan = plan(instance, &seen, &self.region, world.now);
             let Some(action) = plan.action else {
                 return Some(plan.outcome);
             };
@@ -1009,7 +1009,13 @@ fn check(world: &World, stellage: &Stellage, has_reinstalled: bool) -> Result<()
     );
     if !has_reinstalled {
         prop_assert_eq!(world.disks.len(), 1, "{:?}\n{}", world.disks.keys(), trace());
+        prop_assert_eq!(world.secrets.len(), 1, "{:?}\n{}", world.secrets.keys(), trace());
     }
+    prop_assert!(
+        world.secrets.contains_key(disk),
+        "it has lost its user data\n{}",
+        trace()
+    );
     if let Some(run) = world.run.as_ref().filter(|_| is_on) {
         prop_assert_eq!(text(run, "/disk"), disk, "{}", trace());
     }

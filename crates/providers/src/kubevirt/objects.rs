@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{
     names::{
         BOOT, DELETE_AFTER_COMPLETION, DISK, INSTALLED, INSTANCE, IPV4, IPV6, PREPOPULATED, RUN, STELLAGE,
-        Server, USER_DATA, account_labels, boot, hex, labels, run_labels,
+        Server, account_labels, boot, hex, labels, run_labels,
     },
     slim::{DataVolume, RunStrategy, VirtualMachine},
 };
@@ -56,10 +56,8 @@ pub struct Boot<'a> {
     pub operation: &'a Operation,
     /// Whether it is powered on; only prepared otherwise.
     pub run: RunStrategy,
-    /// Name of the root disk.
+    /// Name of the root disk, and of the Secret for cloud-init.
     pub disk: &'a str,
-    /// Name of the Secret for cloud-init.
-    pub secret: &'a str,
     /// The guest's host name.
     pub hostname: &'a str,
     /// Whether the image reads a config drive rather than a `NoCloud` disk.
@@ -136,21 +134,18 @@ pub fn network_policy(region: &KubeVirt, account_uid: &str, namespace: &str) -> 
 }
 
 impl Maker<'_> {
-    /// The Secret with what cloud-init is to do, and its name, which is made from its content.
-    pub fn secret(&self, image: Option<&Image>) -> (String, Value) {
+    /// The Secret with what cloud-init is to do. It has the name of the disk that it belongs to.
+    pub fn secret(&self, disk: &str, image: Option<&Image>) -> Value {
         let user_data = self.merged_user_data(image);
         let network_data = pretty(&self.network_data());
-        let hash = hex(&[&user_data, &network_data], 8);
-        let name = self.server.secret(&hash);
         let mut labels = json!(labels(self.region, self.account_uid, self.server));
-        labels[USER_DATA] = hash.into();
-        let secret = json!({
+        labels[DISK] = self.server.suffix(disk).into();
+        json!({
             "apiVersion": "v1", "kind": "Secret",
-            "metadata": { "name": name, "namespace": self.server.namespace, "labels": labels },
+            "metadata": { "name": disk, "namespace": self.server.namespace, "labels": labels },
             "immutable": true,
             "stringData": { "userdata": user_data, "networkdata": network_data },
-        });
-        (name, secret)
+        })
     }
 
     /// All that cloud-init is to do: what the account holder wants takes precedence over what is ours, and that over what the
@@ -414,7 +409,7 @@ impl Maker<'_> {
         } else {
             "cloudInitNoCloud"
         };
-        let secret = json!({ "name": booted.secret });
+        let secret = json!({ "name": booted.disk });
         let mut spec = json!({
             "hostname": booted.hostname,
             "evictionStrategy": region.eviction_strategy.as_str(),

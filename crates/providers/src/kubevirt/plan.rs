@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::{
-    names::{BOOT, CREATED_BY, DISK, INSTALLATION, INSTANCE_UID, RUN, Server, account_labels, boot},
+    names::{BOOT, CREATED_BY, INSTALLATION, INSTANCE_UID, RUN, Server, account_labels, boot},
     objects::{
         self, Boot, Maker, clear_requests_patch, grow_patch, hostname, plan_patch, run_patch, seal_patch,
         undo_boot_patch,
@@ -23,7 +23,7 @@ use domain::{
     catalogue::region::{Image, KubeVirt, Namespaces, Profile},
     provider::{Addresses, Notice, Observation, OffCause, Power, Progress, ProviderError, Trouble},
 };
-use resources::{Backup, Instance, InstanceStatus, Operation, OperationKind, PowerState};
+use resources::{Instance, InstanceStatus, Operation, OperationKind, PowerState};
 
 /// When to look again if something happens within moments.
 const SOON: Duration = Duration::from_secs(1);
@@ -223,8 +223,8 @@ pub struct Seen {
     pub user: String,
     /// The addresses that are reserved for the server.
     pub addresses: Addresses,
-    /// What the account holder wants cloud-init to do, as it was given: plain, or compressed by gzip.
-    pub user_data: Option<Arc<[u8]>>,
+    /// What the account holder wants cloud-init to do; or why that cannot be had.
+    pub user_data: Result<Option<Arc<[u8]>>, Trouble>,
     /// Whether the virtual machine, or that there is none, is the answer to a call of this step.
     is_read: bool,
     /// Whether the virtual machine is known to have changed since.
@@ -247,7 +247,7 @@ impl Seen {
             account_uid,
             user,
             addresses: Addresses::default(),
-            user_data: None,
+            user_data: Ok(None),
             is_read: false,
             is_stale: false,
             conflicts: 0,
@@ -316,8 +316,14 @@ impl Seen {
                     kind: Kind::NetworkPolicy,
                     ..
                 },
-                Answer::Object(_) | Answer::Done,
-            ) => self.has_namespace = true,
+                _,
+            ) if is_done(&answer) => {
+                self.has_namespace = true;
+                // Asked before there were rights.
+                self.log.retain(
+                    |(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403),
+                );
+            }
             (Action::Post { kind, .. }, _)
                 if status == 404 && *kind != Kind::DataVolume && self.has_namespace =>
             {
@@ -359,15 +365,8 @@ pub struct Plan {
     pub repairs_lost_start: bool,
 }
 
-/// Plans the next call of a step. `backup` is the backup that the operation restores, if it restores one and that still exists.
-pub fn plan(
-    instance: &Instance,
-    backup: Option<&Backup>,
-    seen: &Seen,
-    region: &KubeVirt,
-    now: Timestamp,
-) -> Plan {
-    let _ = backup;
+/// Plans the next call of a step.
+pub fn plan(instance: &Instance, seen: &Seen, region: &KubeVirt, now: Timestamp) -> Plan {
     let status = instance.status.clone().unwrap_or_default();
     let planner = Planner {
         instance,
@@ -383,7 +382,7 @@ pub fn plan(
             since: *since,
         }),
         (Reach::Live, Some(operation)) => planner.operate(operation).unwrap_or_else(|next| next),
-        (Reach::Live, None) => planner.idle().unwrap_or_else(|next| next),
+        (Reach::Live, None) => planner.idle().unwrap_or_else(|next| planner.at_best(next)),
     };
     let todo = |action: Box<Action>, repairs_lost_start| Plan {
         outcome: planner.unfinished(),
@@ -475,9 +474,10 @@ impl Planner<'_> {
         }
         // The creation is repeated with another image. Nobody has used the server, so its disk goes first.
         self.off(operation, vm, Force::AtOnce)?;
-        let secret = self.new_disk(operation)?;
+        self.new_disk(operation)?;
+        self.post_secret(operation, &disk)?;
         self.delete_other_disks(&disk)?;
-        Err(self.boot(vm, operation, &disk, &secret))
+        Err(self.boot(vm, operation, &disk))
     }
 
     fn start(&self, operation: &Operation) -> Step<()> {
@@ -528,7 +528,7 @@ impl Planner<'_> {
 
     fn resize(&self, operation: &Operation) -> Step<()> {
         let Some(vm) = self.vm()? else {
-            if operation.ends_in == PowerState::Running {
+            if operation.ends_in == PowerState::Running || self.status.provisioned_at.is_none() {
                 return self.remake(operation);
             }
             return Err(self.failed(Problem::ServerMissing, None));
@@ -569,6 +569,16 @@ impl Planner<'_> {
         if self.disk(&disk)?.is_none() {
             self.can_install(operation)?;
             self.namespace()?;
+            let in_use = vm.and_then(VirtualMachine::disk);
+            if let Some(in_use) = in_use.or(self.status.provider_state.get(state::DISK).map(String::as_str)) {
+                // Left by rebuilds that came to nothing.
+                let is_left = |name: &str| name != in_use && name != disk;
+                if !self.seen.is_read && self.disks()?.iter().any(|disk| is_left(disk.name())) {
+                    // The watch may not have shown yet which one is in use.
+                    return Err(self.renewing(self.get_vm()));
+                }
+                self.delete_disks(is_left)?;
+            }
             self.post_disk(operation)?;
             return Err(self.busy(Some(Problem::Importing), POLL));
         }
@@ -576,9 +586,10 @@ impl Planner<'_> {
         let Some(vm) = vm else {
             return self.make(operation, Some(&disk));
         };
-        let secret = self.post_secret(operation)?;
+        self.has_user_data()?;
         self.off(operation, vm, Force::AtOnce)?;
-        Err(self.boot(vm, operation, &disk, &secret))
+        self.post_secret(operation, &disk)?;
+        Err(self.boot(vm, operation, &disk))
     }
 
     fn delete(&self, operation: &Operation) -> Step<Next> {
@@ -640,31 +651,31 @@ impl Planner<'_> {
         Err(self.still_in_use(operation))
     }
 
-    /// Makes a server that is not there any more around its disk.
+    /// Makes a server that is not there any more around its disk, or one that was never made.
     fn remake(&self, operation: &Operation) -> Step<()> {
         match self.left_disk()? {
             Some(disk) => self.make(operation, Some(&disk)),
+            None if self.status.provisioned_at.is_none() => self.make(operation, None),
             None => Err(self.failed(Problem::ServerMissing, None)),
         }
     }
 
     /// Makes the virtual machine, around this disk or a new one.
     fn make(&self, operation: &Operation, disk: Option<&str>) -> Step<()> {
-        let secret = match disk {
-            Some(_) => {
-                self.can_attach()?;
-                self.namespace()?;
-                self.post_secret(operation)?
-            }
-            None => self.new_disk(operation)?,
-        };
         let own = self.server.disk(operation);
+        if disk.is_some() {
+            self.can_attach()?;
+            self.namespace()?;
+        } else {
+            self.new_disk(operation)?;
+        }
+        let disk = disk.unwrap_or(&own);
+        self.post_secret(operation, disk)?;
         let hostname = hostname(self.instance, &self.server);
         let boot = Boot {
             operation,
             run: run_for(operation),
-            disk: disk.unwrap_or(&own),
-            secret: &secret,
+            disk,
             hostname: &hostname,
             config_drive: self.image(operation).is_some_and(|image| image.config_drive),
         };
@@ -676,14 +687,12 @@ impl Planner<'_> {
         Err(self.busy(None, SOON))
     }
 
-    /// Begins to make the disk, with all that it needs. Returns the name of the Secret.
-    fn new_disk(&self, operation: &Operation) -> Step<String> {
+    /// Begins to make the disk, with all that it needs.
+    fn new_disk(&self, operation: &Operation) -> Step<()> {
         self.can_install(operation)?;
         self.can_attach()?;
         self.namespace()?;
-        let secret = self.post_secret(operation)?;
-        self.post_disk(operation)?;
-        Ok(secret)
+        self.post_disk(operation)
     }
 
     /// Whether there is something to install.
@@ -694,7 +703,15 @@ impl Planner<'_> {
         if self.image(operation).is_none() {
             return Err(self.failed(Problem::ImageMissing, None));
         }
-        Ok(())
+        self.has_user_data()
+    }
+
+    /// Whether it is known what cloud-init is to do.
+    fn has_user_data(&self) -> Step<()> {
+        match &self.seen.user_data {
+            Ok(_) => Ok(()),
+            Err(trouble) => Err(self.troubled(trouble.clone(), None)),
+        }
     }
 
     /// Whether the server can be attached to its networks.
@@ -763,27 +780,14 @@ impl Planner<'_> {
         };
         match self.call(action.clone())? {
             Answer::Refused(refusal) if refusal.status == 409 => {
-                let Answer::Object(found) = self.call(self.get_namespace())? else {
-                    return Err(self.failed(Problem::NamespaceUnusable, None));
-                };
-                let wanted = account_labels(region, account);
-                let labels = found.labels.as_ref();
-                let is_ours = wanted.iter().all(|(key, value)| {
-                    labels
-                        .and_then(|labels| labels.get(*key))
-                        .is_some_and(|found| found == value)
-                });
-                if !is_ours || found.deletion_timestamp.is_some() {
+                if !self.has_own_namespace()? {
                     return Err(self.failed(Problem::NamespaceUnusable, None));
                 }
             }
             Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
             _ => {}
         }
-        let binding = Action::Post {
-            kind: Kind::RoleBinding,
-            object: objects::role_binding(region, account, name, &self.seen.user),
-        };
+        let binding = self.binding();
         self.must(binding.clone())?;
         Ok(!matches!(self.seen.answer(&binding), Some(Answer::Refused(_))))
     }
@@ -813,14 +817,55 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns the name of the Secret.
-    fn post_secret(&self, operation: &Operation) -> Step<String> {
-        let (name, object) = self.maker().secret(self.image(operation));
+    /// Whether the namespace is there and that of the account's servers.
+    fn has_own_namespace(&self) -> Step<bool> {
+        let Answer::Object(found) = self.call(self.get_namespace())? else {
+            return Ok(false);
+        };
+        let wanted = account_labels(self.region, &self.seen.account_uid);
+        let labels = found.labels.as_ref();
+        let is_ours = wanted.iter().all(|(key, value)| {
+            labels
+                .and_then(|labels| labels.get(*key))
+                .is_some_and(|found| found == value)
+        });
+        Ok(is_ours && found.deletion_timestamp.is_none())
+    }
+
+    /// The call that gives Stellage its rights in the namespace.
+    fn binding(&self) -> Action {
+        let (account, name) = (&self.seen.account_uid, &self.server.namespace);
+        Action::Post {
+            kind: Kind::RoleBinding,
+            object: objects::role_binding(self.region, account, name, &self.seen.user),
+        }
+    }
+
+    /// If a call is refused for want of rights in the account's namespace, somebody may have deleted their binding.
+    fn bind_again(&self, refusal: &Refusal) -> Step<()> {
+        // As RBAC says it; others refuse with the same status.
+        let lacks_rights = refusal.status == 403 && refusal.message.contains(" cannot ");
+        if !lacks_rights || self.region.namespaces == Namespaces::Existing {
+            return Ok(());
+        }
+        let binding = self.binding();
+        match self.seen.answer(&binding) {
+            // It is there.
+            Some(Answer::Refused(_)) => Ok(()),
+            // It takes the API server a moment to learn of the rights.
+            Some(_) => Err(self.busy(None, SOON)),
+            None if self.has_own_namespace()? => Err(Next::call(binding)),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the Secret that belongs to a disk. It comes after the disk, and goes with it: Secrets can be neither read nor listed.
+    fn post_secret(&self, operation: &Operation, disk: &str) -> Step<()> {
+        self.has_user_data()?;
         self.must(Action::Post {
             kind: Kind::Secret,
-            object,
-        })?;
-        Ok(name)
+            object: self.maker().secret(disk, self.image(operation)),
+        })
     }
 
     fn post_disk(&self, operation: &Operation) -> Step<()> {
@@ -914,11 +959,7 @@ impl Planner<'_> {
         if !is_old || !matches!(disk.phase(), "" | "Pending") || disk.name() != self.server.disk(operation) {
             return Ok(());
         }
-        let selector = format!(
-            "{},{DISK}={}",
-            self.server.selector(),
-            self.server.suffix(disk.name())
-        );
+        let selector = self.server.selector_of(disk.name());
         let action = Action::List {
             kind: Kind::Claim,
             selector,
@@ -965,14 +1006,14 @@ impl Planner<'_> {
         }
         self.off(operation, vm, force)?;
         self.grow(operation, vm, false)?;
-        let (Some(disk), Some(secret)) = (vm.disk(), vm.secret()) else {
+        let Some(disk) = vm.disk() else {
             return Err(self.failed(Problem::DiskMissing, None));
         };
-        Err(self.boot(vm, operation, disk, secret))
+        Err(self.boot(vm, operation, disk))
     }
 
     /// The call that powers a virtual machine on, with this disk.
-    fn boot(&self, vm: &VirtualMachine, operation: &Operation, disk: &str, secret: &str) -> Next {
+    fn boot(&self, vm: &VirtualMachine, operation: &Operation, disk: &str) -> Next {
         let is_new = vm.disk() != Some(disk);
         let own = hostname(self.instance, &self.server);
         let image = self.image(operation).filter(|_| is_new);
@@ -980,7 +1021,6 @@ impl Planner<'_> {
             operation,
             run: run_for(operation),
             disk,
-            secret,
             // It changes only with the disk, since it is also inside.
             hostname: vm
                 .spec
@@ -1002,10 +1042,7 @@ impl Planner<'_> {
         }
         // Left over from a crash, it would make KubeVirt start the server.
         if vm.is_start_requested() {
-            return Err(Next::call(Action::ClearRequests {
-                name: self.server.name.clone(),
-                patch: clear_requests_patch(vm),
-            }));
+            return Err(self.clear_requests(vm));
         }
         if vm.spec.run_strategy != Some(RunStrategy::Halted) {
             return Err(self.patch(run_patch(vm, RunStrategy::Halted)));
@@ -1183,14 +1220,20 @@ impl Planner<'_> {
         disk_sign(disk).map_or(Ok(()), |sign| Err(self.wait(operation, sign)))
     }
 
-    /// Deletes all disks of the server but this one, each by its UID: a call that comes late must not delete the disk that a later
-    /// operation makes. Old Secrets, which nothing mounts, stay until the server is deleted, for they may not be listed.
+    /// Deletes all disks of the server but this one, with their Secrets. Each is named, for a call that comes late must not delete
+    /// what a later operation makes.
     fn delete_other_disks(&self, disk: &str) -> Step<()> {
-        for other in self.disks()?.iter().filter(|other| other.name() != disk) {
+        self.delete_disks(|name| name != disk)
+    }
+
+    fn delete_disks(&self, is_over: impl Fn(&str) -> bool) -> Step<()> {
+        for disk in self.disks()?.iter().filter(|disk| is_over(disk.name())) {
+            // First: without its disk, nobody would find it.
+            self.delete_all(Kind::Secret, self.server.selector_of(disk.name()))?;
             self.must(Action::Delete {
                 kind: Kind::DataVolume,
-                name: other.name().to_owned(),
-                uid: other.metadata.uid.clone().unwrap_or_default(),
+                name: disk.name().to_owned(),
+                uid: disk.metadata.uid.clone().unwrap_or_default(),
             })?;
         }
         Ok(())
@@ -1295,6 +1338,25 @@ impl Planner<'_> {
         })
     }
 
+    /// An idle step that comes to its end early reports what is known of the server, rather than that there is none.
+    fn at_best(&self, next: Next) -> Next {
+        let Next::End(end) = next else { return next };
+        let (outcome, raw) = *end;
+        let outcome = outcome.and_then(|early| {
+            let failure = match early.progress {
+                Progress::Failed(trouble) => Some(Notice::Told(trouble)),
+                _ => None,
+            };
+            let known = self.unfinished()?;
+            Ok(Observation {
+                notice: failure.or(early.notice).or(known.notice),
+                recheck_after: Some(early.recheck_after.unwrap_or(WAIT)),
+                ..known
+            })
+        });
+        Next::End(Box::new((outcome, raw)))
+    }
+
     /// Whether the server of an idle Instance was never made, because it was stopped before.
     const fn is_never_made(&self) -> bool {
         self.status.state.is_some() && self.status.provisioned_at.is_none()
@@ -1307,10 +1369,7 @@ impl Planner<'_> {
         }
         match vm.spec.run_strategy {
             Some(RunStrategy::Always) => Err(self.patch(run_patch(vm, RunStrategy::Halted))),
-            Some(RunStrategy::Halted) if vm.is_start_requested() => Err(Next::call(Action::ClearRequests {
-                name: self.server.name.clone(),
-                patch: clear_requests_patch(vm),
-            })),
+            Some(RunStrategy::Halted) if vm.is_start_requested() => Err(self.clear_requests(vm)),
             Some(RunStrategy::Halted) if self.status.power == Some(PowerState::Stopped) => {
                 let risen = run.filter(|run| !is(&self.status.provider_state, state::RUN, run.uid()));
                 risen.map_or(Ok(()), |run| self.end_at_once(run))
@@ -1375,12 +1434,16 @@ impl Planner<'_> {
             return Err(self.busy(None, SOON));
         }
         if seen.is_stale || seen.vm.is_none() && !seen.is_read {
-            return Err(Next::call(Action::Get {
-                kind: Kind::VirtualMachine,
-                name: self.server.name.clone(),
-            }));
+            return Err(self.renewing(self.get_vm()));
         }
         Ok(seen.vm.as_deref())
+    }
+
+    fn get_vm(&self) -> Action {
+        Action::Get {
+            kind: Kind::VirtualMachine,
+            name: self.server.name.clone(),
+        }
     }
 
     /// The virtual machine, which must be ours if there is one.
@@ -1415,7 +1478,7 @@ impl Planner<'_> {
             server: &self.server,
             account_uid: &self.seen.account_uid,
             addresses: &self.seen.addresses,
-            user_data: self.seen.user_data.as_deref(),
+            user_data: self.seen.user_data.as_ref().ok().and_then(Option::as_deref),
         }
     }
 
@@ -1475,9 +1538,20 @@ impl Planner<'_> {
         }
     }
 
-    /// A change of the virtual machine. Once it is done, the virtual machine looks different.
+    /// A change of the virtual machine.
     fn patch(&self, patch: Value) -> Next {
-        let action = self.change(patch);
+        self.renewing(self.change(patch))
+    }
+
+    fn clear_requests(&self, vm: &VirtualMachine) -> Next {
+        self.renewing(Action::ClearRequests {
+            name: self.server.name.clone(),
+            patch: clear_requests_patch(vm),
+        })
+    }
+
+    /// A call that is answered with the virtual machine. Once it is done, the virtual machine looks different.
+    fn renewing(&self, action: Action) -> Next {
         match self.call(action.clone()) {
             Ok(Answer::Refused(refusal)) => self.refused(&action, refusal),
             Ok(_) => self.nonsense(),
@@ -1526,6 +1600,9 @@ impl Planner<'_> {
     }
 
     fn refused(&self, action: &Action, refusal: &Refusal) -> Next {
+        if let Err(next) = self.bind_again(refusal) {
+            return next;
+        }
         let raw = Some(says(refusal));
         match observe::refused(action, refusal, self.region) {
             Some(Problem::LockedBySnapshot) => {

@@ -184,7 +184,7 @@ pub fn vm(instance: &Instance, strategy: &str, more: &Value) -> Value {
                 "domain": { "cpu": { "sockets": 2 }, "memory": { "guest": "4Gi" } },
                 "volumes": [
                     { "name": "root", "dataVolume": { "name": format!("{}-old", server.name) } },
-                    { "name": "cloudinit", "cloudInitNoCloud": { "secretRef": { "name": format!("{}-secret", server.name) } } },
+                    { "name": "cloudinit", "cloudInitNoCloud": { "secretRef": { "name": format!("{}-old", server.name) } } },
                 ],
             } },
         },

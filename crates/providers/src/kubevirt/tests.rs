@@ -14,7 +14,7 @@ use domain::{
 use resources::Instance;
 
 fn next_in(region: &KubeVirt, instance: &Instance, seen: &Seen, seconds: i64) -> Plan {
-    plan(instance, None, seen, region, at(seconds))
+    plan(instance, seen, region, at(seconds))
 }
 
 fn next(instance: &Instance, seen: &Seen, seconds: i64) -> Plan {
@@ -96,7 +96,7 @@ fn a_creation_takes_three_writes_once_the_namespace_is_there() {
         panic!()
     };
     written.push(kind);
-    assert_eq!(written, [Kind::Secret, Kind::DataVolume, Kind::VirtualMachine]);
+    assert_eq!(written, [Kind::DataVolume, Kind::Secret, Kind::VirtualMachine]);
     let mut vm = object;
     merge(
         &mut vm,
@@ -124,7 +124,7 @@ fn the_first_creation_of_an_account_makes_the_namespace_with_its_rights_and_isol
         Kind::Namespace,
         Kind::RoleBinding,
         Kind::NetworkPolicy,
-        Kind::Secret,
+        Kind::DataVolume,
     ] {
         let action = answer(&instance, &mut seen, 1, Answer::Done);
         let (Action::Post { kind, .. } | Action::Apply { kind, .. }) = action else {
@@ -395,6 +395,7 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     let run = run_of(&on, "run-1", "Running", &json!({}));
     let mut first = seen(Some(&on), Some(&run));
     answer(&instance, &mut first, 1, no_vm());
+    answer(&instance, &mut first, 1, Answer::DataVolumes(Vec::new()));
     let action = answer(&instance, &mut first, 1, Answer::Done);
     assert!(matches!(
         action,
@@ -428,14 +429,6 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
         60,
         data_volume(&instance, &disk, "Succeeded", &json!({})),
     );
-    let action = answer(&instance, &mut seen, 60, Answer::Done);
-    assert!(matches!(
-        action,
-        Action::Post {
-            kind: Kind::Secret,
-            ..
-        }
-    ));
     assert_eq!(patched(&next(&instance, &seen, 60)), (Some(OFF), None));
 
     let mut off = vm(&instance, OFF, &json!({}));
@@ -446,7 +439,14 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
         70,
         data_volume(&instance, &disk, "Succeeded", &json!({})),
     );
-    answer(&instance, &mut seen, 70, Answer::Done);
+    let action = answer(&instance, &mut seen, 70, Answer::Done);
+    assert!(matches!(
+        action,
+        Action::Post {
+            kind: Kind::Secret,
+            ..
+        }
+    ));
     let plan = next(&instance, &seen, 70);
     assert_eq!(patched(&plan).0, Some(ON));
     let Some(Action::Patch { patch, .. }) = plan.action else {
@@ -458,7 +458,8 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     off["status"]["created"] = true.into();
     let run = run_of(&off, "run-2", "Running", &json!({}));
     let mut seen = self::seen(Some(&off), Some(&run));
-    let disks = ["old", disk.as_str()].map(|name| {
+    let old = format!("{}-old", server(&instance).name);
+    let disks = [old.as_str(), disk.as_str()].map(|name| {
         let Answer::DataVolume(disk) = data_volume(&instance, name, "Succeeded", &json!({})) else {
             panic!()
         };
@@ -466,7 +467,16 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     });
     answer(&instance, &mut seen, 80, Answer::DataVolumes(disks.into()));
     let deleted = answer(&instance, &mut seen, 80, Answer::Done);
-    let (name, uid) = ("old".to_owned(), "disk".to_owned());
+    assert_eq!(
+        deleted,
+        Action::DeleteAll {
+            kind: Kind::Secret,
+            selector: format!("stellage.dev/instance-uid={UID},stellage.dev/disk=old"),
+        },
+        "a tenant could fill the cluster with them"
+    );
+    let deleted = answer(&instance, &mut seen, 80, Answer::Done);
+    let (name, uid) = (old, "disk".to_owned());
     assert_eq!(
         deleted,
         Action::Delete {
@@ -476,6 +486,94 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
         }
     );
     assert_eq!(observed(next(&instance, &seen, 80)).progress, Progress::Done);
+}
+
+#[test]
+fn a_rebuild_deletes_the_disks_of_rebuilds_that_came_to_nothing_before_it_makes_another() {
+    let instance = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let id = server(&instance).name;
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let mut seen = seen(Some(&on), None);
+    answer(&instance, &mut seen, 1, no_vm());
+    let disks = ["old", "failed", "again"].map(|suffix| {
+        let disk = data_volume(&instance, &format!("{id}-{suffix}"), "Pending", &json!({}));
+        let Answer::DataVolume(disk) = disk else { panic!() };
+        disk
+    });
+    answer(&instance, &mut seen, 1, Answer::DataVolumes(disks.into()));
+    let action = answer(&instance, &mut seen, 1, Answer::VirtualMachine(parse_vm(&on)));
+    assert!(
+        matches!(
+            action,
+            Action::Get {
+                kind: Kind::VirtualMachine,
+                ..
+            }
+        ),
+        "which one is in use must be certain"
+    );
+    let mut deleted = Vec::new();
+    loop {
+        match answer(&instance, &mut seen, 1, Answer::Done) {
+            Action::Delete { name, .. } => deleted.push(name),
+            Action::DeleteAll { kind, selector } => {
+                assert!(kind == Kind::Secret && !selector.ends_with("=old"), "{selector}");
+            }
+            Action::Post { kind, .. } => {
+                assert_eq!(kind, Kind::DataVolume);
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(
+        deleted,
+        [format!("{id}-failed"), format!("{id}-again")],
+        "the one in use stays"
+    );
+}
+
+#[test]
+fn user_data_that_is_missing_holds_an_installation_up_and_no_server_that_is_installed() {
+    let trouble = || domain::provider::Trouble {
+        reason: "UserDataMissing",
+        message: "there is no Secret boot".to_owned(),
+    };
+    // Nothing is made, and what runs is not stopped.
+    for kind in ["Create", "Rebuild"] {
+        let instance = during(&json!({ "kind": kind }), Some("Running"));
+        let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+        let mut seen = seen(Some(&on).filter(|_| kind == "Rebuild"), None);
+        seen.user_data = Err(trouble());
+        answer(&instance, &mut seen, 1, no_vm());
+        assert_eq!(failure(next(&instance, &seen, 1)), "UserDataMissing", "{kind}");
+    }
+    let rebuild = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let on = vm(&rebuild, ON, &json!({ "status": { "created": true } }));
+    let disk = server(&rebuild).disk(operation(&rebuild));
+    let mut seen = seen(Some(&on), None);
+    seen.user_data = Err(trouble());
+    answer(
+        &rebuild,
+        &mut seen,
+        1,
+        data_volume(&rebuild, &disk, "Succeeded", &json!({})),
+    );
+    assert_eq!(failure(next(&rebuild, &seen, 1)), "UserDataMissing");
+    // It is installed and boots: it is told as running, and billed.
+    for kind in ["Create", "Start", "Rebuild"] {
+        let instance = during(&json!({ "kind": kind }), None);
+        let booted = booted_vm(&instance, &json!({ "status": { "created": true } }));
+        for (phase, progress) in [("Scheduled", Progress::Busy), ("Running", Progress::Done)] {
+            let run = run_of(&booted, "run-1", phase, &json!({}));
+            let mut seen = self::seen(Some(&booted), Some(&run));
+            seen.user_data = Err(trouble());
+            if kind == "Rebuild" && phase == "Running" {
+                answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+            }
+            assert_eq!(observed(next(&instance, &seen, 1)).progress, progress, "{kind}");
+        }
+    }
 }
 
 #[test]
@@ -670,7 +768,6 @@ fn row_01_a_missing_golden_image_is_an_error_at_once() {
     let instance = during(&json!({ "kind": "Create" }), None);
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
-    answer(&instance, &mut seen, 1, Answer::Done);
     answer(
         &instance,
         &mut seen,
@@ -716,7 +813,6 @@ fn row_03_an_image_larger_than_the_disk_is_told_apart() {
     let instance = during(&json!({ "kind": "Create" }), None);
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
-    answer(&instance, &mut seen, 1, Answer::Done);
     let message = "target resources requests storage size is smaller than the source";
     answer(&instance, &mut seen, 1, refused(422, message));
     assert_eq!(failure(next(&instance, &seen, 1)), "ImageTooLarge");
@@ -1153,6 +1249,101 @@ fn row_28_a_server_is_missing_only_if_the_cluster_says_so_and_a_start_keeps_its_
 }
 
 #[test]
+fn a_server_that_was_never_made_is_made_by_the_first_operation_that_needs_one() {
+    for kind in ["Start", "Reboot", "Resize"] {
+        let mut instance = during(&json!({ "kind": kind, "plan": "performance" }), None);
+        instance.status.as_mut().unwrap().provisioned_at = None;
+        let mut seen = seen(None, None);
+        answer(&instance, &mut seen, 1, no_vm());
+        answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+        let action = next(&instance, &seen, 1).action;
+        assert!(matches!(action, Some(Action::Post { .. })), "{kind} {action:?}");
+    }
+    // One that was made, and has lost its disk, is another matter.
+    let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
+    let mut seen = seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+    assert_eq!(failure(next(&instance, &seen, 1)), "ServerMissing");
+}
+
+#[test]
+fn what_was_refused_before_the_namespace_had_rights_is_asked_again() {
+    for kind in ["Start", "Rebuild"] {
+        let instance = during(&json!({ "kind": kind }), None);
+        let mut seen = seen(None, None);
+        seen.has_namespace = false;
+        answer(&instance, &mut seen, 1, no_vm());
+        let mut posted = Vec::new();
+        while let Some(action) = next(&instance, &seen, 1).action {
+            let reply = match &action {
+                Action::Post { kind, .. } => {
+                    posted.push(*kind);
+                    Answer::Done
+                }
+                Action::List { .. } if seen.has_namespace => Answer::DataVolumes(Vec::new()),
+                Action::Get { .. } if seen.has_namespace => refused(404, "not found"),
+                _ => refused(403, "forbidden"),
+            };
+            seen.take(&action, reply);
+        }
+        assert!(posted.contains(&Kind::DataVolume), "{kind} {posted:?}");
+        assert_eq!(
+            observed(next(&instance, &seen, 1)).progress,
+            Progress::Busy,
+            "{kind}"
+        );
+    }
+}
+
+#[test]
+fn rights_that_somebody_has_taken_away_are_bound_again_in_a_namespace_of_ours_only() {
+    let refusal = || {
+        refused(
+            403,
+            "virtualmachines \"x\" is forbidden: User \"stellage\" cannot patch it",
+        )
+    };
+    let labels = json!({ "labels": account_labels(&region(), ACCOUNT_UID) });
+    let namespace = |metadata: &Value| Answer::Object(serde_json::from_value(metadata.clone()).unwrap());
+    for instance in [
+        during(&json!({ "kind": "Stop", "endsIn": "Stopped" }), Some("Running")),
+        during(&json!({ "kind": "Reboot" }), Some("Running")),
+        during(&json!({ "kind": "Delete" }), Some("Running")),
+    ] {
+        let on = vm(&instance, ON, &json!({}));
+        for (metadata, reply, is_bound) in [
+            (&labels, Some(Answer::Done), true),
+            (&labels, Some(refused(409, "already exists")), false),
+            (&json!({}), None, false),
+        ] {
+            let mut seen = seen(Some(&on), None);
+            answer(&instance, &mut seen, 1, refusal());
+            let action = answer(&instance, &mut seen, 1, namespace(metadata));
+            assert!(matches!(
+                action,
+                Action::Get {
+                    kind: Kind::Namespace,
+                    ..
+                }
+            ));
+            if let Some(reply) = reply {
+                let action = answer(&instance, &mut seen, 1, reply);
+                assert!(matches!(
+                    action,
+                    Action::Post {
+                        kind: Kind::RoleBinding,
+                        ..
+                    }
+                ));
+            }
+            let progress = observed(next(&instance, &seen, 1)).progress;
+            assert_eq!(progress == Progress::Busy, is_bound, "{progress:?}");
+        }
+    }
+}
+
+#[test]
 fn row_29_a_run_that_somebody_else_ends_stays_off() {
     let deleting = json!({ "metadata": { "deletionTimestamp": at(1) } });
     let ending = at_rest(
@@ -1311,13 +1502,13 @@ fn row_40_a_creation_goes_on_with_what_it_finds() {
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
     answer(&instance, &mut seen, 1, refused(409, "already exists"));
-    answer(&instance, &mut seen, 1, refused(409, "already exists"));
     answer(
         &instance,
         &mut seen,
         1,
         data_volume(&instance, &disk, "Succeeded", &json!({})),
     );
+    answer(&instance, &mut seen, 1, refused(409, "already exists"));
     let action = next(&instance, &seen, 1).action;
     assert!(matches!(
         action,
@@ -1501,6 +1692,30 @@ fn row_54_a_namespace_that_is_foreign_or_being_deleted_is_not_used() {
 }
 
 #[test]
+fn row_34_a_refused_read_or_status_patch_ends_the_step_and_is_told() {
+    let starting = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let stopping = during(&json!({ "kind": "Stop", "endsIn": "Stopped" }), Some("Running"));
+    let requested = json!({ "status": { "stateChangeRequests": [{ "action": "Start" }] } });
+    let looping = vm(&stopping, ON, &requested);
+    for (instance, vm) in [(starting, None), (stopping, Some(&looping))] {
+        for status in [403, 500] {
+            let mut seen = seen(vm, None);
+            answer(&instance, &mut seen, 1, refused(status, "no"));
+            let plan = next(&instance, &seen, 1);
+            assert_eq!(plan.action, None, "not again and again");
+            assert!(plan.raw.unwrap().contains("no"));
+            match plan.outcome {
+                Ok(observation) if status == 403 => {
+                    assert!(matches!(observation.progress, Progress::Failed(_)));
+                }
+                Err(ProviderError::Unavailable(_)) if status == 500 => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn row_56_a_server_that_others_are_saving_waits() {
     let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
     let off = vm(&instance, OFF, &json!({}));
@@ -1516,6 +1731,42 @@ fn row_56_a_server_that_others_are_saving_waits() {
         (busy.progress.clone(), told(&busy)),
         (Progress::Busy, Some(("LockedBySnapshot", false)))
     );
+}
+
+#[test]
+fn rows_16_and_56_a_repair_that_does_not_succeed_is_told_and_the_server_is_not_missing() {
+    let stopped = resting("Stopped", &json!({}));
+    let risen = json!({ "metadata": { "annotations": { RUN: OFF } } });
+    let always = vm(&stopped, "Always", &risen);
+    let run = run_of(&always, "run-2", "Running", &json!({}));
+    let locked = "Cannot update VM runStrategy until snapshot \"x\" completes";
+    for (status, message, notice) in [
+        (422, locked, "LockedBySnapshot"),
+        (422, "denied the request", "Refused"),
+        (403, "denied the request", "Refused"),
+    ] {
+        let mut seen = seen(Some(&always), Some(&run));
+        answer(&stopped, &mut seen, 1, refused(status, message));
+        let observation = observed(next(&stopped, &seen, 1));
+        assert!(observation.power.is_some(), "{message}");
+        assert_eq!(told(&observation), Some((notice, false)));
+        assert!(observation.recheck_after.is_some());
+    }
+    // Others change it all the time.
+    let mut seen = seen(Some(&always), Some(&run));
+    while let Some(action) = next(&stopped, &seen, 1).action {
+        let reply = match action {
+            Action::Get { .. } => Answer::VirtualMachine(parse_vm(&always)),
+            _ => refused(409, "the object has been modified"),
+        };
+        seen.take(&action, reply);
+    }
+    let last = next(&stopped, &seen, 1).outcome;
+    assert!(!matches!(last, Ok(Observation { power: None, .. })), "{last:?}");
+    // Nobody knows whether it is there.
+    let mut seen = self::seen(None, None);
+    answer(&stopped, &mut seen, 1, refused(403, "forbidden"));
+    assert!(next(&stopped, &seen, 1).outcome.is_err());
 }
 
 #[test]
@@ -1684,13 +1935,12 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
         };
         let operation = operation(&instance);
         let image = &region.images["debian-13"];
-        let (secret_name, secret) = maker.secret(Some(image));
         let disk = server.disk(operation);
+        let secret = maker.secret(&disk, Some(image));
         let boot = super::objects::Boot {
             operation,
             run: super::slim::RunStrategy::RerunOnFailure,
             disk: &disk,
-            secret: &secret_name,
             hostname: &super::objects::hostname(&instance, &server),
             config_drive: false,
         };
@@ -1745,7 +1995,6 @@ fn the_patches_are_as_before() {
         operation: operation(&instance),
         run: super::slim::RunStrategy::RerunOnFailure,
         disk: vm.disk().unwrap(),
-        secret: vm.secret().unwrap(),
         hostname: "web-1",
         config_drive: false,
     };
@@ -1775,7 +2024,7 @@ fn what_the_account_holder_gives_to_cloud_init_comes_first_and_so_takes_preceden
             addresses: &domain::provider::Addresses::default(),
             user_data: data,
         };
-        let (_, secret) = maker.secret(Some(image));
+        let secret = maker.secret("disk", Some(image));
         secret["stringData"]["userdata"].as_str().unwrap().to_owned()
     };
     assert!(made(&image, None).starts_with("#cloud-config\n{"));

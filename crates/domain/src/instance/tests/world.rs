@@ -293,15 +293,16 @@ impl World {
             let addresses = Addresses::default();
             let asked = question(&seen_instance, &self.gate, now);
             let needs = asked == Question::Step && Installs::of(&seen_instance) == Installs::Yes;
-            let held = self.missing.as_ref().filter(|_| needs);
-            let answer = match asked {
-                Question::Step if held.is_none() => {
-                    Some(self.cloud.step(&seen_instance, self.uptime, &timings))
-                }
-                Question::Step | Question::Nothing | Question::Addresses => None,
+            let answer = match (asked, self.missing.as_ref().filter(|_| needs)) {
+                (Question::Step, Some(missing)) => Some(Ok(Observation {
+                    progress: Progress::Failed(missing.clone()),
+                    ..Observation::default()
+                })),
+                (Question::Step, None) => Some(self.cloud.step(&seen_instance, self.uptime, &timings)),
+                (Question::Nothing | Question::Addresses, _) => None,
             };
             let seen = match &answer {
-                None => held.map_or(Seen::NotAsked(&addresses), Seen::Held),
+                None => Seen::NotAsked(&addresses),
                 Some(Ok(observation)) => Seen::Observed(observation),
                 Some(Err(error)) => Seen::Failed(error),
             };
