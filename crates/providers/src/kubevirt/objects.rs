@@ -184,6 +184,8 @@ impl Maker<'_> {
             "hostname": host,
             "fqdn": name,
             "preserve_hostname": false,
+            // Else `sudo` cannot resolve the name, and says so each time.
+            "manage_etc_hosts": "localhost",
             "ssh_pwauth": false,
             "ssh_authorized_keys": self.instance.spec.ssh_keys,
         })
