@@ -5,13 +5,7 @@ use std::{borrow::Cow, collections::HashMap, sync::Arc};
 use jiff::{SignedDuration, Timestamp};
 
 use super::Gone;
-use domain::{
-    catalogue::InvoiceTerms,
-    invoice::{
-        PriceHistory,
-        ledger::{Facts, Holder, Metered, SeenBackup, Subject, Subjects, backups_key},
-    },
-};
+use domain::invoice::ledger::{Holder, Metered, SeenBackup, Subject, Subjects, backups_key};
 use resources::{Account, Backup, BackupPhase, Instance, origin};
 
 /// How long a deletion takes that nothing keeps back.
@@ -38,39 +32,25 @@ fn metered_backup(backup: &Backup) -> Option<(Timestamp, u64)> {
     Some((status.completed_at?, megabytes))
 }
 
-pub(super) fn facts<'a>(
-    account: &'a Account,
-    subjects: &'a Subjects<'a>,
-    prices: &'a PriceHistory,
-    terms: &'a InvoiceTerms,
-    max_lines: usize,
-    now: Timestamp,
-    (is_closing, is_gone): (bool, bool),
-) -> Facts<'a> {
+/// Who an account belongs to, as its invoices say it.
+pub(super) fn holder(account: &Account, is_gone: bool, is_closing: bool) -> Holder<'_> {
     let billing = account.spec.billing.as_ref();
     let created = account.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    Facts {
-        holder: Holder {
-            uid: origin::uid(&account.metadata),
-            name: account.metadata.name.as_deref().unwrap_or_default(),
-            namespace: account
-                .owned_namespace()
-                .unwrap_or_else(|| account.wanted_namespace()),
-            buyer: account.buyer(),
-            tax_rate: billing.and_then(|billing| billing.tax_rate),
-            tax_note: billing.and_then(|billing| billing.tax_note.as_deref()),
-            created: created
-                .filter(|_| origin::is_restored(&account.metadata))
-                .unwrap_or(Timestamp::MIN),
-            closed_until: account.invoices_closed_until(),
-            is_gone,
-            is_closing: is_closing && subjects.is_empty(),
-        },
-        subjects,
-        prices,
-        terms,
-        max_lines,
-        now,
+    Holder {
+        uid: origin::uid(&account.metadata),
+        name: account.metadata.name.as_deref().unwrap_or_default(),
+        namespace: account
+            .owned_namespace()
+            .unwrap_or_else(|| account.wanted_namespace()),
+        buyer: account.buyer(),
+        tax_rate: billing.and_then(|billing| billing.tax_rate),
+        tax_note: billing.and_then(|billing| billing.tax_note.as_deref()),
+        created: created
+            .filter(|_| origin::is_restored(&account.metadata))
+            .unwrap_or(Timestamp::MIN),
+        closed_until: account.invoices_closed_until(),
+        is_gone,
+        is_closing,
     }
 }
 

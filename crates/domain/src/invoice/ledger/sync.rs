@@ -9,7 +9,7 @@ use crate::invoice::Period;
 use resources::{
     Invoice, InvoicePage, InvoicePeriod, InvoiceSpec, InvoiceStatus, LedgerEntry, ids,
     invoice::{ACCOUNT_ORIGIN_LABEL, InvoiceType},
-    invoice_page::{has_room, is_too_large},
+    invoice_page::is_too_large,
 };
 
 /// The step for an account without an open invoice: open one with its first line.
@@ -21,8 +21,7 @@ pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
         return Step::LookBack;
     };
     let issued_until = issued_until.max(facts.holder.created);
-    let nothing = HashSet::new();
-    let firsts = new_entries(facts, &nothing, issued_until);
+    let firsts = new_entries(facts, |_| false, issued_until);
     let firsts = firsts
         .iter()
         .map(|entry| entry.billed_until.unwrap_or(entry.since));
@@ -33,8 +32,8 @@ pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
     // before that.
     let from = Period::month_of(first.min(facts.now)).from.max(issued_until);
     let mut opened = invoice(books, facts, from);
-    for entry in new_entries(facts, &nothing, from) {
-        if has_room(&opened.spec.entries, &entry) {
+    for entry in new_entries(facts, |_| false, from) {
+        if facts.has_room(&opened.spec.entries, &entry) {
             opened.spec.entries.push(entry);
         }
     }
@@ -67,9 +66,21 @@ pub(super) fn invoice(books: &Books, facts: &Facts<'_>, from: Timestamp) -> Invo
     invoice
 }
 
-/// What to write next so that the open invoice and its pages have everything that is metered; `None` if they do. Just
-/// before the invoice is closed (`is_due`), names are brought up to date, too.
-pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: bool) -> Option<Step> {
+/// What to do next so that the open invoice and its pages have everything that is metered; `None` if they do.
+pub(super) fn sync(books: &mut Books, name: &str, facts: &Facts<'_>) -> Option<Step> {
+    if let Some(pages) = books.pages.get_mut(name) {
+        let mut needed = pages.outdated(facts.subjects);
+        // New entries are added to the last page.
+        needed.extend(pages.last());
+        needed.retain(|number| pages.get(*number).is_some_and(|page| !page.is_loaded));
+        if !needed.is_empty() {
+            return Some(Step::Read {
+                invoice: name.to_owned(),
+                numbers: needed.into_iter().collect(),
+            });
+        }
+    }
+    let invoice = books.invoice(name)?;
     let currency = facts.prices.currency().to_string();
     if invoice.spec.currency != currency {
         let mut invoice = Box::new(invoice.clone());
@@ -77,8 +88,8 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
         let is_urgent = true;
         return Some(Step::Replace { invoice, is_urgent });
     }
-    let mut draft = Draft::new(books, invoice);
-    let mut is_urgent = is_due;
+    let mut draft = Draft::new(books, invoice, facts);
+    let mut is_urgent = false;
     let places = draft.places();
     let known: HashSet<&str> = places.iter().map(|(_, _, uid)| *uid).collect();
     for (number, index, uid) in places {
@@ -86,38 +97,37 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
         let Some(stored) = draft.entry(number, index) else {
             continue;
         };
-        if subject.is_some_and(|subject| entry::is_current(stored, subject, is_due)) {
+        if subject.is_some_and(|subject| entry::is_current(stored, subject)) {
             continue;
         }
         let mut updated = stored.clone();
-        entry::update(&mut updated, subject, invoice.spec.period.from, facts.now, is_due);
+        entry::update(&mut updated, subject, invoice.spec.period.from, facts.now);
         if updated != *stored {
             is_urgent |= !entry::ends(&updated).eq(entry::ends(stored));
             draft.replace(number, index, updated);
         }
     }
     draft.relieve();
-    for entry in new_entries(facts, &known, invoice.spec.period.from) {
+    let pages = books.pages.get(name);
+    let is_known = |uid: &str| known.contains(uid) || pages.is_some_and(|pages| pages.has(uid));
+    for entry in new_entries(facts, is_known, invoice.spec.period.from) {
         is_urgent |= entry::ends(&entry).next().is_some();
         draft.add(entry);
     }
     let last = draft.last();
     let (number, entries) = draft.next_changed()?;
     // A new page that is not the last one is full: it would wait for nothing.
-    is_urgent |= number < last && number > 0 && books.page(invoice.name(), number).is_none();
+    let stored = books.page(name, number);
+    is_urgent |= number < last && number > 0 && stored.is_none();
     if number == 0 {
         let mut invoice = Box::new(invoice.clone());
         invoice.spec.entries = entries;
         return Some(Step::Replace { invoice, is_urgent });
     }
-    let page = match books.page(invoice.name(), number) {
-        Some(stored) => {
-            let mut page = stored.clone();
-            page.spec.entries = entries;
-            page
-        }
-        None => InvoicePage::open(invoice, number, entries),
-    };
+    let mut page = InvoicePage::open(invoice, number, entries);
+    if let Some(stored) = stored {
+        page.metadata = stored.object.metadata.clone();
+    }
     Some(Step::Page {
         page: Box::new(page),
         is_urgent,
@@ -126,31 +136,30 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
 
 /// The entries of everything that is not known yet, in the order in which it began, so that the lines have a fixed
 /// order.
-fn new_entries(facts: &Facts<'_>, known: &HashSet<&str>, from: Timestamp) -> Vec<LedgerEntry> {
-    let unknown = facts
-        .subjects
-        .iter()
-        .filter(|(uid, _)| !known.contains(uid.as_ref()));
+fn new_entries(facts: &Facts<'_>, is_known: impl Fn(&str) -> bool, from: Timestamp) -> Vec<LedgerEntry> {
+    let unknown = facts.subjects.iter().filter(|(uid, _)| !is_known(uid));
     let entries = unknown.filter_map(|(uid, subject)| entry::new(uid, subject, from));
     let mut entries: Vec<LedgerEntry> = entries.collect();
     entries.sort_by(|a, b| (a.since, &a.uid).cmp(&(b.since, &b.uid)));
     entries
 }
 
-/// The entries of the open invoice and its pages, with changes. Number 0 is the invoice itself.
+/// The entries of the open invoice and of its pages that are in memory, with changes. Number 0 is the invoice itself.
 struct Draft<'a> {
+    facts: &'a Facts<'a>,
     stored: BTreeMap<u32, &'a [LedgerEntry]>,
     changed: BTreeMap<u32, Vec<LedgerEntry>>,
 }
 
 impl<'a> Draft<'a> {
-    fn new(books: &'a Books, invoice: &'a Invoice) -> Self {
-        let pages = books.pages_of(invoice.name());
-        let mut stored: BTreeMap<u32, &'a [LedgerEntry]> = pages
-            .map(|page| (page.spec.number, page.spec.entries.as_slice()))
+    fn new(books: &'a Books, invoice: &'a Invoice, facts: &'a Facts<'a>) -> Self {
+        let loaded = books.pages_of(invoice.name()).filter(|page| page.is_loaded);
+        let mut stored: BTreeMap<u32, &'a [LedgerEntry]> = loaded
+            .map(|page| (page.object.spec.number, page.object.spec.entries.as_slice()))
             .collect();
         stored.insert(0, &invoice.spec.entries);
         Self {
+            facts,
             stored,
             changed: BTreeMap::new(),
         }
@@ -207,7 +216,7 @@ impl<'a> Draft<'a> {
     /// Adds an entry to the last page, or to a new one.
     fn add(&mut self, entry: LedgerEntry) {
         let last = self.last();
-        let number = last + u32::from(!has_room(self.entries(last), &entry));
+        let number = last + u32::from(!self.facts.has_room(self.entries(last), &entry));
         self.entries_mut(number).push(entry);
     }
 

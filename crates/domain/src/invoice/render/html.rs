@@ -5,12 +5,7 @@ use std::fmt::Write as _;
 use jiff::{Timestamp, tz::TimeZone};
 
 use crate::invoice::Total;
-use resources::{
-    Invoice, InvoiceLine, InvoiceStatus,
-    invoice::Party,
-    invoice_page::BACKUP,
-    money::{Cents, TaxRate},
-};
+use resources::{Invoice, InvoiceLine, invoice::Party, invoice_page::BACKUP, money::Cents};
 
 /// The style sheet of the page, for its Content-Security-Policy.
 pub const STYLE: &str = "body{font:11pt/1.4 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;color:#111}\
@@ -56,8 +51,7 @@ fn moment(moment: Timestamp) -> String {
 
 /// The page up to the rows of the lines.
 pub(super) fn head(invoice: &Invoice) -> String {
-    let unknown = InvoiceStatus::default();
-    let status = invoice.status.as_ref().unwrap_or(&unknown);
+    let status = invoice.content();
     let what = if invoice.is_invoice() {
         "Invoice"
     } else {
@@ -126,17 +120,14 @@ pub(super) fn head(invoice: &Invoice) -> String {
 
 /// The page after the rows of the lines.
 pub(super) fn foot(invoice: &Invoice, total: Total) -> String {
-    let unknown = InvoiceStatus::default();
-    let status = invoice.status.as_ref().unwrap_or(&unknown);
+    let status = invoice.content();
     let currency = escaped(&invoice.spec.currency);
     let sum = |what: &str, amount: Cents| {
         format!(
             "<tr><td colspan=\"6\" class=\"n\">{what}</td><td class=\"n\">{amount} {currency}</td></tr>\n"
         )
     };
-    let none = TaxRate::default().to_string();
-    let rate = status.tax_rate.as_deref().unwrap_or(&none);
-    let (rate, is_invoice) = (escaped(rate), invoice.is_invoice());
+    let (rate, is_invoice) = (escaped(status.tax_rate()), invoice.is_invoice());
     let (of_net, of_tax, what) = if is_invoice {
         let of_tax = format!("Tax, {rate} % of that, rounded half up");
         ("Net, the sum of the column", of_tax, "Total to pay")

@@ -2,11 +2,10 @@
 //! and `foot`.
 //!
 //! - [`csv`]: a table; [`html`]: a page to print;
-//! - [`e_invoice`]: an e-invoice; [`ubl`]: its form;
+//! - [`ubl`]: an e-invoice;
 //! - [`json`]: what `/v1` shows.
 
 pub mod csv;
-pub mod e_invoice;
 pub mod html;
 pub mod json;
 pub mod ubl;
@@ -40,7 +39,7 @@ impl Form {
         match self {
             Self::Csv => csv::head(invoice),
             Self::Html => html::head(invoice),
-            Self::Ubl => e_invoice::head(invoice),
+            Self::Ubl => ubl::head(invoice),
         }
     }
 
@@ -49,7 +48,7 @@ impl Form {
         match self {
             Self::Csv => csv::rows(invoice, lines),
             Self::Html => html::rows(lines),
-            Self::Ubl => e_invoice::lines(invoice, first, lines),
+            Self::Ubl => ubl::lines(invoice, first, lines),
         }
     }
 
@@ -58,7 +57,7 @@ impl Form {
         match self {
             Self::Csv => String::new(),
             Self::Html => html::foot(invoice, total),
-            Self::Ubl => e_invoice::foot(invoice),
+            Self::Ubl => ubl::foot(invoice),
         }
     }
 }
