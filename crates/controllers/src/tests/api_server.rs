@@ -49,7 +49,6 @@ struct State {
     made: u64,
     /// Writes that have not been taken yet.
     writes: VecDeque<Stored>,
-    events: Vec<Value>,
     /// The plural of each read since the last call.
     reads: Vec<String>,
     rng: StdRng,
@@ -81,7 +80,6 @@ impl ApiServer {
             revision: 1,
             made: 0,
             writes: VecDeque::new(),
-            events: Vec::new(),
             reads: Vec::new(),
             rng: StdRng::seed_from_u64(seed),
             process: 0,
@@ -154,11 +152,6 @@ impl ApiServer {
     /// Whether something has been written since the last call to `take_writes`.
     pub fn has_writes(&self) -> bool {
         !self.0.lock().writes.is_empty()
-    }
-
-    /// The Kubernetes Events since the last call.
-    pub fn take_events(&self) -> Vec<Value> {
-        std::mem::take(&mut self.0.lock().events)
     }
 
     /// The plural of each read since the last call.
@@ -265,7 +258,6 @@ impl State {
             None => ("", &segments[3..]),
         };
         if rest[0] == "events" {
-            self.events.push(body.clone());
             return Some((201, body));
         }
         if *method == Method::GET {

@@ -35,14 +35,12 @@ pub struct Chronicle {
     /// By UID.
     lives: BTreeMap<String, Life>,
     backups: BTreeMap<String, Kept>,
-    /// The UIDs that instances had first, by those that they have.
-    origins: HashMap<String, String>,
     prices: PriceChanges,
     taxes: Vec<(Timestamp, TaxRate)>,
     /// Scheduled Backups that were created: UID of the instance, time, and whether it is a second attempt.
     scheduled: BTreeSet<(String, Timestamp, bool)>,
+    /// Those that could not be created, which their instances tell.
     missed: BTreeSet<(String, Timestamp)>,
-    /// Number of backups of deleted instances that made way for others.
     load: Vec<Load>,
     /// Identifiers of alerts that were sent.
     alerts: BTreeSet<String>,
@@ -204,8 +202,15 @@ impl Chronicle {
         let object = stored.after.as_ref().or(stored.before.as_ref()).unwrap();
         let instance: Instance = parse(object);
         let uid = origin::uid(&instance.metadata).to_owned();
-        self.origins
-            .insert(instance.metadata.uid.clone().unwrap(), uid.clone());
+        if let Some(before) = &stored.before {
+            let before = parse::<Instance>(before).status.unwrap_or_default();
+            let status = instance.status.iter();
+            let told = status.flat_map(|status| &status.outbox);
+            let mut told = told.filter(|entry| entry.sequence > before.event_sequence);
+            if told.any(|entry| entry.event_type == EventType::BackupFailed) {
+                self.missed.insert((uid.clone(), before.next_backup_at.unwrap()));
+            }
+        }
         let life = self.lives.entry(uid).or_insert_with(|| Life {
             namespace: instance.metadata.namespace.clone().unwrap(),
             id: instance.id(),
@@ -264,20 +269,6 @@ impl Chronicle {
         if !backup.is_unfinished() && (status.source.is_some() || backup.instance_id().is_some()) {
             kept.has_ended = true;
             kept.is_completed |= backup.phase() == BackupPhase::Completed;
-        }
-    }
-
-    /// Records a Kubernetes Event.
-    pub fn event(&mut self, event: &Value) {
-        if event["reason"] != "BackupMissed" {
-            return;
-        }
-        let uid = self.origins[event["regarding"]["uid"].as_str().unwrap()].clone();
-        let note = event["note"].as_str().unwrap();
-        // Events about a second attempt say nothing about the first.
-        if let Some((_, rest)) = note.split_once("the backup for ") {
-            let at = rest.split_once(' ').unwrap().0.parse().unwrap();
-            self.missed.insert((uid, at));
         }
     }
 

@@ -141,9 +141,6 @@ impl Year {
         for stored in &writes {
             self.chronicle.write(stored, now);
         }
-        for event in self.server().take_events() {
-            self.chronicle.event(&event);
-        }
         let Inbox { events, new } = &mut *self.around.inbox.lock();
         for id in new.drain(..) {
             self.chronicle.received(&events[&id]);
