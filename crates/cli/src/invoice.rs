@@ -452,7 +452,7 @@ fn describe(invoice: &Invoice, lines: &[InvoiceLine]) {
         output::note("It is open; GET /v1/invoices/current shows its lines so far.");
     }
     if !lines.is_empty() {
-        let rows: Vec<[String; 7]> = lines.iter().flat_map(rows).collect();
+        let rows: Vec<[String; 7]> = lines.iter().flat_map(InvoiceLine::table).collect();
         output::line("");
         let head = [
             "INSTANCE", "NAME", "PLAN", "HOURS", "PER HOUR", "AMOUNT", "TO PAY",
@@ -705,31 +705,6 @@ fn nothing(until: Timestamp, args: &CloseArgs) -> Result<(), CliError> {
         args.account
     ));
     Ok(())
-}
-
-/// The rows of a line: what is to be paid is in the last of them.
-fn rows(line: &InvoiceLine) -> Vec<[String; 7]> {
-    let rows = line.rows();
-    let last = rows.len().saturating_sub(1);
-    let rows = rows.into_iter().enumerate().map(|(index, row)| {
-        let only = |at: usize, text: &str| {
-            if index == at {
-                text.to_owned()
-            } else {
-                String::new()
-            }
-        };
-        [
-            only(0, &line.instance_id),
-            only(0, &line.name),
-            format!("{} {}", row.plan, row.note).trim_end().to_owned(),
-            row.hours,
-            row.unit_price,
-            row.amount,
-            only(last, &Cents(line.amount_cents).to_string()),
-        ]
-    });
-    rows.collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 
+use super::escaped;
 use crate::invoice::Total;
 use resources::{
     Invoice, InvoiceLine,
@@ -305,25 +306,6 @@ fn amount(name: &str, amount: Cents, currency: &str) -> String {
     with(name, "currencyID", currency, &amount.to_string())
 }
 
-/// Escapes a text for an element or a quoted attribute, and replaces each character that XML 1.0 does not allow.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&apos;"),
-            // A reader would turn it into a line feed.
-            '\r' => escaped.push_str("&#13;"),
-            '\t' | '\n' | ' '..='\u{FFFD}' | '\u{10000}'.. => escaped.push(c),
-            _ => escaped.push(char::REPLACEMENT_CHARACTER),
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -356,17 +338,6 @@ mod tests {
     fn with_buyer(mut invoice: Invoice, buyer: Party) -> Invoice {
         invoice.status.as_mut().unwrap().buyer = Some(buyer);
         invoice
-    }
-
-    #[test]
-    fn texts_are_escaped_and_have_no_characters_that_xml_forbids() {
-        let text = escaped("<a b='\"'>&amp;\t\n");
-        assert_eq!(text, "&lt;a b=&apos;&quot;&apos;&gt;&amp;amp;\t\n");
-        let text = escaped("\0a\u{b}\u{1b}\u{fffe}\u{ffff}\r🦀\u{10ffff}é");
-        assert_eq!(
-            text,
-            "\u{fffd}a\u{fffd}\u{fffd}\u{fffd}\u{fffd}&#13;🦀\u{10ffff}é"
-        );
     }
 
     #[test]
