@@ -8,6 +8,8 @@ use super::Gone;
 use domain::invoice::ledger::{Holder, Metered, SeenBackup, Subject, Subjects, backups_key};
 use resources::{Account, Backup, BackupPhase, Instance, origin};
 
+/// How many objects are looked at before others get a turn.
+const AT_ONCE: usize = 1000;
 /// How long a deletion takes that nothing keeps back.
 const KEPT_BACK: SignedDuration = SignedDuration::from_mins(1);
 
@@ -55,8 +57,8 @@ pub(super) fn holder(account: &Account, is_gone: bool, is_closing: bool) -> Hold
 }
 
 /// What exists and is billed, with what it is kept under: instances, those that were deleted by force, and the backups of each
-/// instance.
-pub(super) fn billed<'a>(
+/// instance. Gives others a turn now and then, because there may be very many.
+pub(super) async fn billed<'a>(
     instances: &'a [Arc<Instance>],
     gone: &'a HashMap<String, Gone>,
     backups: &'a [Arc<Backup>],
@@ -68,7 +70,10 @@ pub(super) fn billed<'a>(
         let ended = ended(&gone.instance).unwrap_or(gone.at);
         (&gone.instance, Some(ended))
     });
-    for (instance, ended) in existing.chain(forced) {
+    for (index, (instance, ended)) in existing.chain(forced).enumerate() {
+        if index % AT_ONCE == AT_ONCE - 1 {
+            tokio::task::yield_now().await;
+        }
         let Some(metering) = instance
             .status
             .as_ref()
@@ -86,7 +91,10 @@ pub(super) fn billed<'a>(
     }
     // One that stays after its deletion is kept back by a restore, and is billed until it is gone.
     let goes_now = |deleted_at: &Timestamp| now.duration_since(*deleted_at) < KEPT_BACK;
-    for backup in backups {
+    for (index, backup) in backups.iter().enumerate() {
+        if index % AT_ONCE == AT_ONCE - 1 {
+            tokio::task::yield_now().await;
+        }
         let source = backup.status.as_ref().and_then(|status| status.source.as_ref());
         let (Some(source), Some((since, megabytes))) = (source, metered_backup(backup)) else {
             continue;

@@ -240,13 +240,13 @@ impl Reconciler {
         };
         // The order matters: an instance that has gone from the first is already in the second.
         let instances = deps.instances.of(namespace);
-        let gone = self.shared.gone(namespace);
+        let gone = self.shared.gone(uid);
         let backups = if prices.has_backup_price() {
             deps.backups.within(namespace)
         } else {
             Vec::new()
         };
-        let subjects = billed(&instances, &gone, &backups, self.shared.now());
+        let subjects = billed(&instances, &gone, &backups, self.shared.now()).await;
         let is_deleting = account.metadata.deletion_timestamp.is_some();
         let unsettled = self.shared.unsettled(uid);
         // The watches may still show objects that the Account controller no longer saw.
@@ -276,7 +276,7 @@ impl Reconciler {
             .await?;
         let is_resting = again.is_none();
         if is_resting {
-            self.recorded(namespace, &subjects, &gone);
+            self.recorded(uid, &subjects, &gone);
         }
         let settled = self.settle(&mut state, false).await?;
         let step = if is_resting {
@@ -446,7 +446,7 @@ impl Reconciler {
     }
 
     /// Tells the ledger that the end of everything that ended has been recorded.
-    fn recorded(&self, namespace: &str, subjects: &Subjects<'_>, gone: &HashMap<String, Gone>) {
+    fn recorded(&self, account: &str, subjects: &Subjects<'_>, gone: &HashMap<String, Gone>) {
         let ledger = &self.shared.deps.ledger;
         let ended = subjects.iter().filter(|(uid, subject)| {
             let is_instance = matches!(subject.metered, Metered::Instance(_));
@@ -454,10 +454,10 @@ impl Reconciler {
         });
         ledger.ended(ended.map(|(uid, _)| uid.as_ref()));
         let mut all = self.shared.gone.lock();
-        if let Some(of_namespace) = all.get_mut(namespace) {
-            of_namespace.retain(|uid, _| !gone.contains_key(uid));
-            if of_namespace.is_empty() {
-                all.remove(namespace);
+        if let Some(of_account) = all.get_mut(account) {
+            of_account.retain(|uid, _| !gone.contains_key(uid));
+            if of_account.is_empty() {
+                all.remove(account);
             }
         }
     }

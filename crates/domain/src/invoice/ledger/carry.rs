@@ -35,11 +35,16 @@ pub(super) fn carry(
     is_same_month: bool,
     may_be_nothing: bool,
 ) -> Option<Step> {
-    let begun = books
+    if books
         .carry
-        .take()
-        .filter(|carry| carry.successor.spec.period.from == at);
-    let mut carry = begun.unwrap_or_else(|| {
+        .as_ref()
+        .is_some_and(|carry| carry.successor.spec.period.from != at)
+    {
+        // It ends at another time.
+        books.carry = None;
+        return Some(Step::Continue);
+    }
+    let mut carry = books.carry.take().unwrap_or_else(|| {
         let successor = sync::invoice(books, facts, at);
         if let Some(left_over) = books.pages.get_mut(successor.name()) {
             left_over.forget();
@@ -57,10 +62,8 @@ pub(super) fn carry(
         Some(number) => carry.look(books, name, number, facts, at),
         None => carry.step(books, name, facts, at, is_same_month),
     };
-    let goes_on = step
-        .as_ref()
-        .is_some_and(|step| !matches!(step, Step::Replace { .. }));
-    books.carry = goes_on.then_some(carry);
+    // Also if nothing continues: it is not looked at again before the old invoice is issued.
+    books.carry = Some(carry);
     step
 }
 

@@ -47,7 +47,7 @@ pub(super) fn new(uid: &str, subject: &Subject<'_>, from: Timestamp) -> Option<L
 
 /// From when on a subject that is seen for the first time is billed: its beginning (`None`), unless that is too long before the open
 /// period.
-fn from_when(since: Timestamp, from: Timestamp) -> Option<Timestamp> {
+pub(super) fn from_when(since: Timestamp, from: Timestamp) -> Option<Timestamp> {
     let is_old = since.checked_add(LATE).is_ok_and(|latest| latest < from);
     is_old.then_some(from)
 }

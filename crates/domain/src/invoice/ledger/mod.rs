@@ -11,8 +11,8 @@
 //! Closing at a time T has these steps, each of them repeatable:
 //!
 //! 1. What is metered is copied.
-//! 2. The pages of the next invoice are created, with everything that continues, and then that invoice. From then on,
-//!    nothing that the old one says about the time before T changes.
+//! 2. The pages of the next invoice are created, with everything that continues, and then that invoice. Nothing that the old one says
+//!    about the time before T changes from then on, nor meanwhile, unless the process dies and the next one begins this step anew.
 //! 3. Each page of the old invoice is written with its lines.
 //! 4. The old invoice gets a number, which is an object of its own, and is issued with the number, its own lines and its event in one
 //!    write.
@@ -185,9 +185,11 @@ pub struct Books {
     pub issued_until: Option<Timestamp>,
     /// Numbers given to invoices that have not been issued with them yet, by name.
     pub numbers: HashMap<String, String>,
-    /// Whether everything that is metered has been copied, as of these facts.
+    /// Whether everything that is metered has been copied, as of these facts,
     is_copied: bool,
-    /// What the next invoice takes over, while it is being made.
+    /// and how far it has been looked through.
+    scan: sync::Scan,
+    /// What the next invoice takes over, from when it begins to be made: nothing on the old one changes from then on.
     carry: Option<carry::Carry>,
 }
 
@@ -239,7 +241,8 @@ pub fn next(books: &mut Books, facts: &Facts<'_>) -> Step {
         return sync::open(books, facts);
     };
     let name = newest.name().to_owned();
-    if !books.has_lines(&name) && !books.is_copied {
+    // What is new while the next invoice is being made is copied to that one.
+    if !books.has_lines(&name) && !books.is_copied && books.carry.is_none() {
         if let Some(step) = sync::sync(books, &name, facts) {
             return step;
         }
@@ -248,7 +251,12 @@ pub fn next(books: &mut Books, facts: &Facts<'_>) -> Step {
             pages.shelve_all(facts.subjects);
         }
     }
-    close::close(books, facts)
+    let step = close::close(books, facts);
+    if matches!(step, Step::Rest(_)) && books.carry.take().is_some() {
+        // The next invoice is not made after all.
+        return Step::Continue;
+    }
+    step
 }
 
 impl Books {
@@ -330,9 +338,15 @@ impl Books {
         sizes.fold((0, 0), |sum, (loaded, live)| (sum.0 + loaded, sum.1 + live))
     }
 
+    /// Whether the newest invoice stays as it is, because the next one is being made.
+    #[cfg(test)]
+    pub(super) const fn is_final(&self) -> bool {
+        self.carry.is_some()
+    }
+
     /// Says that what is metered may have changed. To be called whenever the facts are others than before, but for the time.
-    pub const fn look_again(&mut self) {
-        self.is_copied = false;
+    pub fn look_again(&mut self) {
+        (self.is_copied, self.scan) = (false, sync::Scan::default());
     }
 
     /// Records a page that was read with all others, or written.
@@ -365,14 +379,16 @@ impl Books {
             self.invoices.insert(from, invoice);
         }
         // A page of the next invoice changes nothing about what is copied.
-        self.is_copied = false;
+        self.look_again();
+        self.carry = None;
     }
 
-    /// Records that an invoice was issued or deleted.
+    /// Records that an invoice was deleted.
     pub fn remove_invoice(&mut self, invoice: &Invoice) {
         self.invoices.remove(&invoice.spec.period.from);
         self.pages.remove(invoice.name());
         self.numbers.remove(invoice.name());
+        self.look_again();
         self.carry = None;
     }
 }

@@ -24,6 +24,10 @@ pub(super) struct Pages {
     over: HashMap<u64, u32>,
     /// Pages that may have the same entry, because a process died while moving it.
     doubled: BTreeSet<u32>,
+    /// Pages with entries to be brought up to date with what exists.
+    outdated: BTreeSet<u32>,
+    /// How often what exists has been looked through.
+    round: u64,
 }
 
 /// What is known of a page.
@@ -51,6 +55,8 @@ struct Live {
     state: u64,
     /// Whether the entry stays as it is if its subject is gone.
     is_over: bool,
+    /// The round in which its subject was last seen.
+    seen: u64,
 }
 
 impl Page {
@@ -175,6 +181,7 @@ impl Pages {
                 page: number,
                 state,
                 is_over,
+                seen: self.round,
             };
             page.live += 1;
             let other = self.live.insert(uid, live).map(|other| other.page);
@@ -193,31 +200,65 @@ impl Pages {
         }
     }
 
-    /// The pages that are not in memory and have entries to be brought up to date with what exists. What has ended and is gone is set
-    /// aside, so that the work depends on what exists.
-    pub fn outdated(&mut self, subjects: &Subjects<'_>) -> BTreeSet<u32> {
-        let states: HashMap<u64, u64> = subjects
-            .iter()
-            .map(|(uid, subject)| (self.hasher.hash_one(uid), self.hasher.hash_one(state_of(subject))))
-            .collect();
-        let mut outdated = mem::take(&mut self.doubled);
+    /// Begins to look through what exists.
+    pub fn begin(&mut self) {
+        self.round += 1;
+        self.outdated.clear();
+    }
+
+    /// Notes that a subject exists. Returns whether its entry is on a page that is not in memory.
+    pub fn saw(&mut self, uid: &str, subject: &Subject<'_>) -> bool {
+        let uid = self.hasher.hash_one(uid);
+        if let Some(live) = self.live.get_mut(&uid) {
+            live.seen = self.round;
+            if live.state != self.hasher.hash_one(state_of(subject)) {
+                self.outdated.insert(live.page);
+            }
+            return true;
+        }
+        // What was thought to be gone is there again.
+        let page = self.over.get(&uid);
+        self.outdated.extend(page);
+        page.is_some()
+    }
+
+    /// Looks for what is gone, after everything that exists was seen. What has ended is set aside, so that the work depends on what
+    /// exists.
+    pub fn saw_all(&mut self) {
         self.live.retain(|uid, live| {
-            let state = states.get(uid);
-            if state.is_none() && live.is_over {
+            if live.seen == self.round {
+                return true;
+            }
+            if live.is_over {
                 self.over.insert(*uid, live.page);
                 if let Some(page) = self.by_number.get_mut(&live.page) {
                     page.live -= 1;
                 }
-                return false;
+            } else {
+                self.outdated.insert(live.page);
             }
-            if state != Some(&live.state) {
-                outdated.insert(live.page);
-            }
-            true
+            !live.is_over
         });
-        // What was thought to be gone is there again.
-        outdated.extend(states.keys().filter_map(|uid| self.over.get(uid)));
-        outdated
+    }
+
+    /// The pages to read: those that may have the same entry, one that is to be brought up to date, and the last one, to which new entries
+    /// are added.
+    pub fn needed(&self) -> Vec<u32> {
+        let needed = self.doubled.iter().chain(self.outdated.first()).copied();
+        let needed: BTreeSet<u32> = needed.chain(self.last()).collect();
+        let is_absent = |number: &u32| self.get(*number).is_some_and(|page| !page.is_loaded);
+        needed.into_iter().filter(is_absent).collect()
+    }
+
+    /// Says that the needed pages are up to date. Returns whether more are to be read.
+    pub fn are_up_to_date(&mut self, subjects: &Subjects<'_>) -> bool {
+        self.doubled.clear();
+        if let Some(page) = self.outdated.pop_first()
+            && self.last() != Some(page)
+        {
+            self.shelve(page, subjects);
+        }
+        !self.outdated.is_empty()
     }
 
     /// Whether a page that is not in memory has nothing that continues at this time.

@@ -1,10 +1,13 @@
 //! Copies what is metered to the open invoice.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    mem,
+};
 
 use jiff::Timestamp;
 
-use super::{Books, Facts, Step, entry};
+use super::{Books, Facts, Pages, Step, entry};
 use crate::invoice::Period;
 use resources::{
     Invoice, InvoicePage, InvoicePeriod, InvoiceSpec, InvoiceStatus, LedgerEntry, ids,
@@ -12,8 +15,69 @@ use resources::{
     invoice_page::is_too_large,
 };
 
+/// How many subjects are looked at before others get a turn.
+const AT_ONCE: usize = 1000;
+
+/// How far what exists has been looked through, for what is on no page yet.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scan {
+    looked_at: usize,
+    is_done: bool,
+    /// What is new, in the order in which it began, so that the lines have a fixed order.
+    new: BTreeSet<(Timestamp, String)>,
+}
+
+impl Scan {
+    /// The first entries of what is new, so many that a page can be filled with them and what is left over is not the last.
+    fn entries<'a>(
+        &'a self,
+        facts: &'a Facts<'_>,
+        from: Timestamp,
+    ) -> impl Iterator<Item = LedgerEntry> + 'a {
+        let first = self.new.iter().take(2 * facts.max_entries);
+        first.filter_map(move |(_, uid)| entry::new(uid, facts.subjects.get(uid.as_str())?, from))
+    }
+}
+
+/// Looks at some of what exists, for the invoice of this name. Returns whether there is more. `from` is the start of the open period.
+fn look(books: &mut Books, name: &str, facts: &Facts<'_>, from: Timestamp) -> bool {
+    let Books {
+        invoices,
+        pages,
+        scan,
+        ..
+    } = books;
+    if scan.is_done {
+        return false;
+    }
+    let mut pages = pages.get_mut(name);
+    if scan.looked_at == 0
+        && let Some(pages) = &mut pages
+    {
+        pages.begin();
+    }
+    let own = invoices.values().filter(|invoice| invoice.name() == name);
+    let own = own.flat_map(|invoice| &invoice.spec.entries);
+    let own: HashSet<&str> = own.map(|entry| entry.uid.as_str()).collect();
+    for (uid, subject) in facts.subjects.iter().skip(scan.looked_at).take(AT_ONCE) {
+        let is_known =
+            own.contains(uid.as_ref()) || pages.as_mut().is_some_and(|pages| pages.saw(uid, subject));
+        if !is_known && entry::new(uid, subject, from).is_some() {
+            scan.new.insert((subject.since(), uid.to_string()));
+        }
+    }
+    scan.looked_at += AT_ONCE;
+    scan.is_done = scan.looked_at >= facts.subjects.len();
+    if scan.is_done
+        && let Some(pages) = pages
+    {
+        pages.saw_all();
+    }
+    !scan.is_done
+}
+
 /// The step for an account without an open invoice: open one with its first line.
-pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
+pub(super) fn open(books: &mut Books, facts: &Facts<'_>) -> Step {
     if facts.subjects.is_empty() {
         return Step::Rest(None);
     }
@@ -21,10 +85,13 @@ pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
         return Step::LookBack;
     };
     let issued_until = issued_until.max(facts.holder.created);
-    let firsts = new_entries(facts, |_| false, issued_until);
-    let firsts = firsts
+    if look(books, "", facts, issued_until) {
+        return Step::Continue;
+    }
+    let new = &books.scan.new;
+    let firsts = new
         .iter()
-        .map(|entry| entry.billed_until.unwrap_or(entry.since));
+        .map(|(since, _)| entry::from_when(*since, issued_until).unwrap_or(*since));
     let Some(first) = firsts.min() else {
         return Step::Rest(None);
     };
@@ -32,7 +99,7 @@ pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
     // before that.
     let from = Period::month_of(first.min(facts.now)).from.max(issued_until);
     let mut opened = invoice(books, facts, from);
-    for entry in new_entries(facts, |_| false, from) {
+    for entry in books.scan.entries(facts, from) {
         if facts.has_room(&opened.spec.entries, &entry) {
             opened.spec.entries.push(entry);
         }
@@ -68,19 +135,28 @@ pub(super) fn invoice(books: &Books, facts: &Facts<'_>, from: Timestamp) -> Invo
 
 /// What to do next so that the open invoice and its pages have everything that is metered; `None` if they do.
 pub(super) fn sync(books: &mut Books, name: &str, facts: &Facts<'_>) -> Option<Step> {
-    if let Some(pages) = books.pages.get_mut(name) {
-        let mut needed = pages.outdated(facts.subjects);
-        // New entries are added to the last page.
-        needed.extend(pages.last());
-        needed.retain(|number| pages.get(*number).is_some_and(|page| !page.is_loaded));
-        if !needed.is_empty() {
-            return Some(Step::Read {
-                invoice: name.to_owned(),
-                numbers: needed.into_iter().collect(),
-            });
-        }
+    let from = books.invoice(name)?.spec.period.from;
+    if look(books, name, facts, from) {
+        return Some(Step::Continue);
     }
+    let needed = books.pages.get(name).map_or_else(Vec::new, Pages::needed);
+    if !needed.is_empty() {
+        return Some(Step::Read {
+            invoice: name.to_owned(),
+            numbers: needed,
+        });
+    }
+    let mut scan = mem::take(&mut books.scan);
+    let step = change(books, &mut scan, name, facts);
+    books.scan = scan;
+    let is_outdated = |pages: &mut Pages| pages.are_up_to_date(facts.subjects);
+    step.or_else(|| is_outdated(books.pages.get_mut(name)?).then_some(Step::Continue))
+}
+
+/// The next change of what is in memory, or `None` if that is up to date, and nothing is new.
+fn change(books: &Books, scan: &mut Scan, name: &str, facts: &Facts<'_>) -> Option<Step> {
     let invoice = books.invoice(name)?;
+    let from = invoice.spec.period.from;
     let currency = facts.prices.currency().to_string();
     if invoice.spec.currency != currency {
         let mut invoice = Box::new(invoice.clone());
@@ -101,7 +177,7 @@ pub(super) fn sync(books: &mut Books, name: &str, facts: &Facts<'_>) -> Option<S
             continue;
         }
         let mut updated = stored.clone();
-        entry::update(&mut updated, subject, invoice.spec.period.from, facts.now);
+        entry::update(&mut updated, subject, from, facts.now);
         if updated != *stored {
             is_urgent |= !entry::ends(&updated).eq(entry::ends(stored));
             draft.replace(number, index, updated);
@@ -110,7 +186,10 @@ pub(super) fn sync(books: &mut Books, name: &str, facts: &Facts<'_>) -> Option<S
     draft.relieve();
     let pages = books.pages.get(name);
     let is_known = |uid: &str| known.contains(uid) || pages.is_some_and(|pages| pages.has(uid));
-    for entry in new_entries(facts, is_known, invoice.spec.period.from) {
+    while scan.new.first().is_some_and(|(_, uid)| is_known(uid)) {
+        scan.new.pop_first();
+    }
+    for entry in scan.entries(facts, from).filter(|entry| !is_known(&entry.uid)) {
         is_urgent |= entry::ends(&entry).next().is_some();
         draft.add(entry);
     }
@@ -132,16 +211,6 @@ pub(super) fn sync(books: &mut Books, name: &str, facts: &Facts<'_>) -> Option<S
         page: Box::new(page),
         is_urgent,
     })
-}
-
-/// The entries of everything that is not known yet, in the order in which it began, so that the lines have a fixed
-/// order.
-fn new_entries(facts: &Facts<'_>, is_known: impl Fn(&str) -> bool, from: Timestamp) -> Vec<LedgerEntry> {
-    let unknown = facts.subjects.iter().filter(|(uid, _)| !is_known(uid));
-    let entries = unknown.filter_map(|(uid, subject)| entry::new(uid, subject, from));
-    let mut entries: Vec<LedgerEntry> = entries.collect();
-    entries.sort_by(|a, b| (a.since, &a.uid).cmp(&(b.since, &b.uid)));
-    entries
 }
 
 /// The entries of the open invoice and of its pages that are in memory, with changes. Number 0 is the invoice itself.
@@ -241,7 +310,7 @@ impl<'a> Draft<'a> {
     /// The page to write next: first pages that only gain entries, in order, because page numbers have no gaps; then
     /// pages from which entries have moved, the last one first, because entries only move to later pages.
     fn next_changed(mut self) -> Option<(u32, Vec<LedgerEntry>)> {
-        let stored = std::mem::take(&mut self.stored);
+        let stored = mem::take(&mut self.stored);
         let is_new = |(number, entries): &(u32, Vec<LedgerEntry>)| {
             stored.get(number).copied() != Some(entries.as_slice())
         };
