@@ -90,7 +90,7 @@ pub struct Subject<'a> {
 }
 
 /// Everything that is billed, by what it is kept under: the origin of an instance, or [`backups_key`].
-pub type Subjects<'a> = HashMap<Cow<'a, str>, Subject<'a>>;
+pub type Subjects<'a> = BTreeMap<Cow<'a, str>, Subject<'a>>;
 
 /// What the backups of an instance are kept under.
 pub fn backups_key(instance_id: &str) -> String {

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     mem,
+    ops::Bound,
 };
 
 use jiff::Timestamp;
@@ -21,7 +22,8 @@ const AT_ONCE: usize = 1000;
 /// How far what exists has been looked through, for what is on no page yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scan {
-    looked_at: usize,
+    /// The last one that was looked at, by what it is kept under.
+    last: Option<String>,
     is_done: bool,
     /// What is new, in the order in which it began, so that the lines have a fixed order.
     new: BTreeSet<(Timestamp, String)>,
@@ -51,7 +53,7 @@ fn look(books: &mut Books, name: &str, facts: &Facts<'_>, from: Timestamp) -> bo
         return false;
     }
     let mut pages = pages.get_mut(name);
-    if scan.looked_at == 0
+    if scan.last.is_none()
         && let Some(pages) = &mut pages
     {
         pages.begin();
@@ -59,15 +61,18 @@ fn look(books: &mut Books, name: &str, facts: &Facts<'_>, from: Timestamp) -> bo
     let own = invoices.values().filter(|invoice| invoice.name() == name);
     let own = own.flat_map(|invoice| &invoice.spec.entries);
     let own: HashSet<&str> = own.map(|entry| entry.uid.as_str()).collect();
-    for (uid, subject) in facts.subjects.iter().skip(scan.looked_at).take(AT_ONCE) {
+    let after = scan.last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+    let mut rest = facts.subjects.range::<str, _>((after, Bound::Unbounded));
+    let mut last = None;
+    for (uid, subject) in rest.by_ref().take(AT_ONCE) {
         let is_known =
             own.contains(uid.as_ref()) || pages.as_mut().is_some_and(|pages| pages.saw(uid, subject));
         if !is_known && entry::new(uid, subject, from).is_some() {
             scan.new.insert((subject.since(), uid.to_string()));
         }
+        last = Some(uid);
     }
-    scan.looked_at += AT_ONCE;
-    scan.is_done = scan.looked_at >= facts.subjects.len();
+    (scan.last, scan.is_done) = (last.map(ToString::to_string), rest.next().is_none());
     if scan.is_done
         && let Some(pages) = pages
     {
