@@ -318,7 +318,7 @@ fn longest_slice(instances: u64) -> Result<Duration> {
     let mut subjects: Subjects<'_> = all.collect();
     let mut dearer: Metering = metering.clone();
     metering::change(
-        &mut changed,
+        &mut dearer,
         Plan::Business,
         since + SignedDuration::from_hours(30),
     );
