@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
 };
 
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
@@ -190,8 +190,8 @@ struct World {
     frozen: HashMap<String, Histories>,
     /// The histories when the operator began to make the next invoice, while it does.
     carried: Option<Histories>,
-    /// Invoices that came to nothing, and what they would have covered.
-    dropped: Vec<(String, (Timestamp, Timestamp))>,
+    /// Invoices that came to nothing, what they would have covered, and the histories then: there may be another one of that name.
+    dropped: Vec<(String, (Timestamp, Timestamp), Histories)>,
     version: u64,
     /// The credit notes that were issued.
     notes: Vec<Invoice>,
@@ -583,7 +583,9 @@ impl World {
                     let period = invoice.spec.period;
                     let next = books.invoices.values().nth(1);
                     let to = next.map_or(period.to, |next| next.spec.period.from);
-                    self.dropped.push((invoice.name().to_owned(), (period.from, to)));
+                    let histories = self.frozen.remove(invoice.name()).unwrap();
+                    self.dropped
+                        .push((invoice.name().to_owned(), (period.from, to), histories));
                     self.invoices.remove(invoice.name()).unwrap();
                     books.remove_invoice(&invoice);
                 }
@@ -655,22 +657,33 @@ impl World {
         let mut earlier: HashMap<(String, String), (u64, u64)> = HashMap::new();
         let of_issued = issued.iter().map(|invoice| {
             let period = invoice.spec.period;
-            (invoice.name(), (period.from, period.to), Some(*invoice))
+            let histories = &self.frozen[invoice.name()];
+            (
+                invoice.name(),
+                (period.from, period.to),
+                histories,
+                Some(*invoice),
+            )
         });
         let dropped = self.dropped.iter();
-        let of_dropped = dropped.map(|(name, period)| (name.as_str(), *period, None));
-        let mut all: Vec<_> = of_issued.chain(of_dropped).collect();
-        all.sort_by_key(|(_, period, _)| *period);
-        let mut last: Option<(&str, Timestamp)> = None;
-        for (name, period, invoice) in &all {
+        let of_dropped = dropped.map(|(name, period, histories)| (name.as_str(), *period, histories, None));
+        let mut all: Vec<_> = of_dropped.chain(of_issued).collect();
+        all.sort_by_key(|(_, period, ..)| *period);
+        let mut last: Option<(&Histories, Timestamp)> = None;
+        // What was on one that came to nothing is not on another one of that name.
+        let mut seen = HashSet::new();
+        for (name, period, histories, invoice) in &all {
             let month = period.0.to_string()[..7].to_owned();
             let mut of_reference: BTreeMap<String, (u64, Exact)> = BTreeMap::new();
-            for (uid, history) in &self.frozen[*name] {
+            for (uid, history) in *histories {
+                if !seen.insert((*name, uid)) {
+                    continue;
+                }
                 let before = earlier.entry((uid.clone(), month.clone())).or_default();
                 let machine = self.machines.iter().find(|machine| machine.uid == *uid).unwrap();
                 let is_same_month = |to: &Timestamp| *to == period.0 && Period::month_of(*to).from < *to;
                 let previous = last.filter(|(_, to)| is_same_month(to)).and_then(|(last, to)| {
-                    let known = self.frozen[last].iter().find(|(known, _)| known == uid);
+                    let known = last.iter().find(|(known, _)| known == uid);
                     known.map(|(_, known)| (known, to))
                 });
                 let line = machine.of_reference(history, *period, &self.price_changes, *before, previous);
@@ -684,7 +697,7 @@ impl World {
                     *sum = (sum.0 + hours, sum.1.plus(exact));
                 }
             }
-            last = Some((name, period.1));
+            last = Some((histories, period.1));
             let rounded = of_reference.into_iter();
             let of_reference: Vec<(String, u64, u64)> = rounded
                 .map(|(line, (hours, exact))| (line, hours, exact.rounded().0))
@@ -739,7 +752,7 @@ impl World {
         }
         // Each hour begun of an instance is billed once.
         for machine in self.machines.iter().filter(|machine| machine.megabytes.is_none()) {
-            let end = all.iter().map(|(_, period, _)| period.1).max().unwrap();
+            let end = all.iter().map(|(_, period, ..)| period.1).max().unwrap();
             let begun = reference::hours(&machine.history, end).len();
             prop_assert_eq!(
                 hours.get(&machine.uid).copied().unwrap_or(0),
