@@ -13,7 +13,7 @@ use super::{
     trace,
     user_data::LOOK_AGAIN,
 };
-use domain::instance::{Audience, Gate, Next, Question, decide, question, tell_missed_backup};
+use domain::instance::{Audience, Gate, Next, Question, decide, question};
 use providers::Provider;
 use resources::{Instance, origin};
 use runtime::{
@@ -163,21 +163,17 @@ impl<P: Provider> Reconciler<P> {
             }
             let changed = draft.instance.status.as_ref() != Some(&decision.status);
             let next = decision.next(changed);
-            if let Some(due) = decision.backup_due {
-                match self.make_backup(&draft.instance, due).await {
-                    Ok(Some((backup, why))) if holder.is_some() => {
-                        tell_missed_backup(&draft.instance, &mut decision.status, &backup, why, now);
-                    }
-                    Ok(_) => {}
-                    Err(error) => {
-                        // The backup is created later; nothing else waits for it.
-                        let before = draft.instance.status.as_ref();
-                        decision.status.next_backup_at = before.and_then(|status| status.next_backup_at);
-                        draft.take(decision);
-                        self.store(&mut draft).await?;
-                        return Err(error);
-                    }
-                }
+            if let Some(due) = decision.backup_due
+                && let Err(error) = self
+                    .make_backup(&draft.instance, due, &mut decision, holder.is_some(), now)
+                    .await
+            {
+                // The backup is created later; nothing else waits for it.
+                let before = draft.instance.status.as_ref();
+                decision.status.next_backup_at = before.and_then(|status| status.next_backup_at);
+                draft.take(decision);
+                self.store(&mut draft).await?;
+                return Err(error);
             }
             let may_be_stored_later = decision.may_be_stored_later && !self.is_suspect(&draft.instance);
             draft.take(decision);
