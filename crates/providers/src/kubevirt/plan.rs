@@ -317,7 +317,7 @@ impl Seen {
                     ..
                 },
                 _,
-            ) if is_done(&answer) => {
+            ) if !matches!(answer, Answer::Refused(_)) => {
                 self.has_namespace = true;
                 // Asked before there were rights.
                 self.log.retain(
@@ -615,7 +615,10 @@ impl Planner<'_> {
                 _ => {}
             }
         }
-        let disks = self.delete_all(Kind::DataVolume);
+        let disks = Action::DeleteAll {
+            kind: Kind::DataVolume,
+            selector: self.server.selector(),
+        };
         // Without the RoleBinding, nothing was made.
         if self.status.provisioned_at.is_none()
             && let Answer::Refused(refusal) = self.call(disks.clone())?
@@ -624,7 +627,7 @@ impl Planner<'_> {
             return Ok(self.done(None));
         }
         self.must(disks)?;
-        self.must(self.delete_all(Kind::Secret))?;
+        self.delete_all(Kind::Secret, self.server.selector())?;
         let action = Action::List {
             kind: Kind::Claim,
             selector: self.server.selector(),
@@ -1240,11 +1243,8 @@ impl Planner<'_> {
     }
 
     /// The call that deletes all objects of this kind that the server has.
-    fn delete_all(&self, kind: Kind) -> Action {
-        Action::DeleteAll {
-            kind,
-            selector: self.server.selector(),
-        }
+    fn delete_all(&self, kind: Kind, selector: String) -> Step<()> {
+        self.must(Action::DeleteAll { kind, selector })
     }
 
     fn idle(&self) -> Step<Next> {

@@ -332,7 +332,7 @@ impl World {
                     entries.any(|entry| entry.uid == *uid || entry.backups.iter().any(|it| it.uid == *uid))
                         && machine.history.ended.is_none_or(|ended| from <= ended)
                 };
-                let known = self.machines.get(*index).filter(is_known).is_some();
+                let known = self.machines.get(*index).as_ref().is_some_and(is_known);
                 if let Some(machine) = self.machines.get_mut(*index).filter(|_| known) {
                     machine.history.ended = None;
                     (machine.exists, machine.has_vanished, machine.recorded) = (true, false, false);
