@@ -3,10 +3,12 @@
 //! - `reconcile`: one reconcile of one instance: `observe` gathers what the decision depends on, `apply` writes it;
 //! - `user_data`: reads the user data for a server that is installed;
 //! - `trace`: the trace that it belongs to;
+//! - `overdue`: counts the operations that do not end;
 //! - `unreadable`: the condition of objects that do not match their schema.
 
 mod apply;
 mod observe;
+mod overdue;
 mod reconcile;
 mod trace;
 mod unreadable;
@@ -97,7 +99,7 @@ impl<P: Provider> InstanceController<P> {
         let (triggers, unreadable) = queue.open(&store);
         let instances = Arc::new(Known {
             queue: queue.clone(),
-            store,
+            store: store.clone(),
         });
         let reports = tokio::spawn(unreadable::report(
             self.client.clone(),
@@ -111,6 +113,14 @@ impl<P: Provider> InstanceController<P> {
         tokio::join!(
             work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown),
             controller.provider.run(instances, shutdown.clone()),
+            overdue::count(
+                &store,
+                &controller.catalogue,
+                |region| controller.provider.deadlines(region),
+                &*controller.clock,
+                &controller.metrics,
+                &shutdown,
+            ),
         );
         reports.abort();
     }

@@ -302,6 +302,11 @@ fn limits(operation: &Operation, deadlines: &Deadlines) -> Vec<Duration> {
     grace.into_iter().chain([deadlines.of(operation.kind)]).collect()
 }
 
+/// Whether an operation has not ended within its deadline.
+pub fn is_overdue(operation: &Operation, deadlines: &Deadlines, now: Timestamp) -> bool {
+    elapsed(operation, now) >= deadlines.of(operation.kind)
+}
+
 /// Time since the operation began; zero if the clock went back.
 fn elapsed(operation: &Operation, now: Timestamp) -> Duration {
     Duration::try_from(
@@ -621,7 +626,7 @@ impl Machine<'_> {
 
     fn check_deadline(&mut self, operation: &Operation) -> bool {
         let deadline = self.deadlines.of(operation.kind);
-        let overdue = elapsed(operation, self.now) >= deadline;
+        let overdue = is_overdue(operation, self.deadlines, self.now);
         self.retry |= overdue;
         if overdue && operation.kind != OperationKind::Delete {
             let minutes = deadline.as_secs() / 60;
