@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use reconcile::Reconciler;
 
-use super::{backup::BackupIndex, ledger::Ledger};
+use super::{backup::BackupIndex, invoice::InvoiceSettings, ledger::Ledger};
 use crate::monitoring::Monitor;
 use domain::event::{Outbox, payload::User};
 use providers::{Instances, Provider};
@@ -50,6 +50,8 @@ pub struct InstanceController<P> {
     pub monitor: Arc<Monitor>,
     /// Tells whether the end of an instance has been recorded for billing.
     pub ledger: Ledger,
+    /// Which servers are billed.
+    pub invoices: InvoiceSettings,
     /// Accepts recorded events for delivery.
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.

@@ -158,6 +158,10 @@ impl<P: Provider> Reconciler<P> {
                     && draft.instance.is_deleting()
                     && self.controller.backups.has_unfinished(&draft.instance),
                 findings: findings.as_ref(),
+                is_billed: self
+                    .controller
+                    .invoices
+                    .bills(&self.controller.catalogue.current(), &draft.instance.spec.region),
             };
             let deadlines = self.controller.provider.deadlines(&draft.instance.spec.region);
             let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, &deadlines);

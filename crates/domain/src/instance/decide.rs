@@ -78,7 +78,7 @@ pub fn decide(
     if !is_unknown {
         machine.accept(&before, gate);
     }
-    meter(instance, &mut machine.status, now);
+    meter(instance, &mut machine.status, audience.is_billed, now);
     let next = machine.status.operation.take();
     let next = next.map(|next| told_apart(next, machine.ended.as_ref()));
     machine.status.operation = next;
@@ -170,14 +170,14 @@ fn is_out_of_reach(before: &InstanceStatus, seen: Seen<'_>) -> bool {
 }
 
 /// Keeps `status.metering` up to date. An instance is billed from when it first runs until its deletion is accepted,
-/// for the plan in effect.
-fn meter(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
+/// for the plan in effect. What began to be billed goes on being billed.
+fn meter(instance: &Instance, status: &mut InstanceStatus, is_billed: bool, now: Timestamp) {
     if instance.is_deleting() {
         return;
     }
     let plan = status.plan.unwrap_or(instance.spec.plan);
     let Some(hours) = &mut status.metering else {
-        if status.power == Some(PowerState::Running) {
+        if is_billed && status.power == Some(PowerState::Running) {
             // If the clock was wrong then, do not bill for the time before the instance existed.
             let since = milliseconds(now).max(instance.created_at());
             status.metering = Some(metering::begin(plan, since));
