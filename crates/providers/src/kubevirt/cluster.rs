@@ -14,7 +14,7 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Config,
     api::PostParams,
-    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
     runtime::watcher,
 };
 use parking_lot::{Mutex, RwLock};
@@ -34,7 +34,7 @@ use crate::{
     ipam::{self, Ipam, Reservation},
 };
 use domain::{
-    catalogue::region::{Cluster as Access, KubeVirt, Namespaces},
+    catalogue::region::{KubeVirt, Namespaces},
     provider::{
         Addresses, BackupObservation, BackupProgress, Observation, OffCause, PROVIDER, Power, Progress,
         ProviderError,
@@ -75,8 +75,6 @@ pub(crate) struct Context {
 pub(crate) enum ConnectError {
     #[error("its kubeconfig cannot be used: {0}")]
     Kubeconfig(#[from] KubeconfigError),
-    #[error("it is to be the cluster that this process runs in, but: {0}")]
-    InCluster(#[from] InClusterError),
     #[error(transparent)]
     Client(#[from] kube::Error),
 }
@@ -165,13 +163,8 @@ impl Cluster {
         settings: &Arc<KubeVirt>,
         context: Context,
     ) -> Result<Self, ConnectError> {
-        let config = match &settings.cluster {
-            Access::InCluster => Config::incluster()?,
-            Access::Kubeconfig(file) => {
-                let kubeconfig = Kubeconfig::read_from(file)?;
-                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
-            }
-        };
+        let kubeconfig = Kubeconfig::read_from(&settings.kubeconfig)?;
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         let health = Health::default();
         health.require_watch("virtualmachines");
         health.require_watch("virtualmachineinstances");
