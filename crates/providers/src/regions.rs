@@ -47,6 +47,8 @@ struct Running {
     settings: Arc<KubeVirt>,
     /// `None` until its kubeconfig can be used.
     cluster: Option<Arc<Cluster>>,
+    /// The kubeconfig that it was connected with.
+    kubeconfig: Vec<u8>,
     /// Ends its watches.
     end: CancellationToken,
     /// What the log has said about its kubeconfig.
@@ -102,24 +104,32 @@ impl Clusters {
             if !stays {
                 running.end.cancel();
             }
+            if !wanted.contains_key(code) {
+                self.0.metrics.forget_region(code);
+            }
             stays
         });
         for (code, settings) in wanted {
-            let before = {
+            // Without the file, it goes on with what it has.
+            let kubeconfig = std::fs::read(&settings.kubeconfig).unwrap_or_default();
+            let (connected, before) = {
                 let running = self.0.running.read();
                 let before = running.get(code);
-                if before.is_some_and(|running| running.cluster.is_some()) {
+                let cluster = before.filter(|running| running.cluster.is_some());
+                if cluster.is_some_and(|it| kubeconfig.is_empty() || it.kubeconfig == kubeconfig) {
                     continue;
                 }
-                before
-                    .map(|running| running.complaint.clone())
-                    .unwrap_or_default()
+                let complaint = before.map(|running| running.complaint.clone());
+                let connected = cluster.and_then(|running| running.cluster.clone());
+                (connected, complaint.unwrap_or_default())
             };
             let end = shutdown.child_token();
             let context = cluster::Context {
                 instances: self.0.instances.clone(),
                 metrics: self.0.metrics.clone(),
                 shutdown: end.clone(),
+                ipam: connected.as_ref().map(|cluster| cluster.ipam()),
+                only: None,
             };
             let (cluster, complaint) = match Cluster::connect(code, settings, context).await {
                 Ok(cluster) => (Some(Arc::new(cluster)), String::new()),
@@ -132,13 +142,27 @@ impl Clusters {
                     "cannot reach the region's cluster"
                 );
             }
-            let running = Running {
+            let mut running = self.0.running.write();
+            if connected.is_some() {
+                let Some(running) = running.get_mut(code) else {
+                    continue;
+                };
+                if cluster.is_none() {
+                    // The new kubeconfig is wrong; the old one may still do.
+                    running.complaint = complaint;
+                    continue;
+                }
+                tracing::info!(region = code, "the kubeconfig of the region has changed");
+                running.end.cancel();
+            }
+            let next = Running {
                 settings: settings.clone(),
                 cluster,
+                kubeconfig,
                 end,
                 complaint,
             };
-            self.0.running.write().insert(code.clone(), running);
+            running.insert(code.clone(), next);
         }
     }
 
@@ -323,5 +347,40 @@ impl UsageSource for RegionalUsage {
             return Box::pin(ready(Ok(None)));
         }
         self.simulated.series(instance, window, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use domain::catalogue::Catalogue;
+    use runtime::metrics::{Format, RegionLabels};
+
+    #[tokio::test]
+    async fn a_region_that_leaves_the_catalogue_leaves_the_metrics() {
+        let real = "{code: de-fra-1, kubevirt: {kubeconfig: /nowhere, installation: tests, storageClass: a, network: {profile: pod}, images: {debian-13: {pvc: a/b, user: debian}}}}";
+        let catalogue = |regions: &str| {
+            let text = format!("regions: [{regions}]");
+            SharedCatalogue::new(Catalogue::parse(&text, Path::new("test")).unwrap())
+        };
+        let (metrics, shutdown) = (Metrics::new(), CancellationToken::new());
+        let clusters = Clusters::new(metrics.clone(), Timestamp::UNIX_EPOCH);
+        clusters
+            .adjust(&catalogue(&format!("nl-ams-1, {real}")), &shutdown)
+            .await;
+        let region = "de-fra-1".to_owned();
+        metrics
+            .region_up
+            .get_or_create_owned(&RegionLabels { region })
+            .set(0);
+        let is_shown = || {
+            let page = metrics.render(Format::OpenMetrics).unwrap();
+            page.contains("stellage_region_up{region=\"de-fra-1\"}")
+        };
+        assert!(is_shown());
+        clusters.adjust(&catalogue("nl-ams-1"), &shutdown).await;
+        assert!(!is_shown());
     }
 }

@@ -56,6 +56,11 @@ const CALLS_A_STEP: usize = 24;
 const CONTINUE_AFTER: Duration = Duration::from_secs(1);
 /// How long the UID of a server that is gone is remembered: a call that the cluster carries out late may make it again.
 const GONE: Duration = Duration::from_hours(1);
+/// When the disks and Secrets of a server that is gone are looked for once more. They are not watched, and by then a call that this
+/// process had given up is over: an API server gives each a minute.
+const LATE_AFTER: Duration = Duration::from_secs(75);
+/// Most servers that one call concerns.
+const SERVERS_A_CALL: usize = 50;
 /// After how long a server without an Instance counts as an orphan: an import may create the Instances later.
 const ORPHAN_AFTER: Duration = Duration::from_mins(10);
 /// Objects on a page of a list. They are large, although little of them is kept.
@@ -68,13 +73,19 @@ pub(crate) struct Context {
     pub(crate) metrics: Metrics,
     /// Ends the watches.
     pub(crate) shutdown: CancellationToken,
+    /// The addresses, if they are known from an earlier connection.
+    pub(crate) ipam: Option<Arc<Ipam>>,
+    /// Selects the servers that concern it, if not all of this installation do.
+    pub(crate) only: Option<String>,
 }
 
 /// Why a cluster cannot be connected.
 #[derive(Debug, Error)]
-pub(crate) enum ConnectError {
+pub enum ConnectError {
+    /// The kubeconfig cannot be read, or is wrong.
     #[error("its kubeconfig cannot be used: {0}")]
     Kubeconfig(#[from] KubeconfigError),
+    /// No client can be made of it.
     #[error(transparent)]
     Client(#[from] kube::Error),
 }
@@ -101,8 +112,8 @@ pub(crate) struct Cluster {
     /// Namespaces of servers that are complete.
     namespaces: Mutex<HashSet<String>>,
     outage: Mutex<Outage>,
-    /// Servers that are gone, by the UID of their Instance, and since when.
-    gone: Arc<Mutex<HashMap<String, Instant>>>,
+    /// Servers that are gone, by the UID of their Instance.
+    gone: Arc<Mutex<HashMap<String, Gone>>>,
     /// Virtual machines without an Instance, by UID, and since when.
     orphans: Mutex<HashMap<String, Instant>>,
 }
@@ -148,6 +159,27 @@ impl Written {
     }
 }
 
+/// A server that is gone.
+#[derive(Debug)]
+struct Gone {
+    since: Instant,
+    /// Where it was.
+    namespace: String,
+    /// Whether its disks and Secrets have been looked for once more.
+    is_swept: bool,
+}
+
+/// The servers whose disks and Secrets are to be looked for once more, by namespace.
+fn to_sweep(gone: &HashMap<String, Gone>, now: Instant) -> BTreeMap<String, Vec<String>> {
+    let mut due: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (uid, server) in gone {
+        if !server.is_swept && now.duration_since(server.since) >= LATE_AFTER {
+            due.entry(server.namespace.clone()).or_default().push(uid.clone());
+        }
+    }
+    due
+}
+
 /// A time in which the cluster cannot be reached.
 #[derive(Default)]
 struct Outage {
@@ -181,15 +213,19 @@ impl Cluster {
             metrics: observers.metrics,
             shutdown: context.shutdown,
         };
-        let ours = watcher::Config::default()
-            .labels(&format!("{INSTALLATION}={}", settings.installation))
-            .page_size(PAGE);
+        let mut ours = format!("{INSTALLATION}={}", settings.installation);
+        if let Some(only) = &context.only {
+            ours = format!("{ours},{only}");
+        }
+        let ours = watcher::Config::default().labels(&ours).page_size(PAGE);
         let written = Arc::<Mutex<Written>>::default();
-        let gone = Arc::<Mutex<HashMap<String, Instant>>>::default();
+        let gone = Arc::<Mutex<HashMap<String, Gone>>>::default();
         let ended = Arc::<Mutex<HashMap<ObjectRef, Arc<VirtualMachineInstance>>>>::default();
         let network = &settings.network;
-        let ipam = Ipam::new(code, network.ipv4.clone(), network.ipv6.clone()).with_metrics(&context.metrics);
-        let ipam = Arc::new(ipam);
+        let ipam = context.ipam.unwrap_or_else(|| {
+            let ipam = Ipam::new(code, network.ipv4.clone(), network.ipv6.clone());
+            Arc::new(ipam.with_metrics(&context.metrics))
+        });
         let on_machine = {
             let (written, instances) = (written.clone(), context.instances.clone());
             let (ipam, gone, ended) = (ipam.clone(), gone.clone(), ended.clone());
@@ -327,12 +363,13 @@ impl Cluster {
     async fn remove_late_ones(&self) {
         let gone: HashSet<String> = {
             let mut gone = self.gone.lock();
-            gone.retain(|_, since| since.elapsed() < GONE);
+            gone.retain(|_, server| server.since.elapsed() < GONE);
             gone.keys().cloned().collect()
         };
         if gone.is_empty() {
             return;
         }
+        self.remove_late_disks().await;
         for machine in self.machines.state() {
             let is_gone = machine.label(INSTANCE_UID).is_some_and(|uid| gone.contains(uid));
             if !is_gone || machine.is_deleting() {
@@ -355,9 +392,70 @@ impl Cluster {
         }
     }
 
+    /// The same for their disks and Secrets, once for each server.
+    async fn remove_late_disks(&self) {
+        let due = to_sweep(&self.gone.lock(), Instant::now());
+        for (namespace, uids) in due {
+            for uids in uids.chunks(SERVERS_A_CALL) {
+                match self.sweep(&namespace, uids).await {
+                    Ok(true) => {}
+                    // It is tried again.
+                    Ok(false) => continue,
+                    Err(error) => {
+                        tracing::warn!(region = self.code, namespace, %error, "cannot look for disks of servers that are gone");
+                        continue;
+                    }
+                }
+                let mut gone = self.gone.lock();
+                for uid in uids {
+                    if let Some(server) = gone.get_mut(uid) {
+                        server.is_swept = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Deletes the disks and Secrets of these servers. Returns whether that was possible.
+    async fn sweep(&self, namespace: &str, uids: &[String]) -> kube::Result<bool> {
+        // " in " as it is in a URL.
+        let selector = format!("{INSTANCE_UID}%20in%20({})", uids.join(","));
+        let list = Action::List {
+            kind: Kind::DataVolume,
+            selector: selector.clone(),
+        };
+        let disks = match self.call(namespace, &list).await? {
+            Answer::DataVolumes(disks) => disks,
+            // The namespace is gone, too, and the rights in it.
+            Answer::Refused(refusal) => return Ok(matches!(refusal.status, 403 | 404)),
+            _ => return Ok(false),
+        };
+        for disk in &disks {
+            let disk = disk.name();
+            tracing::warn!(
+                region = self.code,
+                namespace,
+                disk,
+                "removing a disk whose instance is gone"
+            );
+        }
+        // Secrets cannot be listed.
+        let kinds = (!disks.is_empty()).then_some(Kind::DataVolume);
+        for kind in kinds.into_iter().chain([Kind::Secret]) {
+            let selector = selector.clone();
+            let delete = Action::DeleteAll { kind, selector };
+            if let Answer::Refused(_) = self.call(namespace, &delete).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The addresses that a server has or will have.
     pub(crate) fn reserve(&self, instance: &Instance) -> Reservation {
         let server = Server::of(instance, &self.settings);
+        // An Instance that was deleted may be restored.
+        self.gone.lock().remove(&server.uid);
         let mut known = ipam::in_status(instance);
         // A creation may have reached the cluster before its status was stored.
         let name = ObjectRef::new(&server.namespace, &server.name);
@@ -379,7 +477,12 @@ impl Cluster {
     pub(crate) fn release(&self, instance: &Instance) {
         let uid = origin::uid(&instance.metadata);
         self.ipam.release(uid, Instant::now());
-        self.gone.lock().insert(uid.to_owned(), Instant::now());
+        let server = Gone {
+            since: Instant::now(),
+            namespace: Server::of(instance, &self.settings).namespace,
+            is_swept: false,
+        };
+        self.gone.lock().insert(uid.to_owned(), server);
     }
 
     /// What is known about a server before the first call of a step.
@@ -399,13 +502,13 @@ impl Cluster {
         seen.vm = self.written.lock().freshest(&name, self.machines.get(&name));
         seen.ended = self.ended.lock().get(&name).cloned();
         seen.run = self.runs.get(&name);
-        seen.user_data = step.user_data.map(|data| Arc::from(data.text().as_bytes()));
+        seen.user_data = step.user_data.cloned().map(Arc::new);
         Ok(seen)
     }
 
     /// Makes the calls that the planner plans, until there is none, or no time.
     pub(crate) async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
-        let mut observation = self.steps(step).await?;
+        let mut observation = self.steps(step, &mut None).await?;
         let counter = match (observation.restarted, observation.power) {
             (Some(OffCause::Crashed), _) | (_, Some(Power::Off(OffCause::Crashed))) => {
                 Some(&self.metrics.servers_crashed)
@@ -424,7 +527,12 @@ impl Cluster {
         Ok(observation)
     }
 
-    async fn steps(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
+    /// The same, and takes note of what the cluster itself says of trouble.
+    pub(crate) async fn steps(
+        &self,
+        step: Step<'_>,
+        words: &mut Option<String>,
+    ) -> Result<Observation, ProviderError> {
         let (region, instance) = (&*self.code, step.instance);
         let until = Instant::now() + STEP;
         let server = Server::of(instance, &self.settings);
@@ -451,6 +559,7 @@ impl Cluster {
                         says,
                         "trouble in the region's cluster"
                     );
+                    *words = Some(says);
                 }
                 self.wait_for_end_of_outage(&seen, instance);
                 return next.outcome;
@@ -533,6 +642,38 @@ impl Cluster {
             self.call(&name, &delete).await.map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// The addresses of its servers.
+    pub(crate) fn ipam(&self) -> Arc<Ipam> {
+        self.ipam.clone()
+    }
+
+    /// What is missing until the cluster is reached.
+    pub(crate) fn waits_for(&self) -> Vec<String> {
+        self.health.not_ready()
+    }
+
+    /// Whether the agent in the guest of a server answers.
+    pub(crate) async fn has_agent(&self, server: &Server) -> kube::Result<bool> {
+        let get = Action::Get {
+            kind: Kind::Run,
+            name: server.name.clone(),
+        };
+        let request = request(&server.namespace, &get)?;
+        let run: VirtualMachineInstance = self.client.request(request).await?;
+        let mut conditions = run.status.conditions.iter();
+        Ok(conditions.any(|condition| condition.r#type == "AgentConnected" && condition.status == "True"))
+    }
+
+    /// Whether a namespace is gone.
+    pub(crate) async fn is_namespace_gone(&self, name: &str) -> kube::Result<bool> {
+        let get = Action::Get {
+            kind: Kind::Namespace,
+            name: name.to_owned(),
+        };
+        let answer = self.call(name, &get).await?;
+        Ok(matches!(answer, Answer::Refused(refusal) if refusal.status == 404))
     }
 
     /// Makes a call. A refusal is an answer, too.
@@ -757,4 +898,31 @@ pub(crate) fn no_backups() -> BackupObservation {
 pub(crate) fn has_real_server(instance: &Instance) -> bool {
     let status = instance.status.as_ref();
     status.is_some_and(|status| status.provider_state.contains_key(PROVIDER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_of_a_server_that_is_gone_are_looked_for_once_when_no_call_can_make_them_any_more() {
+        let begin = Instant::now();
+        let server = |namespace: &str, is_swept| Gone {
+            since: begin,
+            namespace: namespace.to_owned(),
+            is_swept,
+        };
+        let gone = HashMap::from([
+            ("a".to_owned(), server("acme", false)),
+            ("b".to_owned(), server("acme", true)),
+            ("c".to_owned(), server("other", false)),
+        ]);
+        assert!(to_sweep(&gone, begin + LATE_AFTER.saturating_sub(Duration::from_secs(1))).is_empty());
+        let due = to_sweep(&gone, begin + LATE_AFTER);
+        let due: Vec<(&str, &str)> = due
+            .iter()
+            .map(|(namespace, uids)| (namespace.as_str(), uids[0].as_str()))
+            .collect();
+        assert_eq!(due, [("acme", "a"), ("other", "c")]);
+    }
 }

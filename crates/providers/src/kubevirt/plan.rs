@@ -22,6 +22,7 @@ use super::{
 use domain::{
     catalogue::region::{Image, KubeVirt, Namespaces, Profile},
     provider::{Addresses, Notice, Observation, OffCause, Power, Progress, ProviderError, Trouble},
+    user_data::UserData,
 };
 use resources::{Backup, Instance, InstanceStatus, Operation, OperationKind, PowerState};
 
@@ -215,8 +216,8 @@ pub struct Seen {
     pub user: String,
     /// The addresses that are reserved for the server.
     pub addresses: Addresses,
-    /// What the account holder wants cloud-init to do, as it was given: plain, or compressed by gzip.
-    pub user_data: Option<Arc<[u8]>>,
+    /// What the account holder wants cloud-init to do.
+    pub user_data: Option<Arc<UserData>>,
     /// Whether the virtual machine, or that there is none, is the answer to a call of this step.
     is_read: bool,
     /// Whether the virtual machine is known to have changed since.
@@ -733,18 +734,25 @@ impl Planner<'_> {
                     kind: Kind::Namespace,
                     name: name.clone(),
                 };
-                let Answer::Object(found) = self.call(action)? else {
-                    return Err(self.failed(Problem::NamespaceUnusable, None));
+                let unusable = |why: &str| {
+                    let says = format!("the namespace {name} {why}");
+                    Err(self.failed(Problem::NamespaceUnusable, Some(says)))
                 };
+                let Answer::Object(found) = self.call(action)? else {
+                    return unusable("is there, and cannot be read");
+                };
+                if found.deletion_timestamp.is_some() {
+                    return unusable("is being deleted");
+                }
                 let wanted = account_labels(region, account);
                 let labels = found.labels.as_ref();
-                let is_ours = wanted.iter().all(|(key, value)| {
-                    labels
-                        .and_then(|labels| labels.get(*key))
-                        .is_some_and(|found| found == value)
-                });
-                if !is_ours || found.deletion_timestamp.is_some() {
-                    return Err(self.failed(Problem::NamespaceUnusable, None));
+                let missing = wanted
+                    .iter()
+                    .find(|(key, value)| labels.and_then(|labels| labels.get(**key)) != Some(*value));
+                if let Some((key, value)) = missing {
+                    return unusable(&format!(
+                        "is not that of this account's servers, since it lacks the label {key}: {value}; delete it if nobody needs it, or give the region another namespacePrefix before it has servers"
+                    ));
                 }
             }
             Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
