@@ -2,8 +2,10 @@
 //!
 //! - `plane`: what KubeVirt does that the provider is built on;
 //! - `installation`: Stellage with a region there;
-//! - `servers`: what becomes of servers.
+//! - `servers`: what becomes of servers;
+//! - `upkeep`: tokens that change, places that are taken, what is left over, and `stellage doctor --test`.
 
 mod installation;
 mod plane;
 mod servers;
+mod upkeep;
