@@ -403,7 +403,7 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
     );
     let ours = ListParams::default().labels("stellage.dev/installation=doctor");
     let namespaces = Api::<Namespace>::all(client).list(&ours).await.unwrap();
-    let names: Vec<String> = namespaces.iter().map(ResourceExt::name_any).collect();
+    let names: Vec<String> = namespaces.iter().map(|it| it.name_any()).collect();
     assert_eq!(names, [namespace], "{said}");
 }
 

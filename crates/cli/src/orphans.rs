@@ -139,7 +139,7 @@ async fn namespaces(
     let of_accounts = accounts
         .iter()
         .filter_map(|account| Some(names::namespace(prefix, account.owned_namespace()?)));
-    let of_servers = servers.iter().filter_map(ResourceExt::namespace);
+    let of_servers = servers.iter().filter_map(|server| server.namespace());
     Ok(of_accounts.chain(of_servers).collect())
 }
 
