@@ -272,6 +272,10 @@ pub struct InvoiceArgs {
     /// Days after its issue from which on an invoice is deleted; the law may ask for ten years or more; default: never
     #[arg(long, env = "STELLAGE_INVOICE_RETENTION", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(90..=36_500))]
     pub invoice_retention: Option<u32>,
+
+    /// Bill simulated servers and their backups, too; for trying things out. Only real servers are billed without it
+    #[arg(long, env = "STELLAGE_BILL_SIMULATED")]
+    pub bill_simulated: bool,
 }
 
 impl InvoiceArgs {
@@ -282,6 +286,7 @@ impl InvoiceArgs {
             prefix: self.invoice_prefix.clone(),
             max_lines: usize::try_from(self.invoice_lines).unwrap_or(usize::MAX),
             retention: self.invoice_retention.map(|days| day * days),
+            bills_simulated: self.bill_simulated,
         }
     }
 }

@@ -399,6 +399,7 @@ impl<'a> Controllers<'a> {
             backups: self.backups.clone(),
             monitor: self.monitor.clone(),
             ledger: self.ledger.clone(),
+            invoices: self.candidate.settings.invoices.settings(),
             outbox: self.webhooks.outbox(),
             catalogue: self.candidate.catalogue.clone(),
             clock: self.candidate.checked_clock.clone(),

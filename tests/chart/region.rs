@@ -378,7 +378,7 @@ fn write_catalogue(folder: &Path, installation: &str) -> PathBuf {
     catalogue
 }
 
-/// Installs the CRDs of Stellage, and makes a server that belongs to no Instance, with its Secret.
+/// Installs the CRDs of Stellage, and makes a server that belongs to no Instance and a disk of another such server, each with a Secret.
 fn make_server_without_instance(plane: &ControlPlane) {
     let crds = run(Command::new(STELLAGE).arg("crds"), None).unwrap();
     kubectl(plane, &["apply", "--server-side", "-f", "-"], Some(&crds)).unwrap();
@@ -399,8 +399,16 @@ fn make_server_without_instance(plane: &ControlPlane) {
     let left = server("left", "gone");
     let mut secret = secret("stellage-ada");
     secret["metadata"]["labels"] = left["metadata"]["labels"].clone();
+    let labels = server("late", "gone-before")["metadata"]["labels"].clone();
+    let disk = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+        "metadata": { "name": "late", "namespace": "stellage-ada", "labels": labels },
+    });
+    let mut its_secret = secret.clone();
+    its_secret["metadata"]["name"] = "late".into();
+    its_secret["metadata"]["labels"] = labels;
     let binding = binding("stellage-ada", "stellage-servers", "stellage-region");
-    for object in [&binding, &left, &secret] {
+    for object in [&binding, &left, &secret, &disk, &its_secret] {
         kubectl(plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
     }
 }
@@ -481,7 +489,7 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
 
     // Without a single Instance, it is probably the wrong cluster.
     let (status, orphans, said) = stellage(&["orphans", "--delete"]);
-    assert_eq!((status, orphans.as_array().unwrap().len()), (1, 1), "{said}");
+    assert_eq!((status, orphans.as_array().unwrap().len()), (1, 2), "{said}");
     assert!(said.contains("this cluster has no Instances"), "{said}");
     let instance = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "kept", "namespace": "default" },
@@ -503,7 +511,14 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
     );
     let (status, orphans, said) = stellage(&["orphans", "--delete", "--force"]);
     assert_eq!(status, 0, "{said}");
-    assert_eq!(orphans[0]["name"], "left");
+    assert_eq!(
+        (&orphans[0]["kind"], &orphans[0]["name"]),
+        (&json!("server"), &json!("left"))
+    );
+    assert_eq!(
+        (&orphans[1]["kind"], &orphans[1]["name"]),
+        (&json!("disk"), &json!("late"))
+    );
     assert!(
         said.contains("deleting stellage-ada/left and its disks"),
         "{said}"
@@ -512,7 +527,7 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
         "-n",
         "stellage-ada",
         "get",
-        "virtualmachines,secrets",
+        "virtualmachines,datavolumes,secrets",
         "-o",
         "name",
     ];

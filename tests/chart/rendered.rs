@@ -36,7 +36,7 @@ pub(super) fn everything() -> Value {
         "oidcIssuer": "https://login.example.com:8443/realms/cloud", "oidcClientId": "console", "oidcName": "Example",
     });
     let mut controller = pods;
-    controller["settings"] = json!({ "retrySchedule": "1s,5m", "mailFrom": "Stellage <it@example.com>", "leaseDurationSeconds": 5 });
+    controller["settings"] = json!({ "retrySchedule": "1s,5m", "mailFrom": "Stellage <it@example.com>", "leaseDurationSeconds": 5, "billSimulated": true });
     json!({
         "image": { "digest": format!("sha256:{}", "a".repeat(64)) },
         "imagePullSecrets": [{ "name": "pull" }],
@@ -475,6 +475,7 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
     for (variable, of_api, of_controller) in [
         ("STELLAGE_PROVISIONING_SECONDS", Some("0.5"), Some("0.5")),
         ("STELLAGE_SIMULATOR_FAULTS", Some("true"), Some("true")),
+        ("STELLAGE_BILL_SIMULATED", None, Some("true")),
         ("STELLAGE_LOG_JSON", Some("true"), Some("true")),
         (
             "STELLAGE_OTLP_ENDPOINT",

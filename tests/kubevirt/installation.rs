@@ -23,7 +23,7 @@ pub const REGION: &str = "de-fra-1";
 /// What the names of the namespaces of servers begin with.
 pub const PREFIX: &str = "real-";
 /// Namespace of its service account in the region.
-const NAMESPACE: &str = "stellage";
+pub const NAMESPACE: &str = "stellage";
 
 /// A management cluster with an operator, and the region.
 pub struct Installation {

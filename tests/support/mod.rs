@@ -347,6 +347,7 @@ pub fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Pat
             LEASE_SECONDS.to_string().as_str(),
         ),
         ("STELLAGE_SIMULATOR_FAULTS", "true"),
+        ("STELLAGE_BILL_SIMULATED", "true"),
         // Some tests create thousands of instances.
         ("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000"),
     ]

@@ -86,6 +86,8 @@ impl Product<'_> {
             // Not an argument: all users of the machine can see those, and the URL may contain a password.
             .env("STELLAGE_SMTP_URL", smtp_url)
             .env("STELLAGE_SIMULATOR_FAULTS", "true")
+            // So that there are invoices to look at.
+            .env("STELLAGE_BILL_SIMULATED", "true")
             .env("KUBECONFIG", self.plane.kubeconfig(Identity::Operator));
         if settings.catalogue.is_none() {
             command.arg("--catalogue").arg(self.folder.write_catalogue()?);

@@ -337,6 +337,15 @@ pub enum CliError {
         /// The servers in the region.
         servers: usize,
     },
+    /// Ctrl-C while `doctor` tests a region.
+    #[error("the test was interrupted; {left}")]
+    TestInterrupted {
+        /// What is left of it.
+        left: String,
+    },
+    /// The operating system gives no random numbers.
+    #[error("the operating system gives no random numbers")]
+    NoRandomness,
     /// Checks of `doctor` have failed; it has printed them.
     #[error("{failed} of {of} checks failed")]
     Unwell {
@@ -365,7 +374,7 @@ impl CliError {
     /// The program's exit code.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Interrupted { .. } => INTERRUPTED,
+            Self::Interrupted { .. } | Self::TestInterrupted { .. } => INTERRUPTED,
             Self::Unchecked { .. } => 2,
             _ => 1,
         }

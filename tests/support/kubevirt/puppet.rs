@@ -118,6 +118,8 @@ struct Stage {
     imports: Mutex<HashMap<String, Import>>,
     /// Namespaces in which claims are not enlarged.
     not_growing: Mutex<HashSet<String>>,
+    /// The namespaces whose guests have an agent.
+    agents: Mutex<HashSet<String>>,
     /// By UID of the run: when it was first seen that it should end.
     asked: Mutex<HashMap<String, Instant>>,
     /// Makes the puppet look at everything again.
@@ -174,6 +176,12 @@ impl Puppet {
     pub fn order(&self, namespace: &str, vm: &str, change: impl FnOnce(&mut Guest)) {
         let key = (namespace.to_owned(), vm.to_owned());
         change(self.stage.guests.lock().entry(key).or_default());
+        self.stage.look_again();
+    }
+
+    /// Lets the guests of a namespace have an agent.
+    pub fn install_agents(&self, namespace: &str) {
+        self.stage.agents.lock().insert(namespace.to_owned());
         self.stage.look_again();
     }
 

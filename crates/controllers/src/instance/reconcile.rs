@@ -64,6 +64,14 @@ impl<P: Provider> Reconcile for Reconciler<P> {
         }
     }
 
+    /// A simulated region never keeps anybody waiting.
+    fn region(&self, object_ref: &ObjectRef) -> Option<Arc<str>> {
+        let instance = self.queue.current(object_ref)?;
+        let region = instance.spec.region.as_str();
+        let catalogue = self.controller.catalogue.current();
+        catalogue.kubevirt(region).map(|_| region.into())
+    }
+
     async fn reconcile(&self, object_ref: &ObjectRef, class: Class) -> Option<Duration> {
         let Some(instance) = self.queue.current(object_ref) else {
             // It was deleted while queued.
@@ -150,6 +158,10 @@ impl<P: Provider> Reconciler<P> {
                     && draft.instance.is_deleting()
                     && self.controller.backups.has_unfinished(&draft.instance),
                 findings: findings.as_ref(),
+                is_billed: self
+                    .controller
+                    .invoices
+                    .bills(&self.controller.catalogue.current(), &draft.instance.spec.region),
             };
             let deadlines = self.controller.provider.deadlines(&draft.instance.spec.region);
             let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, &deadlines);

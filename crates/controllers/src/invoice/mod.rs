@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{numbers::InvoiceNumbers, prices::KeptPrices, reconcile::Reconciler};
 use super::{account::AccountDirectory, backup::BackupIndex, ledger::Ledger};
-use domain::{event::Outbox, invoice::Period};
+use domain::{catalogue::Catalogue, event::Outbox, invoice::Period};
 use resources::{Account, Backup, Instance, Invoice, origin};
 use runtime::{
     ByNamespace, Clock, Metrics, ObjectRef, ReconcileQueue, ServerTime, Store,
@@ -86,6 +86,15 @@ pub struct InvoiceSettings {
     pub max_lines: usize,
     /// How long after its issue an invoice is deleted; `None` for never.
     pub retention: Option<Duration>,
+    /// Whether simulated servers and their backups are billed, too.
+    pub bills_simulated: bool,
+}
+
+impl InvoiceSettings {
+    /// Whether servers in this region and their backups are billed.
+    pub(super) fn bills(&self, catalogue: &Catalogue, region: &str) -> bool {
+        self.bills_simulated || catalogue.kubevirt(region).is_some()
+    }
 }
 
 impl Default for InvoiceSettings {
@@ -94,6 +103,7 @@ impl Default for InvoiceSettings {
             prefix: String::new(),
             max_lines: 100_000,
             retention: None,
+            bills_simulated: false,
         }
     }
 }

@@ -28,7 +28,7 @@ use domain::{
         ledger::{Books, Facts, Metered, Step, Subjects, next},
     },
 };
-use resources::{Account, AccountSpec, Invoice, invoice_page::MAX_ENTRIES, origin};
+use resources::{Account, AccountSpec, Backup, Invoice, invoice_page::MAX_ENTRIES, origin};
 use runtime::{
     ObjectRef, Store,
     backoff::Backoffs,
@@ -242,7 +242,14 @@ impl Reconciler {
         let instances = deps.instances.of(namespace);
         let gone = self.shared.gone(uid);
         let backups = if prices.has_backup_price() {
-            deps.backups.within(namespace)
+            let catalogue = deps.catalogue.current();
+            let is_billed = |backup: &Arc<Backup>| {
+                let source = backup.status.as_ref().and_then(|status| status.source.as_ref());
+                source.is_some_and(|source| deps.settings.bills(&catalogue, &source.region))
+            };
+            let mut backups = deps.backups.within(namespace);
+            backups.retain(is_billed);
+            backups
         } else {
             Vec::new()
         };

@@ -81,7 +81,10 @@ fn controller(ahead: SignedDuration) -> (InvoiceController, UnboundedReceiver<St
         directory,
         ledger,
         instances: ByNamespace::default(),
-        settings: InvoiceSettings::default(),
+        settings: InvoiceSettings {
+            bills_simulated: true,
+            ..InvoiceSettings::default()
+        },
         backups: BackupIndex::new(ReconcileQueue::default()),
         outbox: Arc::new(NoOutbox),
         catalogue: SharedCatalogue::new(catalogue),

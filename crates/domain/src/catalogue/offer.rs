@@ -246,7 +246,7 @@ mod tests {
                 .map_err(|(field, problem)| format!("{field}: {problem}"))
         };
         let (all, fra) = (["de-fra-1", "nl-ams-1"], real("de-fra-1", ""));
-        let elsewhere = fra.replace("kubeconfig: /de-fra-1", "inCluster: true");
+        let elsewhere = fra.replace("kubeconfig: /de-fra-1", "kubeconfig: /elsewhere");
         for (regions, used) in [
             (format!("nl-ams-1, {elsewhere}, fr-par-1"), &all[..]),
             (format!("nl-ams-1, {fra}, {}", real("de-ber-1", "")), &all[..]),

@@ -25,8 +25,8 @@ pub struct Region {
 /// How the servers of a region run in a cluster with KubeVirt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeVirt {
-    /// How the cluster is reached.
-    pub cluster: Cluster,
+    /// The kubeconfig by which the cluster is reached.
+    pub kubeconfig: PathBuf,
     /// Value of the label `stellage.dev/installation` of everything in the cluster that is ours. It tells several installations in
     /// one cluster apart, and never changes.
     pub installation: String,
@@ -54,15 +54,6 @@ pub struct KubeVirt {
     pub deadlines: Deadlines,
     /// Number of calls to the cluster that may be in progress at once.
     pub calls_at_once: usize,
-}
-
-/// How a region's cluster is reached.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Cluster {
-    /// It is the cluster that this process runs in; the Pod's ServiceAccount is used.
-    InCluster,
-    /// Through a kubeconfig file.
-    Kubeconfig(PathBuf),
 }
 
 /// Who makes the namespaces of servers.

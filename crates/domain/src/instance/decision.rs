@@ -24,6 +24,8 @@ pub struct Audience<'a> {
     pub is_backed_up_now: bool,
     /// What the samples of the server's usage mean for its alerts, if there are any.
     pub findings: Option<&'a Findings>,
+    /// Whether the server is billed from when it first runs.
+    pub is_billed: bool,
 }
 
 /// Whether the instance may be reconciled at all.

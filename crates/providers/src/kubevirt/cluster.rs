@@ -17,7 +17,7 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Config,
     api::PostParams,
-    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
     runtime::watcher,
 };
 use parking_lot::{Mutex, RwLock};
@@ -37,7 +37,7 @@ use crate::{
     ipam::{self, Ipam, Reservation},
 };
 use domain::{
-    catalogue::region::{Cluster as Access, KubeVirt},
+    catalogue::region::KubeVirt,
     provider::{
         Addresses, BackupObservation, BackupProgress, Notice, Observation, OffCause, PROVIDER, Power,
         Progress, ProviderError, Trouble,
@@ -59,6 +59,11 @@ const CALLS_A_STEP: usize = 24;
 const CONTINUE_AFTER: Duration = Duration::from_secs(1);
 /// How long the UID of a server that is gone is remembered: a call that the cluster carries out late may make it again.
 const GONE: Duration = Duration::from_hours(1);
+/// When the disks and Secrets of a server that is gone are looked for once more. They are not watched, and by then a call that this
+/// process had given up is over: an API server gives each a minute.
+const LATE_AFTER: Duration = Duration::from_secs(75);
+/// Most servers that one call concerns.
+const SERVERS_A_CALL: usize = 50;
 /// After how long a server without an Instance counts as an orphan: an import may create the Instances later.
 const ORPHAN_AFTER: Duration = Duration::from_mins(10);
 /// How often a server is looked at whose address another one has.
@@ -72,20 +77,22 @@ pub(crate) struct Context {
     pub(crate) instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
     /// The addresses of its servers. They outlive it when its settings change.
     pub(crate) ipam: Arc<Ipam>,
-    /// Servers that are gone, by the UID of their Instance, and since when.
-    pub(crate) gone: Arc<Mutex<HashMap<String, Instant>>>,
+    /// Servers that are gone, by the UID of their Instance.
+    pub(crate) gone: Arc<Mutex<HashMap<String, Gone>>>,
     pub(crate) metrics: Metrics,
     /// Ends the watches.
     pub(crate) shutdown: CancellationToken,
+    /// Selects the servers that concern it, if not all of this installation do.
+    pub(crate) only: Option<String>,
 }
 
 /// Why a cluster cannot be connected.
 #[derive(Debug, Error)]
-pub(crate) enum ConnectError {
+pub enum ConnectError {
+    /// The kubeconfig cannot be read, or is wrong.
     #[error("its kubeconfig cannot be used: {0}")]
     Kubeconfig(#[from] KubeconfigError),
-    #[error("it is to be the cluster that this process runs in, but: {0}")]
-    InCluster(#[from] InClusterError),
+    /// No client can be made of it.
     #[error(transparent)]
     Client(#[from] kube::Error),
 }
@@ -113,7 +120,8 @@ pub(crate) struct Cluster {
     /// Namespaces of servers that are complete, with the isolation that these settings ask for.
     namespaces: Mutex<HashSet<String>>,
     outage: Mutex<Outage>,
-    gone: Arc<Mutex<HashMap<String, Instant>>>,
+    /// Servers that are gone, by the UID of their Instance.
+    gone: Arc<Mutex<HashMap<String, Gone>>>,
     /// Virtual machines without an Instance, by UID, and since when.
     orphans: Mutex<HashMap<String, Instant>>,
 }
@@ -187,6 +195,26 @@ impl Ended {
             Change::Applied(_) | Change::Unreadable(_) => {}
         }
     }
+/// A server that is gone.
+#[derive(Debug)]
+pub(crate) struct Gone {
+    since: Instant,
+    /// Where it was.
+    region: String,
+    namespace: String,
+    /// Whether its disks and Secrets have been looked for once more.
+    is_swept: bool,
+}
+
+/// The servers of a region whose disks and Secrets are to be looked for once more, by namespace.
+fn to_sweep(region: &str, gone: &HashMap<String, Gone>, now: Instant) -> BTreeMap<String, Vec<String>> {
+    let mut due: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (uid, server) in gone {
+        if server.region == region && !server.is_swept && now.duration_since(server.since) >= LATE_AFTER {
+            due.entry(server.namespace.clone()).or_default().push(uid.clone());
+        }
+    }
+    due
 }
 
 /// A time in which the cluster cannot be reached.
@@ -198,14 +226,9 @@ struct Outage {
 }
 
 /// How a cluster is connected. This may run a program that the kubeconfig names.
-pub(crate) async fn config(access: &Access) -> Result<Config, ConnectError> {
-    Ok(match access {
-        Access::InCluster => Config::incluster()?,
-        Access::Kubeconfig(file) => {
-            let kubeconfig = Kubeconfig::read_from(file)?;
-            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
-        }
-    })
+pub(crate) async fn config(kubeconfig: &Path) -> Result<Config, ConnectError> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    Ok(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)
 }
 
 impl Cluster {
@@ -243,6 +266,7 @@ impl Cluster {
             gone,
             metrics,
             shutdown,
+            only,
         } = context;
         health.require_watch("virtualmachines");
         health.require_watch("virtualmachineinstances");
@@ -253,9 +277,11 @@ impl Cluster {
             metrics: Metrics::new(),
             shutdown,
         };
-        let ours = watcher::Config::default()
-            .labels(&format!("{INSTALLATION}={}", settings.installation))
-            .page_size(PAGE);
+        let mut ours = format!("{INSTALLATION}={}", settings.installation);
+        if let Some(only) = &only {
+            ours = format!("{ours},{only}");
+        }
+        let ours = watcher::Config::default().labels(&ours).page_size(PAGE);
         let written = Arc::<Mutex<Written>>::default();
         let is_listed = Arc::<AtomicBool>::default();
         let ended = Arc::<Mutex<Ended>>::default();
@@ -399,12 +425,13 @@ impl Cluster {
     async fn remove_late_ones(&self) {
         let gone: HashSet<String> = {
             let mut gone = self.gone.lock();
-            gone.retain(|_, since| since.elapsed() < GONE);
+            gone.retain(|_, server| server.since.elapsed() < GONE);
             gone.keys().cloned().collect()
         };
         if gone.is_empty() {
             return;
         }
+        self.remove_late_disks().await;
         for machine in self.machines.state() {
             let is_gone = machine.label(INSTANCE_UID).is_some_and(|uid| gone.contains(uid));
             if !is_gone || machine.is_deleting() {
@@ -425,6 +452,65 @@ impl Cluster {
                 tracing::warn!(region = self.code, machine = key(&*machine), %error, "cannot remove the server");
             }
         }
+    }
+
+    /// The same for their disks and Secrets, once for each server.
+    async fn remove_late_disks(&self) {
+        let due = to_sweep(&self.code, &self.gone.lock(), Instant::now());
+        for (namespace, uids) in due {
+            for uids in uids.chunks(SERVERS_A_CALL) {
+                match self.sweep(&namespace, uids).await {
+                    Ok(true) => {}
+                    // It is tried again.
+                    Ok(false) => continue,
+                    Err(error) => {
+                        tracing::warn!(region = self.code, namespace, %error, "cannot look for disks of servers that are gone");
+                        continue;
+                    }
+                }
+                let mut gone = self.gone.lock();
+                for uid in uids {
+                    if let Some(server) = gone.get_mut(uid) {
+                        server.is_swept = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Deletes the disks and Secrets of these servers. Returns whether that was possible.
+    async fn sweep(&self, namespace: &str, uids: &[String]) -> kube::Result<bool> {
+        // " in " as it is in a URL.
+        let selector = format!("{INSTANCE_UID}%20in%20({})", uids.join(","));
+        let list = Action::List {
+            kind: Kind::DataVolume,
+            selector: selector.clone(),
+        };
+        let disks = match self.call(namespace, &list).await? {
+            Answer::DataVolumes(disks) => disks,
+            // The namespace is gone, too, and the rights in it.
+            Answer::Refused(refusal) => return Ok(matches!(refusal.status, 403 | 404)),
+            _ => return Ok(false),
+        };
+        for disk in &disks {
+            let disk = disk.name();
+            tracing::warn!(
+                region = self.code,
+                namespace,
+                disk,
+                "removing a disk whose instance is gone"
+            );
+        }
+        // Secrets cannot be listed.
+        let kinds = (!disks.is_empty()).then_some(Kind::DataVolume);
+        for kind in kinds.into_iter().chain([Kind::Secret]) {
+            let selector = selector.clone();
+            let delete = Action::DeleteAll { kind, selector };
+            if let Answer::Refused(_) = self.call(namespace, &delete).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The addresses that a server has or will have.
@@ -461,7 +547,13 @@ impl Cluster {
     pub(crate) fn release(&self, instance: &Instance) {
         let uid = origin::uid(&instance.metadata);
         self.ipam.release(uid, Instant::now());
-        self.gone.lock().insert(uid.to_owned(), Instant::now());
+        let server = Gone {
+            since: Instant::now(),
+            region: self.code.clone(),
+            namespace: Server::of(instance, &self.settings).namespace,
+            is_swept: false,
+        };
+        self.gone.lock().insert(uid.to_owned(), server);
     }
 
     /// What is known about a server before the first call of a step.
@@ -483,14 +575,14 @@ impl Cluster {
         seen.run = self.runs.get(&name);
         seen.user_data = step
             .user_data
-            .map(|data| data.map(|data| Arc::from(data.text().as_bytes())))
+            .map(|data| data.cloned().map(Arc::new))
             .map_err(Trouble::clone);
         Ok(seen)
     }
 
     /// Makes the calls that the planner plans, until there is none, or no time.
     pub(crate) async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
-        let mut observation = self.steps(step).await?;
+        let mut observation = self.steps(step, &mut None).await?;
         let counter = match (observation.restarted, observation.power) {
             (Some(OffCause::Crashed), _) | (_, Some(Power::Off(OffCause::Crashed))) => {
                 Some(&self.metrics.servers_crashed)
@@ -509,7 +601,12 @@ impl Cluster {
         Ok(observation)
     }
 
-    async fn steps(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
+    /// The same, and takes note of what the cluster itself says of trouble.
+    pub(crate) async fn steps(
+        &self,
+        step: Step<'_>,
+        words: &mut Option<String>,
+    ) -> Result<Observation, ProviderError> {
         let (region, instance) = (&*self.code, step.instance);
         let until = Instant::now() + STEP;
         let server = Server::of(instance, &self.settings);
@@ -539,6 +636,7 @@ impl Cluster {
                         says,
                         "trouble in the region's cluster"
                     );
+                    *words = Some(says);
                 }
                 self.wait_for_end_of_outage(&seen, instance);
                 return next.outcome.map(|observation| with_trouble(observation, trouble));
@@ -627,6 +725,38 @@ impl Cluster {
             self.call(&name, &delete).await.map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// The addresses of its servers.
+    pub(crate) fn ipam(&self) -> Arc<Ipam> {
+        self.ipam.clone()
+    }
+
+    /// What is missing until the cluster is reached.
+    pub(crate) fn waits_for(&self) -> Vec<String> {
+        self.health.not_ready()
+    }
+
+    /// Whether the agent in the guest of a server answers.
+    pub(crate) async fn has_agent(&self, server: &Server) -> kube::Result<bool> {
+        let get = Action::Get {
+            kind: Kind::Run,
+            name: server.name.clone(),
+        };
+        let request = request(&server.namespace, &get)?;
+        let run: VirtualMachineInstance = self.client.request(request).await?;
+        let mut conditions = run.status.conditions.iter();
+        Ok(conditions.any(|condition| condition.r#type == "AgentConnected" && condition.status == "True"))
+    }
+
+    /// Whether a namespace is gone.
+    pub(crate) async fn is_namespace_gone(&self, name: &str) -> kube::Result<bool> {
+        let get = Action::Get {
+            kind: Kind::Namespace,
+            name: name.to_owned(),
+        };
+        let answer = self.call(name, &get).await?;
+        Ok(matches!(answer, Answer::Refused(refusal) if refusal.status == 404))
     }
 
     /// Makes a call. A refusal is an answer, too.
@@ -732,7 +862,7 @@ fn instance_of(machine: &VirtualMachine) -> Option<(&str, &str)> {
 
 /// Takes the addresses that servers are shown to have. A replica that does not lead knows of no others, so that it has also to
 /// release them.
-fn adopt_shown(ipam: &Ipam, change: &Change<VirtualMachine>, leads: bool, gone: &HashMap<String, Instant>) {
+fn adopt_shown(ipam: &Ipam, change: &Change<VirtualMachine>, leads: bool, gone: &HashMap<String, Gone>) {
     match change {
         Change::Replaced(machines) => {
             if !leads {
@@ -751,7 +881,7 @@ fn adopt_shown(ipam: &Ipam, change: &Change<VirtualMachine>, leads: bool, gone: 
 }
 
 /// Takes the address that a server has. If it is that of an older one, its Instance is told when it is looked at.
-fn adopt(ipam: &Ipam, machine: &VirtualMachine, gone: &HashMap<String, Instant>) {
+fn adopt(ipam: &Ipam, machine: &VirtualMachine, gone: &HashMap<String, Gone>) {
     let uid = machine.label(INSTANCE_UID);
     if let Some(uid) = uid.filter(|uid| !gone.contains_key(*uid)) {
         let made_at = machine.metadata.creation_timestamp.as_ref();
@@ -966,5 +1096,29 @@ mod tests {
             ended.shown(&gone);
             assert!(ended.0.is_empty(), "{gone:?}");
         }
+    use super::*;
+
+    #[test]
+    fn disks_of_a_server_that_is_gone_are_looked_for_once_when_no_call_can_make_them_any_more() {
+        let begin = Instant::now();
+        let server = |region: &str, namespace: &str, is_swept| Gone {
+            since: begin,
+            region: region.to_owned(),
+            namespace: namespace.to_owned(),
+            is_swept,
+        };
+        let gone = HashMap::from([
+            ("a".to_owned(), server("fra", "acme", false)),
+            ("b".to_owned(), server("fra", "acme", true)),
+            ("c".to_owned(), server("fra", "other", false)),
+            ("d".to_owned(), server("ams", "acme", false)),
+        ]);
+        assert!(to_sweep("fra", &gone, begin + LATE_AFTER.saturating_sub(Duration::from_secs(1))).is_empty());
+        let due = to_sweep("fra", &gone, begin + LATE_AFTER);
+        let due: Vec<(&str, &str)> = due
+            .iter()
+            .map(|(namespace, uids)| (namespace.as_str(), uids[0].as_str()))
+            .collect();
+        assert_eq!(due, [("acme", "a"), ("other", "c")]);
     }
 }

@@ -5,6 +5,7 @@
 //! - [`slim`]: what is read of KubeVirt's objects;
 //! - [`objects`]: what is written;
 //! - [`plan`](mod@plan): what to do next; pure;
+//! - [`trial`]: a server without an Instance, for a test of the region;
 //! - [`observe`]: what the objects of a server say about it; pure.
 
 pub(crate) mod cluster;
@@ -13,6 +14,9 @@ pub mod objects;
 pub mod observe;
 pub mod plan;
 pub mod slim;
+pub mod trial;
+
+pub use cluster::ConnectError;
 
 #[cfg(test)]
 mod model;

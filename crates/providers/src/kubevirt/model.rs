@@ -693,6 +693,7 @@ impl Stellage {
             may_wait: false,
             is_backed_up_now: false,
             findings: None,
+            is_billed: true,
         };
         let decision = decide(
             &instance,

@@ -16,6 +16,7 @@ use super::{
 use domain::{
     catalogue::region::{Image, ImageSource, KubeVirt, ObjectName, PrivateNetworks, Profile, PullMethod},
     provider::Addresses,
+    user_data::{UserData, UserDataFormat},
 };
 use resources::{Instance, Operation, Plan};
 
@@ -27,10 +28,6 @@ const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 const MAX_HOSTNAME: usize = 63;
 /// How cloud-init merges a part into the ones before it: these take precedence, and lists are joined.
 const MERGE: &str = "list(append)+dict(no_replace,recurse_list)+str()";
-/// How far into user data cloud-init looks for the header of a MIME archive.
-const MIME_HEADER_WITHIN: usize = 4096;
-/// What gzip begins with.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// What the objects of a server are made from.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +43,7 @@ pub struct Maker<'a> {
     /// The addresses that are reserved for the server.
     pub addresses: &'a Addresses,
     /// What the account holder wants cloud-init to do.
-    pub user_data: Option<&'a [u8]>,
+    pub user_data: Option<&'a UserData>,
 }
 
 /// What a virtual machine boots with.
@@ -158,7 +155,7 @@ impl Maker<'_> {
         }
         // A part is merged into what the parts before it have made.
         let theirs = self.user_data.map(their_part);
-        let ours = part("text/cloud-config", Some(MERGE), ours.as_bytes());
+        let ours = part("text/cloud-config", Some(MERGE), &ours);
         let of_image = needed.map(|data| {
             let is_marked = data.starts_with('#');
             let content_type = if is_marked {
@@ -166,7 +163,7 @@ impl Maker<'_> {
             } else {
                 "text/cloud-config"
             };
-            part(content_type, Some(MERGE), data.as_bytes())
+            part(content_type, Some(MERGE), data)
         });
         archive(
             &theirs
@@ -544,22 +541,17 @@ fn pretty(value: &Value) -> String {
 }
 
 /// The part with what the account holder wants.
-fn their_part(data: &[u8]) -> String {
-    if data.starts_with(&GZIP) {
-        return part("application/gzip", None, data);
-    }
-    let begin = &data[..data.len().min(MIME_HEADER_WITHIN)];
-    let begin = String::from_utf8_lossy(begin).to_ascii_lowercase();
-    match std::str::from_utf8(data) {
-        // cloud-init recognizes an archive like this, and reads one inside another.
-        Ok(text) if begin.contains("mime-version:") => text.to_owned(),
+fn their_part(data: &UserData) -> String {
+    match data.format() {
+        // cloud-init recognizes an archive, and reads one inside another.
+        UserDataFormat::Multipart => data.text().to_owned(),
         // It finds out by the first line what it is.
-        _ => part("text/plain", None, data),
+        _ => part("text/plain", None, data.text()),
     }
 }
 
 /// A part of an archive. In base64, it cannot contain the boundary, and keeps letters outside of ASCII.
-fn part(content_type: &str, merge: Option<&str>, data: &[u8]) -> String {
+fn part(content_type: &str, merge: Option<&str>, data: &str) -> String {
     let mut text = format!("Content-Type: {content_type}\nContent-Transfer-Encoding: base64\n");
     if let Some(merge) = merge {
         let _ = writeln!(text, "Merge-Type: {merge}");

@@ -22,6 +22,7 @@ use super::{
 use domain::{
     catalogue::region::{Image, KubeVirt, Namespaces, Profile},
     provider::{Addresses, Notice, Observation, OffCause, Power, Progress, ProviderError, Trouble},
+    user_data::UserData,
 };
 use resources::{Instance, InstanceStatus, Operation, OperationKind, PowerState};
 
@@ -224,7 +225,7 @@ pub struct Seen {
     /// The addresses that are reserved for the server.
     pub addresses: Addresses,
     /// What the account holder wants cloud-init to do; or why that cannot be had.
-    pub user_data: Result<Option<Arc<[u8]>>, Trouble>,
+    pub user_data: Result<Option<Arc<UserData>>, Trouble>,
     /// Whether the virtual machine, or that there is none, is the answer to a call of this step.
     is_read: bool,
     /// Whether the virtual machine is known to have changed since.
@@ -783,8 +784,8 @@ impl Planner<'_> {
         };
         match self.call(action.clone())? {
             Answer::Refused(refusal) if refusal.status == 409 => {
-                if !self.has_own_namespace()? {
-                    return Err(self.failed(Problem::NamespaceUnusable, None));
+                if let Err(says) = self.own_namespace()? {
+                    return Err(self.failed(Problem::NamespaceUnusable, Some(says)));
                 }
             }
             Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
@@ -820,19 +821,25 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether the namespace is there and that of the account's servers.
-    fn has_own_namespace(&self) -> Step<bool> {
+    /// Whether the namespace is that of the account's servers; else, what is wrong with it.
+    fn own_namespace(&self) -> Step<Result<(), String>> {
+        let name = &self.server.namespace;
         let Answer::Object(found) = self.call(self.get_namespace())? else {
-            return Ok(false);
+            return Ok(Err(format!("the namespace {name} cannot be read")));
         };
-        let wanted = account_labels(self.region, &self.seen.account_uid);
+        if found.deletion_timestamp.is_some() {
+            return Ok(Err(format!("the namespace {name} is being deleted")));
+        }
         let labels = found.labels.as_ref();
-        let is_ours = wanted.iter().all(|(key, value)| {
-            labels
-                .and_then(|labels| labels.get(*key))
-                .is_some_and(|found| found == value)
-        });
-        Ok(is_ours && found.deletion_timestamp.is_none())
+        let missing = account_labels(self.region, &self.seen.account_uid)
+            .into_iter()
+            .find(|(key, value)| labels.and_then(|labels| labels.get(*key)) != Some(value));
+        Ok(match missing {
+            None => Ok(()),
+            Some((key, value)) => Err(format!(
+                "the namespace {name} is not that of this account's servers, since it lacks the label {key}: {value}; delete it if nobody needs it, or give the region another namespacePrefix before it has servers"
+            )),
+        })
     }
 
     /// The call that gives Stellage its rights in the namespace.
@@ -857,7 +864,7 @@ impl Planner<'_> {
             Some(Answer::Refused(_)) => Ok(()),
             // It takes the API server a moment to learn of the rights.
             Some(_) => Err(self.busy(None, SOON)),
-            None if self.has_own_namespace()? => Err(Next::call(binding)),
+            None if self.own_namespace()?.is_ok() => Err(Next::call(binding)),
             None => Ok(()),
         }
     }

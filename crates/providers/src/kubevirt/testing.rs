@@ -12,7 +12,7 @@ use super::{
 };
 use domain::{
     catalogue::region::{
-        Cluster, EvictionStrategy, Image, ImageSource, Ipv4Prefix, Ipv6Prefix, KubeVirt, Namespaces, Network,
+        EvictionStrategy, Image, ImageSource, Ipv4Prefix, Ipv6Prefix, KubeVirt, Namespaces, Network,
         ObjectName, PrivateNetworks, Profile, TaintEffect, Toleration, TolerationOperator,
     },
     provider::{Addresses, Deadlines},
@@ -46,7 +46,7 @@ pub fn region() -> KubeVirt {
         config_drive: false,
     };
     KubeVirt {
-        cluster: Cluster::InCluster,
+        kubeconfig: "/kubeconfig".into(),
         installation: "prod-1".to_owned(),
         namespace_prefix: "stellage-".to_owned(),
         namespaces: Namespaces::Managed,

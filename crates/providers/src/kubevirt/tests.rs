@@ -10,6 +10,7 @@ use super::{
 use domain::{
     catalogue::region::{ImageSource, KubeVirt, Namespaces},
     provider::{Notice, Observation, OffCause, Power, Progress, ProviderError},
+    user_data::UserData,
 };
 use resources::Instance;
 
@@ -55,6 +56,23 @@ fn answer(instance: &Instance, seen: &mut Seen, seconds: i64, answer: Answer) ->
     let action = next(instance, seen, seconds).action.unwrap();
     seen.take(&action, answer);
     action
+}
+
+/// An action in short, such as `get VirtualMachine`.
+fn short(action: &Action) -> String {
+    match action {
+        Action::Post { kind, .. } => format!("post {kind:?}"),
+        Action::Get { kind, .. } => format!("get {kind:?}"),
+        Action::List { kind, .. } => format!("list {kind:?}"),
+        Action::Patch {
+            kind, dry_run: true, ..
+        } => format!("try patch {kind:?}"),
+        Action::Patch { kind, .. } => format!("patch {kind:?}"),
+        Action::Delete { kind, .. } => format!("delete {kind:?}"),
+        Action::DeleteAll { kind, .. } => format!("delete all {kind:?}"),
+        Action::ClearRequests { .. } => "clear requests".to_owned(),
+        Action::Stop { .. } => "stop".to_owned(),
+    }
 }
 
 /// The strategy and the boot that a patch of the virtual machine writes.
@@ -249,7 +267,7 @@ fn a_forced_stop_and_a_power_off_cut_the_power_and_do_so_once() {
         let run = run_of(&halting, "run-1", "Running", &json!({}));
         let mut seen = seen(Some(&halting), Some(&run));
         let action = answer(&instance, &mut seen, 1, Answer::Done);
-        assert!(matches!(action, Action::Stop { .. }));
+        assert_eq!(short(&action), "stop");
         assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
         let run = run_of(
             &halting,
@@ -311,10 +329,7 @@ fn a_reboot_gives_the_guest_its_grace_and_then_cuts_the_power() {
     let seen = seen(Some(&halting), Some(&run));
     let busy = observed(next(&instance, &seen, 129));
     assert_eq!(busy.recheck_after.unwrap().as_secs(), 1);
-    assert!(matches!(
-        next(&instance, &seen, 130).action,
-        Some(Action::Stop { .. })
-    ));
+    assert_eq!(short(&next(&instance, &seen, 130).action.unwrap()), "stop");
 }
 
 #[test]
@@ -327,14 +342,7 @@ fn a_resize_asks_whether_the_disk_can_grow_before_anything_is_stopped() {
     let run = run_of(&on, "run-1", "Running", &json!({}));
     let mut seen = seen(Some(&on), Some(&run));
     let action = answer(&instance, &mut seen, 1, Answer::Done);
-    assert!(matches!(
-        action,
-        Action::Patch {
-            kind: Kind::Claim,
-            dry_run: true,
-            ..
-        }
-    ));
+    assert_eq!(short(&action), "try patch Claim");
     assert_eq!(patched(&next(&instance, &seen, 1)), (Some(OFF), None));
     let off = vm(&instance, OFF, &json!({}));
     let mut seen = self::seen(Some(&off), None);
@@ -397,13 +405,7 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     answer(&instance, &mut first, 1, no_vm());
     answer(&instance, &mut first, 1, Answer::DataVolumes(Vec::new()));
     let action = answer(&instance, &mut first, 1, Answer::Done);
-    assert!(matches!(
-        action,
-        Action::Post {
-            kind: Kind::DataVolume,
-            ..
-        }
-    ));
+    assert_eq!(short(&action), "post DataVolume");
     let busy = observed(next(&instance, &first, 1));
     assert_eq!(told(&busy), Some(("Importing", false)));
 
@@ -601,10 +603,7 @@ fn a_deletion_ends_when_the_claim_is_gone() {
             uid: VM_UID.to_owned()
         }
     );
-    assert!(matches!(
-        answer(&instance, &mut seen, 1, Answer::Done),
-        Action::Stop { .. }
-    ));
+    assert_eq!(short(&answer(&instance, &mut seen, 1, Answer::Done)), "stop");
     assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
     let claim = json!({ "name": "disk", "uid": "claim", "ownerReferences": [
         { "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": "disk", "uid": "disk" },
@@ -849,13 +848,7 @@ fn row_04_a_disk_that_cdi_has_forgotten_is_made_again() {
         }
     );
     let made = answer(&instance, &mut seen, 300, Answer::Done);
-    assert!(matches!(
-        made,
-        Action::Post {
-            kind: Kind::DataVolume,
-            ..
-        }
-    ));
+    assert_eq!(short(&made), "post DataVolume");
     assert_eq!(observed(next(&instance, &seen, 300)).progress, Progress::Busy);
 }
 
@@ -941,7 +934,7 @@ fn row_11_a_lost_start_is_found_and_begun_again() {
     let lost = booted_vm(&instance, &json!({}));
     let mut seen = seen(Some(&lost), None);
     let action = answer(&instance, &mut seen, 5, no_vm());
-    assert!(matches!(action, Action::Get { kind: Kind::Run, .. }));
+    assert_eq!(short(&action), "get Run");
     let plan = next(&instance, &seen, 5);
     assert!(plan.repairs_lost_start);
     assert_eq!(patched(&plan), (Some(OFF), Some("")));
@@ -1028,8 +1021,9 @@ fn row_16_the_request_that_a_crash_leaves_is_taken_away_before_and_after_the_sto
     for strategy in [ON, OFF] {
         let looping = vm(&instance, strategy, &requested);
         let plan = next(&instance, &seen(Some(&looping), None), 1);
-        assert!(
-            matches!(plan.action, Some(Action::ClearRequests { .. })),
+        assert_eq!(
+            short(plan.action.as_ref().unwrap()),
+            "clear requests",
             "{:?}",
             plan.action
         );
@@ -1050,11 +1044,7 @@ fn row_16_the_request_that_a_crash_leaves_is_taken_away_before_and_after_the_sto
     );
     let halting = vm(&stopped, OFF, &json!({ "status": { "created": true } }));
     let plan = next(&stopped, &seen(Some(&halting), Some(&run)), 1);
-    assert!(
-        matches!(plan.action, Some(Action::Stop { .. })),
-        "{:?}",
-        plan.action
-    );
+    assert_eq!(short(plan.action.as_ref().unwrap()), "stop", "{:?}", plan.action);
 }
 
 #[test]
@@ -1213,13 +1203,7 @@ fn row_28_a_server_is_missing_only_if_the_cluster_says_so_and_a_start_keeps_its_
     let instance = resting("Running", &json!({}));
     let mut seen = seen(None, None);
     let plan = next(&instance, &seen, 1);
-    assert!(matches!(
-        plan.action,
-        Some(Action::Get {
-            kind: Kind::VirtualMachine,
-            ..
-        })
-    ));
+    assert_eq!(short(plan.action.as_ref().unwrap()), "get VirtualMachine");
     assert!(
         plan.outcome.is_err(),
         "it must not count as missing if there is no time to ask"
@@ -1510,13 +1494,7 @@ fn row_40_a_creation_goes_on_with_what_it_finds() {
     );
     answer(&instance, &mut seen, 1, refused(409, "already exists"));
     let action = next(&instance, &seen, 1).action;
-    assert!(matches!(
-        action,
-        Some(Action::Post {
-            kind: Kind::VirtualMachine,
-            ..
-        })
-    ));
+    assert_eq!(short(action.as_ref().unwrap()), "post VirtualMachine");
 }
 
 #[test]
@@ -1564,13 +1542,7 @@ fn rows_42_and_43_a_write_that_comes_too_late_is_planned_again_from_what_is_ther
     );
     let booted = booted_vm(&instance, &json!({ "status": { "runStrategy": OFF } }));
     let action = answer(&instance, &mut seen, 1, Answer::VirtualMachine(parse_vm(&booted)));
-    assert!(matches!(
-        action,
-        Action::Get {
-            kind: Kind::VirtualMachine,
-            ..
-        }
-    ));
+    assert_eq!(short(&action), "get VirtualMachine");
     assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
     // Not for ever.
     let mut seen = self::seen(Some(&off), None);
@@ -1625,13 +1597,7 @@ fn row_52_a_creation_in_a_private_network_that_is_not_there_makes_nothing() {
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
     let action = answer(&instance, &mut seen, 1, no_vm());
-    assert!(matches!(
-        action,
-        Action::Get {
-            kind: Kind::NetworkAttachment,
-            ..
-        }
-    ));
+    assert_eq!(short(&action), "get NetworkAttachment");
     assert_eq!(failure(next(&instance, &seen, 1)), "PrivateNetworkMissing");
 }
 
@@ -2015,14 +1981,15 @@ fn what_the_account_holder_gives_to_cloud_init_comes_first_and_so_takes_preceden
     let region = region();
     let server = server(&instance);
     let mut image = region.images["debian-13"].clone();
-    let made = |image: &domain::catalogue::region::Image, data: Option<&[u8]>| {
+    let made = |image: &domain::catalogue::region::Image, data: Option<&str>| {
+        let data = data.map(|text| UserData::parse(text.as_bytes()).unwrap());
         let maker = super::objects::Maker {
             instance: &instance,
             region: &region,
             server: &server,
             account_uid: ACCOUNT_UID,
             addresses: &domain::provider::Addresses::default(),
-            user_data: data,
+            user_data: data.as_ref(),
         };
         let secret = maker.secret("disk", Some(image));
         secret["stringData"]["userdata"].as_str().unwrap().to_owned()
@@ -2031,15 +1998,11 @@ fn what_the_account_holder_gives_to_cloud_init_comes_first_and_so_takes_preceden
     image.user_data = Some("packages: [qemu-guest-agent]".to_owned());
     golden(
         "user-data-all.txt",
-        &made(&image, Some(b"#!/bin/sh\necho hello\n")),
+        &made(&image, Some("#!/bin/sh\necho hello\n")),
     );
     image.user_data = None;
     let archive = "Content-Type: multipart/mixed; boundary=\"x\"\nMIME-Version: 1.0\n\n--x\nContent-Type: text/x-shellscript\n\n#!/bin/sh\n--x--\n";
-    golden("user-data-archive.txt", &made(&image, Some(archive.as_bytes())));
-    golden(
-        "user-data-gzip.txt",
-        &made(&image, Some(&[0x1f, 0x8b, 8, 0, 0xff])),
-    );
+    golden("user-data-archive.txt", &made(&image, Some(archive)));
 }
 
 #[test]

@@ -461,7 +461,7 @@ mod tests {
     use std::{path::PathBuf, time::Duration};
 
     use domain::{
-        catalogue::region::{Cluster, Image, ImageSource, Namespaces, ObjectName, PrivateNetworks},
+        catalogue::region::{Image, ImageSource, Namespaces, ObjectName, PrivateNetworks},
         provider::Deadlines,
     };
     use serde_json::json;
@@ -487,7 +487,7 @@ mod tests {
             config_drive: false,
         };
         KubeVirt {
-            cluster: Cluster::Kubeconfig(PathBuf::from("/etc/stellage/regions/de-fra-1/kubeconfig")),
+            kubeconfig: PathBuf::from("/etc/stellage/regions/de-fra-1/kubeconfig"),
             installation: "prod-1".to_owned(),
             namespace_prefix: "stellage-".to_owned(),
             namespaces: Namespaces::Managed,

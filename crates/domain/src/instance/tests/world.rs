@@ -59,6 +59,7 @@ pub struct World {
     pub writes: u32,
     /// Whether a backup is under way.
     pub is_backed_up_now: bool,
+    pub is_billed: bool,
     /// What is missing that installations need.
     pub missing: Option<Trouble>,
     /// What the samples say.
@@ -99,6 +100,7 @@ impl World {
             is_backed_up_now: false,
             missing: None,
             findings: None,
+            is_billed: true,
             backups: BTreeSet::new(),
             gone: false,
             gone_without_account: false,
@@ -313,6 +315,7 @@ impl World {
                 is_backed_up_now: self.is_backed_up_now,
                 may_wait: false,
                 findings: self.findings.as_ref(),
+                is_billed: self.is_billed,
             };
             let decision = decide(
                 &seen_instance,
