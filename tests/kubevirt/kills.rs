@@ -582,7 +582,10 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
     let catalogue = catalogue(&region, &plane).await;
     let arguments = ["run", "--provisioning-seconds=0.5", &catalogue];
     let operator = Operator::start(&plane, &arguments).await;
-    let tenant = Tenant::on(&plane, &operator, "kills").await;
+    let tenant = Tenant::with(&plane, &operator, "kills", |spec| {
+        spec.rate_limit_per_hour = Some(1_000_000);
+    })
+    .await;
     let mut stellage = Stellage {
         plane: &plane,
         operator,
