@@ -327,8 +327,8 @@ async fn the_notes_make_a_kubeconfig_whose_token_manages_servers_in_its_own_name
     );
 
     // It deletes its own namespaces alone.
-    for foreign in ["golden-images", "stellage-region"] {
-        thief.may_not(&format!("delete namespace {foreign}"), label);
+    for (foreign, why) in [("golden-images", prefix), ("stellage-region", label)] {
+        thief.may_not(&format!("delete namespace {foreign}"), why);
     }
     thief
         .kubectl("delete namespace stellage-ada --wait=false", None)
