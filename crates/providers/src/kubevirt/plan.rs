@@ -744,14 +744,13 @@ impl Planner<'_> {
             kind: Kind::Namespace,
             object: objects::namespace(region, account, name),
         };
-        match self.call(action.clone())? {
-            Answer::Refused(refusal) if refusal.status == 409 => {
-                if !self.has_own_namespace()? {
-                    return Err(self.failed(Problem::NamespaceUnusable, None));
-                }
+        if let Answer::Refused(refusal) = self.call(action.clone())? {
+            if refusal.status != 409 {
+                return Err(self.refused(&action, refusal));
             }
-            Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
-            _ => {}
+            if !self.has_own_namespace()? {
+                return Err(self.failed(Problem::NamespaceUnusable, None));
+            }
         }
         let binding = self.binding();
         self.must(binding.clone())?;
