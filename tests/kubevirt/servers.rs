@@ -180,7 +180,7 @@ async fn a_rebuild_leaves_the_old_server_running_until_the_new_disk_is_good() {
     let client = case.region.plane.client(Identity::Admin).await.unwrap();
     let secrets: Api<Secret> = Api::namespaced(client, &case.namespace);
     let secrets = secrets.list(&ListParams::default()).await.unwrap().items;
-    let names: Vec<_> = secrets.iter().map(ResourceExt::name_any).collect();
+    let names: Vec<_> = secrets.iter().map(kube::ResourceExt::name_any).collect();
     assert_eq!(names, [disk], "its user data, and no other");
 }
 

@@ -162,12 +162,11 @@ impl Clusters {
         if let Some(before) = &before {
             before.end.cancel();
         }
-        let (ipam, said) = match before {
-            Some(before) => (before.ipam, before.complaint),
-            None => {
-                let ipam = Ipam::new(code, Vec::new(), None).with_metrics(&self.0.metrics);
-                (Arc::new(ipam), String::new())
-            }
+        let (ipam, said) = if let Some(before) = before {
+            (before.ipam, before.complaint)
+        } else {
+            let ipam = Ipam::new(code, Vec::new(), None).with_metrics(&self.0.metrics);
+            (Arc::new(ipam), String::new())
         };
         let network = &settings.network;
         ipam.replace(network.ipv4.clone(), network.ipv6.clone());

@@ -540,6 +540,16 @@ impl World {
         }
     }
 
+    /// The API server carries out a call after Stellage has given it up.
+    fn execute_late(&mut self, action: &Action) {
+        self.trace.push(format!("late: {}", brief(action)));
+        let made = self.made.clone();
+        self.execute(action);
+        self.made = made;
+        // KubeVirt takes no precondition for a stop, so it ends whichever run there is, and looks as if the guest had done it.
+        self.has_shut_down |= matches!(action, Action::Stop { .. });
+    }
+
     fn post(&mut self, kind: Kind, object: &Value) -> Answer {
         let name = text(object, "/metadata/name").to_owned();
         let exists = || refusal(409, "already exists");
@@ -883,10 +893,7 @@ fn go_on(world: &mut World, stellage: &mut Stellage, fate: &mut Fate) {
                 if stellage.instance.is_none() {
                     return;
                 }
-                world.trace.push(format!("late: {}", brief(&action)));
-                let made = world.made.clone();
-                world.execute(&action);
-                world.made = made;
+                world.execute_late(&action);
             }
             5 => {
                 world.trace.push("dies".to_owned());
@@ -908,9 +915,7 @@ fn settle(world: &mut World, stellage: &mut Stellage) {
     let mut fate = Fate(Vec::new());
     for action in std::mem::take(&mut stellage.late) {
         if stellage.instance.is_some() {
-            let made = world.made.clone();
-            world.execute(&action);
-            world.made = made;
+            world.execute_late(&action);
         }
     }
     world.refusals = 0;

@@ -782,14 +782,13 @@ impl Planner<'_> {
             kind: Kind::Namespace,
             object: objects::namespace(region, account, name),
         };
-        match self.call(action.clone())? {
-            Answer::Refused(refusal) if refusal.status == 409 => {
-                if let Err(says) = self.own_namespace()? {
-                    return Err(self.failed(Problem::NamespaceUnusable, Some(says)));
-                }
+        if let Answer::Refused(refusal) = self.call(action.clone())? {
+            if refusal.status != 409 {
+                return Err(self.refused(&action, refusal));
             }
-            Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
-            _ => {}
+            if let Err(says) = self.own_namespace()? {
+                return Err(self.failed(Problem::NamespaceUnusable, Some(says)));
+            }
         }
         let binding = self.binding();
         self.must(binding.clone())?;
