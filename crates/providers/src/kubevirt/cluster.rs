@@ -195,6 +195,8 @@ impl Ended {
             Change::Applied(_) | Change::Unreadable(_) => {}
         }
     }
+}
+
 /// A server that is gone.
 #[derive(Debug)]
 pub(crate) struct Gone {
@@ -1096,7 +1098,7 @@ mod tests {
             ended.shown(&gone);
             assert!(ended.0.is_empty(), "{gone:?}");
         }
-    use super::*;
+    }
 
     #[test]
     fn disks_of_a_server_that_is_gone_are_looked_for_once_when_no_call_can_make_them_any_more() {
