@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::Resource;
-use serde::{Deserialize, Deserializer, de::IgnoredAny};
+use serde::{Deserialize, Deserializer};
 
 use super::names::{BOOT, INSTANCE, IPV4, IPV6, RUN};
 
@@ -118,7 +118,7 @@ pub struct TemplateSpec {
 
 /// The keys of a map.
 fn keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    let map: Option<BTreeMap<String, IgnoredAny>> = Option::deserialize(deserializer)?;
+    let map: Option<BTreeMap<String, String>> = Option::deserialize(deserializer)?;
     Ok(map.into_iter().flatten().map(|(key, _)| key).collect())
 }
 
