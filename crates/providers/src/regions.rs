@@ -448,6 +448,326 @@ impl UsageSource for RegionalUsage {
 mod tests {
     use std::path::Path;
 
+    use http::Method;
+    use serde_json::{Value, json};
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::{
+        kubevirt::{
+            names::{INSTANCE_UID, IPV4},
+            testing::{at, bridge, instance as an_instance, merge, region_with_addresses, vm},
+        },
+        simulator::{Faults, Pools},
+    };
+    use domain::{catalogue::Catalogue, provider::Timings};
+    use runtime::{Health, metrics::Format, testing::answered_by};
+
+    const REGION: &str = "de-fra-1";
+
+    /// A catalogue with the region, whose cluster cannot be connected.
+    const CATALOGUE: &str = "
+regions:
+  - fr-par-1
+  - code: de-fra-1
+    kubevirt:
+      kubeconfig: /does/not/exist
+      installation: prod-1
+      storageClass: ceph-block
+      images: {debian-13: {pvc: images/debian-13, user: debian}}
+      network: {profile: pod}
+";
+
+    /// The Instances.
+    #[derive(Default)]
+    struct Known(Mutex<Vec<Arc<Instance>>>);
+
+    impl Instances for Known {
+        fn changed(&self, _: &str, _: &str) {}
+
+        fn all(&self) -> Vec<Arc<Instance>> {
+            self.0.lock().clone()
+        }
+
+        fn has(&self, _: &str, _: &str, _: &str) -> bool {
+            true
+        }
+    }
+
+    fn known(instances: &[&Instance]) -> Arc<Known> {
+        let all = instances.iter().map(|instance| Arc::new((*instance).clone()));
+        Arc::new(Known(Mutex::new(all.collect())))
+    }
+
+    /// An Instance with this UID, and the last number of the address in its status.
+    fn instance(uid: &str, address: Option<u8>) -> Instance {
+        let address = address.map(|last| format!("203.0.113.{last}"));
+        let mut instance = an_instance(&json!({ "state": "running", "ipAddress": address }));
+        instance.metadata.uid = Some(uid.to_owned());
+        instance.metadata.name = Some(uid.to_owned());
+        instance
+    }
+
+    /// The server of an Instance, with the last number of its address.
+    fn server(uid: &str, address: u8) -> Value {
+        let instance = instance(uid, None);
+        let mut server = vm(&instance, "Halted", &json!({}));
+        let more = json!({ "metadata": {
+            "creationTimestamp": at(0), "uid": format!("vm-{uid}"), "labels": { INSTANCE_UID: uid },
+            "annotations": { IPV4: format!("203.0.113.{address}") },
+        } });
+        merge(&mut server, &more);
+        server
+    }
+
+    /// Addresses 2 to 6.
+    fn settings() -> KubeVirt {
+        let mut settings = region_with_addresses(bridge());
+        settings.network.ipv4[0].prefix = "203.0.113.0/29".parse().unwrap();
+        settings
+    }
+
+    /// Clusters of which a test decides what they show.
+    struct Case {
+        clusters: Clusters,
+        /// The paths that have been deleted.
+        deleted: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            let catalogue = Catalogue::parse(CATALOGUE, Path::new("test")).unwrap();
+            let catalogue = SharedCatalogue::new(catalogue);
+            Self {
+                clusters: Clusters::new(catalogue, Metrics::new(), at(0)),
+                deleted: Arc::default(),
+            }
+        }
+
+        /// Connects the region to a cluster with these servers, which shows them once the returned sender says so.
+        fn connect(&self, settings: &KubeVirt, servers: Vec<Value>) -> watch::Sender<bool> {
+            let (sender, open) = watch::channel(false);
+            let deleted = self.deleted.clone();
+            let client = answered_by(move |method, path, _| {
+                let (mut open, servers, deleted) = (open.clone(), servers.clone(), deleted.clone());
+                async move {
+                    if method == Method::DELETE {
+                        deleted.lock().push(path);
+                        return (
+                            200,
+                            json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" }),
+                        );
+                    }
+                    if path.contains("watch=true") {
+                        std::future::pending::<()>().await;
+                    }
+                    let _ = open.wait_for(|is_open| *is_open).await;
+                    let items = if path.contains("/virtualmachines?") {
+                        servers
+                    } else {
+                        Vec::new()
+                    };
+                    let list = json!({
+                        "apiVersion": "kubevirt.io/v1", "kind": "List",
+                        "metadata": { "resourceVersion": "9" }, "items": items,
+                    });
+                    (200, list)
+                }
+            });
+            let settings = Arc::new(settings.clone());
+            let shutdown = CancellationToken::new();
+            self.clusters
+                .exchange(REGION, &settings, Vec::new(), &shutdown, |context| {
+                let streams = client.clone();
+                Ok(Cluster::new(
+                    REGION,
+                    &settings,
+                    client,
+                    streams,
+                    Health::default(),
+                    context,
+                ))
+            });
+            sender
+        }
+
+        fn cluster(&self) -> Arc<Cluster> {
+            let Place::In(cluster) = self.clusters.place(REGION) else {
+                panic!("it is not connected")
+            };
+            cluster
+        }
+
+        /// The last number of the address that an Instance is given.
+        fn reserve(&self, instance: &Instance) -> Option<u8> {
+            let address = self.cluster().reserve(instance).addresses.ipv4?;
+            let address: std::net::Ipv4Addr = address.parse().unwrap();
+            Some(address.octets()[3])
+        }
+
+        /// The same, once the cluster's servers are known.
+        async fn given(&self, instance: &Instance) -> u8 {
+            let given = async {
+                loop {
+                    if let Some(given) = self.reserve(instance) {
+                        return given;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), given)
+                .await
+                .unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_region_whose_settings_change_gives_no_address_twice() {
+        let case = Case::new();
+        let mut settings = settings();
+        let _term = case.clusters.lead(known(&[]));
+        let servers = vec![server("a", 3), server("b", 4)];
+        let open = case.connect(&settings, servers.clone());
+        assert_eq!(case.reserve(&instance("new", None)), None, "nothing is known yet");
+        open.send_replace(true);
+        let given = case.given(&instance("new", None)).await;
+        assert!([2, 5, 6].contains(&given));
+
+        settings.node_selector.clear();
+        let open = case.connect(&settings, servers);
+        assert_eq!(
+            case.reserve(&instance("newer", None)),
+            None,
+            "nothing is known yet"
+        );
+        assert_eq!(
+            case.reserve(&instance("a", Some(3))),
+            Some(3),
+            "what is known stays"
+        );
+        open.send_replace(true);
+        assert_eq!(case.given(&instance("new", None)).await, given);
+        let mut all = vec![given, 3, 4];
+        for uid in ["newer", "newest"] {
+            all.push(case.given(&instance(uid, None)).await);
+        }
+        all.sort_unstable();
+        assert_eq!(all, [2, 3, 4, 5, 6]);
+        let none = case.cluster().reserve(&instance("last", None));
+        assert_eq!(none.trouble.unwrap().reason, "NoFreeAddress");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_was_given_the_address_of_an_older_one_is_told_and_not_made() {
+        let case = Case::new();
+        let newer = instance("newer", Some(3));
+        let _term = case.clusters.lead(known(&[&newer]));
+        case.connect(&settings(), vec![server("older", 3)])
+            .send_replace(true);
+        case.given(&instance("probe", None)).await;
+        let told = case.cluster().reserve(&newer);
+        assert_eq!(told.trouble.unwrap().reason, "AddressTaken");
+        assert_eq!(case.cluster().reserve(&instance("older", Some(3))).trouble, None);
+    }
+
+    #[tokio::test]
+    async fn what_instances_have_is_taken_also_in_a_region_that_is_connected_after_the_term_began() {
+        let case = Case::new();
+        let instances: Vec<_> = (2..=5)
+            .map(|last| instance(&format!("uid-{last}"), Some(last)))
+            .collect();
+        let _term = case.clusters.lead(known(&instances.iter().collect::<Vec<_>>()));
+        case.connect(&settings(), Vec::new()).send_replace(true);
+        assert_eq!(case.given(&instance("new", None)).await, 6);
+    }
+
+    #[tokio::test]
+    async fn a_new_leader_takes_for_taken_what_instances_and_servers_have_and_nothing_else() {
+        let case = Case::new();
+        let before = [instance("uid-2", Some(2)), instance("uid-5", Some(5))];
+        case.connect(&settings(), vec![server("uid-3", 3), server("uid-4", 4)])
+            .send_replace(true);
+        let term = case.clusters.lead(known(&[&before[0], &before[1]]));
+        assert_eq!(case.given(&instance("given", None)).await, 6);
+        drop(term);
+        // While another one led, three of the five servers went.
+        let _term = case.clusters.lead(known(&[]));
+        let mut given = Vec::new();
+        for i in 0..3 {
+            given.push(case.given(&instance(&format!("new-{i}"), None)).await);
+        }
+        given.sort_unstable();
+        assert_eq!(given, [2, 5, 6]);
+    }
+
+    #[tokio::test]
+    async fn only_the_leader_removes_what_comes_late_and_not_a_server_that_was_restored() {
+        let case = Case::new();
+        let gone = instance("gone", Some(3));
+        case.connect(&settings(), vec![server("gone", 3)])
+            .send_replace(true);
+        let term = case.clusters.lead(known(&[]));
+        case.given(&instance("probe", None)).await;
+        let is_removed = async || {
+            case.cluster().look_after(at(0)).await;
+            !std::mem::take(&mut *case.deleted.lock()).is_empty()
+        };
+        assert!(!is_removed().await);
+        case.cluster().release(&gone);
+        assert!(is_removed().await);
+        case.reserve(&gone);
+        assert!(!is_removed().await, "the instance is back");
+        case.cluster().release(&gone);
+        drop(term);
+        assert!(!is_removed().await, "another replica leads");
+        let _term = case.clusters.lead(known(&[]));
+        assert!(!is_removed().await, "another replica may have made it");
+    }
+
+    #[tokio::test]
+    async fn a_region_of_the_catalogue_is_never_simulated_and_out_of_reach_until_it_is_connected() {
+        let case = Case::new();
+        let simulator = Simulator::new(Timings::default(), Pools::default(), Faults::new(false), []);
+        let regions = Regions::new(simulator, case.clusters.clone());
+        let new = instance("new", None);
+        let is_out_of_reach = async || {
+            let step = Step {
+                instance: &new,
+                account: "acc",
+                user_data: Ok(None),
+                now: at(0),
+            };
+            let answer = regions.step(step).await;
+            regions.reserve(&new) == Addresses::default()
+                && regions.name(REGION) == "kubevirt"
+                && matches!(answer, Err(ProviderError::Unreachable { .. }))
+        };
+        assert!(
+            is_out_of_reach().await,
+            "before anybody has looked at the catalogue"
+        );
+        let nothing_left = case.clusters.forget_account("acme", "acc").await;
+        assert!(nothing_left.is_err(), "nobody knows");
+        case.clusters.adjust(&CancellationToken::new()).await;
+        assert!(is_out_of_reach().await, "its kubeconfig cannot be read");
+        let metrics = case.clusters.0.metrics.render(Format::OpenMetrics).unwrap();
+        assert!(
+            metrics.contains("stellage_region_up{region=\"de-fra-1\"} 0"),
+            "{metrics}"
+        );
+        let nothing_left = case.clusters.forget_account("acme", "acc").await;
+        assert!(nothing_left.is_err(), "nobody knows");
+        let simulated = regions.clusters.place("fr-par-1");
+        assert!(matches!(simulated, Place::Simulated));
+    }
+
+    #[tokio::test]
+    async fn an_account_does_not_wait_for_regions_whose_namespaces_others_make() {
+        let text = format!("{CATALOGUE}      namespaces: existing\n");
+        let catalogue = SharedCatalogue::new(Catalogue::parse(&text, Path::new("test")).unwrap());
+        let clusters = Clusters::new(catalogue, Metrics::new(), at(0));
+        clusters.adjust(&CancellationToken::new()).await;
+        clusters.forget_account("acme", "acc").await.unwrap();
     }
 
     #[tokio::test]
