@@ -39,7 +39,7 @@ struct Shared {
     /// Those whose servers they run, in a term as leader.
     instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
     /// The servers that are gone, in this term, by the UID of their Instance, and since when.
-    gone: Arc<Mutex<HashMap<String, Instant>>>,
+    gone: Arc<Mutex<HashMap<String, cluster::Gone>>>,
     /// Says which regions are simulated.
     catalogue: SharedCatalogue,
     metrics: Metrics,

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},

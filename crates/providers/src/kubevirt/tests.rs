@@ -62,6 +62,7 @@ fn answer(instance: &Instance, seen: &mut Seen, seconds: i64, answer: Answer) ->
 fn short(action: &Action) -> String {
     match action {
         Action::Post { kind, .. } => format!("post {kind:?}"),
+        Action::Apply { kind, .. } => format!("apply {kind:?}"),
         Action::Get { kind, .. } => format!("get {kind:?}"),
         Action::List { kind, .. } => format!("list {kind:?}"),
         Action::Patch {
