@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     future::ready,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::future::{BoxFuture, join_all, try_join_all};
@@ -215,7 +215,11 @@ impl Clusters {
         if let Some(running) = self.0.running.write().get_mut(code)
             && running.complaint != error
         {
-            tracing::error!(region = code, error, "cannot use the new kubeconfig of the region");
+            tracing::error!(
+                region = code,
+                error,
+                "cannot use the new kubeconfig of the region"
+            );
             error.clone_into(&mut running.complaint);
         }
     }
@@ -578,16 +582,16 @@ regions:
             let shutdown = CancellationToken::new();
             self.clusters
                 .exchange(REGION, &settings, Vec::new(), &shutdown, |context| {
-                let streams = client.clone();
-                Ok(Cluster::new(
-                    REGION,
-                    &settings,
-                    client,
-                    streams,
-                    Health::default(),
-                    context,
-                ))
-            });
+                    let streams = client.clone();
+                    Ok(Cluster::new(
+                        REGION,
+                        &settings,
+                        client,
+                        streams,
+                        Health::default(),
+                        context,
+                    ))
+                });
             sender
         }
 

@@ -730,11 +730,6 @@ impl Cluster {
         Ok(())
     }
 
-    /// The addresses of its servers.
-    pub(crate) fn ipam(&self) -> Arc<Ipam> {
-        self.ipam.clone()
-    }
-
     /// What is missing until the cluster is reached.
     pub(crate) fn waits_for(&self) -> Vec<String> {
         self.health.not_ready()
@@ -1116,7 +1111,14 @@ mod tests {
             ("c".to_owned(), server("fra", "other", false)),
             ("d".to_owned(), server("ams", "acme", false)),
         ]);
-        assert!(to_sweep("fra", &gone, begin + LATE_AFTER.saturating_sub(Duration::from_secs(1))).is_empty());
+        assert!(
+            to_sweep(
+                "fra",
+                &gone,
+                begin + LATE_AFTER.saturating_sub(Duration::from_secs(1))
+            )
+            .is_empty()
+        );
         let due = to_sweep("fra", &gone, begin + LATE_AFTER);
         let due: Vec<(&str, &str)> = due
             .iter()

@@ -67,14 +67,23 @@ impl Trial {
         let context = Context {
             instances: Arc::default(),
             metrics: Metrics::new(),
-            ipam: Arc::new(Ipam::new(code, settings.network.ipv4.clone(), settings.network.ipv6.clone())),
+            ipam: Arc::new(Ipam::new(
+                code,
+                settings.network.ipv4.clone(),
+                settings.network.ipv6.clone(),
+            )),
             gone: Arc::default(),
             shutdown: shutdown.clone(),
             // The addresses of all others are taken; without addresses, the others do not matter.
             only: (settings.network.profile == Profile::Pod).then(|| format!("{INSTANCE_UID}={uid}")),
         };
         Ok(Self {
-            cluster: Cluster::connect(code, settings, cluster::config(&settings.kubeconfig).await?, context)?,
+            cluster: Cluster::connect(
+                code,
+                settings,
+                cluster::config(&settings.kubeconfig).await?,
+                context,
+            )?,
             instance,
             server,
             user_data: UserData::parse(USER_DATA.as_bytes()).ok(),
