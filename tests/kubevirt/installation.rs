@@ -12,9 +12,9 @@ use tokio::sync::OnceCell;
 use crate::{
     chart::install_region,
     support::{
-        Operator, OwnPlane, Tenant, eventually, kubectl,
+        Operator, OwnPlane, Tenant, eventually, gateway_url, kubectl,
         kubevirt::{self, Region, kinds},
-        own_plane,
+        own_plane, start_gateway,
     },
 };
 
@@ -29,6 +29,7 @@ const NAMESPACE: &str = "stellage";
 pub struct Installation {
     pub plane: OwnPlane,
     pub operator: Operator,
+    pub gateway: Operator,
 }
 
 /// The installation that most tests share.
@@ -45,14 +46,35 @@ impl Installation {
         let plane = own_plane().await;
         let catalogue = catalogue(region, installation, plane.folder()).await;
         let catalogue = format!("--catalogue={}", catalogue.display());
-        let operator = Operator::start(&plane, &["run", "--provisioning-seconds=0.5", &catalogue]).await;
-        Self { plane, operator }
+        let port = control_plane::free_port().unwrap();
+        let gateway = gateway_url(port);
+        let arguments = ["run", "--provisioning-seconds=0.5", &catalogue, &gateway];
+        let operator = Operator::start(&plane, &arguments).await;
+        let catalogue = console_catalogue(region, installation, plane.folder()).await;
+        let catalogue = format!("--catalogue={}", catalogue.display());
+        let gateway = start_gateway(&plane, port, &[&catalogue]).await;
+        Self {
+            plane,
+            operator,
+            gateway,
+        }
     }
 }
 
 /// Writes a catalogue with the region.
 pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> std::path::PathBuf {
     let account = region_rights(region, installation).await;
+    write_catalogue(&account, installation, folder.join("regions.yaml"))
+}
+
+/// The same for the console gateway, which has another service account there.
+async fn console_catalogue(region: &Region, installation: &str, folder: &Path) -> std::path::PathBuf {
+    let account = format!("stellage-region-{installation}-consoles");
+    let account = region.kubeconfig(NAMESPACE, &account).await;
+    write_catalogue(&account, installation, folder.join("consoles.yaml"))
+}
+
+fn write_catalogue(account: &Path, installation: &str, path: std::path::PathBuf) -> std::path::PathBuf {
     let catalogue = json!({
         "regions": ["nl-ams-1", {
             "code": REGION,
@@ -74,7 +96,6 @@ pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> st
             },
         }],
     });
-    let path = folder.join("regions.yaml");
     std::fs::write(&path, catalogue.to_string()).unwrap();
     path
 }
@@ -86,6 +107,7 @@ async fn region_rights(region: &Region, installation: &str) -> std::path::PathBu
     assert!(exists.is_ok() || exists.unwrap_err().contains("AlreadyExists"));
     let values = json!({
         "installation": installation, "namespacePrefix": PREFIX, "imageNamespaces": [], "token": { "create": false },
+        "consoles": true,
     });
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "disks" },
