@@ -72,11 +72,17 @@ fn flags_of(command: &str) -> BTreeMap<String, (String, String)> {
         let Some((variable, default)) = flag.as_ref().and_then(|flag| flags.get_mut(flag)) else {
             continue;
         };
-        let value = |key: &str| line.strip_prefix(key)?.strip_suffix(']');
-        if let Some(text) = value("[env: ") {
+        // On lines of their own, or behind what a flag is for: clap decides by the texts of all flags of the command.
+        if let Some((text, _)) = line
+            .split_once("[env: ")
+            .and_then(|(_, rest)| rest.split_once(']'))
+        {
             text.trim_end_matches('=').clone_into(variable);
         }
-        if let Some(text) = value("[default: ") {
+        let text = line
+            .split_once("[default: ")
+            .and_then(|(_, rest)| rest.strip_suffix(']'));
+        if let Some(text) = text {
             text.trim_matches('"').clone_into(default);
         }
     }
@@ -86,7 +92,7 @@ fn flags_of(command: &str) -> BTreeMap<String, (String, String)> {
 
 /// The settings of the serving commands.
 pub fn settings_of_the_program() -> BTreeMap<String, Setting> {
-    let [run, api, controller] = ["run", "api", "controller"].map(flags_of);
+    let [run, api, controller, gateway] = ["run", "api", "controller", "console-gateway"].map(flags_of);
     for flag in api.keys().chain(controller.keys()) {
         assert!(run.contains_key(flag), "stellage run has no {flag}");
     }
@@ -95,6 +101,7 @@ pub fn settings_of_the_program() -> BTreeMap<String, Setting> {
             (true, true) => "all",
             (true, false) => "api",
             (false, true) => "controller",
+            (false, false) if gateway.contains_key(&flag) => "gateway",
             (false, false) => "run",
         };
         let setting = Setting {
@@ -104,7 +111,11 @@ pub fn settings_of_the_program() -> BTreeMap<String, Setting> {
         };
         (flag, setting)
     };
-    run.clone().into_iter().map(setting).collect()
+    let of_gateway = gateway
+        .clone()
+        .into_iter()
+        .filter(|(flag, _)| !run.contains_key(flag));
+    run.clone().into_iter().chain(of_gateway).map(setting).collect()
 }
 
 /// The cells of every row of a Markdown table whose first cell is code that begins with `prefix`.

@@ -135,7 +135,7 @@ impl Candidate {
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
         let metrics = &self.watches.metrics;
-        let namespace = &self.common.namespace;
+        let namespace = &self.common.process.namespace;
         // They are watched by every replica, so that a new leader knows at once what is there.
         tokio::spawn(self.clusters.clone().follow(self.watches.shutdown.clone()));
         let mut election = LeaderElection::new(for_lease, namespace, &self.identity, metrics.clone())
@@ -250,7 +250,7 @@ impl<'a> Controllers<'a> {
         let backups = BackupIndex::new(backup_queue.clone());
         let invoices = InvoiceController::new(invoice::Deps {
             client: watches.client.clone(),
-            namespace: common.namespace.clone(),
+            namespace: common.process.namespace.clone(),
             directory: directory.clone(),
             ledger: ledger.clone(),
             instances: instances.clone(),
@@ -267,7 +267,7 @@ impl<'a> Controllers<'a> {
             candidate,
             accounts: AccountController::new(account::Deps {
                 client: watches.client.clone(),
-                namespace: common.namespace.clone(),
+                namespace: common.process.namespace.clone(),
                 service_account: settings.service_account.clone(),
                 api_service_account: settings.api_service_account.clone(),
                 quotas: account::DefaultQuotas {
@@ -484,7 +484,7 @@ impl<'a> Controllers<'a> {
         let controller = self.instance_controller(provider.clone());
         let backup_controller = self.backup_controller(provider, instances.clone());
         let monitoring = self.monitoring_controller();
-        let grace = self.candidate.common.shutdown_grace();
+        let grace = self.candidate.common.process.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.candidate.identity);
         let notifier_events = Events::new(client.clone(), "notifier", &self.candidate.identity);
         let (shown_webhooks, tenure) = (webhooks.clone(), leadership.tenure.clone());

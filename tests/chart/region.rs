@@ -54,6 +54,17 @@ async fn the_roles_of_a_region_have_exactly_the_rights_that_are_written_down() {
         rules(&all, "Role", "stellage-region-networks"),
         &rights["networks"]
     );
+    let with_consoles = rendered(&helm, &json!({ "consoles": true }));
+    assert_eq!(
+        rules(&with_consoles, "ClusterRole", "stellage-region-consoles"),
+        &rights["consoles"]
+    );
+    let verbs = rights["consoles"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|rule| &rule["verbs"]);
+    assert!(verbs.into_iter().all(|verbs| verbs == &json!(["get"])));
     // Those for servers hold only where they are bound.
     let bound = all
         .iter()

@@ -12,9 +12,9 @@ use tokio::sync::OnceCell;
 use crate::{
     chart::install_region,
     support::{
-        Operator, OwnPlane, Tenant, eventually, kubectl,
+        Operator, OwnPlane, Tenant, eventually, gateway_url, kubectl,
         kubevirt::{self, Region, kinds},
-        own_plane,
+        own_plane, start_gateway,
     },
 };
 
@@ -29,6 +29,7 @@ pub const NAMESPACE: &str = "stellage";
 pub struct Installation {
     pub plane: OwnPlane,
     pub operator: Operator,
+    pub gateway: Operator,
 }
 
 /// The installation that most tests share.
@@ -45,8 +46,18 @@ impl Installation {
         let plane = own_plane().await;
         let catalogue = catalogue(region, installation, plane.folder()).await;
         let catalogue = format!("--catalogue={}", catalogue.display());
-        let operator = Operator::start(&plane, &["run", "--provisioning-seconds=0.5", &catalogue]).await;
-        Self { plane, operator }
+        let port = control_plane::free_port().unwrap();
+        let gateway = gateway_url(port);
+        let arguments = ["run", "--provisioning-seconds=0.5", &catalogue, &gateway];
+        let operator = Operator::start(&plane, &arguments).await;
+        let catalogue = console_catalogue(region, installation, plane.folder()).await;
+        let catalogue = format!("--catalogue={}", catalogue.display());
+        let gateway = start_gateway(&plane, port, &[&catalogue]).await;
+        Self {
+            plane,
+            operator,
+            gateway,
+        }
     }
 }
 
@@ -55,6 +66,16 @@ pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> Pa
     let account = region_rights(region, installation, PREFIX).await;
     let regions = [json!("nl-ams-1"), entry(REGION, &account, installation, PREFIX)];
     write_catalogue(&regions, folder)
+}
+
+/// The same for the console gateway, which has another service account there.
+async fn console_catalogue(region: &Region, installation: &str, folder: &Path) -> PathBuf {
+    let account = format!("stellage-region-{installation}-consoles");
+    let account = region.kubeconfig(NAMESPACE, &account).await;
+    let folder = folder.join("consoles");
+    std::fs::create_dir(&folder).unwrap();
+    let regions = [json!("nl-ams-1"), entry(REGION, &account, installation, PREFIX)];
+    write_catalogue(&regions, &folder)
 }
 
 /// The entry of a region in the catalogue.
@@ -93,6 +114,7 @@ pub async fn region_rights(region: &Region, installation: &str, prefix: &str) ->
     assert!(exists.is_ok() || exists.unwrap_err().contains("AlreadyExists"));
     let values = json!({
         "installation": installation, "namespacePrefix": prefix, "imageNamespaces": [], "token": { "create": false },
+        "consoles": true,
     });
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "disks" },

@@ -384,7 +384,7 @@ fn spawn(
     {
         command.args(["--metrics-listen", "127.0.0.1:0"]);
     }
-    if arguments.first() != Some(&"controller") {
+    if !["controller", "console-gateway"].contains(arguments.first().unwrap_or(&"")) {
         command.args(["--listen", "127.0.0.1:0"]);
     }
     command
@@ -559,6 +559,19 @@ pub async fn promtool() -> PathBuf {
 pub struct Cluster {
     pub plane: &'static ControlPlane,
     pub operator: Operator,
+    pub gateway: Operator,
+}
+
+/// The URL of the console gateway at a port, for the REST API.
+pub fn gateway_url(port: u16) -> String {
+    format!("--console-gateway-url=ws://127.0.0.1:{port}/v1/console")
+}
+
+/// Starts a console gateway with these settings at a port, and waits until it is ready.
+pub async fn start_gateway(plane: &ControlPlane, port: u16, settings: &[&str]) -> Operator {
+    let listen = format!("--console-listen=127.0.0.1:{port}");
+    let arguments = [&["console-gateway", &listen][..], settings].concat();
+    Operator::start(plane, &arguments).await
 }
 
 /// Arguments that let an operator send to the tests' receivers, and write mails into `mail/` in the plane's folder.
@@ -603,8 +616,16 @@ pub async fn shared() -> &'static Cluster {
             let receivers = receiver_arguments(plane);
             arguments.extend(receivers.iter().map(String::as_str));
             arguments.extend(["--retry-schedule", "200ms,200ms,200ms,200ms,200ms"]);
+            let port = control_plane::free_port().unwrap();
+            let gateway = gateway_url(port);
+            arguments.push(&gateway);
             let operator = Operator::start(plane, &arguments).await;
-            Cluster { plane, operator }
+            let gateway = start_gateway(plane, port, &[]).await;
+            Cluster {
+                plane,
+                operator,
+                gateway,
+            }
         })
         .await
 }

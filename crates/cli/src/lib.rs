@@ -17,6 +17,7 @@ mod delivery;
 mod doctor;
 mod duration;
 mod events;
+mod http;
 mod instance;
 mod invoice;
 mod key;
@@ -27,6 +28,7 @@ mod output;
 mod program;
 mod region;
 mod secret;
+mod serial;
 mod transfer;
 mod wait;
 mod webhook;
@@ -69,9 +71,8 @@ pub enum Command {
     /// Create and revoke API keys
     #[command(subcommand)]
     Key(key::KeyCommand),
-    /// Make sign-in links for the customer console
-    #[command(subcommand)]
-    Console(console::ConsoleCommand),
+    /// Open the serial console of an instance, or make sign-in links for the customer console
+    Console(console::ConsoleArgs),
     /// Print the events of an account as they happen, and forward them to a receiver
     ///
     /// For developing a receiver on a laptop: forwarded events are signed like deliveries. Events go to stdout, one per line;
@@ -117,7 +118,7 @@ pub async fn run(command: Command, which: &ClusterArgs) -> Result<(), CliError> 
         Command::Account(command) => account::run(command, which).await,
         Command::Invoice(command) => invoice::run(command, which).await,
         Command::Key(command) => key::run(command, which).await,
-        Command::Console(command) => console::run(command, which).await,
+        Command::Console(args) => console::run(args, which).await,
         Command::Listen(args) => listen::run(args, which).await,
         Command::Events(args) => events::run(args, which).await,
         Command::Doctor(args) => doctor::run(args, which).await,

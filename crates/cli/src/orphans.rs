@@ -7,7 +7,7 @@ use futures::{StreamExt as _, stream};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
-    Api, ResourceExt as _,
+    Api, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams, PartialObjectMeta, Preconditions},
 };
 use serde::Serialize;
@@ -186,7 +186,7 @@ async fn namespaces(
     let of_accounts = accounts
         .iter()
         .filter_map(|account| Some(names::namespace(prefix, account.owned_namespace()?)));
-    let of_servers = servers.iter().filter_map(|server| server.namespace());
+    let of_servers = servers.iter().filter_map(ResourceExt::namespace);
     Ok(of_accounts.chain(of_servers).collect())
 }
 

@@ -4,13 +4,16 @@
 //! - [`simulator`]: the embedded default, a pure function of spec, status and time;
 //! - [`kubevirt`]: virtual machines in a cluster with KubeVirt;
 //! - [`Regions`]: the provider of the process, in which each region has one of these;
-//! - [`ipam`]: the addresses of servers.
+//! - [`ipam`]: the addresses of servers;
+//! - [`consoles`]: the consoles of servers; `serial_line`: that of a simulated one.
 
 #![warn(missing_docs)]
 
+pub mod consoles;
 pub mod ipam;
 pub mod kubevirt;
 mod regions;
+mod serial_line;
 pub mod simulator;
 
 use std::{future::Future, sync::Arc};

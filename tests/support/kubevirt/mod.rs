@@ -1,5 +1,5 @@
 //! KubeVirt without a node: its own API server and controller, with its kinds, admission and aggregated API, on a control plane;
-//! [`puppet`] plays the node, the importer of disks and the storage.
+//! [`puppet`] plays the node, the importer of disks and the storage; [`handler`] plays virt-handler where it is asked for consoles.
 //!
 //! ```ignore
 //! let kubevirt = kubevirt::shared().await;
@@ -8,6 +8,7 @@
 //! let vms = kubevirt.api(&kinds::VM, "deaf").await;
 //! ```
 
+pub mod handler;
 pub mod kinds;
 pub mod puppet;
 
@@ -33,7 +34,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use self::puppet::Puppet;
+use self::{handler::Handler, puppet::Puppet};
 use super::{
     OwnPlane, eventually,
     gate::{Gate, Permit, Turn},
@@ -55,6 +56,7 @@ pub struct KubeVirt {
     pub puppet: Puppet,
     virt_controller: Server,
     virt_api: Server,
+    handler: Handler,
     authority: Authority,
     programs: PathBuf,
     pub plane: ControlPlane,
@@ -205,11 +207,14 @@ impl KubeVirt {
             puppet,
             virt_controller: Server::new("virt-controller"),
             virt_api: Server::new("virt-api"),
+            handler: Handler::start(&certificates),
             authority,
             programs,
             plane,
         };
         region.first_start(&parts).await;
+        let client = region.plane.client(Identity::Admin).await.unwrap();
+        handler::announce(Api::namespaced(client, NAMESPACE), puppet::NODE).await;
         region
     }
 
@@ -244,6 +249,7 @@ impl KubeVirt {
     pub async fn start_virt_api(&self) {
         let identity = kubeconfig(&self.plane, NAMESPACE, "kubevirt-apiserver").await;
         let mut command = self.command(&self.virt_api, &identity);
+        command.arg(format!("--console-server-port={}", self.handler.port));
         for (flag, name) in [
             ("tls-cert-file", "server.pem"),
             ("tls-key-file", "server.key"),
@@ -414,11 +420,14 @@ fn write_certificates(folder: &Path, authority: &Authority) {
     let write = |name: &str, text: &str| write_private(&folder.join(name), text).unwrap();
     let (server, server_key) = authority.issue_to(VIRT_API, &[VIRT_API, "localhost", "127.0.0.1"]);
     let (client, client_key) = authority.issue_to(AGGREGATOR, &[AGGREGATOR]);
+    let (handler, handler_key) = authority.issue_to(handler::COMMON_NAME, &["127.0.0.1"]);
     write("ca.pem", &authority.pem());
     write("server.pem", &server);
     write("server.key", &server_key);
     write("client.pem", &client);
     write("client.key", &client_key);
+    write("handler.pem", &handler);
+    write("handler.key", &handler_key);
 }
 
 /// What KubeVirt's operator would install.

@@ -6,6 +6,7 @@ use super::{
     Catalogue,
     region::{Image, KubeVirt, PrivateNetworks},
 };
+use api::ConsoleType;
 
 /// What a region offers.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +19,8 @@ pub struct Offer<'a> {
     pub backups: bool,
     /// Whether its servers can be attached to private networks.
     pub private_networks: bool,
+    /// The consoles of its servers.
+    pub consoles: &'static [ConsoleType],
     images: Images<'a>,
 }
 
@@ -75,6 +78,7 @@ impl Catalogue {
                 // Not even with a snapshotClass: real servers cannot be backed up yet.
                 backups: false,
                 private_networks: kubevirt.network.private_networks == PrivateNetworks::Nad,
+                consoles: &[ConsoleType::Serial, ConsoleType::Vnc],
                 images: Images::Mapped(&kubevirt.images),
             }),
             None if self.regions.iter().any(|listed| listed.kubevirt.is_some()) => None,
@@ -83,6 +87,7 @@ impl Catalogue {
                 simulated: true,
                 backups: true,
                 private_networks: true,
+                consoles: &[ConsoleType::Serial],
                 images: Images::Any(&self.images),
             }),
         }

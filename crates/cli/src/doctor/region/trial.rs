@@ -151,11 +151,8 @@ fn uuid() -> Result<String, CliError> {
     bytes[6] = (bytes[6] & 0x0f) | 0x40;
     bytes[8] = (bytes[8] & 0x3f) | 0x80;
     let text = hex::encode(bytes);
-    let (a, rest) = text.split_at(8);
-    let (b, rest) = rest.split_at(4);
-    let (c, rest) = rest.split_at(4);
-    let (d, e) = rest.split_at(4);
-    Ok([a, b, c, d, e].join("-"))
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| text.get(part).unwrap_or_default());
+    Ok(parts.join("-"))
 }
 
 /// Makes the server, and waits until the agent in its guest answers, or there is trouble that does not pass by itself.
