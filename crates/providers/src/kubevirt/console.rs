@@ -5,20 +5,19 @@ use std::sync::Arc;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
-use kube::{
-    Client, Config,
-    client::Body,
-    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
-};
+use kube::{Client, client::Body};
 use thiserror::Error;
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::protocol::{Role, WebSocketConfig},
 };
 
-use super::names::Server;
+use super::{
+    cluster::{self, ConnectError},
+    names::Server,
+};
 use api::ConsoleType;
-use domain::catalogue::region::{Cluster as Access, KubeVirt};
+use domain::catalogue::region::KubeVirt;
 use resources::Instance;
 use runtime::{
     Health, Metrics, ServerTime,
@@ -38,10 +37,8 @@ const LARGEST: usize = 1 << 20;
 pub(crate) enum Failure {
     #[error("the server is not running")]
     NotRunning,
-    #[error("the region's kubeconfig cannot be used: {0}")]
-    Kubeconfig(#[from] KubeconfigError),
-    #[error("the region is to be the cluster that this process runs in, but: {0}")]
-    InCluster(#[from] InClusterError),
+    #[error(transparent)]
+    Config(#[from] ConnectError),
     #[error(transparent)]
     Client(#[from] kube::Error),
     #[error("the region's cluster answers {0}: {1}")]
@@ -52,13 +49,7 @@ pub(crate) enum Failure {
 
 /// A client of a region's cluster. It speaks HTTP/1.1, the only version in which a connection can be upgraded.
 pub(crate) async fn client(settings: &KubeVirt) -> Result<Client, Failure> {
-    let config = match &settings.cluster {
-        Access::InCluster => Config::incluster()?,
-        Access::Kubeconfig(file) => {
-            let kubeconfig = Kubeconfig::read_from(file)?;
-            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
-        }
-    };
+    let config = cluster::config(&settings.kubeconfig).await?;
     let observers = Observers {
         health: Health::default(),
         metrics: Metrics::new(),
