@@ -236,8 +236,8 @@ async fn carry(mut socket: WebSocketStream<reqwest::Upgraded>) -> Result<(), Cli
         };
         tokio::select! {
             () = silent => return end(socket).await,
-            bytes = next => match bytes {
-                Some(mut bytes) => {
+            bytes = next => {
+                if let Some(mut bytes) = bytes {
                     let ends_at = bytes.iter().position(|byte| is_terminal && *byte == END);
                     if let Some(at) = ends_at {
                         bytes.truncate(at);
@@ -248,9 +248,8 @@ async fn carry(mut socket: WebSocketStream<reqwest::Upgraded>) -> Result<(), Cli
                     if ends_at.is_some() {
                         return end(socket).await;
                     }
-                }
-                // The input is a file or a pipe: what it makes the server say is still to come.
-                None => {
+                } else {
+                    // The input is a file or a pipe: what it makes the server say is still to come.
                     typed = None;
                     silent_at = Some(Instant::now() + SILENCE);
                 }
