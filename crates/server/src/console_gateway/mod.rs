@@ -220,7 +220,7 @@ async fn open(State(gateway): State<Gateway>, peer: Option<Extension<Peer>>, req
     let query = parts.uri.query().unwrap_or_default();
     let token = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == PARAMETER);
     let (ticket, instance) = match gateway.take(token.as_ref().map_or("", |(_, token)| token)).await {
-        Ok(taken) => taken,
+        Ok(valid) => valid,
         Err(error) => return refused(&error),
     };
     let opening = Opening {

@@ -143,6 +143,7 @@ struct Power {
 
 #[derive(Template)]
 #[template(path = "console/instances/detail.html")]
+#[expect(clippy::struct_excessive_bools, reason = "which buttons it has")]
 struct DetailPage {
     shell: Shell,
     instance: Instance,
