@@ -421,7 +421,7 @@ impl World {
                 let from = life.events.len().saturating_sub(100);
                 assert_eq!(told, life.events[from..], "events of {life:#?}");
             } else {
-                self.check_order(life, &told);
+                Self::check_order(life, &told);
             }
             if life.is_deleted {
                 continue;
@@ -455,7 +455,7 @@ impl World {
     }
 
     /// The events of a server that was asked for something else before the last was done.
-    fn check_order(&self, life: &Life, told: &[String]) {
+    fn check_order(life: &Life, told: &[String]) {
         let mut on_or_off = told.iter().filter(|event| *event != "instance.created");
         if life.is_deleted {
             assert_eq!(on_or_off.next_back().unwrap(), "instance.deleted", "{life:#?}");
@@ -626,7 +626,7 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
             world.is_over.cancel();
         };
         let working = async { tokio::join!(lives, killing).0 };
-        world.watching(working).await
+        Box::pin(world.watching(working)).await
     };
     // The last one has only what the others have left behind.
     stellage.operator.die(&plane).await;

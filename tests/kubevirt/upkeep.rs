@@ -9,7 +9,7 @@ use k8s_openapi::api::{
     rbac::v1::RoleBinding,
 };
 use kube::{
-    Api, Client, Config, ResourceExt as _,
+    Api, Client, Config, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
@@ -155,7 +155,7 @@ async fn a_namespace_that_is_somebody_elses_is_left_alone_and_orders_of_the_acco
 }
 
 /// A disk and a Secret of the server of an Instance with this UID, as a call that was given up may make them.
-async fn make_late(case: &Case, uid: &str) {
+fn make_late(case: &Case, uid: &str) {
     let labels = json!({ "stellage.dev/installation": "shared", "stellage.dev/instance-uid": uid });
     let disk = json!({
         "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
@@ -195,7 +195,7 @@ async fn row_44_a_disk_that_is_made_after_its_server_was_deleted_is_removed_too(
     assert_eq!(answer.status, StatusCode::NO_CONTENT, "{}", answer.text);
     let gone = async || case.tenant.instances().get_opt(&id).await.unwrap().is_none();
     eventually("the instance to go", gone, |gone| *gone).await;
-    make_late(&case, &uid).await;
+    make_late(&case, &uid);
     eventually(
         "disk and Secret to go",
         async || is_left(&case).await,
@@ -207,7 +207,7 @@ async fn row_44_a_disk_that_is_made_after_its_server_was_deleted_is_removed_too(
 #[tokio::test]
 async fn disks_without_a_server_are_listed_as_orphans() {
     let (case, _) = Case::running("kv-orphans").await;
-    make_late(&case, "nobody").await;
+    make_late(&case, "nobody");
     let installation = super::installation::shared(&case.region).await;
     // Without --delete: other tests have servers whose Instances are not there.
     let mut command = Command::new(STELLAGE);
@@ -403,7 +403,7 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
     );
     let ours = ListParams::default().labels("stellage.dev/installation=doctor");
     let namespaces = Api::<Namespace>::all(client).list(&ours).await.unwrap();
-    let names: Vec<String> = namespaces.iter().map(|it| it.name_any()).collect();
+    let names: Vec<String> = namespaces.iter().map(ResourceExt::name_any).collect();
     assert_eq!(names, [namespace], "{said}");
 }
 
