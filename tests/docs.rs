@@ -514,7 +514,7 @@ fn the_table_of_failures_has_all_rows_and_names_only_tests_that_there_are() {
             let begin = parts.next().unwrap_or_default();
             let rest: Vec<&str> = parts.collect();
             let is_it = |test: &&str| test.starts_with(begin) && rest.iter().all(|part| test.contains(part));
-            if !tests.iter().any(|test| is_it(test)) {
+            if !tests.iter().any(is_it) {
                 missing.push(name);
             }
         }
