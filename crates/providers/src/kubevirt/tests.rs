@@ -184,7 +184,7 @@ fn a_namespace_of_the_platform_team_needs_the_label_and_is_isolated_too() {
     assert!(matches!(
         plan.action,
         Some(Action::Post {
-            kind: Kind::Secret,
+            kind: Kind::DataVolume,
             ..
         })
     ));
@@ -1266,6 +1266,7 @@ fn what_was_refused_before_the_namespace_had_rights_is_asked_again() {
                     posted.push(*kind);
                     Answer::Done
                 }
+                Action::Apply { .. } => Answer::Done,
                 Action::List { .. } if seen.has_namespace => Answer::DataVolumes(Vec::new()),
                 Action::Get { .. } if seen.has_namespace => refused(404, "not found"),
                 _ => refused(403, "forbidden"),
@@ -1434,6 +1435,9 @@ fn a_right_that_a_cluster_which_has_just_started_does_not_know_yet_is_not_taken_
     let on = vm(&resize, ON, &json!({ "status": { "created": true } }));
     let mut seen = seen(Some(&on), Some(&run_of(&on, "run-1", "Running", &json!({}))));
     answer(&resize, &mut seen, 1, forbidden("persistentvolumeclaims"));
+    // Is the binding missing?
+    let action = answer(&resize, &mut seen, 1, forbidden("namespaces"));
+    assert_eq!(short(&action), "get Namespace");
     let outcome = next(&resize, &seen, 1).outcome;
     assert!(
         matches!(outcome, Err(ProviderError::Unavailable(_))),
