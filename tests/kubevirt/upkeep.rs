@@ -188,7 +188,7 @@ async fn is_left(case: &Case) -> bool {
 
 #[tokio::test]
 async fn row_44_a_disk_that_is_made_after_its_server_was_deleted_is_removed_too() {
-    let (case, id) = Case::running("kv-late").await;
+    let (case, id) = Case::running("kv-late-disk").await;
     let uid = case.tenant.instances().get(&id).await.unwrap().uid().unwrap();
     let path = format!("/v1/instances/{id}");
     let answer = case.tenant.call(Method::DELETE, &path, None).await;
