@@ -406,7 +406,10 @@ async fn trap_6_a_sealed_disk_whose_claim_is_deleted_is_missing_and_no_fresh_one
         .await;
     assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
     let shown = async || case.tenant.call(Method::GET, &path, None).await.json();
-    eventually("the reason", shown, |shown| shown["data"]["status_reason"] == "disk_missing").await;
+    eventually("the reason", shown, |shown| {
+        shown["data"]["status_reason"] == "disk_missing"
+    })
+    .await;
     assert_eq!(uids().await, Vec::<String>::new());
     let image = json!({ "image": "debian-13" });
     case.act(&id, "rebuild", Some(&image), Running).await;
