@@ -16,7 +16,7 @@ use kube::{
 use reqwest::{Method, StatusCode};
 use resources::{
     InstanceState::{Error, Running, Stopped},
-    conditions,
+    conditions, origin,
 };
 use serde_json::{Value, json};
 
@@ -187,16 +187,16 @@ async fn is_left(case: &Case) -> bool {
 }
 
 #[tokio::test]
-#[ignore = "does not come to its end yet; the disks that are due are a unit test"]
 async fn row_44_a_disk_that_is_made_after_its_server_was_deleted_is_removed_too() {
     let (case, id) = Case::running("kv-late-disk").await;
-    let uid = case.tenant.instances().get(&id).await.unwrap().uid().unwrap();
+    let instance = case.tenant.instances().get(&id).await.unwrap();
+    let uid = origin::uid(&instance.metadata);
     let path = format!("/v1/instances/{id}");
     let answer = case.tenant.call(Method::DELETE, &path, None).await;
     assert_eq!(answer.status, StatusCode::NO_CONTENT, "{}", answer.text);
     let gone = async || case.tenant.instances().get_opt(&id).await.unwrap().is_none();
     eventually("the instance to go", gone, |gone| *gone).await;
-    make_late(&case, &uid);
+    make_late(&case, uid);
     eventually(
         "disk and Secret to go",
         async || is_left(&case).await,
