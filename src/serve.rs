@@ -153,13 +153,7 @@ pub async fn serve(
     };
     // A connection of its own: large lists on that of the watches may be in its way.
     let for_lease = client::connect_with_pings(config.clone(), observers.clone())?;
-    let watches = Watches {
-        streams: client::connect_with_pings(config.clone(), observers.clone())?,
-        client: client::connect(config, observers)?,
-        health: health.clone(),
-        metrics: metrics.clone(),
-        shutdown: CancellationToken::new(),
-    };
+    let watches = Watches::connect(config, observers, CancellationToken::new())?;
     let _ended_last = watches.shutdown.clone().drop_guard();
     tokio::spawn(ops::serve(
         ops_listener,

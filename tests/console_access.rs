@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use control_plane::{ControlPlane, free_port};
 use futures::{SinkExt as _, StreamExt as _};
 use jiff::{SignedDuration, Timestamp};
@@ -17,7 +16,10 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::protocol::{Message, Role},
+    tungstenite::{
+        handshake::client::generate_key,
+        protocol::{Message, Role},
+    },
 };
 
 use crate::{
@@ -29,6 +31,11 @@ use crate::{
         Operator, PATIENCE, STELLAGE, Tenant, eventually, new_key, remember_secret, shared, start_gateway,
     },
 };
+
+/// A request without a body.
+async fn ask(tenant: &Tenant, status: u16, method: Method, path: &str) {
+    expect(tenant, status, method, path, None, &[]).await;
+}
 
 /// An open console.
 pub struct Console(WebSocketStream<reqwest::Upgraded>);
@@ -42,10 +49,7 @@ impl Console {
             .header(header::CONNECTION, "Upgrade")
             .header(header::UPGRADE, "websocket")
             .header(header::SEC_WEBSOCKET_VERSION, "13")
-            .header(
-                header::SEC_WEBSOCKET_KEY,
-                BASE64_STANDARD.encode(rand::random::<[u8; 16]>()),
-            )
+            .header(header::SEC_WEBSOCKET_KEY, generate_key())
             .send()
             .await
             .unwrap();
@@ -250,13 +254,11 @@ async fn there_is_no_ticket_for_a_console_that_cannot_be_opened() {
     let refused = post(&reader, 403, json!({ "type": "serial" })).await;
     assert_eq!(code(&refused), "token_readonly");
 
-    expect(
+    ask(
         &tenant,
         202,
         Method::POST,
         &format!("/v1/instances/{id}/poweroff"),
-        None,
-        &[],
     )
     .await;
     wait_for(&tenant, &id, "stopped").await;
@@ -275,15 +277,7 @@ async fn a_console_ends_with_its_server_its_key_and_its_instance() {
     let mut console = serial(&other, &id).await;
     console.shows("login: ").await;
     let unused = ticket(&other, &id, "serial").await;
-    expect(
-        &tenant,
-        204,
-        Method::DELETE,
-        &format!("/v1/keys/{key}"),
-        None,
-        &[],
-    )
-    .await;
+    ask(&tenant, 204, Method::DELETE, &format!("/v1/keys/{key}")).await;
     assert_eq!(console.ends().await.0, 4002);
     let (_, refused) = Console::open(&unused).await.err().unwrap();
     assert_eq!(
@@ -293,13 +287,11 @@ async fn a_console_ends_with_its_server_its_key_and_its_instance() {
 
     let mut console = serial(&tenant, &id).await;
     console.shows("login: ").await;
-    expect(
+    ask(
         &tenant,
         202,
         Method::POST,
         &format!("/v1/instances/{id}/poweroff"),
-        None,
-        &[],
     )
     .await;
     let (code, reason) = console.ends().await;
@@ -309,27 +301,11 @@ async fn a_console_ends_with_its_server_its_key_and_its_instance() {
     );
 
     wait_for(&tenant, &id, "stopped").await;
-    expect(
-        &tenant,
-        202,
-        Method::POST,
-        &format!("/v1/instances/{id}/start"),
-        None,
-        &[],
-    )
-    .await;
+    ask(&tenant, 202, Method::POST, &format!("/v1/instances/{id}/start")).await;
     wait_for(&tenant, &id, "running").await;
     let mut console = serial(&tenant, &id).await;
     console.shows("login: ").await;
-    expect(
-        &tenant,
-        204,
-        Method::DELETE,
-        &format!("/v1/instances/{id}"),
-        None,
-        &[],
-    )
-    .await;
+    ask(&tenant, 204, Method::DELETE, &format!("/v1/instances/{id}")).await;
     assert_eq!(console.ends().await.0, 4001);
 }
 

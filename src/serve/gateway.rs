@@ -9,12 +9,8 @@ use super::{ANNOUNCEMENT, ServeError, announce, bind, catalogue, reload, shutdow
 use crate::settings::{GatewaySettings, ProcessSettings};
 use resources::{ApiKey, Instance, tracking};
 use runtime::{
-    CheckedClock, Health, Metrics, ServerTime, SystemClock,
-    client::{self, Observers},
-    events::Events,
-    kubeconfig::ClusterArgs,
-    ops, telemetry,
-    watch::Watches,
+    CheckedClock, Health, Metrics, ServerTime, SystemClock, client::Observers, events::Events,
+    kubeconfig::ClusterArgs, ops, telemetry, watch::Watches,
 };
 use server::console_gateway::{Dependencies, Gateway};
 
@@ -41,13 +37,7 @@ pub async fn serve_gateway(
         metrics: metrics.clone(),
         time: time.clone(),
     };
-    let watches = Watches {
-        streams: client::connect_with_pings(config.clone(), observers.clone())?,
-        client: client::connect(config, observers)?,
-        health: health.clone(),
-        metrics: metrics.clone(),
-        shutdown: CancellationToken::new(),
-    };
+    let watches = Watches::connect(config, observers, CancellationToken::new())?;
     let _ended_last = watches.shutdown.clone().drop_guard();
     tokio::spawn(ops::serve(
         ops_listener,

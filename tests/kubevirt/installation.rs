@@ -179,10 +179,15 @@ impl Case {
 
     /// Asks for an action, and waits until the instance is in this state and nothing is in progress.
     pub async fn act(&self, id: &str, action: &str, body: Option<&Value>, state: InstanceState) {
+        self.ask(id, action, body).await;
+        self.settles(id, state).await;
+    }
+
+    /// Asks for an action.
+    pub async fn ask(&self, id: &str, action: &str, body: Option<&Value>) {
         let path = format!("/v1/instances/{id}/{action}");
         let answer = self.tenant.call(Method::POST, &path, body).await;
         assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
-        self.settles(id, state).await;
     }
 
     /// Waits until the instance is in this state, as its spec asks, and nothing is in progress.

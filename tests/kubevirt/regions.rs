@@ -1,7 +1,7 @@
 //! Several regions in one installation, each with an API server of its own.
 
 use kube::ResourceExt as _;
-use reqwest::{Method, StatusCode};
+use reqwest::Method;
 use resources::InstanceState::{Running, Stopped};
 use serde_json::json;
 
@@ -129,11 +129,7 @@ async fn a_region_that_is_cut_off_holds_up_no_other_costs_no_writes_while_idle_a
         case.touch(id, "at-first").await;
     }
     eventually("the loss to be seen", async || is_up(&operator).await, |up| !up).await;
-    let answer = case
-        .tenant
-        .call(Method::POST, &format!("/v1/instances/{busy}/reboot"), None)
-        .await;
-    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    case.ask(busy, "reboot", None).await;
     let late = &case.create(json!({ "name": "late" })).await;
     for id in [busy, late] {
         case.waits_for_its_region(id).await;

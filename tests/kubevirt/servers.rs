@@ -350,9 +350,7 @@ async fn trap_2_a_start_that_kubevirt_has_lost_is_repeated() {
     let (case, id) = Case::running("kv-trap2").await;
     case.act(&id, "stop", None, Stopped).await;
     case.region.refuse_runs(&case.namespace, true).await;
-    let path = format!("/v1/instances/{id}/start");
-    let answer = case.tenant.call(Method::POST, &path, None).await;
-    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    case.ask(&id, "start", None).await;
     let machines = case.machines().await;
     let is_lost = async || {
         let machine = machines.get(&id).await.unwrap();
@@ -400,11 +398,7 @@ async fn trap_6_a_sealed_disk_whose_claim_is_deleted_is_missing_and_no_fresh_one
     eventually("the claim to go", uids, Vec::is_empty).await;
 
     let path = format!("/v1/instances/{id}");
-    let answer = case
-        .tenant
-        .call(Method::POST, &format!("{path}/start"), None)
-        .await;
-    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    case.ask(&id, "start", None).await;
     let shown = async || case.tenant.call(Method::GET, &path, None).await.json();
     eventually("the reason", shown, |shown| {
         shown["data"]["status_reason"] == "disk_missing"
@@ -493,11 +487,7 @@ async fn a_server_that_finds_no_room_says_so_and_starts_once_there_is_room() {
         .puppet
         .order(&case.namespace, &id, |guest| guest.boot = Boot::FindsNoNode);
     let path = format!("/v1/instances/{id}");
-    let answer = case
-        .tenant
-        .call(Method::POST, &format!("{path}/start"), None)
-        .await;
-    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    case.ask(&id, "start", None).await;
     let reason = async || {
         let answer = case.tenant.call(Method::GET, &path, None).await;
         answer.json()["data"]["status_reason"].as_str().map(str::to_owned)

@@ -344,9 +344,6 @@ pub enum CliError {
         /// What is left of it.
         left: String,
     },
-    /// The operating system gives no random numbers.
-    #[error("the operating system gives no random numbers")]
-    NoRandomness,
     /// Checks of `doctor` have failed; it has printed them.
     #[error("{failed} of {of} checks failed")]
     Unwell {

@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use clap::Args;
 use futures::{SinkExt as _, StreamExt as _};
 use reqwest::{Client, Method, Response, header};
@@ -19,7 +18,10 @@ use tokio::{
 };
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::protocol::{CloseFrame, Message, Role},
+    tungstenite::{
+        handshake::client::generate_key,
+        protocol::{CloseFrame, Message, Role},
+    },
 };
 use url::Url;
 
@@ -186,10 +188,7 @@ async fn connect(ticket: &str) -> Result<WebSocketStream<reqwest::Upgraded>, Cli
         .header(header::CONNECTION, "Upgrade")
         .header(header::UPGRADE, "websocket")
         .header(header::SEC_WEBSOCKET_VERSION, "13")
-        .header(
-            header::SEC_WEBSOCKET_KEY,
-            BASE64_STANDARD.encode(rand::random::<[u8; 16]>()),
-        );
+        .header(header::SEC_WEBSOCKET_KEY, generate_key());
     // The URL in an error has the token, which is worth nothing any more, but looks like a secret.
     let answer = request.send().await.map_err(|error| {
         refused(format!(

@@ -62,8 +62,7 @@ impl Consoles {
         if !offer.consoles.contains(&r#type) {
             return Err(ConsoleError::NotOffered);
         }
-        let listed = catalogue.regions.iter().find(|listed| listed.code == *region);
-        let Some(settings) = listed.and_then(|listed| listed.kubevirt.as_ref()) else {
+        let Some(settings) = catalogue.kubevirt(region) else {
             return Ok(Line(End::Simulated(Box::new(SerialLine::connected(instance)))));
         };
         let failed = |error: &dyn std::fmt::Display| {

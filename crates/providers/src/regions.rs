@@ -38,7 +38,7 @@ struct Shared {
     running: RwLock<HashMap<String, Running>>,
     /// Those whose servers they run, in a term as leader.
     instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
-    /// The servers that are gone, in this term, by the UID of their Instance, and since when.
+    /// The servers that are gone, in this term, by the UID of their Instance.
     gone: Arc<Mutex<HashMap<String, cluster::Gone>>>,
     /// Says which regions are simulated.
     catalogue: SharedCatalogue,
@@ -107,17 +107,11 @@ impl Clusters {
 
     async fn adjust(&self, shutdown: &CancellationToken) {
         let catalogue = self.0.catalogue.current();
-        let wanted: BTreeMap<&String, &Arc<KubeVirt>> = catalogue
-            .regions
-            .iter()
-            .filter_map(|region| Some((&region.code, region.kubevirt.as_ref()?)))
-            .collect();
+        let wanted: BTreeMap<&str, &Arc<KubeVirt>> = catalogue.real_regions().collect();
         self.0.running.write().retain(|code, running| {
-            let stays = wanted.contains_key(code);
+            let stays = wanted.contains_key(code.as_str());
             if !stays {
                 running.end.cancel();
-            }
-            if !wanted.contains_key(code) {
                 self.0.metrics.forget_region(code);
             }
             stays
@@ -259,14 +253,12 @@ impl Clusters {
     pub async fn forget_account(&self, namespace: &str, account: &str) -> Result<(), ProviderError> {
         let now = Timestamp::now();
         let catalogue = self.0.catalogue.current();
-        let real = catalogue
-            .regions
-            .iter()
-            .filter_map(|region| Some((region, region.kubevirt.as_ref()?)))
+        let managed = catalogue
+            .real_regions()
             .filter(|(_, settings)| settings.namespaces == Namespaces::Managed);
-        let all = real.map(async |(region, _)| match self.place(&region.code) {
+        let all = managed.map(async |(region, _)| match self.place(region) {
             Place::In(cluster) => cluster.forget_account(namespace, account, now).await,
-            Place::OutOfReach | Place::Simulated => Err(self.unreachable(&region.code)),
+            Place::OutOfReach | Place::Simulated => Err(self.unreachable(region)),
         });
         try_join_all(all).await.map(drop)
     }
@@ -465,7 +457,7 @@ mod tests {
         simulator::{Faults, Pools},
     };
     use domain::{catalogue::Catalogue, provider::Timings};
-    use runtime::{Health, metrics::Format, testing::answered_by};
+    use runtime::{Health, metrics::Format, testing::answered_by, watch::Watches};
 
     const REGION: &str = "de-fra-1";
 
@@ -582,15 +574,14 @@ regions:
             let shutdown = CancellationToken::new();
             self.clusters
                 .exchange(REGION, &settings, Vec::new(), &shutdown, |context| {
-                    let streams = client.clone();
-                    Ok(Cluster::new(
-                        REGION,
-                        &settings,
+                    let watches = Watches {
+                        streams: client.clone(),
                         client,
-                        streams,
-                        Health::default(),
-                        context,
-                    ))
+                        health: Health::default(),
+                        metrics: Metrics::new(),
+                        shutdown: context.shutdown.clone(),
+                    };
+                    Ok(Cluster::new(REGION, &settings, watches, context))
                 });
             sender
         }

@@ -7,7 +7,7 @@ use backon::ExponentialBuilder;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, pin_mut};
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
-    Api, Client, Resource,
+    Api, Client, Config, Resource,
     core::error_boundary::InvalidObject,
     runtime::{
         WatchStreamExt as _,
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Health, Metrics, ObjectRef,
+    client::{self, Observers},
     metrics::KindLabels,
     objects::{Store, Writer, store},
     unparsed::Unparsed,
@@ -139,6 +140,17 @@ pub struct Watches {
 }
 
 impl Watches {
+    /// Makes the clients of an API server. Its answers and the watches are told to `observers`.
+    pub fn connect(config: Config, observers: Observers, shutdown: CancellationToken) -> kube::Result<Self> {
+        Ok(Self {
+            streams: client::connect_with_pings(config.clone(), observers.clone())?,
+            health: observers.health.clone(),
+            metrics: observers.metrics.clone(),
+            client: client::connect(config, observers)?,
+            shutdown,
+        })
+    }
+
     /// Watches all objects of a kind, in every namespace, until shutdown. Listeners and the returned store share `Arc`s, so
     /// each object is in memory once, however many listeners there are.
     pub fn spawn<K>(&self, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>

@@ -47,11 +47,8 @@ fn by_region<'a>(
     deadlines: impl Fn(&str) -> Deadlines,
     now: Timestamp,
 ) -> BTreeMap<String, i64> {
-    let real = catalogue
-        .regions
-        .iter()
-        .filter(|region| region.kubevirt.is_some());
-    let mut counted: BTreeMap<String, i64> = real.map(|region| (region.code.clone(), 0)).collect();
+    let real = catalogue.real_regions();
+    let mut counted: BTreeMap<String, i64> = real.map(|(region, _)| (region.to_owned(), 0)).collect();
     counted.insert(SIMULATED.to_owned(), 0);
     for instance in instances {
         let status = instance.status.as_ref();

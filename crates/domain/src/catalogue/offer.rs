@@ -1,6 +1,9 @@
 //! What a region offers, as far as the catalogue says.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     Catalogue,
@@ -144,7 +147,7 @@ impl Catalogue {
             return Err(("regions".to_owned(), problem));
         }
         for (index, region) in next.regions.iter().enumerate() {
-            let (Some(then), Some(now)) = (region.kubevirt.as_deref(), self.kubevirt(&region.code)) else {
+            let (Some(then), Some(now)) = (region.kubevirt.as_ref(), self.kubevirt(&region.code)) else {
                 continue;
             };
             for (field, then, now) in [
@@ -163,9 +166,15 @@ impl Catalogue {
     }
 
     /// How the real servers of a region run; `None` if it has none.
-    pub fn kubevirt(&self, region: &str) -> Option<&KubeVirt> {
+    pub fn kubevirt(&self, region: &str) -> Option<&Arc<KubeVirt>> {
         let listed = self.regions.iter().find(|listed| listed.code == region)?;
-        listed.kubevirt.as_deref()
+        listed.kubevirt.as_ref()
+    }
+
+    /// The codes of the regions with real servers, and how these run.
+    pub fn real_regions(&self) -> impl Iterator<Item = (&str, &Arc<KubeVirt>)> {
+        let regions = self.regions.iter();
+        regions.filter_map(|region| Some((region.code.as_str(), region.kubevirt.as_ref()?)))
     }
 }
 

@@ -46,8 +46,8 @@ use domain::{
 };
 use resources::{Instance, origin, revision};
 use runtime::{
-    Health, Metrics, ObjectRef, ServerTime, Store,
-    client::{self, Observers},
+    Health, Metrics, ObjectRef, Store,
+    client::Observers,
     metrics::RegionLabels,
     watch::{Change, Watches, key},
 };
@@ -242,44 +242,24 @@ impl Cluster {
         config: Config,
         context: Context,
     ) -> Result<Self, ConnectError> {
-        let health = Health::default();
-        let observers = Observers {
-            health: health.clone(),
-            // Those of the process are about its own API server.
-            metrics: Metrics::new(),
-            time: ServerTime::default(),
-        };
-        let streams = client::connect_with_pings(config.clone(), observers.clone())?;
-        let client = client::connect(config, observers)?;
-        Ok(Self::new(code, settings, client, streams, health, context))
+        // Those of the process are about its own API server.
+        let observers = Observers::default();
+        let watches = Watches::connect(config, observers, context.shutdown.clone())?;
+        Ok(Self::new(code, settings, watches, context))
     }
 
-    /// Begins to watch a cluster. `health` is that of its watches.
-    pub(crate) fn new(
-        code: &str,
-        settings: &Arc<KubeVirt>,
-        client: Client,
-        streams: Client,
-        health: Health,
-        context: Context,
-    ) -> Self {
+    /// Begins to watch a cluster.
+    pub(crate) fn new(code: &str, settings: &Arc<KubeVirt>, watches: Watches, context: Context) -> Self {
         let Context {
             instances,
             ipam,
             gone,
             metrics,
-            shutdown,
             only,
+            ..
         } = context;
-        health.require_watch("virtualmachines");
-        health.require_watch("virtualmachineinstances");
-        let watches = Watches {
-            streams,
-            client,
-            health: health.clone(),
-            metrics: Metrics::new(),
-            shutdown,
-        };
+        watches.health.require_watch("virtualmachines");
+        watches.health.require_watch("virtualmachineinstances");
         let mut ours = format!("{INSTALLATION}={}", settings.installation);
         if let Some(only) = &only {
             ours = format!("{ours},{only}");
@@ -326,9 +306,9 @@ impl Cluster {
             code: code.to_owned(),
             settings: settings.clone(),
             client: watches.client,
+            health: watches.health,
             machines,
             runs,
-            health,
             metrics,
             labels: RegionLabels {
                 region: code.to_owned(),

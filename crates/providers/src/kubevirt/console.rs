@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use kube::{Client, client::Body};
 use thiserror::Error;
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::protocol::{Role, WebSocketConfig},
+    tungstenite::{
+        handshake::client::generate_key,
+        protocol::{Role, WebSocketConfig},
+    },
 };
 
 use super::{
@@ -19,10 +21,7 @@ use super::{
 use api::ConsoleType;
 use domain::catalogue::region::KubeVirt;
 use resources::Instance;
-use runtime::{
-    Health, Metrics, ServerTime,
-    client::{self, Observers},
-};
+use runtime::client::{self, Observers};
 
 /// An open console: binary messages carry the bytes of the serial line, or of VNC.
 pub(crate) type Upgraded = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
@@ -50,12 +49,7 @@ pub(crate) enum Failure {
 /// A client of a region's cluster. It speaks HTTP/1.1, the only version in which a connection can be upgraded.
 pub(crate) async fn client(settings: &KubeVirt) -> Result<Client, Failure> {
     let config = cluster::config(&settings.kubeconfig).await?;
-    let observers = Observers {
-        health: Health::default(),
-        metrics: Metrics::new(),
-        time: ServerTime::default(),
-    };
-    Ok(client::connect(config, observers)?)
+    Ok(client::connect(config, Observers::default())?)
 }
 
 /// Opens a console of a server. The newest viewer has it: KubeVirt ends the one before.
@@ -99,10 +93,7 @@ fn request(server: &Server, r#type: ConsoleType) -> Result<Request<Body>, Failur
         .header(header::CONNECTION, "Upgrade")
         .header(header::UPGRADE, "websocket")
         .header(header::SEC_WEBSOCKET_VERSION, "13")
-        .header(
-            header::SEC_WEBSOCKET_KEY,
-            BASE64_STANDARD.encode(rand::random::<[u8; 16]>()),
-        )
+        .header(header::SEC_WEBSOCKET_KEY, generate_key())
         .header(header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL)
         .body(Body::empty());
     Ok(request.map_err(kube::Error::HttpError)?)
