@@ -164,7 +164,7 @@ pub(super) async fn run(args: SerialArgs) -> Result<(), CliError> {
         .await?;
     let socket = connect(&opened.data.url).await?;
     note(&format!(
-        "Connected to the serial console of {named}. Ctrl+] ends it."
+        "Connected to the serial console of {named}. If nothing shows, press Enter; Ctrl+] ends it."
     ));
     // What else may end it is said in the usual mode of the terminal.
     let ended = {

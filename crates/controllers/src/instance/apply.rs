@@ -161,10 +161,11 @@ impl<P: Provider> Reconciler<P> {
                 .events
                 .publish(instance, false, "WaitingForFinalizers", "Delete", &note);
         }
+        // Before the write: if its answer is lost, no reconcile comes after it.
+        self.controller.provider.release(instance);
         let permit = self.writes.acquire().await;
         finalizers::remove(&self.controller.client, instance, FINALIZER).await?;
         drop(permit);
-        self.controller.provider.release(instance);
         self.backoffs.reset(&ObjectRef::of(instance));
         Ok(())
     }
