@@ -1,29 +1,21 @@
 //! Stellage with a region in a cluster with KubeVirt, which is another cluster, and in which it has only the rights of the region's
 //! chart.
 
-use std::path::Path;
-
 use kube::{Api, ResourceExt as _, api::DynamicObject};
 use reqwest::{Method, StatusCode};
 use resources::InstanceState;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::{
-    chart::install_region,
-    support::{
-        Operator, OwnPlane, Tenant, eventually, kubectl,
-        kubevirt::{self, Region, kinds},
-        own_plane,
+use crate::support::{
+    Operator, OwnPlane, Tenant, eventually,
+    kubevirt::{
+        self, Region,
+        entry::{PREFIX, REGION, catalogue},
+        kinds,
     },
+    own_plane,
 };
-
-/// The region that the catalogue maps to KubeVirt; `nl-ams-1` beside it is simulated.
-pub const REGION: &str = "de-fra-1";
-/// What the names of the namespaces of servers begin with.
-pub const PREFIX: &str = "real-";
-/// Namespace of its service account in the region.
-const NAMESPACE: &str = "stellage";
 
 /// A management cluster with an operator, and the region.
 pub struct Installation {
@@ -48,57 +40,6 @@ impl Installation {
         let operator = Operator::start(&plane, &["run", "--provisioning-seconds=0.5", &catalogue]).await;
         Self { plane, operator }
     }
-}
-
-/// Writes a catalogue with the region.
-pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> std::path::PathBuf {
-    let account = region_rights(region, installation).await;
-    let catalogue = json!({
-        "regions": ["nl-ams-1", {
-            "code": REGION,
-            "kubevirt": {
-                "kubeconfig": account,
-                "installation": installation,
-                "namespacePrefix": PREFIX,
-                "storageClass": "disks",
-                "images": {
-                    "debian-13": { "dataSource": "images/debian-13", "user": "debian" },
-                    "broken-1": { "http": "https://images.example.com/broken.qcow2", "user": "root" },
-                },
-                "network": {
-                    "profile": "pod",
-                    "nameservers": ["9.9.9.9"],
-                    "internalCidrs": ["10.244.0.0/16", "10.96.0.0/12"],
-                },
-                "softStopGrace": "4s",
-            },
-        }],
-    });
-    let path = folder.join("regions.yaml");
-    std::fs::write(&path, catalogue.to_string()).unwrap();
-    path
-}
-
-/// Gives the installation a service account in the region, with the rights of the region's chart, and returns its kubeconfig.
-async fn region_rights(region: &Region, installation: &str) -> std::path::PathBuf {
-    let account = format!("stellage-region-{installation}");
-    let exists = kubectl(&region.plane, &["create", "namespace", NAMESPACE], None);
-    assert!(exists.is_ok() || exists.unwrap_err().contains("AlreadyExists"));
-    let values = json!({
-        "installation": installation, "namespacePrefix": PREFIX, "imageNamespaces": [], "token": { "create": false },
-    });
-    let class = json!({
-        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "disks" },
-        "provisioner": "example.com/disks", "allowVolumeExpansion": true,
-    });
-    kubectl(
-        &region.plane,
-        &["apply", "--server-side", "-f", "-"],
-        Some(&class.to_string()),
-    )
-    .unwrap();
-    install_region(&region.plane, &account, NAMESPACE, &values).await;
-    region.kubeconfig(NAMESPACE, &account).await
 }
 
 /// A tenant with a server in the region.
