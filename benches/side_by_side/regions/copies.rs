@@ -131,9 +131,8 @@ impl Original {
                 let mut object_of_name: Value = serde_json::from_str(&text)?;
                 let installation = "stellage.dev/installation";
                 object_of_name["metadata"]["labels"][installation] = label.into();
-                let template = &mut object_of_name["spec"]["template"]["metadata"]["labels"];
-                if template.is_object() {
-                    template[installation] = label.into();
+                if let Some(labels) = object_of_name.pointer_mut("/spec/template/metadata/labels") {
+                    labels[installation] = label.into();
                 }
                 Ok((object.collection.clone(), object_of_name))
             })
@@ -176,8 +175,8 @@ impl Part {
         let metadata = &object.stored["metadata"];
         let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
         let mut made = new(&object.stored);
-        if !object.has_status {
-            made["status"] = object.stored["status"].clone();
+        if let Some(status) = object.stored.get("status").filter(|_| !object.has_status) {
+            made["status"] = status.clone();
         }
         Self {
             target: target.clone(),

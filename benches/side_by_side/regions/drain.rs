@@ -34,6 +34,8 @@ use crate::{
 const SHUTDOWN: Duration = Duration::from_secs(8);
 /// After how long without another server that starts again the others are given up.
 const PATIENCE: Duration = Duration::from_mins(3);
+/// Timeout for virt-controller to have looked at all servers, and to have written what it writes once.
+const SETTLES: Duration = Duration::from_mins(10);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// virt-controller's identity.
 const VIRT_CONTROLLER: &str = "system:serviceaccount:kubevirt:kubevirt-controller";
@@ -177,7 +179,8 @@ pub async fn measure(table: &mut Table, stage: &mut Stage, tenant: &Tenant, size
 async fn until_settled(stage: &Stage) -> Result<()> {
     let mut asked = Asked::of(VIRT_CONTROLLER);
     asked.take(&stage.region.plane)?;
-    loop {
+    let begun = Instant::now();
+    while begun.elapsed() < SETTLES {
         tokio::time::sleep(Duration::from_secs(5)).await;
         let requests = asked.take(&stage.region.plane)?;
         say(&format!("  virt-controller: {requests}"));
@@ -185,6 +188,7 @@ async fn until_settled(stage: &Stage) -> Result<()> {
             return Ok(());
         }
     }
+    Err("virt-controller writes for ever".into())
 }
 
 /// The name of the launcher's Pod of each server.

@@ -1,5 +1,6 @@
 //! Ten thousand servers that nobody asks anything of: how long a new process takes until it has looked at all of them, and what it costs
-//! then; next to a process with as many simulated servers, on another API server. The processes take turns. virt-controller does not run.
+//! then; next to a process with as many simulated servers, on another API server, which runs afterwards. Measured once. virt-controller does
+//! not run.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use crate::{
     latencies::as_f64,
     processes::{processor_time, resident_mib},
     product::Product,
-    samples::{self, SECONDS, Samples, Unit},
+    samples::{self, SECONDS, Unit},
     say,
     sizes::Sizes,
     table::{Aim, Table},
@@ -66,11 +67,8 @@ pub async fn measure(table: &mut Table, stage: &mut Stage, sizes: &Sizes) -> Res
         stage.until_quiet(sizes).await?;
         product.stop().await?;
     }
-    let (mut real, mut beside) = (Vec::new(), Vec::new());
-    for _ in 0..sizes.rounds {
-        real.push(start(stage, sizes).await?);
-        beside.push(start_simulated(&simulated, &mut own, sizes).await?);
-    }
+    let real = start(stage, sizes).await?;
+    let beside = start_simulated(&simulated, &mut own, sizes).await?;
     simulated.stop().await?;
     report(table, sizes, &real, &beside);
     Ok(())
@@ -186,46 +184,37 @@ pub async fn synced(product: &Product, begun: Instant, count: u64, has_region: b
     }
 }
 
-fn report(table: &mut Table, sizes: &Sizes, real: &[Start], beside: &[Start]) {
-    let samples = |starts: &[Start], of: fn(&Start) -> f64| -> Samples { starts.iter().map(of).collect() };
+fn report(table: &mut Table, sizes: &Sizes, real: &Start, beside: &Start) {
     let count = sizes.servers;
-    let mut compare = |what: &str, unit, aim, of: fn(&Start) -> f64| {
-        table.compare(what, &samples(real, of), &samples(beside, of), unit, aim);
+    let mut compare = |what: &str, unit, of: fn(&Start) -> f64| {
+        table.compare(what, &of(real).into(), &of(beside).into(), unit, None);
     };
     compare(
         &format!(
             "{count} servers in the region, from the start of a process until it has looked at all : simulated servers"
         ),
         SECONDS,
-        None,
         |start| start.synced,
     );
-    compare("    until it leads", SECONDS, None, |start| start.leads);
-    compare(
-        "    CPU time until it has looked at all",
-        SECONDS,
-        None,
-        |start| start.used,
-    );
-    compare("    resident memory then", samples::MEGABYTES, None, |start| {
+    compare("    until it leads", SECONDS, |start| start.leads);
+    compare("    CPU time until it has looked at all", SECONDS, |start| {
+        start.used
+    });
+    compare("    resident memory then", samples::MEGABYTES, |start| {
         start.megabytes
     });
     compare(
         "    resident memory after a minute of rest",
         samples::MEGABYTES,
-        None,
         |start| start.megabytes_later,
     );
-    compare(
-        "    CPU time in that minute",
-        Unit(" % of a core", 2),
-        None,
-        |start| start.idle,
-    );
+    compare("    CPU time in that minute", Unit(" % of a core", 2), |start| {
+        start.idle
+    });
     let none = Some(Aim::AtMost(0.0));
     let whole = Unit("", 0);
     let mut value = |what: &str, of: fn(&Start) -> f64| {
-        table.value(what, &samples(real, of), whole, none);
+        table.value(what, &of(real).into(), whole, none);
     };
     value("    writes in the region in that minute", |start| {
         start.there.writes()
