@@ -22,6 +22,8 @@ use crate::{
 const WEBHOOKS: &str = "mutatingwebhookconfigurations,validatingwebhookconfigurations";
 /// Label of the objects of a server.
 const INSTANCE_UID: &str = "stellage.dev/instance-uid";
+/// Annotation: CDI does not fill the disk again.
+const SEAL: &str = "cdi.kubevirt.io/storage.prePopulated";
 
 /// The objects of a server.
 pub struct Original {
@@ -128,13 +130,18 @@ impl Original {
         applied
             .map(|object| {
                 let text = new(&object.stored).to_string().replace(&self.id, name);
-                let mut object_of_name: Value = serde_json::from_str(&text)?;
+                let mut made: Value = serde_json::from_str(&text)?;
                 let installation = "stellage.dev/installation";
-                object_of_name["metadata"]["labels"][installation] = label.into();
-                if let Some(labels) = object_of_name.pointer_mut("/spec/template/metadata/labels") {
+                made["metadata"]["labels"][installation] = label.into();
+                // Stellage has sealed the disk once it was filled.
+                let annotations = made.pointer_mut("/metadata/annotations");
+                if let Some(annotations) = annotations.and_then(Value::as_object_mut) {
+                    annotations.remove(SEAL);
+                }
+                if let Some(labels) = made.pointer_mut("/spec/template/metadata/labels") {
                     labels[installation] = label.into();
                 }
-                Ok((object.collection.clone(), object_of_name))
+                Ok((object.collection.clone(), made))
             })
             .collect()
     }
