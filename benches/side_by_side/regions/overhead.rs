@@ -316,8 +316,10 @@ impl Bench<'_> {
                 .await?
                 .json()?;
             for instance in list["items"].as_array().into_iter().flatten() {
-                let id = instance["metadata"]["name"].as_str().unwrap_or_default();
-                if id != self.original.id {
+                let metadata = &instance["metadata"];
+                let id = metadata["name"].as_str().unwrap_or_default();
+                // Of those before, some objects may still be there.
+                if id != self.original.id && metadata["deletionTimestamp"].is_null() {
                     facade
                         .call("DELETE", &format!("/v1/instances/{id}"), None)
                         .await?;
