@@ -15,10 +15,10 @@ IMAGE = localhost/stellage:$(VERSION)
 TEST_THREADS = $${RUST_TEST_THREADS:-1024}
 
 .DEFAULT_GOAL := help
-.PHONY: help run test e2e lines lint bench crds chart image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx
+.PHONY: help run test e2e e2e-kubevirt lines lint bench crds chart image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 run: tools ## Run everything on this machine until Ctrl-C (variables: docs/settings.md)
 	@cargo build --release --locked --package stellage --package control-plane
@@ -37,6 +37,10 @@ test: tools browser ## Run all tests, against a real API server
 
 e2e: image ## Try the image and the chart in the cluster of KUBECONFIG (E2E_LOAD: e2e/run)
 	@E2E_LOAD="$(E2E_LOAD)" e2e/run
+
+e2e-kubevirt: image ## Take a server with a guest through its life in such a cluster with KubeVirt (E2E_LOAD and others: e2e/kubevirt/run)
+	@E2E_LOAD="$(E2E_LOAD)" E2E_IMAGE="$(E2E_IMAGE)" E2E_USER="$(E2E_USER)" E2E_CLASS="$(E2E_CLASS)" E2E_NEAR="$(E2E_NEAR)" \
+	    E2E_SLOW="$(E2E_SLOW)" e2e/kubevirt/run
 
 lines: ## Count the lines of code, of its tests and of the docs, per folder
 	@.ci/lines

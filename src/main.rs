@@ -7,8 +7,8 @@ use clap_complete::Shell;
 use cli::completions;
 use runtime::kubeconfig::ClusterArgs;
 use stellage::{
-    serve::serve,
-    settings::{ApiSettings, CommonSettings, ControllerSettings},
+    serve::{serve, serve_gateway},
+    settings::{ApiSettings, CommonSettings, ControllerSettings, GatewaySettings, ProcessSettings},
 };
 
 // glibc's allocator puts what is needed for long, the objects of the API server, side by side with what is needed for a moment, and
@@ -57,6 +57,13 @@ enum Command {
         common: CommonSettings,
         #[command(flatten)]
         controller: ControllerSettings,
+    },
+    /// Serve the consoles of instances; one replica, with few rights
+    ConsoleGateway {
+        #[command(flatten)]
+        process: ProcessSettings,
+        #[command(flatten)]
+        gateway: GatewaySettings,
     },
     #[command(flatten)]
     Client(cli::Command),
@@ -141,6 +148,9 @@ async fn run() -> ExitCode {
             .map_err(Into::into),
         Command::Api { common, api } => serve(&cluster, common, Some(api), None).await.map_err(Into::into),
         Command::Controller { common, controller } => serve(&cluster, common, None, Some(controller))
+            .await
+            .map_err(Into::into),
+        Command::ConsoleGateway { process, gateway } => serve_gateway(&cluster, process, gateway)
             .await
             .map_err(Into::into),
         Command::Client(command) => match cli::run(command, &cluster).await {

@@ -1,7 +1,8 @@
-//! `stellage run`, `stellage api` and `stellage controller`: connects the parts, serves until SIGTERM, and shuts down in
+//! `stellage run`, `stellage api`, `stellage controller` and `stellage console-gateway`: connects the parts, serves until SIGTERM, and shuts down in
 //! order.
 
 mod controllers;
+mod gateway;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +24,8 @@ use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use self::controllers::{Candidate, Slots, Stores};
-use crate::settings::{ApiSettings, CommonSettings, ControllerSettings};
+pub use self::gateway::serve_gateway;
+use crate::settings::{ApiSettings, CommonSettings, ControllerSettings, ProcessSettings};
 use ::controllers::mail::MailError;
 use domain::{catalogue::file::CatalogueError, delivery::DeliveryLog};
 use providers::{
@@ -122,9 +124,9 @@ pub async fn serve(
     api: Option<ApiSettings>,
     controller: Option<ControllerSettings>,
 ) -> Result<(), ServeError> {
-    telemetry::init(common.log_json);
+    telemetry::init(common.process.log_json);
     let shutdown = shutdown_on_signals()?;
-    let (catalogue, catalogue_file) = catalogue(&common)?;
+    let (catalogue, catalogue_file) = catalogue(&common.process)?;
     let config = cluster.choose().await?.config;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
@@ -140,7 +142,7 @@ pub async fn serve(
     };
     let sending = traces::start(&common.traces, service_name, &metrics)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let ops_listener = bind(common.metrics_listen, "--metrics-listen")?;
+    let ops_listener = bind(common.process.metrics_listen, "--metrics-listen")?;
     let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
@@ -151,13 +153,7 @@ pub async fn serve(
     };
     // A connection of its own: large lists on that of the watches may be in its way.
     let for_lease = client::connect_with_pings(config.clone(), observers.clone())?;
-    let watches = Watches {
-        streams: client::connect_with_pings(config.clone(), observers.clone())?,
-        client: client::connect(config, observers)?,
-        health: health.clone(),
-        metrics: metrics.clone(),
-        shutdown: CancellationToken::new(),
-    };
+    let watches = Watches::connect(config, observers, CancellationToken::new())?;
     let _ended_last = watches.shutdown.clone().drop_guard();
     tokio::spawn(ops::serve(
         ops_listener,
@@ -174,7 +170,7 @@ pub async fn serve(
     let mut api_url = None;
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen")?;
-        let certificate = settings.certificate()?;
+        let certificate = settings.tls.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
         let catalogue = catalogue.clone();
         let clock = Arc::new(CheckedClock::new(clock.clone(), server_time.clone()));
@@ -193,10 +189,10 @@ pub async fn serve(
         on_webhooks.push(listeners.webhooks);
         watch_tenant_objects::<ApiKey>(&watches, vec![listeners.keys]);
         tokio::spawn(key_use::record(&service, watches.shutdown.clone()));
-        let facade = with_console(facade, service, &settings, &common.namespace, &watches)?;
+        let facade = with_console(facade, service, &settings, &common.process.namespace, &watches)?;
         let leaving = Arc::new(AtomicBool::new(false));
         let shutdown = after_load_balancers(&shutdown, settings.shutdown_delay(), &health, leaving.clone());
-        let grace = common.shutdown_grace();
+        let grace = common.process.shutdown_grace();
         let limits = open_files::fitting(settings.limits());
         tasks.push((
             "the facade",
@@ -239,7 +235,7 @@ pub async fn serve(
         let Slots {
             deliveries, invoices, ..
         } = candidate.slots.clone();
-        let namespace = candidate.common.namespace.clone();
+        let namespace = candidate.common.process.namespace.clone();
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         let unsettled = watcher::Config::default().labels(&format!("!{SETTLED_LABEL}"));
         // Small pages, because invoices carry their lines until these are left out.
@@ -264,7 +260,13 @@ pub async fn serve(
     }
     // A leader starts more watches, but readiness does not wait for these.
     health.started();
-    let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
+    let announcement = announce(
+        health,
+        common.process.ready_file,
+        api_url,
+        metrics_url,
+        shutdown.clone(),
+    );
     tasks.push((ANNOUNCEMENT, tokio::spawn(announcement)));
     let ended = tokio::select! {
         ended = wait(tasks, &shutdown) => ended,
@@ -286,8 +288,8 @@ where
 }
 
 /// The catalogue, and its file if it has one.
-fn catalogue(common: &CommonSettings) -> Result<(SharedCatalogue, Option<CatalogueFile>), CatalogueError> {
-    let file = common.catalogue.clone().map(CatalogueFile::load).transpose()?;
+fn catalogue(process: &ProcessSettings) -> Result<(SharedCatalogue, Option<CatalogueFile>), CatalogueError> {
+    let file = process.catalogue.clone().map(CatalogueFile::load).transpose()?;
     let catalogue = file.as_ref().map(CatalogueFile::catalogue);
     Ok((catalogue.unwrap_or_default(), file))
 }
@@ -321,7 +323,7 @@ async fn reload(
 fn complain(watches: &Watches, candidate: Option<&Candidate>) -> impl Fn(&str) + Send + use<> {
     let lease = candidate.map(|candidate| {
         let events = Events::new(watches.client.clone(), "catalogue", &candidate.identity);
-        (events, lease::named_in(&candidate.common.namespace))
+        (events, lease::named_in(&candidate.common.process.namespace))
     });
     move |reason: &str| {
         if let Some((events, lease)) = &lease {
@@ -396,8 +398,11 @@ fn service(
         .with_backup_limits(common.backups_per_instance, common.backups_per_account)
         .with_event_log(common.delivery_log == DeliveryLog::All)
         .with_log_retention(common.delivery_retention_hours)
-        .with_operator_namespace(&common.namespace);
-    Arc::new(service)
+        .with_operator_namespace(&common.process.namespace);
+    Arc::new(match &settings.console_gateway_url {
+        Some(url) => service.with_console_gateway(url.clone(), watches.client.clone()),
+        None => service,
+    })
 }
 
 /// The facade, with the customer console beside it unless that is switched off.

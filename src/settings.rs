@@ -25,22 +25,99 @@ use runtime::{
     traces::TraceSettings,
 };
 use sender::ReceiverSettings;
-use server::{console::OidcSettings, public_url::PublicUrl};
+use server::{
+    console::OidcSettings,
+    console_gateway::{ConsoleLimits, GatewayUrl},
+    public_url::PublicUrl,
+};
 
 /// Allowed durations of the Lease. A shorter one leaves no time to retry a renewal; with a longer one, a takeover from a dead
 /// leader takes too long.
 const LEASE_SECONDS: RangeInclusive<i64> = 4..=600;
 
-/// Settings that the facade and the controllers share.
+/// Settings of every process that serves.
 #[derive(Args, Clone, Debug)]
-pub struct CommonSettings {
-    /// Namespace of the operator, which holds the Lease, the invoices and the console's key; no Account may use it
+pub struct ProcessSettings {
+    /// Namespace of the operator, which holds the Lease, the invoices and the keys of the consoles; no Account may use it
     #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
     pub namespace: String,
 
     /// Address for /healthz, /readyz and /metrics; all addresses by default, of IPv4 too; port 0 takes a free one
     #[arg(long, env = "STELLAGE_METRICS_LISTEN", default_value = "[::]:9090")]
     pub metrics_listen: SocketAddr,
+
+    /// YAML file with regions, images and prices; read again when it changes; default: the built-in catalogue
+    #[arg(long, env = "STELLAGE_CATALOGUE", value_name = "FILE")]
+    pub catalogue: Option<PathBuf>,
+
+    /// File to write once everything is ready: JSON with `url` (of what is served, if anything is) and `metrics_url`
+    #[arg(long, env = "STELLAGE_READY_FILE")]
+    pub ready_file: Option<PathBuf>,
+
+    /// Seconds to wait for running requests and reconciles after SIGTERM
+    #[arg(long, env = "STELLAGE_SHUTDOWN_GRACE_SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub shutdown_grace_seconds: u64,
+
+    /// Log lines as JSON rather than text
+    #[arg(long, env = "STELLAGE_LOG_JSON")]
+    pub log_json: bool,
+}
+
+impl ProcessSettings {
+    /// How long to wait for running requests, reconciles and deliveries at shutdown.
+    pub fn shutdown_grace(&self) -> Duration {
+        Duration::from_secs(self.shutdown_grace_seconds)
+    }
+}
+
+/// Settings of the console gateway.
+#[derive(Args, Clone, Debug)]
+pub struct GatewaySettings {
+    /// Address of the WebSockets; all addresses by default, of IPv4 too; port 0 takes a free one
+    #[arg(
+        long = "console-listen",
+        env = "STELLAGE_CONSOLE_LISTEN",
+        default_value = "[::]:8081"
+    )]
+    pub listen: SocketAddr,
+
+    /// How many consoles may be open, and for how long
+    #[command(flatten)]
+    pub limits: ConsoleLimits,
+
+    /// The certificate of the WebSockets
+    #[command(flatten)]
+    pub tls: TlsSettings,
+}
+
+/// The certificate of what is served.
+#[derive(Args, Clone, Debug)]
+pub struct TlsSettings {
+    /// PEM file with the certificate of the REST API, or of the console gateway, and its intermediates; with it, they speak TLS only
+    #[arg(long, env = "STELLAGE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of --tls-cert; both are read again when they change
+    #[arg(long, env = "STELLAGE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+}
+
+impl TlsSettings {
+    /// The certificate, if there is one.
+    pub fn certificate(&self) -> Result<Option<Certificate>, CertificateError> {
+        let files = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
+        files
+            .map(|(chain, key)| Certificate::load(chain, key))
+            .transpose()
+    }
+}
+
+/// Settings that the facade and the controllers share.
+#[derive(Args, Clone, Debug)]
+pub struct CommonSettings {
+    /// Settings of every process that serves
+    #[command(flatten)]
+    pub process: ProcessSettings,
 
     /// Seconds that provisioning takes; the simulator's other times and the create message scale with it; 0 = at once
     #[arg(long, env = "STELLAGE_PROVISIONING_SECONDS", default_value = "150", value_parser = seconds)]
@@ -49,10 +126,6 @@ pub struct CommonSettings {
     /// Let annotations make the simulator misbehave; for trying things out, since any account holder can set them
     #[arg(long, env = "STELLAGE_SIMULATOR_FAULTS")]
     pub simulator_faults: bool,
-
-    /// YAML file with regions, images and prices; read again when it changes; default: the built-in catalogue
-    #[arg(long, env = "STELLAGE_CATALOGUE", value_name = "FILE")]
-    pub catalogue: Option<PathBuf>,
 
     /// Instances that an account may have, unless its spec.instanceQuota says otherwise
     #[arg(long, env = "STELLAGE_DEFAULT_INSTANCE_QUOTA", default_value_t = DEFAULT_INSTANCE_QUOTA, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
@@ -82,18 +155,6 @@ pub struct CommonSettings {
     #[command(flatten)]
     pub receivers: ReceiverSettings,
 
-    /// File to write once everything is ready: JSON with `url` (of the REST API, if served) and `metrics_url`
-    #[arg(long, env = "STELLAGE_READY_FILE")]
-    pub ready_file: Option<PathBuf>,
-
-    /// Seconds to wait for running requests and reconciles after SIGTERM
-    #[arg(long, env = "STELLAGE_SHUTDOWN_GRACE_SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub shutdown_grace_seconds: u64,
-
-    /// Log lines as JSON rather than text
-    #[arg(long, env = "STELLAGE_LOG_JSON")]
-    pub log_json: bool,
-
     /// Where traces are sent, and how many
     #[command(flatten)]
     pub traces: TraceSettings,
@@ -103,11 +164,6 @@ impl CommonSettings {
     /// The times that follow from `--provisioning-seconds`.
     pub fn timings(&self) -> Timings {
         Timings::for_provisioning(self.provisioning_seconds)
-    }
-
-    /// How long to wait for running requests, reconciles and deliveries at shutdown.
-    pub fn shutdown_grace(&self) -> Duration {
-        Duration::from_secs(self.shutdown_grace_seconds)
     }
 }
 
@@ -163,24 +219,16 @@ pub struct ApiSettings {
     #[command(flatten)]
     pub oidc: OidcSettings,
 
-    /// PEM file with the certificate of the REST API and its intermediates; with it, the API speaks TLS only
-    #[arg(long, env = "STELLAGE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
-    pub tls_cert: Option<PathBuf>,
+    /// Where clients reach the console gateway, such as `wss://example.com/v1/console`; without it, no console of an instance can be opened
+    #[arg(long, env = "STELLAGE_CONSOLE_GATEWAY_URL", value_name = "URL")]
+    pub console_gateway_url: Option<GatewayUrl>,
 
-    /// PEM file with the private key of --tls-cert; both are read again when they change
-    #[arg(long, env = "STELLAGE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
+    /// The certificate of the REST API
+    #[command(flatten)]
+    pub tls: TlsSettings,
 }
 
 impl ApiSettings {
-    /// The certificate of the API, if it speaks TLS.
-    pub fn certificate(&self) -> Result<Option<Certificate>, CertificateError> {
-        let files = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
-        files
-            .map(|(chain, key)| Certificate::load(chain, key))
-            .transpose()
-    }
-
     /// For how long requests are still accepted after SIGTERM.
     pub fn shutdown_delay(&self) -> Duration {
         Duration::from_secs(self.shutdown_delay_seconds.into())
@@ -272,6 +320,10 @@ pub struct InvoiceArgs {
     /// Days after its issue from which on an invoice is deleted; the law may ask for ten years or more; default: never
     #[arg(long, env = "STELLAGE_INVOICE_RETENTION", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(90..=36_500))]
     pub invoice_retention: Option<u32>,
+
+    /// Bill simulated servers and their backups, too; for trying things out. Only real servers are billed without it
+    #[arg(long, env = "STELLAGE_BILL_SIMULATED")]
+    pub bill_simulated: bool,
 }
 
 impl InvoiceArgs {
@@ -282,6 +334,7 @@ impl InvoiceArgs {
             prefix: self.invoice_prefix.clone(),
             max_lines: usize::try_from(self.invoice_lines).unwrap_or(usize::MAX),
             retention: self.invoice_retention.map(|days| day * days),
+            bills_simulated: self.bill_simulated,
         }
     }
 }

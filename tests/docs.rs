@@ -72,11 +72,17 @@ fn flags_of(command: &str) -> BTreeMap<String, (String, String)> {
         let Some((variable, default)) = flag.as_ref().and_then(|flag| flags.get_mut(flag)) else {
             continue;
         };
-        let value = |key: &str| line.strip_prefix(key)?.strip_suffix(']');
-        if let Some(text) = value("[env: ") {
+        // On lines of their own, or behind what a flag is for: clap decides by the texts of all flags of the command.
+        if let Some((text, _)) = line
+            .split_once("[env: ")
+            .and_then(|(_, rest)| rest.split_once(']'))
+        {
             text.trim_end_matches('=').clone_into(variable);
         }
-        if let Some(text) = value("[default: ") {
+        let text = line
+            .split_once("[default: ")
+            .and_then(|(_, rest)| rest.strip_suffix(']'));
+        if let Some(text) = text {
             text.trim_matches('"').clone_into(default);
         }
     }
@@ -86,7 +92,7 @@ fn flags_of(command: &str) -> BTreeMap<String, (String, String)> {
 
 /// The settings of the serving commands.
 pub fn settings_of_the_program() -> BTreeMap<String, Setting> {
-    let [run, api, controller] = ["run", "api", "controller"].map(flags_of);
+    let [run, api, controller, gateway] = ["run", "api", "controller", "console-gateway"].map(flags_of);
     for flag in api.keys().chain(controller.keys()) {
         assert!(run.contains_key(flag), "stellage run has no {flag}");
     }
@@ -95,6 +101,7 @@ pub fn settings_of_the_program() -> BTreeMap<String, Setting> {
             (true, true) => "all",
             (true, false) => "api",
             (false, true) => "controller",
+            (false, false) if gateway.contains_key(&flag) => "gateway",
             (false, false) => "run",
         };
         let setting = Setting {
@@ -104,7 +111,11 @@ pub fn settings_of_the_program() -> BTreeMap<String, Setting> {
         };
         (flag, setting)
     };
-    run.clone().into_iter().map(setting).collect()
+    let of_gateway = gateway
+        .clone()
+        .into_iter()
+        .filter(|(flag, _)| !run.contains_key(flag));
+    run.clone().into_iter().chain(of_gateway).map(setting).collect()
 }
 
 /// The cells of every row of a Markdown table whose first cell is code that begins with `prefix`.
@@ -463,4 +474,50 @@ fn the_page_of_commands_shows_the_number_of_policies_that_the_doctor_counts() {
         .sum();
     let shown = format!("ok       policies     {count} are in force\n");
     assert!(read("docs/commands.md").contains(&shown), "{shown}");
+}
+
+#[test]
+fn the_table_of_failures_has_all_rows_and_names_only_tests_that_there_are() {
+    let files = [
+        files_below(Path::new("tests/kubevirt")),
+        files_below(Path::new("crates/providers/src")),
+        files_below(Path::new("crates/runtime/src")),
+        files_below(Path::new("crates/domain/src/catalogue")),
+    ];
+    let source: String = files
+        .concat()
+        .iter()
+        .filter(|path| path.extension().is_some_and(|it| it == "rs"))
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    let tests: Vec<&str> = source
+        .split("fn ")
+        .skip(1)
+        .filter_map(|rest| rest.split_once("()").map(|(name, _)| name))
+        .collect();
+    let page = read("docs/kubevirt.md");
+    let (_, table) = page.split_once("\n### How each failure was shown\n").unwrap();
+    let table = table.split("\n## ").next().unwrap_or_default();
+    let (mut next, mut missing) = (1, Vec::new());
+    for row in table.lines().filter_map(|line| line.strip_prefix("| ")) {
+        let Some((first, last)) = row.split_once(" | ").and_then(|(numbers, _)| {
+            let (first, last) = numbers.split_once('–').unwrap_or((numbers, numbers));
+            Some((first.parse::<u32>().ok()?, last.parse::<u32>().ok()?))
+        }) else {
+            continue;
+        };
+        assert_eq!(first, next, "{row}");
+        next = last + 1;
+        for name in in_code(row).filter(|code| code.starts_with(char::is_lowercase) && code.contains('_')) {
+            // An ellipsis stands for a part of a name.
+            let mut parts = name.split('…');
+            let begin = parts.next().unwrap_or_default();
+            let rest: Vec<&str> = parts.collect();
+            let is_it = |test: &&str| test.starts_with(begin) && rest.iter().all(|part| test.contains(part));
+            if !tests.iter().any(is_it) {
+                missing.push(name);
+            }
+        }
+    }
+    assert_eq!((next, missing), (63, Vec::new()));
 }

@@ -569,7 +569,7 @@ async fn an_issued_invoice_and_a_number_never_change_not_even_for_the_operator()
     support::kubectl(plane, &["create", "namespace", "kinds-issued"], None).unwrap();
     let by_admin = dynamic(admin, "Invoice", Some("kinds-issued"));
     let mut asked = whole_invoice();
-    asked["metadata"]["name"] = json!("inv-abcdefgh01234569");
+    asked["metadata"]["name"] = json!("inv-cbcdefgh01234569");
     let issue = serde_json::from_value(asked.clone()).unwrap();
     assert!(
         by_admin.create(&PostParams::default(), &issue).await.is_err(),
@@ -589,7 +589,9 @@ async fn an_issued_invoice_and_a_number_never_change_not_even_for_the_operator()
     foreign["metadata"]["labels"] = json!({ "stellage.dev/account-origin": "other" });
     let mut oddly_named = asked.clone();
     oddly_named["metadata"]["name"] = json!("mine");
-    for wrong in [foreign, oddly_named] {
+    let mut like_an_invoice = asked.clone();
+    like_an_invoice["metadata"]["name"] = json!("inv-ibcdefgh01234569");
+    for wrong in [foreign, oddly_named, like_an_invoice] {
         let wrong = serde_json::from_value(wrong).unwrap();
         assert!(by_admin.create(&PostParams::default(), &wrong).await.is_err());
     }
@@ -597,7 +599,7 @@ async fn an_issued_invoice_and_a_number_never_change_not_even_for_the_operator()
     by_admin.create(&PostParams::default(), &asked).await.unwrap();
     // And takes it back, as long as it is not issued.
     by_admin
-        .delete("inv-abcdefgh01234569", &DeleteParams::default())
+        .delete("inv-cbcdefgh01234569", &DeleteParams::default())
         .await
         .unwrap();
 }

@@ -19,6 +19,7 @@ mod chart;
 mod clients;
 mod commands;
 mod console;
+mod console_access;
 mod console_oidc;
 mod delivery;
 mod docs;

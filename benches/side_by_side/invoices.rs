@@ -1,13 +1,26 @@
 //! The month's end. Many accounts are closed at the same moment, without the ten minutes over which the product spreads them: how long
 //! it takes, how many numbers a second are taken, and the writes and the CPU time an account. Then one account with as many lines as
-//! 40,000 instances that came and went have: the CPU time of closing it. Each is measured once, because an hour is billed once.
+//! 40,000 instances that came and went have: the CPU time of closing it. Each is measured once, because an hour is billed once. Last, how
+//! long the ledger of an account with 40,000 instances keeps a thread at a time, without an API server.
 
 use std::{
+    borrow::Cow,
+    collections::HashMap,
     path::Path,
     time::{Duration, Instant},
 };
 
+use domain::{
+    catalogue::{InvoiceTerms, Prices},
+    invoice::{
+        Period, PriceHistory,
+        ledger::{Books, Facts, Holder, Metered, Step, Subject, Subjects, next},
+        metering,
+    },
+};
 use jiff::{SignedDuration, Timestamp};
+use resources::{Invoice, InvoicePage, Plan, invoice::Party, invoice_page::MAX_ENTRIES, metering::Metering};
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
@@ -38,6 +51,10 @@ const POLL_EVERY: Duration = Duration::from_millis(100);
 const ON_A_PAGE: u64 = 100;
 /// Most CPU time of closing 40,000 lines, in seconds.
 const AIM: Aim = Aim::AtMost(2.0);
+/// How often the slices are measured: other processes make some of them longer.
+const ROUNDS: usize = 5;
+/// The longest slice, in milliseconds.
+const SLICE: Aim = Aim::AtMost(5.0);
 const NAMESPACE: &str = "stellage-system";
 
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
@@ -51,7 +68,18 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let invoice = write_open(&cluster, &big, sizes.lines).await?;
     let mut product = start(&cluster, &catalogue).await?;
     one(table, &cluster, &product, &invoice, sizes.lines).await?;
-    product.stop().await
+    product.stop().await?;
+    let mut rounds = Vec::new();
+    for _ in 0..ROUNDS {
+        rounds.push(longest_slice(sizes.lines)?.as_secs_f64() * 1000.0);
+    }
+    table.note(&format!(
+        "one account of {} instances, without an API server",
+        sizes.lines
+    ));
+    let longest = rounds.into_iter().collect();
+    table.value("    longest slice", &longest, samples::MILLIS, Some(SLICE));
+    Ok(())
 }
 
 async fn start(cluster: &Cluster, catalogue: &Path) -> Result<Product> {
@@ -270,6 +298,132 @@ async fn write_open(cluster: &Cluster, account: &str, lines: u64) -> Result<Stri
     }
     post("invoices", &invoice).await?;
     Ok(name)
+}
+
+/// The longest time for which the ledger of an account with this many instances keeps a thread, from when they are first seen until
+/// their invoice has been issued, with what the client of the API server does to each object.
+fn longest_slice(instances: u64) -> Result<Duration> {
+    let since: Timestamp = "2026-11-10T10:00:00Z".parse()?;
+    let metering = metering::begin(Plan::Starter, since);
+    let uids: Vec<String> = (0..instances).map(|number| format!("{number:036}")).collect();
+    let subject = |metering| Subject {
+        instance_id: Cow::Borrowed("i-0000000000000000"),
+        name: "web",
+        metered: Metered::Instance(metering),
+        ended: None,
+    };
+    let all = uids
+        .iter()
+        .map(|uid| (Cow::Borrowed(uid.as_str()), subject(&metering)));
+    let mut subjects: Subjects<'_> = all.collect();
+    let mut dearer: Metering = metering.clone();
+    metering::change(
+        &mut dearer,
+        Plan::Business,
+        since + SignedDuration::from_hours(30),
+    );
+    let prices = PriceHistory::new(Prices::default());
+    let terms = InvoiceTerms {
+        seller: Party {
+            name: "Bench Ltd".to_owned(),
+            ..Party::default()
+        },
+        ..InvoiceTerms::default()
+    };
+    let mut stored = Stored::default();
+    let mut books = Books::of(NAMESPACE);
+    books.issued_until = Some(Timestamp::MIN);
+    let mut longest = Duration::ZERO;
+    let month = Period::month_of(since);
+    // When they are first seen, after one in a hundred has changed, and once the month is over.
+    for (now, changes) in [
+        (since, 0),
+        (since, instances / 100),
+        (month.to + SignedDuration::from_hours(1), 0),
+    ] {
+        let changes = uids.iter().step_by(100).take(usize::try_from(changes)?);
+        subjects.extend(changes.map(|uid| (Cow::Borrowed(uid.as_str()), subject(&dearer))));
+        books.look_again();
+        let facts = Facts {
+            holder: Holder {
+                uid: "a",
+                name: "big",
+                namespace: "big",
+                buyer: Party::default(),
+                tax_rate: None,
+                tax_note: None,
+                created: Timestamp::MIN,
+                closed_until: None,
+                is_closing: false,
+                is_gone: false,
+            },
+            subjects: &subjects,
+            prices: &prices,
+            terms: &terms,
+            max_lines: usize::MAX,
+            max_entries: MAX_ENTRIES,
+            now,
+        };
+        loop {
+            let begun = Instant::now();
+            let step = next(&mut books, &facts);
+            let is_resting = matches!(step, Step::Rest(_));
+            stored.carry_out(&mut books, step)?;
+            longest = longest.max(begun.elapsed());
+            if is_resting {
+                break;
+            }
+        }
+    }
+    let issued = books.issued_until.filter(|until| *until == month.to);
+    issued
+        .map(|_| longest)
+        .ok_or_else(|| "the month was not issued".into())
+}
+
+/// In place of an API server.
+#[derive(Default)]
+struct Stored {
+    pages: HashMap<(String, u32), Vec<u8>>,
+    version: u64,
+}
+
+impl Stored {
+    fn carry_out(&mut self, books: &mut Books, step: Step) -> Result<()> {
+        self.version += 1;
+        match step {
+            Step::Read { invoice, numbers } => {
+                for number in numbers {
+                    let page = self.pages.get(&(invoice.clone(), number)).ok_or("no such page")?;
+                    if !books.load_page(serde_json::from_slice(page)?) {
+                        return Err("the page has changed".into());
+                    }
+                }
+            }
+            Step::Page { mut page, .. } => {
+                page.metadata.resource_version = Some(self.version.to_string());
+                let (json, page): (_, InvoicePage) = there_and_back(&*page)?;
+                self.pages
+                    .insert((page.spec.invoice.clone(), page.spec.number), json);
+                books.put_page(page);
+            }
+            Step::Create(invoice) | Step::Replace { invoice, .. } => {
+                let (_, invoice): (_, Invoice) = there_and_back(&*invoice)?;
+                books.put_invoice(invoice);
+            }
+            Step::TakeNumber { invoice, .. } => {
+                books.numbers.insert(invoice, "2026-000001".to_owned());
+            }
+            Step::Rest(_) | Step::Continue | Step::LookBack | Step::DeletePage(_) | Step::Delete(_) => {}
+        }
+        Ok(())
+    }
+}
+
+fn there_and_back<K: Serialize + DeserializeOwned>(object: &K) -> Result<(Vec<u8>, K)> {
+    let json = serde_json::to_vec(object)?;
+    let back = serde_json::from_slice(&json)?;
+    Ok((json, back))
 }
 
 /// The number of InvoiceNumbers.

@@ -104,11 +104,7 @@ impl Resident {
         row("", self.before, Some(aim));
         row(", of it allocated (RssAnon)", self.allocated, None);
         row(", of it pages of files (RssFile)", self.of_files, None);
-        row(
-            ", a minute later, without the idle account's ledger",
-            self.at_rest,
-            Some(aim),
-        );
+        row(", a minute later", self.at_rest, Some(aim));
         row(
             ", after reading all lists and details twice",
             self.after,

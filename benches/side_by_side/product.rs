@@ -88,6 +88,8 @@ impl Product {
             .args(arguments)
             // A single account has all instances and deliveries.
             .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "1000000")
+            // As real ones are.
+            .env("STELLAGE_BILL_SIMULATED", "true")
             .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Operator))
             .env_remove("RUST_LOG");
         let log = cluster.plane.folder().join(format!("{name}.log"));

@@ -31,6 +31,7 @@ END
 run) [ ! -e broken ] || exit 3; echo "$KUBECONFIG $*"; echo "mail: $STELLAGE_SMTP_URL"; echo "faults: $STELLAGE_SIMULATOR_FAULTS"; trap 'echo bye; exit' TERM
     printf '{"url": "http://127.0.0.1:@PORT@", "metrics_url": "http://127.0.0.1:1"}' >"$6"
     while :; do sleep 0.1; done;;
+console-gateway) trap exit TERM; while :; do sleep 0.1; done;;
 account) kubectl get crd accounts.stellage.dev >/dev/null && echo '{"name": "demo"}';;
 key) echo '{"name": "demo", "account": "demo", "scope": "full", "key": "it'"'"'s secret", "expires_at": null}';;
 esac
@@ -147,6 +148,7 @@ impl Run {
             names
         };
         let logs = [
+            "console-gateway.log",
             "etcd.log",
             "kube-apiserver.log",
             "kube-controller-manager.log",
@@ -166,6 +168,7 @@ impl Run {
             "kube-apiserver",
             "kube-controller-manager",
             "stellage",
+            "console-gateway",
             "control-plane",
         ]
         .map(|name| {
@@ -272,7 +275,13 @@ fn what_is_killed_is_started_again_at_the_same_place() {
     let lease = r#"{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": {"holderIdentity": "local-run-a1"},
         "metadata": {"name": "stellage-controller", "namespace": "stellage-system"}}"#;
     run.shell(&format!("echo '{lease}' | kubectl apply -f -"));
-    for name in ["stellage", "etcd", "kube-apiserver", "kube-controller-manager"] {
+    for name in [
+        "stellage",
+        "console-gateway",
+        "etcd",
+        "kube-apiserver",
+        "kube-controller-manager",
+    ] {
         let before = run.pid(name);
         kill_9(&before);
         run.until(&format!("{name} to be told of"), || {

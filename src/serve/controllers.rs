@@ -106,7 +106,7 @@ impl Candidate {
             usage: super::usage(common, catalogue.clone()),
             settings,
             common: common.clone(),
-            clusters: Clusters::new(watches.metrics.clone(), clock.now()),
+            clusters: Clusters::new(catalogue.clone(), watches.metrics.clone(), clock.now()),
             catalogue,
             rules,
             watches: watches.clone(),
@@ -135,13 +135,9 @@ impl Candidate {
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
         let metrics = &self.watches.metrics;
-        let namespace = &self.common.namespace;
+        let namespace = &self.common.process.namespace;
         // They are watched by every replica, so that a new leader knows at once what is there.
-        tokio::spawn(
-            self.clusters
-                .clone()
-                .follow(self.catalogue.clone(), self.watches.shutdown.clone()),
-        );
+        tokio::spawn(self.clusters.clone().follow(self.watches.shutdown.clone()));
         let mut election = LeaderElection::new(for_lease, namespace, &self.identity, metrics.clone())
             .with_times(self.settings.lease_times());
         loop {
@@ -254,7 +250,7 @@ impl<'a> Controllers<'a> {
         let backups = BackupIndex::new(backup_queue.clone());
         let invoices = InvoiceController::new(invoice::Deps {
             client: watches.client.clone(),
-            namespace: common.namespace.clone(),
+            namespace: common.process.namespace.clone(),
             directory: directory.clone(),
             ledger: ledger.clone(),
             instances: instances.clone(),
@@ -271,7 +267,7 @@ impl<'a> Controllers<'a> {
             candidate,
             accounts: AccountController::new(account::Deps {
                 client: watches.client.clone(),
-                namespace: common.namespace.clone(),
+                namespace: common.process.namespace.clone(),
                 service_account: settings.service_account.clone(),
                 api_service_account: settings.api_service_account.clone(),
                 quotas: account::DefaultQuotas {
@@ -383,10 +379,10 @@ impl<'a> Controllers<'a> {
         };
         let faults = Faults::new(self.candidate.common.simulator_faults);
         let known = instances.state();
-        let known = || known.iter().map(|instance| &**instance);
-        let simulator = Simulator::new(self.candidate.common.timings(), pools, faults, known())
+        let known = known.iter().map(|instance| &**instance);
+        let simulator = Simulator::new(self.candidate.common.timings(), pools, faults, known)
             .with_metrics(&self.watches.metrics);
-        Arc::new(Regions::new(simulator, self.candidate.clusters.clone(), known()))
+        Arc::new(Regions::new(simulator, self.candidate.clusters.clone()))
     }
 
     fn provider_timeout(&self) -> Duration {
@@ -403,6 +399,7 @@ impl<'a> Controllers<'a> {
             backups: self.backups.clone(),
             monitor: self.monitor.clone(),
             ledger: self.ledger.clone(),
+            invoices: self.candidate.settings.invoices.settings(),
             outbox: self.webhooks.outbox(),
             catalogue: self.candidate.catalogue.clone(),
             clock: self.candidate.checked_clock.clone(),
@@ -487,7 +484,7 @@ impl<'a> Controllers<'a> {
         let controller = self.instance_controller(provider.clone());
         let backup_controller = self.backup_controller(provider, instances.clone());
         let monitoring = self.monitoring_controller();
-        let grace = self.candidate.common.shutdown_grace();
+        let grace = self.candidate.common.process.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.candidate.identity);
         let notifier_events = Events::new(client.clone(), "notifier", &self.candidate.identity);
         let (shown_webhooks, tenure) = (webhooks.clone(), leadership.tenure.clone());

@@ -9,7 +9,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use control_plane::ControlPlane;
+use control_plane::{ControlPlane, free_port};
 use resources::InstanceState;
 use serde_json::json;
 
@@ -18,14 +18,14 @@ use super::{
     webdriver::{By, Key},
 };
 use crate::support::{
-    Operator, OwnPlane, SELLER, Tenant, eventually, new_key, own_plane, receiver_arguments,
+    Operator, OwnPlane, SELLER, Tenant, eventually, gateway_url, new_key, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
-    shared, stellage,
+    shared, start_gateway, stellage,
 };
 
-/// A control plane and an operator whose alerts fire within seconds, and whose webhooks are disabled after a minute of failures,
+/// A control plane, and an operator with a console gateway, whose alerts fire within seconds, and whose webhooks are disabled after a minute of failures,
 /// which is enough for a busy machine to do everything that comes before.
-pub(super) async fn own_operator() -> (OwnPlane, Operator) {
+pub(super) async fn own_operator() -> (OwnPlane, Operator, Operator) {
     let plane = own_plane().await;
     let file = plane.folder().join("catalogue.yaml");
     let rules = "alerts: {interval: 1s, rules: [{name: cpu_usage_high, metric: cpu_usage, threshold: 90, for: 2s, rearmBelow: 80}]}";
@@ -37,10 +37,14 @@ pub(super) async fn own_operator() -> (OwnPlane, Operator) {
         "--retry-schedule=200ms,60s",
         &catalogue,
     ];
+    let port = free_port().unwrap();
+    let gateway = gateway_url(port);
+    arguments.push(&gateway);
     let receivers = receiver_arguments(&plane);
     arguments.extend(receivers.iter().map(String::as_str));
     let operator = Operator::start(&plane, &arguments).await;
-    (plane, operator)
+    let gateway = start_gateway(&plane, port, &[]).await;
+    (plane, operator, gateway)
 }
 
 impl Tenant {
@@ -91,6 +95,54 @@ impl Browser {
         eventually(css, look, |has| *has).await;
     }
 
+    /// Waits until the terminal shows this.
+    async fn terminal_shows(&self, text: &str) {
+        let rows = "return document.querySelector('.xterm-rows')?.innerText ?? document.body.innerText";
+        let shown = async || {
+            let shown = self.script(rows).await;
+            // Blanks at the end of cells are no-break spaces.
+            shown.as_str().unwrap_or_default().replace('\u{a0}', " ")
+        };
+        eventually(text, shown, |shown| shown.contains(text)).await;
+    }
+
+    /// Logs in at the serial console of a stopped instance, which it starts for that, and stops again.
+    async fn use_the_console(&self, instance: &str) {
+        if self.way == Way::WithoutScripts {
+            self.open(&format!("{instance}/console")).await;
+            self.shows("The console needs JavaScript").await;
+            return self.open(instance).await;
+        }
+        self.click("#power-start").await;
+        self.becomes("running").await;
+        self.click("#to-console").await;
+        self.becomes("connected").await;
+        self.terminal_shows("login:").await;
+        self.type_text("ada").await;
+        self.key(Key::Enter).await;
+        self.terminal_shows("ada@web-1").await;
+        self.type_text("uname -r").await;
+        self.key(Key::Enter).await;
+        self.terminal_shows("6.12.0-simulated\n").await;
+        self.check("the serial console").await;
+        // The way out of the terminal, for whoever has only a keyboard.
+        self.script("document.querySelector('.xterm-helper-textarea').dispatchEvent(new KeyboardEvent('keydown', { code: 'BracketRight', key: ']', ctrlKey: true, bubbles: true, cancelable: true }))")
+            .await;
+        let focused = async || {
+            self.script("return document.activeElement.textContent.trim()")
+                .await
+        };
+        eventually("the focus", focused, |focused| focused == "Reconnect").await;
+        self.key(Key::Enter).await;
+        self.terminal_shows("connected again").await;
+        self.becomes("connected").await;
+        self.check("the serial console, opened again").await;
+        self.open(instance).await;
+        self.click("#power-poweroff").await;
+        self.press("Cut power").await;
+        self.becomes("stopped").await;
+    }
+
     async fn operate_an_instance(&self) {
         self.shows("There are no instances yet").await;
         self.check("no instances").await;
@@ -123,6 +175,7 @@ impl Browser {
         }
         self.check("a stopped instance").await;
         let instance = self.path().await;
+        self.use_the_console(&instance).await;
 
         self.click("#to-plan").await;
         self.check("resize").await;
@@ -462,7 +515,7 @@ async fn do_everything(browser: &Browser, tenant: &Tenant) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_that_the_api_does_is_done_in_the_console_and_all_that_pages_can_say_is_checked() {
-    let (plane, mut operator) = own_operator().await;
+    let (plane, mut operator, _gateway) = own_operator().await;
     let Some(mut browser) = Browser::start(&plane, &operator.url).await else {
         operator.stop().await;
         return;
@@ -505,7 +558,7 @@ async fn everything_that_the_api_does_is_done_in_the_console_and_all_that_pages_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_is_done_without_javascript() {
-    let (plane, mut operator) = own_operator().await;
+    let (plane, mut operator, _gateway) = own_operator().await;
     let Some(browser) = Browser::start(&plane, &operator.url).await else {
         operator.stop().await;
         return;
@@ -550,7 +603,7 @@ pub(super) fn link_of(plane: &ControlPlane, tenant: &Tenant, account: &str) -> S
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_is_done_with_the_keyboard_alone() {
-    let (plane, mut operator) = own_operator().await;
+    let (plane, mut operator, _gateway) = own_operator().await;
     let Some(browser) = Browser::start(&plane, &operator.url).await else {
         operator.stop().await;
         return;

@@ -43,7 +43,7 @@ impl Browser {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "make screenshots"]
 async fn pictures_of_the_console() {
-    let (plane, mut operator) = own_operator().await;
+    let (plane, mut operator, _gateway) = own_operator().await;
     let Some(browser) = Browser::start(&plane, &operator.url).await else {
         panic!("there is no browser to take pictures with");
     };

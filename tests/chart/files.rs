@@ -15,6 +15,7 @@ use crate::{
 use clap::{Args as _, error::ErrorKind};
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::{Value, json};
+use server::console_gateway::ConsoleLimits;
 use stellage::settings::{ApiSettings, CommonSettings, ControllerSettings};
 
 /// Set by `make chart`: write files that are not as they should be.
@@ -218,6 +219,7 @@ fn the_table_in_a_charts_readme_has_every_value_with_its_default_and_its_comment
 const OTHERWISE: &[(&str, &str)] = &[
     ("--api-service-account", "serviceAccounts.api"),
     ("--catalogue", "catalogue, existingCatalogue"),
+    ("--console-listen", "listenAddress; the port is the container's"),
     ("--identity", "the host name, which is the pod's name, by default"),
     (
         "--listen",
@@ -254,6 +256,7 @@ fn value_of(flag: &str, setting: &Setting) -> Option<String> {
     let prefix = match setting.commands.as_str() {
         "all" => "settings",
         "api" => "api.settings",
+        "gateway" => "consoleGateway.settings",
         _ => "controller.settings",
     };
     Some(format!("{prefix}.{}", camel_case(flag)))
@@ -356,6 +359,12 @@ const TEXTS: &[&str] = &[
     "https://ada:secret@login.example.com",
     "https://login.example.com/?a=b",
     "https://login.example.com/#a",
+    "wss://cloud.example.com/v1/console",
+    "wss://cloud.example.com/below/v1/console?a=b",
+    "ws://localhost:8081/v1/console",
+    "ws://[::1]:8081/below/v1/console",
+    "ws://cloud.example.com/v1/console",
+    "wss://cloud.example.com",
     "http://collector:4318/otlp/",
     "http://collector:4318/v1/traces",
     "socks5://proxy.example",
@@ -373,6 +382,7 @@ fn the_schema_refuses_what_the_program_refuses_and_nothing_else() {
     let schema: Value = serde_json::from_str(&read(&chart().join("values.schema.json"))).unwrap();
     let command = CommonSettings::augment_args(clap::Command::new("stellage"));
     let command = ControllerSettings::augment_args(ApiSettings::augment_args(command));
+    let command = ConsoleLimits::augment_args(command);
     let takes = |flag: &str, text: &str| {
         let arguments = ["stellage".to_owned(), format!("{flag}={text}")];
         match command.clone().try_get_matches_from(arguments) {

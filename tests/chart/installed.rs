@@ -45,7 +45,7 @@ fn values() -> Value {
         "smtp": { "existingSecret": "mail" },
         "receivers": { "caSecret": "receiver-ca" },
         "settings": { "provisioningSeconds": 0.5, "receiverAllow": ["127.0.0.0/8", "::1/128"] },
-        "controller": { "settings": { "retrySchedule": "200ms,200ms", "leaseDurationSeconds": 90 } },
+        "controller": { "settings": { "retrySchedule": "200ms,200ms", "leaseDurationSeconds": 90, "billSimulated": true } },
     })
 }
 

@@ -481,3 +481,66 @@ async fn the_kubeconfig_of_a_region_is_mounted_as_a_folder_in_the_controllers_al
         assert_eq!(rules.contains(&egress), has_regions, "{mode} {name}: {rules:#?}");
     }
 }
+
+#[tokio::test]
+async fn the_console_gateway_is_one_replica_with_few_rights_and_other_secrets_of_regions() {
+    let helm = Helm::alone().await;
+    let mut values = json!({
+        "consoleGateway": { "enabled": true },
+        "regions": { "de-fra-1": { "secretName": "frankfurt" } }, "existingCatalogue": "mine",
+        "ingress": { "enabled": true, "hosts": ["cloud.example.com"] },
+    });
+    let refused = helm.template("stellage-system", &values).unwrap_err();
+    assert!(refused.contains("also needs api.settings.publicUrl"), "{refused}");
+    values["api"] = json!({ "settings": { "publicUrl": "https://cloud.example.com/below" } });
+    let refused = helm.template("stellage-system", &values).unwrap_err();
+    assert!(
+        refused.contains("also needs regions.de-fra-1.consoleSecretName"),
+        "{refused}"
+    );
+    values["regions"]["de-fra-1"]["consoleSecretName"] = json!("frankfurt-consoles");
+    let all = objects(&helm.template("stellage-system", &values).unwrap());
+    let find = |kind: &str, name: &str| {
+        let is_it = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+        all.iter().find(is_it).unwrap_or_else(|| panic!("{kind} {name}"))
+    };
+    let deployment = &find("Deployment", "stellage-console-gateway")["spec"];
+    assert_eq!(
+        (&deployment["replicas"], &deployment["strategy"]["type"]),
+        (&json!(1), &json!("Recreate"))
+    );
+    let pod = &deployment["template"]["spec"];
+    assert_eq!(pod["serviceAccountName"], "stellage-console-gateway");
+    let secrets = pod["volumes"].as_array().unwrap().iter();
+    let secrets: Vec<&str> = secrets
+        .filter_map(|volume| volume["secret"]["secretName"].as_str())
+        .collect();
+    assert_eq!(secrets, ["frankfurt-consoles"]);
+    let mount = &pod["containers"][0]["volumeMounts"][1]["mountPath"];
+    assert_eq!(mount, "/etc/stellage/regions/de-fra-1");
+
+    let api = pods(&all, "stellage-api")["spec"]["containers"][0]["env"].clone();
+    let url = json!({ "name": "STELLAGE_CONSOLE_GATEWAY_URL", "value": "wss://cloud.example.com/below/v1/console" });
+    assert!(api.as_array().unwrap().contains(&url), "{api}");
+    let paths = &find("Ingress", "stellage")["spec"]["rules"][0]["http"]["paths"];
+    assert_eq!(paths[0]["path"], "/below/v1/console");
+    assert_eq!(paths[0]["backend"]["service"]["name"], "stellage-console");
+    assert_eq!(paths[1]["path"], "/below");
+
+    let rights = |kind: &str, name: &str| {
+        let rules = find(kind, name)["rules"].as_array().unwrap().clone();
+        rules
+            .iter()
+            .map(|rule| format!("{} {}", rule["verbs"], rule["resources"]))
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
+    assert_eq!(
+        rights("ClusterRole", "stellage-console-gateway"),
+        r#"["list","watch"] ["instances","apikeys"]; ["create"] ["events"]"#
+    );
+    assert_eq!(
+        rights("Role", "stellage-console-tickets"),
+        r#"["get"] ["secrets"]"#
+    );
+}

@@ -41,7 +41,7 @@ fn rules<'a>(all: &'a [Value], kind: &str, name: &str) -> &'a Value {
 #[tokio::test]
 async fn the_roles_of_a_region_have_exactly_the_rights_that_are_written_down() {
     let helm = Helm::alone().await;
-    let values = json!({ "networkNamespaces": ["stellage-networks"] });
+    let values = json!({ "networkNamespaces": ["public-networks"] });
     let all = rendered(&helm, &values);
     let rights = rights();
     let mut of_cluster = rights["cluster"].as_array().unwrap().clone();
@@ -58,6 +58,17 @@ async fn the_roles_of_a_region_have_exactly_the_rights_that_are_written_down() {
         rules(&all, "Role", "stellage-region-networks"),
         &rights["networks"]
     );
+    let with_consoles = rendered(&helm, &json!({ "consoles": true }));
+    assert_eq!(
+        rules(&with_consoles, "ClusterRole", "stellage-region-consoles"),
+        &rights["consoles"]
+    );
+    let verbs = rights["consoles"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|rule| &rule["verbs"]);
+    assert!(verbs.into_iter().all(|verbs| verbs == &json!(["get"])));
     // Those for servers hold only where they are bound.
     let bound = all
         .iter()
@@ -221,7 +232,7 @@ fn secret(namespace: &str) -> Value {
 /// A cluster with the namespaces that the platform makes, the ConfigMap that Kubernetes has in every namespace, and kinds of KubeVirt and CDI.
 async fn cluster() -> OwnPlane {
     let plane = bare_plane(ControlPlane::options()).await;
-    for name in [NAMESPACE, "stellage-images", "stellage-networks"] {
+    for name in [NAMESPACE, "golden-images", "public-networks"] {
         kubectl(&plane, &["create", "namespace", name], None).unwrap();
     }
     let kubeconfig = fs::read_to_string(plane.kubeconfig(Identity::Admin)).unwrap();
@@ -274,10 +285,10 @@ async fn the_notes_make_a_kubeconfig_whose_token_manages_servers_in_its_own_name
     };
     let notes = install(
         "stellage-region",
-        &json!({ "installation": "prod-1", "networkNamespaces": ["stellage-networks"] }),
+        &json!({ "installation": "prod-1", "networkNamespaces": ["public-networks"] }),
     );
     let folder = follow_notes(&plane, &notes).await;
-    let kubeconfig = folder.path().join("de-fra-1/kubeconfig");
+    let kubeconfig = folder.path().join("de-ber-1/kubeconfig");
     let thief = Thief {
         plane: &plane,
         kubeconfig: &kubeconfig,
@@ -309,7 +320,7 @@ async fn the_notes_make_a_kubeconfig_whose_token_manages_servers_in_its_own_name
         &binding("stellage-ada", "cluster-admin", "stellage-region"),
         "is attempting to grant RBAC permissions not currently held",
     );
-    for foreign in ["stellage-images", "default", "kube-system"] {
+    for foreign in ["golden-images", "default", "kube-system"] {
         thief.may_not_create(
             &binding(foreign, "stellage-servers", "stellage-region"),
             elsewhere,
@@ -331,8 +342,8 @@ async fn the_notes_make_a_kubeconfig_whose_token_manages_servers_in_its_own_name
     );
 
     // It deletes its own namespaces alone.
-    for foreign in ["stellage-images", "stellage-region"] {
-        thief.may_not(&format!("delete namespace {foreign}"), label);
+    for (foreign, why) in [("golden-images", prefix), ("stellage-region", label)] {
+        thief.may_not(&format!("delete namespace {foreign}"), why);
     }
     thief
         .kubectl("delete namespace stellage-ada --wait=false", None)
@@ -364,16 +375,16 @@ fn server(name: &str, instance_uid: &str) -> Value {
 }
 
 /// A catalogue with the region, whose kubeconfig is in this folder.
-fn write_catalogue(folder: &Path) -> PathBuf {
-    let catalogue = folder.join("catalogue.yaml");
-    let kubeconfig = folder.join("de-fra-1/kubeconfig");
+fn write_catalogue(folder: &Path, installation: &str) -> PathBuf {
+    let catalogue = folder.join(format!("{installation}.yaml"));
+    let kubeconfig = folder.join("de-ber-1/kubeconfig");
     let region = json!({
-        "code": "de-fra-1",
+        "code": "de-ber-1",
         "kubevirt": {
-            "kubeconfig": kubeconfig, "installation": "prod-1", "storageClass": "ceph-block",
-            "images": { "debian-13": { "dataSource": "stellage-images/debian-13", "user": "debian" } },
+            "kubeconfig": kubeconfig, "installation": installation, "storageClass": "ceph-block",
+            "images": { "debian-13": { "dataSource": "golden-images/debian-13", "user": "debian" } },
             "network": {
-                "profile": "bridge", "attachment": "stellage-networks/public", "antiSpoofing": "external",
+                "profile": "bridge", "attachment": "public-networks/public", "antiSpoofing": "external",
                 "ipv4": [{ "prefix": "203.0.113.0/24", "gateway": "203.0.113.1" }], "nameservers": ["9.9.9.9"],
             },
         },
@@ -382,7 +393,7 @@ fn write_catalogue(folder: &Path) -> PathBuf {
     catalogue
 }
 
-/// Installs the CRDs of Stellage, and makes a server that belongs to no Instance, with its Secret.
+/// Installs the CRDs of Stellage, and makes a server that belongs to no Instance and a disk of another such server, each with a Secret.
 fn make_server_without_instance(plane: &ControlPlane) {
     let crds = run(Command::new(STELLAGE).arg("crds"), None).unwrap();
     kubectl(plane, &["apply", "--server-side", "-f", "-"], Some(&crds)).unwrap();
@@ -403,8 +414,16 @@ fn make_server_without_instance(plane: &ControlPlane) {
     let left = server("left", "gone");
     let mut secret = secret("stellage-ada");
     secret["metadata"]["labels"] = left["metadata"]["labels"].clone();
+    let labels = server("late", "gone-before")["metadata"]["labels"].clone();
+    let disk = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+        "metadata": { "name": "late", "namespace": "stellage-ada", "labels": labels },
+    });
+    let mut its_secret = secret.clone();
+    its_secret["metadata"]["name"] = "late".into();
+    its_secret["metadata"]["labels"] = labels;
     let binding = binding("stellage-ada", "stellage-servers", "stellage-region");
-    for object in [&binding, &left, &secret] {
+    for object in [&binding, &left, &secret, &disk, &its_secret] {
         kubectl(plane, &["create", "-f", "-"], Some(&object.to_string())).unwrap();
     }
 }
@@ -414,7 +433,7 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
     let plane = cluster().await;
     let helm = Helm::on(&plane).await;
     let chart = region_chart();
-    let values = json!({ "installation": "prod-1", "networkNamespaces": ["stellage-networks"] });
+    let values = json!({ "installation": "prod-1", "networkNamespaces": ["public-networks"] });
     let install = [
         "install",
         "stellage-region",
@@ -424,13 +443,13 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
     ];
     let notes = helm.with(&install, &values).unwrap();
     let folder = follow_notes(&plane, &notes).await;
-    let catalogue = write_catalogue(folder.path());
-    let stellage = |arguments: &[&str]| {
+    let [catalogue, other_installation] = ["prod-1", "prod-2"].map(|it| write_catalogue(folder.path(), it));
+    let stellage_of = |catalogue: &Path, arguments: &[&str]| {
         let mut command = Command::new(STELLAGE);
         command
             .args(arguments)
-            .args(["--region", "de-fra-1", "--output", "json", "--catalogue"])
-            .arg(&catalogue)
+            .args(["--region", "de-ber-1", "--output", "json", "--catalogue"])
+            .arg(catalogue)
             .env("KUBECONFIG", plane.kubeconfig(Identity::Admin));
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -438,6 +457,7 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
             serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
         (output.status.code().unwrap(), shown, said)
     };
+    let stellage = |arguments: &[&str]| stellage_of(&catalogue, arguments);
 
     make_server_without_instance(&plane);
     // As far as this cluster has what is looked for.
@@ -455,6 +475,19 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
             .any(|(name, check)| name == "rights" && check["outcome"] == "ok")
     };
     let checks = eventually("all rights", rights, is_well).await;
+    assert!(
+        checks
+            .iter()
+            .any(|(name, check)| name == "namespaces" && check["outcome"] == "ok")
+    );
+    let (_, report, _) = stellage_of(&other_installation, &["doctor"]);
+    let refused = report["checks"].as_array().unwrap().iter();
+    let refused: Vec<&Value> = refused.filter(|check| check["name"] == "namespaces").collect();
+    let message = refused[0]["message"].as_str().unwrap();
+    assert!(
+        message.contains("only namespaces with the label stellage.dev/installation: prod-1"),
+        "{message}"
+    );
     let of = |name: &str| checks.iter().find(|(it, _)| it == name).unwrap().1.clone();
     assert_eq!(
         of("rights")["message"],
@@ -471,11 +504,11 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
 
     // Without a single Instance, it is probably the wrong cluster.
     let (status, orphans, said) = stellage(&["orphans", "--delete"]);
-    assert_eq!((status, orphans.as_array().unwrap().len()), (1, 1), "{said}");
+    assert_eq!((status, orphans.as_array().unwrap().len()), (1, 2), "{said}");
     assert!(said.contains("this cluster has no Instances"), "{said}");
     let instance = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "kept", "namespace": "default" },
-        "spec": { "plan": "starter", "region": "de-fra-1", "image": "debian-13" },
+        "spec": { "plan": "starter", "region": "de-ber-1", "image": "debian-13" },
     });
     let create = ["create", "-o", "jsonpath={.metadata.uid}", "-f", "-"];
     let uid = kubectl(&plane, &create, Some(&instance.to_string())).unwrap();
@@ -486,8 +519,21 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
     )
     .unwrap();
     let (status, orphans, said) = stellage(&["orphans", "--delete"]);
+    assert_eq!((status, &orphans[0]["name"]), (0, &json!("left")), "{said}");
+    assert!(
+        said.contains("younger than ten minutes, and left alone") && !said.contains("deleting"),
+        "{said}"
+    );
+    let (status, orphans, said) = stellage(&["orphans", "--delete", "--force"]);
     assert_eq!(status, 0, "{said}");
-    assert_eq!(orphans[0]["name"], "left");
+    assert_eq!(
+        (&orphans[0]["kind"], &orphans[0]["name"]),
+        (&json!("server"), &json!("left"))
+    );
+    assert_eq!(
+        (&orphans[1]["kind"], &orphans[1]["name"]),
+        (&json!("disk"), &json!("late"))
+    );
     assert!(
         said.contains("deleting stellage-ada/left and its disks"),
         "{said}"
@@ -496,7 +542,7 @@ async fn with_the_charts_token_the_doctor_finds_all_rights_and_orphans_are_delet
         "-n",
         "stellage-ada",
         "get",
-        "virtualmachines,secrets",
+        "virtualmachines,datavolumes,secrets",
         "-o",
         "name",
     ];

@@ -39,19 +39,27 @@ pub(super) fn everything() -> Value {
         "trustedProxies": ["10.20.0.0/16", "10.21.0.0/16"], "maxConnections": 1_000_000, "publicUrl": "https://cloud.example.com",
         "oidcIssuer": "https://login.example.com:8443/realms/cloud", "oidcClientId": "console", "oidcName": "Example",
     });
+    let mut gateway = pods.clone();
+    gateway.as_object_mut().unwrap().remove("replicas");
+    gateway["enabled"] = json!(true);
+    gateway["serviceAnnotations"] = json!({ "a": "b" });
+    gateway["settings"] = json!({ "maxConsoles": 50 });
     let mut controller = pods;
-    controller["settings"] = json!({ "retrySchedule": "1s,5m", "mailFrom": "Stellage <it@example.com>", "leaseDurationSeconds": 5 });
+    controller["settings"] = json!({ "retrySchedule": "1s,5m", "mailFrom": "Stellage <it@example.com>", "leaseDurationSeconds": 5, "billSimulated": true });
     json!({
         "image": { "digest": format!("sha256:{}", "a".repeat(64)) },
         "imagePullSecrets": [{ "name": "pull" }],
-        "serviceAccounts": { "annotations": { "a": "b" }, "api": "web", "controller": "brain" },
-        "regions": { "de-fra-1": { "secretName": "region-de-fra-1" }, "nl-ams-1": { "secretName": "2" } },
+        "serviceAccounts": { "annotations": { "a": "b" }, "api": "web", "controller": "brain", "consoleGateway": "eyes" },
+        "regions": {
+            "de-fra-1": { "secretName": "region-de-fra-1", "consoleSecretName": "consoles-de-fra-1" },
+            "nl-ams-1": { "secretName": "2", "consoleSecretName": "3" },
+        },
         "catalogue": { "regions": ["fr-par-1", in_cluster("de-fra-1"), in_cluster("nl-ams-1")], "plans": { "starter": { "priceMonthly": 4.2 } } },
         "smtp": { "url": "smtps://user:p%40ss@mail.example.com", "caSecret": "mail-ca" },
         "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
         "oidc": { "existingSecret": "login" }, "traces": { "existingSecret": "collector" },
         "settings": { "otlpEndpoint": "http://collector.observability:4318", "traceRatio": 0.05, "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25], "receiverAllow": ["10.5.0.7", "fd00::/8"], "receiverProxy": "http://10.6.0.1:4750", "receiverNameServer": ["10.6.0.53:53", "[fd00::53]:5353"] },
-        "api": api, "controller": controller,
+        "api": api, "controller": controller, "consoleGateway": gateway,
         "service": { "type": "LoadBalancer", "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["192.0.2.0/24"] },
         "ingress": { "enabled": true, "className": "nginx", "hosts": ["api.example.com"], "tlsSecret": "web", "annotations": { "a": "b" } },
         "httpRoute": {
@@ -198,11 +206,9 @@ async fn the_api_server_takes_every_object_for_every_set_of_values_and_pods_are_
             .iter()
             .filter(|object| object["kind"] == "Deployment")
             .collect();
-        assert_eq!(
-            deployments.len(),
-            if values["mode"] == "all" { 1 } else { 2 },
-            "{set}"
-        );
+        let of_operator = if values["mode"] == "all" { 1 } else { 2 };
+        let of_gateway = usize::from(values["consoleGateway"]["enabled"] == true);
+        assert_eq!(deployments.len(), of_operator + of_gateway, "{set}");
         for deployment in deployments {
             let mut pod = deployment["spec"]["template"].clone();
             pod["metadata"]["name"] = json!("tried");
@@ -476,9 +482,24 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
     };
     let (api, time_of_api) = environment("stellage-api");
     let (controller, time_of_controller) = environment("stellage-controller");
+    let (gateway, _) = environment("stellage-console-gateway");
+    assert_eq!(gateway("STELLAGE_MAX_CONSOLES").as_deref(), Some("50"));
+    assert_eq!(
+        gateway("STELLAGE_TLS_KEY").as_deref(),
+        Some("/etc/stellage/tls/tls.key")
+    );
+    for variable in [
+        "STELLAGE_SMTP_URL",
+        "STELLAGE_OIDC_ISSUER",
+        "STELLAGE_LISTEN",
+        "STELLAGE_OWN_ADDRESSES",
+    ] {
+        assert_eq!(gateway(variable), None, "{variable}");
+    }
     for (variable, of_api, of_controller) in [
         ("STELLAGE_PROVISIONING_SECONDS", Some("0.5"), Some("0.5")),
         ("STELLAGE_SIMULATOR_FAULTS", Some("true"), Some("true")),
+        ("STELLAGE_BILL_SIMULATED", None, Some("true")),
         ("STELLAGE_LOG_JSON", Some("true"), Some("true")),
         (
             "STELLAGE_OTLP_ENDPOINT",
@@ -499,6 +520,11 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
         ),
         ("STELLAGE_MAX_CONNECTIONS", Some("1000000"), None),
         ("STELLAGE_SHUTDOWN_DELAY_SECONDS", Some("5"), None),
+        (
+            "STELLAGE_CONSOLE_GATEWAY_URL",
+            Some("wss://cloud.example.com/v1/console"),
+            None,
+        ),
         (
             "STELLAGE_OIDC_ISSUER",
             Some("https://login.example.com:8443/realms/cloud"),

@@ -223,7 +223,7 @@ async fn the_catalogue_is_listed_in_pages() {
         .json();
     assert_eq!(
         regions["data"],
-        json!([{ "id": "de-fra-1", "country": "de", "city": "fra", "simulated": true, "backups": true, "private_networks": true }])
+        json!([{ "id": "de-fra-1", "country": "de", "city": "fra", "simulated": true, "backups": true, "private_networks": true, "consoles": ["serial"] }])
     );
     assert_eq!(
         regions["pagination"],

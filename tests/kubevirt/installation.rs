@@ -1,6 +1,8 @@
 //! Stellage with a region in a cluster with KubeVirt, which is another cluster, and in which it has only the rights of the region's
 //! chart.
 
+use std::path::{Path, PathBuf};
+
 use kube::{Api, ResourceExt as _, api::DynamicObject};
 use reqwest::{Method, StatusCode};
 use resources::InstanceState;
@@ -8,19 +10,20 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use crate::support::{
-    Operator, OwnPlane, Tenant, eventually,
+    Operator, OwnPlane, Tenant, eventually, gateway_url,
     kubevirt::{
         self, Region,
-        entry::{PREFIX, REGION, catalogue},
+        entry::{self, NAMESPACE, PREFIX, REGION, catalogue},
         kinds,
     },
-    own_plane,
+    own_plane, start_gateway,
 };
 
 /// A management cluster with an operator, and the region.
 pub struct Installation {
     pub plane: OwnPlane,
     pub operator: Operator,
+    pub gateway: Operator,
 }
 
 /// The installation that most tests share.
@@ -37,9 +40,32 @@ impl Installation {
         let plane = own_plane().await;
         let catalogue = catalogue(region, installation, plane.folder()).await;
         let catalogue = format!("--catalogue={}", catalogue.display());
-        let operator = Operator::start(&plane, &["run", "--provisioning-seconds=0.5", &catalogue]).await;
-        Self { plane, operator }
+        let port = control_plane::free_port().unwrap();
+        let gateway = gateway_url(port);
+        let arguments = ["run", "--provisioning-seconds=0.5", &catalogue, &gateway];
+        let operator = Operator::start(&plane, &arguments).await;
+        let catalogue = console_catalogue(region, installation, plane.folder()).await;
+        let catalogue = format!("--catalogue={}", catalogue.display());
+        let gateway = start_gateway(&plane, port, &[&catalogue]).await;
+        Self {
+            plane,
+            operator,
+            gateway,
+        }
     }
+}
+
+/// Writes a catalogue with the region for the console gateway, which has a service account of its own there.
+async fn console_catalogue(region: &Region, installation: &str, folder: &Path) -> PathBuf {
+    let account = format!("stellage-region-{installation}-consoles");
+    let account = region.kubeconfig(NAMESPACE, &account).await;
+    let folder = folder.join("consoles");
+    std::fs::create_dir(&folder).unwrap();
+    let regions = [
+        json!("nl-ams-1"),
+        entry::entry(REGION, &account, installation, PREFIX),
+    ];
+    entry::write_catalogue(&regions, &folder)
 }
 
 /// A tenant with a server in the region.
@@ -91,10 +117,15 @@ impl Case {
 
     /// Asks for an action, and waits until the instance is in this state and nothing is in progress.
     pub async fn act(&self, id: &str, action: &str, body: Option<&Value>, state: InstanceState) {
+        self.ask(id, action, body).await;
+        self.settles(id, state).await;
+    }
+
+    /// Asks for an action.
+    pub async fn ask(&self, id: &str, action: &str, body: Option<&Value>) {
         let path = format!("/v1/instances/{id}/{action}");
         let answer = self.tenant.call(Method::POST, &path, body).await;
         assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
-        self.settles(id, state).await;
     }
 
     /// Waits until the instance is in this state, as its spec asks, and nothing is in progress.

@@ -1,9 +1,19 @@
 //! Real servers through KubeVirt: its own API server and controller, with the node played by a puppet (`support::kubevirt`).
 //!
 //! - `plane`: what KubeVirt does that the provider is built on;
+//! - `consoles`: the consoles of servers;
 //! - `installation`: Stellage with a region there;
-//! - `servers`: what becomes of servers.
+//! - `kills`: what becomes of servers while all that looks after them is killed;
+//! - `namespaces`: those of servers;
+//! - `regions`: several regions, one of which is cut off;
+//! - `servers`: what becomes of servers;
+//! - `upkeep`: tokens that change, places that are taken, what is left over, and `stellage doctor --test`.
 
+mod consoles;
 mod installation;
+mod kills;
+mod namespaces;
 mod plane;
+mod regions;
 mod servers;
+mod upkeep;

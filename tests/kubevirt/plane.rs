@@ -56,6 +56,10 @@ impl Case {
 
     /// Creates disk and virtual machine, switched on.
     async fn create(&self) {
+        self.create_with(&vm()).await;
+    }
+
+    async fn create_with(&self, vm: &DynamicObject) {
         let disk = object(json!({
             "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
             "metadata": {"name": DISK, "labels": {"test": "label"}},
@@ -67,7 +71,7 @@ impl Case {
         let params = PostParams::default();
         let disks = self.kubevirt.api(&kinds::DISK, self.namespace).await;
         disks.create(&params, &disk).await.unwrap();
-        self.vms.create(&params, &vm()).await.unwrap();
+        self.vms.create(&params, vm).await.unwrap();
     }
 
     /// Creates them, and waits until the guest runs.
@@ -341,6 +345,37 @@ async fn a_guest_whose_pod_is_evicted_stays_off_and_only_its_run_has_told_why() 
     assert_eq!(run.unwrap().data["status"]["phase"], "Running");
     case.no_run().await;
     case.assert_stays_off().await;
+}
+
+/// Row 21 of the failure matrix.
+#[tokio::test]
+async fn the_eviction_of_a_server_that_must_migrate_and_cannot_is_refused_and_it_runs_on() {
+    let case = Case::new("kv-row21").await;
+    let mut vm = vm();
+    vm.data["spec"]["template"]["spec"]["evictionStrategy"] = "LiveMigrate".into();
+    case.create_with(&vm).await;
+    let run = case.run("Running").await.uid();
+    let pods = case.pods().await;
+    let launcher = pods.list(&ListParams::default()).await.unwrap().items.remove(0);
+    let mut config = case.kubevirt.plane.config(Identity::Admin).await.unwrap();
+    // It would ask again for minutes.
+    config.default_retry = false;
+    let impatient = Api::<Pod>::namespaced(Client::try_from(config).unwrap(), case.namespace);
+    let params = EvictParams::default();
+    let refused = impatient.evict(&launcher.name_any(), &params).await;
+    let Err(kube::Error::Api(status)) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(status.code, 429, "{status:?}");
+    assert_eq!(case.run("Running").await.uid(), run);
+    assert!(
+        pods.get(&launcher.name_any())
+            .await
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_none()
+    );
 }
 
 #[tokio::test]

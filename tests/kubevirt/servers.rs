@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Secret};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams},
 };
 use reqwest::{Method, StatusCode};
 use resources::InstanceState::{Error, Running, Stopped};
@@ -179,6 +179,34 @@ async fn a_rebuild_leaves_the_old_server_running_until_the_new_disk_is_good() {
         |count| *count == 1,
     )
     .await;
+    let disk = disks.list(&ListParams::default()).await.unwrap().items[0].name_any();
+    let client = case.region.plane.client(Identity::Admin).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(client, &case.namespace);
+    let secrets = secrets.list(&ListParams::default()).await.unwrap().items;
+    let names: Vec<_> = secrets.iter().map(kube::ResourceExt::name_any).collect();
+    assert_eq!(names, [disk], "its user data, and no other");
+}
+
+#[tokio::test]
+async fn a_server_whose_user_data_is_deleted_while_it_boots_runs_and_is_billed() {
+    let case = Case::new("kv-user-data").await;
+    let id = case.create(json!({ "user_data": "#!/bin/sh\n" })).await;
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.boot = Boot::Waits);
+    let machines = case.machines().await;
+    let machine = async || machines.get_opt(&id).await.unwrap();
+    eventually("the server to be made", machine, Option::is_some).await;
+    let instance = case.tenant.instances().get(&id).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(case.tenant.kube.clone(), &case.tenant.namespace);
+    let name = instance.spec.user_data_ref.unwrap().name;
+    secrets.delete(&name, &DeleteParams::default()).await.unwrap();
+    case.region
+        .puppet
+        .order(&case.namespace, &id, |guest| guest.boot = Boot::Succeeds);
+    case.settles(&id, Running).await;
+    let status = case.tenant.instances().get(&id).await.unwrap().status.unwrap();
+    assert!(status.metering.is_some());
 }
 
 #[tokio::test]
@@ -229,8 +257,9 @@ async fn a_guest_that_shuts_itself_down_stays_off_and_one_that_crashes_is_told_a
     case.act(&id, "start", None, Running).await;
 }
 
+/// Rows 20 and 55 of the failure matrix: drains, and upgrades of KubeVirt, evict.
 #[tokio::test]
-async fn a_server_whose_pod_is_deleted_is_started_again_and_is_not_told_as_stopped() {
+async fn a_server_whose_pod_is_deleted_or_evicted_is_started_again_and_is_not_told_as_stopped() {
     let (case, id) = Case::running("kv-drain").await;
     let run = case.run(&id).await;
     let pods: Api<Pod> = Api::namespaced(
@@ -244,7 +273,19 @@ async fn a_server_whose_pod_is_deleted_is_started_again_and_is_not_told_as_stopp
     case.tells(&id, &["instance.created", "instance.started", "instance.started"])
         .await;
     case.settles(&id, Running).await;
-    assert_ne!(case.run(&id).await, run);
+    let second = case.run(&id).await;
+    assert_ne!(second, run);
+
+    let of_second = ListParams::default().labels(&format!("kubevirt.io/created-by={second}"));
+    let launcher = pods.list(&of_second).await.unwrap().items.remove(0);
+    pods.evict(&launcher.name_any(), &EvictParams::default())
+        .await
+        .unwrap();
+    let started = ["instance.started"; 3];
+    case.tells(&id, &[&["instance.created"], &started[..]].concat())
+        .await;
+    case.settles(&id, Running).await;
+    assert_ne!(case.run(&id).await, second);
 }
 
 #[tokio::test]
@@ -312,9 +353,7 @@ async fn trap_2_a_start_that_kubevirt_has_lost_is_repeated() {
     let (case, id) = Case::running("kv-trap2").await;
     case.act(&id, "stop", None, Stopped).await;
     case.region.refuse_runs(&case.namespace, true).await;
-    let path = format!("/v1/instances/{id}/start");
-    let answer = case.tenant.call(Method::POST, &path, None).await;
-    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    case.ask(&id, "start", None).await;
     let machines = case.machines().await;
     let is_lost = async || {
         let machine = machines.get(&id).await.unwrap();
@@ -327,6 +366,122 @@ async fn trap_2_a_start_that_kubevirt_has_lost_is_repeated() {
     case.settles(&id, Running).await;
 }
 
+/// Rows 6 and 7 of the failure matrix: a claim is deleted while its server is off, or on.
+#[tokio::test]
+async fn trap_6_a_sealed_disk_whose_claim_is_deleted_is_missing_and_no_fresh_one_takes_its_place() {
+    let (case, id) = Case::running("kv-trap6").await;
+    let is_sealed = |instance: Option<&resources::Instance>| {
+        let status = instance.and_then(|instance| instance.status.as_ref());
+        status.is_some_and(|status| status.provider_state.contains_key("sealed"))
+    };
+    case.tenant.wait(&id, "the seal", is_sealed).await;
+    let client = case.region.plane.client(Identity::Admin).await.unwrap();
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, &case.namespace);
+    let uids = async || -> Vec<String> {
+        let claims = claims.list(&ListParams::default()).await.unwrap().items;
+        claims.iter().filter_map(kube::ResourceExt::uid).collect()
+    };
+    let claim = claims.list(&ListParams::default()).await.unwrap().items.remove(0);
+    let (run, name) = (case.run(&id).await, claim.name_any());
+
+    // Kubernetes keeps it as long as the server runs.
+    claims.delete(&name, &DeleteParams::default()).await.unwrap();
+    assert!(
+        claims
+            .get(&name)
+            .await
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_some()
+    );
+    case.settles(&id, Running).await;
+    assert_eq!((case.run(&id).await, uids().await.len()), (run, 1));
+    case.act(&id, "stop", None, Stopped).await;
+    eventually("the claim to go", uids, Vec::is_empty).await;
+
+    let path = format!("/v1/instances/{id}");
+    case.ask(&id, "start", None).await;
+    let shown = async || case.tenant.call(Method::GET, &path, None).await.json();
+    eventually("the reason", shown, |shown| {
+        shown["data"]["status_reason"] == "disk_missing"
+    })
+    .await;
+    assert_eq!(uids().await, Vec::<String>::new());
+    let image = json!({ "image": "debian-13" });
+    case.act(&id, "rebuild", Some(&image), Running).await;
+    assert_eq!(uids().await.len(), 1);
+
+    // Without the seal, the importer would fill the disk anew, and the server boot into an empty system.
+    case.act(&id, "stop", None, Stopped).await;
+    let unseal = json!({ "metadata": { "annotations": { "cdi.kubevirt.io/storage.prePopulated": null } } });
+    let disk = case
+        .disks()
+        .await
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items
+        .remove(0);
+    case.disks()
+        .await
+        .patch(&disk.name_any(), &PatchParams::default(), &Patch::Merge(unseal))
+        .await
+        .unwrap();
+    let before = uids().await;
+    claims
+        .delete(&disk.name_any(), &DeleteParams::default())
+        .await
+        .unwrap();
+    eventually("a fresh claim", uids, |uids| uids.len() == 1 && *uids != before).await;
+}
+
+/// A call that Stellage has given up may still be carried out.
+#[tokio::test]
+async fn row_44_a_virtual_machine_that_comes_after_its_instance_was_deleted_is_removed() {
+    let (case, id) = Case::running("kv-late").await;
+    let machines = case.machines().await;
+    let made = machines.get(&id).await.unwrap();
+    let mut late = made.clone();
+    late.data["status"].take();
+    late.metadata = kube::api::ObjectMeta {
+        name: made.metadata.name,
+        labels: made.metadata.labels,
+        annotations: made.metadata.annotations,
+        ..kube::api::ObjectMeta::default()
+    };
+    let path = format!("/v1/instances/{id}");
+    let answer = case.tenant.call(Method::DELETE, &path, None).await;
+    assert_eq!(answer.status, StatusCode::NO_CONTENT, "{}", answer.text);
+    let left = async || case.tenant.instances().get_opt(&id).await.unwrap().is_some();
+    eventually("the instance to go", left, |left| !left).await;
+    machines.create(&PostParams::default(), &late).await.unwrap();
+    let left = async || machines.get_opt(&id).await.unwrap().is_some();
+    eventually("the late one to go", left, |left| !left).await;
+}
+
+#[tokio::test]
+async fn row_49_a_server_runs_although_its_disk_has_yet_to_grow() {
+    let (case, id) = Case::running("kv-grows").await;
+    case.region.puppet.grow(&case.namespace, false);
+    let change = json!({ "plan": "business", "reboot": true });
+    let path = format!("/v1/instances/{id}");
+    let answer = case.tenant.call(Method::PATCH, &path, Some(&change)).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    case.settles(&id, Running).await;
+    let client = case.region.plane.client(Identity::Admin).await.unwrap();
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, &case.namespace);
+    let capacity = async || {
+        let claim = claims.list(&ListParams::default()).await.unwrap().items.remove(0);
+        claim.status.unwrap().capacity.unwrap()["storage"].0.clone()
+    };
+    assert_eq!(capacity().await, "40Gi");
+    let shown = case.tenant.call(Method::GET, &path, None).await.json();
+    assert_eq!(shown["data"]["plan"], "business", "{shown}");
+    case.region.puppet.grow(&case.namespace, true);
+    eventually("the disk to grow", capacity, |size| size == "80Gi").await;
+}
+
 #[tokio::test]
 async fn a_server_that_finds_no_room_says_so_and_starts_once_there_is_room() {
     let (case, id) = Case::running("kv-room").await;
@@ -335,11 +490,7 @@ async fn a_server_that_finds_no_room_says_so_and_starts_once_there_is_room() {
         .puppet
         .order(&case.namespace, &id, |guest| guest.boot = Boot::FindsNoNode);
     let path = format!("/v1/instances/{id}");
-    let answer = case
-        .tenant
-        .call(Method::POST, &format!("{path}/start"), None)
-        .await;
-    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    case.ask(&id, "start", None).await;
     let reason = async || {
         let answer = case.tenant.call(Method::GET, &path, None).await;
         answer.json()["data"]["status_reason"].as_str().map(str::to_owned)

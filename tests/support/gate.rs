@@ -84,6 +84,18 @@ impl Gate {
     }
 }
 
+impl Permit {
+    /// Takes one of several permits out.
+    pub fn split(&mut self) -> Self {
+        assert!(self.count > 1, "there is only one");
+        self.count -= 1;
+        Self {
+            gate: self.gate,
+            count: 1,
+        }
+    }
+}
+
 impl Drop for Waiting {
     fn drop(&mut self) {
         self.gate.queue.lock().waiting.remove(&self.place);

@@ -349,6 +349,7 @@ pub fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Pat
             LEASE_SECONDS.to_string().as_str(),
         ),
         ("STELLAGE_SIMULATOR_FAULTS", "true"),
+        ("STELLAGE_BILL_SIMULATED", "true"),
         // Some tests create thousands of instances.
         ("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000"),
     ]
@@ -385,7 +386,7 @@ fn spawn(
     {
         command.args(["--metrics-listen", "127.0.0.1:0"]);
     }
-    if arguments.first() != Some(&"controller") {
+    if !["controller", "console-gateway"].contains(arguments.first().unwrap_or(&"")) {
         command.args(["--listen", "127.0.0.1:0"]);
     }
     command
@@ -560,6 +561,19 @@ pub async fn promtool() -> PathBuf {
 pub struct Cluster {
     pub plane: &'static ControlPlane,
     pub operator: Operator,
+    pub gateway: Operator,
+}
+
+/// The URL of the console gateway at a port, for the REST API.
+pub fn gateway_url(port: u16) -> String {
+    format!("--console-gateway-url=ws://127.0.0.1:{port}/v1/console")
+}
+
+/// Starts a console gateway with these settings at a port, and waits until it is ready.
+pub async fn start_gateway(plane: &ControlPlane, port: u16, settings: &[&str]) -> Operator {
+    let listen = format!("--console-listen=127.0.0.1:{port}");
+    let arguments = [&["console-gateway", &listen][..], settings].concat();
+    Operator::start(plane, &arguments).await
 }
 
 /// Arguments that let an operator send to the tests' receivers, and write mails into `mail/` in the plane's folder.
@@ -604,8 +618,16 @@ pub async fn shared() -> &'static Cluster {
             let receivers = receiver_arguments(plane);
             arguments.extend(receivers.iter().map(String::as_str));
             arguments.extend(["--retry-schedule", "200ms,200ms,200ms,200ms,200ms"]);
+            let port = control_plane::free_port().unwrap();
+            let gateway = gateway_url(port);
+            arguments.push(&gateway);
             let operator = Operator::start(plane, &arguments).await;
-            Cluster { plane, operator }
+            let gateway = start_gateway(plane, port, &[]).await;
+            Cluster {
+                plane,
+                operator,
+                gateway,
+            }
         })
         .await
 }
@@ -663,7 +685,14 @@ impl std::ops::Deref for OwnPlane {
 /// A new control plane for one test, with everything installed but no operator. It logs each request, and must refuse the operator
 /// nothing.
 pub async fn own_plane() -> OwnPlane {
-    let mut plane = plane_with(ControlPlane::options().audit_log()).await;
+    own_plane_on(plane_permit().await).await
+}
+
+/// Like [`own_plane`], for a test that needs other planes, too, and so has got all its permits at once.
+pub async fn own_plane_on(permit: Permit) -> OwnPlane {
+    let options = ControlPlane::options().audit_log().without_controller_manager();
+    let mut plane = start_plane(options, permit).await;
+    install(&plane);
     plane.checks_refusals = true;
     plane
 }
@@ -677,10 +706,13 @@ pub async fn plane_with(options: control_plane::Options) -> OwnPlane {
 
 /// Like [`plane_with`], with nothing installed.
 pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
+    start_plane(options, plane_permit().await).await
+}
+
+async fn start_plane(options: control_plane::Options, permit: Permit) -> OwnPlane {
     // Every reqwest client needs a default crypto provider, even without TLS. The call fails if there already
     // is one.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let permit = plane_permit().await;
     let plane = options.start().await.unwrap();
     OwnPlane {
         plane,
@@ -691,9 +723,10 @@ pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
 }
 
 /// Where the tests are that take longest.
-const LONG: [&str; 9] = [
+const LONG: [&str; 10] = [
     "chart::installed",
     "high_availability",
+    "kubevirt::kills",
     "resilience",
     "webhooks::backlog",
     "webhooks::chaos",
@@ -706,15 +739,21 @@ const LONG: [&str; 9] = [
 /// Waits until another control plane may be started. One more than there are cores may run, besides the shared one, since their
 /// tests mostly wait.
 pub async fn plane_permit() -> Permit {
+    plane_permits(1).await
+}
+
+/// Waits until this many may be started. A test that waited for its second one while it has the first could wait for itself.
+pub async fn plane_permits(count: usize) -> Permit {
     static PLANES: LazyLock<Gate> = LazyLock::new(|| {
         let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
-        Gate::new(cores + 1)
+        // One is kept by the installation that the tests with KubeVirt share, and some tests need two.
+        Gate::new(cores.max(2) + 1)
     });
     // The thread of a test has its name.
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     let is_long = LONG.iter().any(|place| test.starts_with(place));
     let turn = if is_long { Turn::First } else { Turn::Usual };
-    PLANES.acquire(turn, 1).await
+    PLANES.acquire(turn, count).await
 }
 
 /// An account with a key, and the clients of a test.

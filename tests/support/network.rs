@@ -1,6 +1,9 @@
 //! A network between an operator and the API server.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use control_plane::{ControlPlane, Identity};
 use tokio::{
@@ -34,9 +37,14 @@ pub struct Network {
 
 impl Network {
     pub async fn to(plane: &ControlPlane) -> Self {
+        Self::through(plane, &plane.kubeconfig(Identity::Operator)).await
+    }
+
+    /// A network for those who reach the API server with this kubeconfig.
+    pub async fn through(plane: &ControlPlane, kubeconfig: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let ours = format!("https://{}", listener.local_addr().unwrap());
-        let text = std::fs::read_to_string(plane.kubeconfig(Identity::Operator)).unwrap();
+        let text = std::fs::read_to_string(kubeconfig).unwrap();
         assert!(text.contains(&plane.url()));
         let kubeconfig = plane.folder().join("through-the-network.kubeconfig");
         std::fs::write(&kubeconfig, text.replace(&plane.url(), &ours)).unwrap();

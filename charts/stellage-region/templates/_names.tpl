@@ -27,3 +27,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "region.servers" -}}
 {{- printf "%sservers" .Values.namespacePrefix -}}
 {{- end -}}
+
+{{/* The service account of the console gateway. */}}
+{{- define "region.consoleAccount" -}}
+{{- printf "%s-consoles" (include "region.fullname" .) -}}
+{{- end -}}

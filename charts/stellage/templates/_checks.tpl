@@ -32,6 +32,16 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if .Values.consoleGateway.enabled }}
+{{- if not (or .Values.api.settings.publicUrl .Values.api.settings.consoleGatewayUrl) }}
+{{- fail "consoleGateway.enabled also needs api.settings.publicUrl, below which clients reach the gateway, or api.settings.consoleGatewayUrl" }}
+{{- end }}
+{{- range $code, $region := .Values.regions }}
+{{- if not $region.consoleSecretName }}
+{{- fail (printf "consoleGateway.enabled also needs regions.%s.consoleSecretName, a Secret like regions.%s.secretName for the service account of the consoles" $code $code) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $variables := list }}
 {{- range .Values.api.extraEnv }}
 {{- $variables = append $variables .name }}

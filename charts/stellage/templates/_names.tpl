@@ -41,6 +41,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- define "stellage.consoleGateway.serviceAccount" -}}
+{{- default (printf "%s-console-gateway" (include "stellage.fullname" .)) .Values.serviceAccounts.consoleGateway -}}
+{{- end -}}
+
+{{/* Where clients reach the console gateway: below the public URL, as `ingress` and `httpRoute` serve it. Empty without a gateway. */}}
+{{- define "stellage.consoleGatewayUrl" -}}
+{{- if and .Values.consoleGateway.enabled .Values.api.settings.publicUrl -}}
+{{- printf "ws%s/v1/console" (.Values.api.settings.publicUrl | trimPrefix "http" | trimSuffix "/") -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The name of the Secret with the mail server's URL; empty without a mail server. */}}
 {{- define "stellage.smtpSecret" -}}
 {{- if .Values.smtp.existingSecret -}}{{ .Values.smtp.existingSecret }}

@@ -18,14 +18,15 @@ empty list are left out: the program takes no empty text.
 {{- end -}}
 
 {{/*
-A Deployment of `component` (api, controller or all), which runs `command` with the values `pods`. `.root` is the chart's scope.
+A Deployment of `component` (api, controller, all or console-gateway), which runs `command` with the values `pods`. `.root` is the chart's scope.
 */}}
 {{- define "stellage.deployment" -}}
 {{- $root := .root }}
 {{- $values := .root.Values }}
 {{- $pods := .pods }}
-{{- $servesApi := ne .component "controller" }}
-{{- $controls := ne .component "api" }}
+{{- $servesConsoles := eq .component "console-gateway" }}
+{{- $servesApi := has .component (list "api" "all") }}
+{{- $controls := has .component (list "controller" "all") }}
 {{- $labels := dict "app.kubernetes.io/component" .component }}
 {{- $delay := $servesApi | ternary (int $values.api.settings.shutdownDelaySeconds) 0 }}
 {{- $grace := kindIs "invalid" $values.settings.shutdownGraceSeconds | ternary 20 (int $values.settings.shutdownGraceSeconds) }}
@@ -34,13 +35,14 @@ A Deployment of `component` (api, controller or all), which runs `command` with 
 {{- /* Whole folders: Kubernetes never updates a file that is mounted alone, and the catalogue, certificates and tokens are read again. */}}
 {{- $volumes := list }}
 {{- if $catalogue }}{{ $volumes = append $volumes (dict "name" "catalogue" "configMap" $catalogue) }}{{ end }}
-{{- if $values.receivers.caSecret }}{{ $volumes = append $volumes (dict "name" "receiver-ca" "secret" $values.receivers.caSecret) }}{{ end }}
+{{- if and $values.receivers.caSecret (not $servesConsoles) }}{{ $volumes = append $volumes (dict "name" "receiver-ca" "secret" $values.receivers.caSecret) }}{{ end }}
 {{- if and $controls $values.smtp.caSecret }}{{ $volumes = append $volumes (dict "name" "smtp-ca" "secret" $values.smtp.caSecret) }}{{ end }}
 {{- if and $servesApi $values.oidc.existingSecret }}{{ $volumes = append $volumes (dict "name" "oidc" "secret" $values.oidc.existingSecret) }}{{ end }}
-{{- if and $servesApi $values.tls.existingSecret }}{{ $volumes = append $volumes (dict "name" "tls" "secret" $values.tls.existingSecret) }}{{ end }}
-{{- if $controls }}
+{{- if and (or $servesApi $servesConsoles) $values.tls.existingSecret }}{{ $volumes = append $volumes (dict "name" "tls" "secret" $values.tls.existingSecret) }}{{ end }}
+{{- if or $controls $servesConsoles }}
 {{- range $code, $region := $values.regions }}
-{{- $volumes = append $volumes (dict "name" (printf "region-%s" $code) "secret" $region.secretName "path" (printf "regions/%s" $code)) }}
+{{- $secret := $servesConsoles | ternary $region.consoleSecretName $region.secretName }}
+{{- $volumes = append $volumes (dict "name" (printf "region-%s" $code) "secret" $secret "path" (printf "regions/%s" $code)) }}
 {{- end }}
 {{- end }}
 apiVersion: apps/v1
@@ -60,8 +62,13 @@ spec:
       {{- include "stellage.selector" $root | nindent 6 }}
       {{- toYaml $labels | nindent 6 }}
   strategy:
+    {{- if $servesConsoles }}
+    # A ticket works once: two gateways do not know of each other.
+    type: Recreate
+    {{- else }}
     type: RollingUpdate
     rollingUpdate: {maxSurge: 1, maxUnavailable: 0}
+    {{- end }}
   template:
     metadata:
       labels:
@@ -95,6 +102,7 @@ spec:
           env:
             - name: STELLAGE_NAMESPACE
               value: {{ $root.Release.Namespace | quote }}
+            {{- if not $servesConsoles }}
             # Receivers must not have the addresses of this pod and its node.
             - name: POD_IPS
               valueFrom: {fieldRef: {fieldPath: status.podIPs}}
@@ -102,6 +110,7 @@ spec:
               valueFrom: {fieldRef: {fieldPath: status.hostIPs}}
             - name: STELLAGE_OWN_ADDRESSES
               value: $(POD_IPS),$(HOST_IPS)
+            {{- end }}
             {{- if $servesApi }}
             - name: STELLAGE_LISTEN
               value: {{ printf "%s:8080" $values.listenAddress | quote }}
@@ -112,15 +121,23 @@ spec:
             - name: STELLAGE_CATALOGUE
               value: /etc/stellage/catalogue/catalogue.yaml
             {{- end }}
-            {{- if $values.receivers.caSecret }}
+            {{- if and $values.receivers.caSecret (not $servesConsoles) }}
             - name: STELLAGE_RECEIVER_CA
               value: /etc/stellage/receiver-ca/ca.crt
             {{- end }}
-            {{- if $values.traces.existingSecret }}
+            {{- if and $values.traces.existingSecret (not $servesConsoles) }}
             - name: OTEL_EXPORTER_OTLP_HEADERS
               valueFrom: {secretKeyRef: {name: {{ $values.traces.existingSecret | quote }}, key: {{ $values.traces.existingSecretKey | quote }}}}
             {{- end }}
-            {{- if and $servesApi $values.tls.existingSecret }}
+            {{- if $servesConsoles }}
+            - name: STELLAGE_CONSOLE_LISTEN
+              value: {{ printf "%s:8081" $values.listenAddress | quote }}
+            {{- end }}
+            {{- if and $servesApi (kindIs "invalid" $values.api.settings.consoleGatewayUrl) (include "stellage.consoleGatewayUrl" $root) }}
+            - name: STELLAGE_CONSOLE_GATEWAY_URL
+              value: {{ include "stellage.consoleGatewayUrl" $root | quote }}
+            {{- end }}
+            {{- if and (or $servesApi $servesConsoles) $values.tls.existingSecret }}
             - name: STELLAGE_TLS_CERT
               value: /etc/stellage/tls/tls.crt
             - name: STELLAGE_TLS_KEY
@@ -146,7 +163,7 @@ spec:
               value: /etc/stellage/smtp-ca/ca.crt
             {{- end }}
             {{- end }}
-            {{- $settings := merge dict $values.settings ($servesApi | ternary $values.api.settings dict) ($controls | ternary $values.controller.settings dict) }}
+            {{- $settings := merge dict $values.settings ($servesApi | ternary $values.api.settings dict) ($controls | ternary $values.controller.settings dict) ($servesConsoles | ternary $values.consoleGateway.settings dict) }}
             {{- with include "stellage.settings" $settings | trim }}
             {{- . | nindent 12 }}
             {{- end }}
@@ -156,6 +173,9 @@ spec:
           ports:
             {{- if $servesApi }}
             - {name: rest, containerPort: 8080}
+            {{- end }}
+            {{- if $servesConsoles }}
+            - {name: console, containerPort: 8081}
             {{- end }}
             - {name: metrics, containerPort: 9090}
           livenessProbe:

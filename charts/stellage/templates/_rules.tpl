@@ -194,11 +194,31 @@ has both lists.
 {{- end -}}
 
 {{- define "stellage.rules.console" -}}
-# The console seals its cookies with a key that all replicas share, in this one Secret.
+# The console seals its cookies with a key that all replicas share, in the first of these Secrets, and the tickets of servers' consoles with
+# that in the second.
 - apiGroups: [""]
   resources: ["secrets"]
-  resourceNames: ["stellage-console"]
+  resourceNames: ["stellage-console", "stellage-console-tickets"]
   verbs: ["get", "update"]
+{{- end -}}
+
+{{- define "stellage.rules.gateway" -}}
+# The console gateway watches whether the servers of open consoles are still running, and their keys valid.
+- apiGroups: ["stellage.dev"]
+  resources: ["instances", "apikeys"]
+  verbs: ["list", "watch"]
+# It tells `kubectl describe` who has opened a console.
+- apiGroups: ["events.k8s.io"]
+  resources: ["events"]
+  verbs: ["create"]
+{{- end -}}
+
+{{- define "stellage.rules.tickets" -}}
+# The console gateway opens tickets with the key of the REST API.
+- apiGroups: [""]
+  resources: ["secrets"]
+  resourceNames: ["stellage-console-tickets"]
+  verbs: ["get"]
 {{- end -}}
 
 {{/*

@@ -20,11 +20,12 @@ const LOCK: &str = "lock";
 /// The name of this program's own pid file.
 const SELF: &str = "control-plane";
 /// The processes with a pid file.
-const PROCESSES: [&str; 5] = [
+const PROCESSES: [&str; 6] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
     "stellage",
+    super::product::GATEWAY,
     SELF,
 ];
 

@@ -13,9 +13,9 @@ mod settings;
 pub(crate) use settings::Settings;
 
 use crate::{Failure, assets, runtime, say, stop::Stop};
-use control_plane::{Assets, ControlPlane, Daemon, Identity};
+use control_plane::{Assets, ControlPlane, Daemon, Identity, free_port};
 use folder::{Folder, quoted};
-use product::{Product, Urls};
+use product::{GATEWAY, Product, Urls};
 use std::{
     env,
     fs::File,
@@ -32,6 +32,8 @@ const GRACE: Duration = Duration::from_secs(15);
 /// The running processes. The fields are in the order of dropping.
 struct Session {
     stellage: Daemon,
+    gateway: Daemon,
+    gateway_port: u16,
     urls: Urls,
     plane: ControlPlane,
 }
@@ -98,7 +100,9 @@ async fn start(
     plane.start_controller_manager()?;
     folder.write_pids(&plane)?;
     step("Starting stellage");
-    let (stellage_run, urls) = product.serve(settings).await?;
+    let gateway_port = free_port()?;
+    let (stellage_run, urls) = product.serve(settings, gateway_port).await?;
+    let gateway = product.start_gateway(settings, gateway_port)?;
     step("Creating the account demo and an API key");
     let (account, key) = product.first_key(&urls.api).await?;
     let kubeconfig: PathBuf = plane.kubeconfig(Identity::Admin);
@@ -125,6 +129,8 @@ async fn start(
     announce(&urls, &key, &kubeconfig, &mail);
     Ok(Session {
         stellage: stellage_run,
+        gateway,
+        gateway_port,
         urls,
         plane,
     })
@@ -175,21 +181,26 @@ impl Session {
         for (name, status) in revived {
             report(name, status);
         }
+        let product = Product {
+            plane: &self.plane,
+            folder,
+            stellage,
+        };
         if let Some(status) = self.stellage.to_be_restarted()? {
-            let product = Product {
-                plane: &self.plane,
-                folder,
-                stellage,
-            };
             product.free_lease().await;
-            self.stellage = product.start(settings, Some(&self.urls))?;
+            self.stellage = product.start(settings, Some(&self.urls), self.gateway_port)?;
             report("stellage", status);
+        }
+        if let Some(status) = self.gateway.to_be_restarted()? {
+            self.gateway = product.start_gateway(settings, self.gateway_port)?;
+            report(GATEWAY, status);
         }
         Ok(())
     }
 
     /// Stops `stellage` first, because its shutdown needs the API server.
     async fn stop(mut self) -> Result<(), Failure> {
+        self.gateway.stop(GRACE).await;
         self.stellage.stop(GRACE).await;
         Ok(self.plane.stop().await?)
     }

@@ -25,6 +25,8 @@ const COMMAND_WITHIN: Duration = Duration::from_mins(2);
 const SERVES_WITHIN: Duration = Duration::from_mins(1);
 const KEY_WORKS_WITHIN: Duration = Duration::from_secs(15);
 const ACCOUNT: &str = "demo";
+/// The name of the console gateway's process.
+pub(super) const GATEWAY: &str = "console-gateway";
 /// Prefix of the Lease holder's identity; each start adds its own suffix.
 const IDENTITY: &str = "local-run";
 const LEASE_FREED_WITHIN: Duration = Duration::from_secs(3);
@@ -74,18 +76,26 @@ impl Product<'_> {
         Ok(())
     }
 
-    /// Starts `stellage run` with the operator's rights; a restart uses the `previous` addresses.
-    pub(super) fn start(&self, settings: &Settings, previous: Option<&Urls>) -> Result<Daemon, Failure> {
+    /// Starts `stellage run` with the operator's rights; a restart uses the `previous` addresses. `gateway` is the port of the console
+    /// gateway.
+    pub(super) fn start(
+        &self,
+        settings: &Settings,
+        previous: Option<&Urls>,
+        gateway: u16,
+    ) -> Result<Daemon, Failure> {
         let mut command = std::process::Command::new(self.stellage);
         let smtp_url = match settings.smtp_url().map_err(Failure::Other)? {
             Some(url) => url.to_owned(),
             None => self.folder.create_mail()?,
         };
         command
-            .args(arguments(settings, &self.folder.ready(), previous))
+            .args(arguments(settings, &self.folder.ready(), previous, gateway))
             // Not an argument: all users of the machine can see those, and the URL may contain a password.
             .env("STELLAGE_SMTP_URL", smtp_url)
             .env("STELLAGE_SIMULATOR_FAULTS", "true")
+            // So that there are invoices to look at.
+            .env("STELLAGE_BILL_SIMULATED", "true")
             .env("KUBECONFIG", self.plane.kubeconfig(Identity::Operator));
         if settings.catalogue.is_none() {
             command.arg("--catalogue").arg(self.folder.write_catalogue()?);
@@ -93,6 +103,23 @@ impl Product<'_> {
         let log = self.folder.file("stellage.log");
         let daemon = Daemon::spawn("stellage", command, self.plane.group(), &log)?;
         self.folder.write_pid("stellage", daemon.pid())?;
+        Ok(daemon)
+    }
+
+    /// Starts `stellage console-gateway` on this port.
+    pub(super) fn start_gateway(&self, settings: &Settings, port: u16) -> Result<Daemon, Failure> {
+        let mut command = std::process::Command::new(self.stellage);
+        command
+            .arg("console-gateway")
+            .arg(format!("--console-listen=127.0.0.1:{port}"))
+            .arg("--metrics-listen=127.0.0.1:0")
+            .env("KUBECONFIG", self.plane.kubeconfig(Identity::Operator));
+        if let Some(file) = &settings.catalogue {
+            command.arg("--catalogue").arg(file);
+        }
+        let log = self.folder.file(&format!("{GATEWAY}.log"));
+        let daemon = Daemon::spawn(GATEWAY, command, self.plane.group(), &log)?;
+        self.folder.write_pid(GATEWAY, daemon.pid())?;
         Ok(daemon)
     }
 
@@ -117,8 +144,8 @@ impl Product<'_> {
     }
 
     /// Starts `stellage`, and returns when it serves.
-    pub(super) async fn serve(&self, settings: &Settings) -> Result<(Daemon, Urls), Failure> {
-        let mut daemon = self.start(settings, None)?;
+    pub(super) async fn serve(&self, settings: &Settings, gateway: u16) -> Result<(Daemon, Urls), Failure> {
+        let mut daemon = self.start(settings, None, gateway)?;
         let started = Instant::now();
         loop {
             if let Some(status) = daemon.exited() {
@@ -222,7 +249,7 @@ impl Product<'_> {
 }
 
 /// The arguments of `stellage`. A restart keeps the `previous` addresses, because clients use them.
-fn arguments(settings: &Settings, ready: &Path, previous: Option<&Urls>) -> Vec<OsString> {
+fn arguments(settings: &Settings, ready: &Path, previous: Option<&Urls>, gateway: u16) -> Vec<OsString> {
     let (api, metrics) = match previous {
         Some(urls) => (
             authority(&urls.api).to_owned(),
@@ -243,6 +270,7 @@ fn arguments(settings: &Settings, ready: &Path, previous: Option<&Urls>) -> Vec<
         "--receiver-allow=127.0.0.0/8,::1/128".into(),
         // It speaks plain HTTP, on loopback.
         "--console-insecure-cookie".into(),
+        format!("--console-gateway-url=ws://127.0.0.1:{gateway}/v1/console").into(),
     ];
     if let Some(file) = &settings.receiver_ca {
         arguments.extend(["--receiver-ca".into(), file.into()]);
@@ -305,7 +333,7 @@ mod tests {
     fn built(words: &[&str]) -> Vec<String> {
         let words = [&["run"], words].concat();
         let command = <Command as clap::Parser>::try_parse_from(words).unwrap();
-        let arguments = arguments(&command.settings, Path::new("/a b/ready.json"), None);
+        let arguments = arguments(&command.settings, Path::new("/a b/ready.json"), None, 8081);
         let arguments = arguments.into_iter();
         arguments
             .map(|argument| argument.into_string().unwrap())
@@ -325,6 +353,7 @@ mod tests {
             "--identity=local-run",
             "--receiver-allow=127.0.0.0/8,::1/128",
             "--console-insecure-cookie",
+            "--console-gateway-url=ws://127.0.0.1:8081/v1/console",
         ];
         assert_eq!(built(&[]), usual);
 
@@ -349,6 +378,7 @@ mod tests {
                 usual[7],
                 usual[8],
                 usual[9],
+                usual[10],
                 "--receiver-ca",
                 file
             ]

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::console::ConsoleType;
 use crate::money::{Money, UnitMoney};
 use resources::Plan;
 
@@ -44,6 +45,8 @@ pub struct RegionOffer {
     pub backups: bool,
     /// Whether its instances can be attached to private networks.
     pub private_networks: bool,
+    /// The consoles of its instances that can be opened.
+    pub consoles: Vec<ConsoleType>,
 }
 
 /// An image that can be installed.

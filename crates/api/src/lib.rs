@@ -46,7 +46,8 @@
 //! # Modules
 //!
 //! - [`envelope`]: what is around every answer; [`error`]: errors; [`time`]: times;
-//! - [`instance`]: servers; [`backup`]: their backups; [`monitoring`]: their usage, and alerts; [`catalogue`]: what can be ordered;
+//! - [`instance`]: servers; [`console`]: access to their consoles; [`backup`]: their backups; [`monitoring`]: their usage, and alerts;
+//! - [`catalogue`]: what can be ordered;
 //! - [`webhook`]: receivers; [`delivery`]: what is sent to them; [`event`]: what has happened;
 //! - [`account`]: the account; [`key`]: its API keys; [`invoice`]: what it is billed; [`money`]: amounts and prices;
 //! - [`schema`]: schemas of the OpenAPI document that have no Rust type.
@@ -56,6 +57,7 @@
 pub mod account;
 pub mod backup;
 pub mod catalogue;
+pub mod console;
 pub mod delivery;
 pub mod envelope;
 pub mod error;
@@ -72,6 +74,7 @@ pub mod webhook;
 pub use account::{Account, AccountQuotas, Quota};
 pub use backup::{Backup, BackupError, BackupStatus, CreateBackup};
 pub use catalogue::{ImageOffer, PlanOffer, RegionOffer};
+pub use console::{Console, ConsoleType, OpenConsole};
 pub use delivery::{Delivery, DeliveryAttempt, DeliveryHeaders, DeliveryRequest, DeliveryStatus, Retry};
 pub use envelope::{CursorList, CursorPagination, List, Pagination, Single};
 pub use error::{Detail, ErrorAnswer, ErrorBody, ErrorCode};

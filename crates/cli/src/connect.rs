@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::{CliError, output};
 use runtime::{
-    Health, Metrics, ServerTime,
+    ServerTime,
     client::{self, CallError, Observers, Pages, bounded},
     kubeconfig::{ClusterArgs, KubeconfigFailure},
 };
@@ -61,9 +61,8 @@ impl Cluster {
         let namespace = config.default_namespace.clone();
         let time = ServerTime::default();
         let observers = Observers {
-            health: Health::default(),
-            metrics: Metrics::new(),
             time: time.clone(),
+            ..Observers::default()
         };
         let client =
             client::connect(config, observers).map_err(|error| CliError::Kubeconfig(innermost(&error)))?;

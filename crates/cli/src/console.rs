@@ -1,4 +1,4 @@
-//! `stellage console …`.
+//! `stellage console …`: sign-in links for the customer console, and the serial line of an instance.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +14,7 @@ use super::{
     objects,
     output::{self, Output},
     program::program,
+    serial::{self, SerialArgs},
 };
 use resources::{
     ApiKey, KeyScope,
@@ -21,6 +22,25 @@ use resources::{
     ids, origin,
 };
 use runtime::kubeconfig::ClusterArgs;
+
+/// Open the serial console of an instance, or make sign-in links for the customer console.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, after_help = SERIAL)]
+pub struct ConsoleArgs {
+    #[command(subcommand)]
+    command: Option<ConsoleCommand>,
+
+    #[command(flatten)]
+    serial: SerialArgs,
+}
+
+const SERIAL: &str = "\
+The API key, with the scope write, is taken from the environment variable STELLAGE_API_KEY. Ctrl+] ends it.
+
+Examples:
+  stellage console web-1 --url https://cloud.example.com
+  stellage console i-4q7hz0c9k2m8x1ta
+  echo uptime | stellage console web-1";
 
 /// Make sign-in links for the customer console.
 #[derive(Debug, Subcommand)]
@@ -69,9 +89,11 @@ struct Made<'a> {
     expires_at: Timestamp,
 }
 
-pub(super) async fn run(command: ConsoleCommand, which: &ClusterArgs) -> Result<(), CliError> {
-    let ConsoleCommand::Link(args) = command;
-    link(&Cluster::of(which).await?, args).await
+pub(super) async fn run(args: ConsoleArgs, which: &ClusterArgs) -> Result<(), CliError> {
+    match args.command {
+        Some(ConsoleCommand::Link(args)) => link(&Cluster::of(which).await?, args).await,
+        None => serial::run(args.serial).await,
+    }
 }
 
 async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {

@@ -1,6 +1,6 @@
 //! `stellage invoice …`. Invoices are in the operator's namespace, and outlive their accounts.
 
-use std::{cmp::Reverse, time::Duration};
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
@@ -24,7 +24,7 @@ use super::{
 use domain::invoice::{
     Total,
     ledger::credit,
-    render::{Form, e_invoice, json as model},
+    render::{Form, json as model, ubl},
 };
 use resources::{
     Account, Invoice, InvoiceLine, InvoicePage, InvoicePhase, ids,
@@ -57,7 +57,7 @@ pub enum InvoiceCommand {
 }
 
 const LIST: &str = "\
-The account may have been deleted.
+The account may have been deleted. The invoices of an account that had the same name before are listed, too.
 
 Examples:
   stellage invoice list --account ada
@@ -180,12 +180,12 @@ fn cents(text: &str) -> Result<Cents, String> {
 }
 
 fn reason(text: &str) -> Result<String, String> {
-    let is_right = (1..=MAX_TEXT).contains(&text.chars().count()) && !text.chars().any(char::is_control);
-    if is_right {
+    let is_right = text.chars().count() <= MAX_TEXT && !text.chars().any(char::is_control);
+    if is_right && !text.trim().is_empty() {
         Ok(text.to_owned())
     } else {
         Err(format!(
-            "must have 1 to {MAX_TEXT} characters, and no control characters"
+            "must have 1 to {MAX_TEXT} characters, not only spaces, and no control characters"
         ))
     }
 }
@@ -206,14 +206,10 @@ struct View {
 impl View {
     fn of(invoice: &Invoice) -> Self {
         Self {
-            phase: invoice
-                .status
-                .as_ref()
-                .map(|status| status.phase)
-                .unwrap_or_default(),
+            phase: invoice.phase(),
             name: invoice.name_any(),
             account: invoice.spec.account_name.clone(),
-            held: invoice.status.as_ref().and_then(|status| status.held.clone()),
+            held: invoice.held().map(str::to_owned),
             invoice: model::issued(invoice),
         }
     }
@@ -254,14 +250,7 @@ async fn select(cluster: &Cluster, params: ListParams) -> Result<Vec<Invoice>, C
         .into_iter()
         .filter_map(|object| object.0.map_err(note_unreadable).ok());
     let mut all: Vec<Invoice> = readable.collect();
-    all.sort_by_key(|invoice| {
-        let issued_at = invoice.status.as_ref().and_then(|status| status.issued_at);
-        (
-            Reverse(invoice.spec.period.from),
-            !invoice.is_invoice(),
-            issued_at,
-        )
-    });
+    all.sort_by(Invoice::listed_before);
     Ok(all)
 }
 
@@ -270,20 +259,17 @@ async fn of_origin(cluster: &Cluster, origin: &str) -> Result<Vec<Invoice>, CliE
     select(cluster, ListParams::default().labels(&label)).await
 }
 
-/// The invoices of an account, which may be gone.
+/// The invoices of the account of this name, and of those that had it before and are gone.
 async fn of_account(cluster: &Cluster, name: &str) -> Result<Vec<Invoice>, CliError> {
-    match account::get(cluster, name).await {
-        Ok(account) => of_origin(cluster, origin::uid(&account.metadata)).await,
-        Err(CliError::NoAccount(_)) => {
-            let mut all = select(cluster, ListParams::default()).await?;
-            all.retain(|invoice| invoice.spec.account_name == name);
-            if all.is_empty() {
-                return Err(CliError::NoAccount(name.to_owned()));
-            }
-            Ok(all)
-        }
-        Err(error) => Err(error),
+    let all = select(
+        cluster,
+        ListParams::default().fields(&format!("spec.accountName={name}")),
+    )
+    .await?;
+    if all.is_empty() {
+        account::get(cluster, name).await?;
     }
+    Ok(all)
 }
 
 /// The invoice with this number, name or id.
@@ -394,7 +380,7 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
             ),
         });
     }
-    let missing = e_invoice::missing(&invoice);
+    let missing = ubl::missing(&invoice);
     if form == Form::Ubl && !missing.is_empty() {
         return Err(CliError::WrongState {
             what: format!("invoice {}", args.name),
@@ -415,7 +401,7 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
 fn describe(invoice: &Invoice, lines: &[InvoiceLine]) {
     let view = View::of(invoice);
     let shown = &view.invoice;
-    let status = invoice.status.clone().unwrap_or_default();
+    let status = invoice.content();
     let is_issued = invoice.is_issued();
     let party = |party: Option<&resources::invoice::Party>| {
         or_dash(
@@ -466,7 +452,7 @@ fn describe(invoice: &Invoice, lines: &[InvoiceLine]) {
         output::note("It is open; GET /v1/invoices/current shows its lines so far.");
     }
     if !lines.is_empty() {
-        let rows: Vec<[String; 7]> = lines.iter().flat_map(rows).collect();
+        let rows: Vec<[String; 7]> = lines.iter().flat_map(InvoiceLine::table).collect();
         output::line("");
         let head = [
             "INSTANCE", "NAME", "PLAN", "HOURS", "PER HOUR", "AMOUNT", "TO PAY",
@@ -477,11 +463,7 @@ fn describe(invoice: &Invoice, lines: &[InvoiceLine]) {
 
 async fn lines(cluster: &Cluster, invoice: &Invoice) -> Result<Vec<InvoiceLine>, CliError> {
     let mut lines = invoice.spec.lines.clone();
-    let is_long = invoice
-        .status
-        .as_ref()
-        .is_some_and(|status| !status.page_lines.is_empty());
-    if is_long {
+    if !invoice.content().page_lines.is_empty() {
         let api = Api::<InvoicePage>::all(cluster.client.clone());
         let of_invoice = format!("{INVOICE_LABEL}={}", invoice.name());
         let pages = Pages::of(api, ListParams::default().limit(50).labels(&of_invoice));
@@ -537,12 +519,12 @@ async fn close(cluster: &Cluster, args: &CloseArgs) -> Result<(), CliError> {
         match situation(&all, until) {
             Situation::Closed(invoice) => return tell(invoice, "Issued", args.output),
             Situation::Nothing => return nothing(until, args),
-            Situation::Open(invoice) if held(invoice).is_some() => {
+            Situation::Open(invoice) if invoice.held().is_some() => {
                 return Err(CliError::Failed {
                     what: format!("the invoice of account {}", args.account),
                     why: format!(
                         "cannot be issued: {}; it is issued once that is done",
-                        held(invoice).unwrap_or_default()
+                        invoice.held().unwrap_or_default()
                     ),
                     look: format!("{} invoice list --account {}", program(), args.account),
                 });
@@ -560,14 +542,9 @@ async fn close(cluster: &Cluster, args: &CloseArgs) -> Result<(), CliError> {
     }
 }
 
-fn held(invoice: &Invoice) -> Option<&str> {
-    invoice.status.as_ref()?.held.as_deref()
-}
-
 async fn take_back(cluster: &Cluster, args: &CreditArgs) -> Result<(), CliError> {
     let invoice = find(cluster, &args.invoice, None).await?;
-    let number = invoice.status.as_ref().and_then(|status| status.number.clone());
-    let (Some(number), true, true) = (number, invoice.is_issued(), invoice.is_invoice()) else {
+    let (Some(number), true) = (invoice.number(), invoice.is_invoice()) else {
         let what = if invoice.is_invoice() {
             "is open"
         } else {
@@ -583,17 +560,12 @@ async fn take_back(cluster: &Cluster, args: &CreditArgs) -> Result<(), CliError>
             ),
         });
     };
-    let request = request(&invoice, &number, args);
+    let request = request(&invoice, number, args);
     // The operator decides; this only saves a request that it would refuse.
     let all = of_origin(cluster, &invoice.spec.account).await?;
     let is_pending = |other: &&Invoice| {
         let credit = other.spec.credit.as_ref();
-        let phase = other
-            .status
-            .as_ref()
-            .map(|status| status.phase)
-            .unwrap_or_default();
-        phase == InvoicePhase::Open && credit.is_some_and(|credit| credit.invoice == invoice.name())
+        other.phase() == InvoicePhase::Open && credit.is_some_and(|credit| credit.invoice == invoice.name())
     };
     if let Some(pending) = all.iter().find(is_pending) {
         let namespace = pending.metadata.namespace.clone().unwrap_or_default();
@@ -630,18 +602,17 @@ async fn take_back(cluster: &Cluster, args: &CreditArgs) -> Result<(), CliError>
         let now: Invoice = cluster
             .call("read the credit note", api.get(created.name()))
             .await?;
-        let phase = now.status.as_ref().map(|status| status.phase);
-        match phase {
-            Some(InvoicePhase::Issued) => return tell(&now, "Issued", args.output),
-            Some(InvoicePhase::Refused) => {
+        match now.phase() {
+            InvoicePhase::Issued => return tell(&now, "Issued", args.output),
+            InvoicePhase::Refused => {
                 return Err(CliError::Failed {
                     what: format!("the credit note for invoice {number}"),
-                    why: format!("was refused: {}", held(&now).unwrap_or_default()),
+                    why: format!("was refused: {}", now.held().unwrap_or_default()),
                     look,
                 });
             }
             _ if Instant::now() < deadline => sleep(POLL).await,
-            _ => {
+            InvoicePhase::Open => {
                 return Err(CliError::TimedOut {
                     what: format!("the credit note for invoice {number}"),
                     seconds: args.timeout.as_secs(),
@@ -665,8 +636,8 @@ fn request(invoice: &Invoice, number: &str, args: &CreditArgs) -> Invoice {
         reason: args.reason.clone(),
     });
     // Another name for each request, so that two at once are two.
-    let seed = format!("{number}\n{}", Timestamp::now());
-    let mut request = Invoice::new(&ids::invoice_name(&spec.account, &seed), spec);
+    let seed = format!("{}\n{number}\n{}", spec.account, Timestamp::now());
+    let mut request = Invoice::new(&ids::credit_note_name(&seed), spec);
     let label = (ACCOUNT_ORIGIN_LABEL.to_owned(), invoice.spec.account.clone());
     request.metadata.labels = Some([label].into());
     request
@@ -702,7 +673,7 @@ fn situation(all: &[Invoice], until: Timestamp) -> Situation<'_> {
     if until <= open.spec.period.from {
         return Situation::TooEarly(open.spec.period.from);
     }
-    match open.status.as_ref().and_then(|status| status.nothing_until) {
+    match open.content().nothing_until {
         Some(nothing_until) if nothing_until == until => Situation::Nothing,
         _ => Situation::Open(open),
     }
@@ -713,13 +684,9 @@ fn tell(invoice: &Invoice, what: &str, format: Output) -> Result<(), CliError> {
     if format == Output::Json {
         return output::json(&view);
     }
-    let kind = if invoice.is_invoice() {
-        "invoice"
-    } else {
-        "credit note"
-    };
     output::line(&format!(
-        "{what} {kind} {} ({}): {} to {}, {}",
+        "{what} {} {} ({}): {} to {}, {}",
+        invoice.word(),
         or_dash(view.invoice.number.as_ref()),
         view.name,
         invoice.spec.period.from,
@@ -738,31 +705,6 @@ fn nothing(until: Timestamp, args: &CloseArgs) -> Result<(), CliError> {
         args.account
     ));
     Ok(())
-}
-
-/// The rows of a line: what is to be paid is in the last of them.
-fn rows(line: &InvoiceLine) -> Vec<[String; 7]> {
-    let rows = line.rows();
-    let last = rows.len().saturating_sub(1);
-    let rows = rows.into_iter().enumerate().map(|(index, row)| {
-        let only = |at: usize, text: &str| {
-            if index == at {
-                text.to_owned()
-            } else {
-                String::new()
-            }
-        };
-        [
-            only(0, &line.instance_id),
-            only(0, &line.name),
-            format!("{} {}", row.plan, row.note).trim_end().to_owned(),
-            row.hours,
-            row.unit_price,
-            row.amount,
-            only(last, &Cents(line.amount_cents).to_string()),
-        ]
-    });
-    rows.collect()
 }
 
 #[cfg(test)]

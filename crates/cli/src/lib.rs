@@ -17,6 +17,7 @@ mod delivery;
 mod doctor;
 mod duration;
 mod events;
+mod http;
 mod instance;
 mod invoice;
 mod key;
@@ -27,6 +28,7 @@ mod output;
 mod program;
 mod region;
 mod secret;
+mod serial;
 mod transfer;
 mod wait;
 mod webhook;
@@ -60,7 +62,7 @@ pub enum Command {
     /// Send deliveries to webhooks again
     #[command(subcommand, visible_alias = "deliveries", alias = "dlv")]
     Delivery(delivery::DeliveryCommand),
-    /// Create, list and show accounts
+    /// Create accounts
     #[command(subcommand)]
     Account(account::AccountCommand),
     /// List and show invoices, issue them early, and take back what they bill
@@ -69,9 +71,8 @@ pub enum Command {
     /// Create and revoke API keys
     #[command(subcommand)]
     Key(key::KeyCommand),
-    /// Make sign-in links for the customer console
-    #[command(subcommand)]
-    Console(console::ConsoleCommand),
+    /// Open the serial console of an instance, or make sign-in links for the customer console
+    Console(console::ConsoleArgs),
     /// Print the events of an account as they happen, and forward them to a receiver
     ///
     /// For developing a receiver on a laptop: forwarded events are signed like deliveries. Events go to stdout, one per line;
@@ -117,7 +118,7 @@ pub async fn run(command: Command, which: &ClusterArgs) -> Result<(), CliError> 
         Command::Account(command) => account::run(command, which).await,
         Command::Invoice(command) => invoice::run(command, which).await,
         Command::Key(command) => key::run(command, which).await,
-        Command::Console(command) => console::run(command, which).await,
+        Command::Console(args) => console::run(args, which).await,
         Command::Listen(args) => listen::run(args, which).await,
         Command::Events(args) => events::run(args, which).await,
         Command::Doctor(args) => doctor::run(args, which).await,
@@ -327,6 +328,22 @@ pub enum CliError {
         /// The servers in the region.
         servers: usize,
     },
+    /// So many servers of a region belong to no Instance that they are hardly left over.
+    #[error(
+        "servers in the region: {servers}, of which {orphans} have no Instance in this cluster; nothing is deleted\nIs it the one where Stellage runs? --kubeconfig and --context choose another. If instances were lost, restore them: they find their servers again. If all these servers are really left over, add --force."
+    )]
+    ManyOrphans {
+        /// The servers without an Instance.
+        orphans: usize,
+        /// The servers in the region.
+        servers: usize,
+    },
+    /// Ctrl-C while `doctor` tests a region.
+    #[error("the test was interrupted; {left}")]
+    TestInterrupted {
+        /// What is left of it.
+        left: String,
+    },
     /// Checks of `doctor` have failed; it has printed them.
     #[error("{failed} of {of} checks failed")]
     Unwell {
@@ -355,7 +372,7 @@ impl CliError {
     /// The program's exit code.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Interrupted { .. } => INTERRUPTED,
+            Self::Interrupted { .. } | Self::TestInterrupted { .. } => INTERRUPTED,
             Self::Unchecked { .. } => 2,
             _ => 1,
         }

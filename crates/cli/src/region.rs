@@ -10,10 +10,7 @@ use kube::{
 };
 
 use super::{CliError, connect::Cluster};
-use domain::catalogue::{
-    Catalogue,
-    region::{self, KubeVirt},
-};
+use domain::catalogue::{Catalogue, region::KubeVirt};
 use runtime::kubeconfig::ClusterArgs;
 
 /// Where the settings of regions are.
@@ -43,12 +40,12 @@ impl CatalogueArgs {
             return Err(wrong("--catalogue", why));
         };
         let catalogue = Catalogue::load(file).map_err(|error| wrong("--catalogue", error.to_string()))?;
-        let settings = settings(&catalogue, code).map_err(|why| wrong("--region", why))?;
-        let kubeconfig = match (&self.region_kubeconfig, &settings.cluster) {
-            (Some(file), _) | (None, region::Cluster::Kubeconfig(file)) => Some(file.clone()),
-            (None, region::Cluster::InCluster) => None,
-        };
-        if let Some(file) = kubeconfig.as_ref().filter(|file| !file.exists()) {
+        let mut settings = settings(&catalogue, code).map_err(|why| wrong("--region", why))?;
+        if let Some(file) = &self.region_kubeconfig {
+            Arc::make_mut(&mut settings).kubeconfig.clone_from(file);
+        }
+        let file = &settings.kubeconfig;
+        if !file.exists() {
             let why = format!(
                 "there is no file {}; run this in a pod of the controllers, or give the region's kubeconfig",
                 file.display()
@@ -57,7 +54,7 @@ impl CatalogueArgs {
         }
         let which = ClusterArgs {
             context: None,
-            kubeconfig,
+            kubeconfig: Some(file.clone()),
         };
         Ok(Region {
             settings,

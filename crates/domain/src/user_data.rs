@@ -50,20 +50,6 @@ pub enum UserDataFormat {
     Multipart,
 }
 
-impl UserDataFormat {
-    /// The media type of a part of a MIME message that has this format.
-    pub const fn media_type(self) -> &'static str {
-        match self {
-            Self::CloudConfig => "text/cloud-config",
-            Self::Script => "text/x-shellscript",
-            Self::Include => "text/x-include-url",
-            Self::BootHook => "text/cloud-boothook",
-            Self::Jinja => "text/jinja2",
-            Self::Multipart => "multipart/mixed",
-        }
-    }
-}
-
 /// Valid user data, unpacked.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UserData {

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
@@ -13,7 +14,7 @@ use domain::{
     catalogue::region::{Ipv4Prefix, Ipv6Prefix},
     provider::{Addresses, Trouble},
 };
-use resources::Instance;
+use resources::{Instance, origin};
 use runtime::Metrics;
 
 /// How long a released address is given to nobody: routers and peers still send to it what was for the server before, and a creation
@@ -36,9 +37,17 @@ struct State {
     size: u64,
     ipv6: Option<Ipv6Prefix>,
     by_holder: HashMap<u64, Ipv4Addr>,
-    by_address: HashMap<Ipv4Addr, u64>,
+    by_address: HashMap<Ipv4Addr, Holder>,
     /// Released addresses, and when they were released.
     resting: HashMap<Ipv4Addr, Instant>,
+}
+
+/// Who has an address.
+#[derive(Clone, Copy)]
+struct Holder {
+    uid: u64,
+    /// When its server was made; [`Timestamp::MAX`] if none is known.
+    made_at: Timestamp,
 }
 
 /// The addresses of a server, and why it must wait for one.
@@ -48,6 +57,15 @@ pub struct Reservation {
     pub addresses: Addresses,
     /// Why a server that has not been made must not be made now.
     pub trouble: Option<Trouble>,
+}
+
+/// These Instances, the oldest first: of several with one address, the first keeps it.
+pub(crate) fn oldest_first<I: std::borrow::Borrow<Instance>>(mut instances: Vec<I>) -> Vec<I> {
+    instances.sort_by_cached_key(|instance| {
+        let metadata = &instance.borrow().metadata;
+        (origin::created_at(metadata), origin::uid(metadata).to_owned())
+    });
+    instances
 }
 
 /// The addresses in the status of an Instance.
@@ -94,21 +112,30 @@ impl Ipam {
         self.show(state);
     }
 
-    /// Takes the address that a server has. Where several have the same one, it is that of the first: adopt the oldest first. Returns
-    /// whether the address is this server's.
-    pub fn adopt(&self, uid: &str, addresses: &Addresses) -> bool {
+    /// Takes the address that a server has, which was made at this time; `None` if it may not have been made yet. Where several have
+    /// the same one, it is that of the server that was made first, or else of the first that is adopted: adopt the oldest first.
+    /// Returns whether the address is this server's.
+    pub fn adopt(&self, uid: &str, addresses: &Addresses, made_at: Option<Timestamp>) -> bool {
         let Some(address) = parsed(addresses) else {
             return true;
         };
         let state = &mut *self.state.lock();
-        let is_own = state.adopt(holder(uid), address);
+        let is_own = state.adopt(holder(uid, made_at), address);
         self.show(state);
         is_own
     }
 
+    /// Forgets what is taken, to be adopted anew. What rests goes on resting.
+    pub fn forget(&self) {
+        let state = &mut *self.state.lock();
+        state.by_holder.clear();
+        state.by_address.clear();
+        self.show(state);
+    }
+
     /// The addresses of a server: those that are `known` from its status, and for others the ones that it is given.
     pub fn reserve(&self, uid: &str, known: &Addresses, now: Instant) -> Reservation {
-        let own = holder(uid);
+        let own = holder(uid, None);
         let state = &mut *self.state.lock();
         let (ipv4, trouble) = match &known.ipv4 {
             Some(text) => {
@@ -138,7 +165,7 @@ impl Ipam {
     /// Releases the address of a server that is gone. It rests for a while.
     pub fn release(&self, uid: &str, now: Instant) {
         let state = &mut *self.state.lock();
-        if let Some(address) = state.by_holder.remove(&holder(uid)) {
+        if let Some(address) = state.by_holder.remove(&key(uid)) {
             state.by_address.remove(&address);
             state.wake(now);
             state.resting.insert(address, now);
@@ -157,19 +184,27 @@ impl Ipam {
 }
 
 impl State {
-    /// Takes an address, unless somebody else has it. Addresses of other prefixes are nobody's concern here.
-    fn adopt(&mut self, own: u64, address: Ipv4Addr) -> bool {
-        if self.by_holder.get(&own) == Some(&address)
-            || !self.ipv4.iter().any(|prefix| prefix.serves(address))
-        {
+    /// Takes an address, unless somebody else has it. A server that was made before it was known takes it from whoever has been given
+    /// it meanwhile. Addresses of other prefixes are nobody's concern here.
+    fn adopt(&mut self, own: Holder, address: Ipv4Addr) -> bool {
+        if !self.ipv4.iter().any(|prefix| prefix.serves(address)) {
             return true;
         }
-        if *self.by_address.entry(address).or_insert(own) != own {
-            return false;
+        match self.by_address.get_mut(&address) {
+            Some(holder) if holder.uid == own.uid => {
+                holder.made_at = holder.made_at.min(own.made_at);
+                return true;
+            }
+            Some(holder) if holder.made_at <= own.made_at => return false,
+            Some(holder) => {
+                self.by_holder.remove(&holder.uid);
+            }
+            None => {}
         }
+        self.by_address.insert(address, own);
         self.resting.remove(&address);
         // It had been given another one, which never got into its status.
-        if let Some(before) = self.by_holder.insert(own, address) {
+        if let Some(before) = self.by_holder.insert(own.uid, address) {
             self.by_address.remove(&before);
         }
         true
@@ -177,8 +212,8 @@ impl State {
 
     /// The address that has been given to a server, or else a free one. The search begins at a place that depends on the UID, so that
     /// another process, which does not know yet what this one has given, is not likely to give the same one to another server.
-    fn lease(&mut self, own: u64, uid: &str, now: Instant) -> Option<Ipv4Addr> {
-        if let Some(address) = self.by_holder.get(&own) {
+    fn lease(&mut self, own: Holder, uid: &str, now: Instant) -> Option<Ipv4Addr> {
+        if let Some(address) = self.by_holder.get(&own.uid) {
             return Some(*address);
         }
         self.wake(now);
@@ -196,7 +231,7 @@ impl State {
         };
         let free = all.find(is_free)?;
         self.by_address.insert(free, own);
-        self.by_holder.insert(own, free);
+        self.by_holder.insert(own.uid, free);
         Some(free)
     }
 
@@ -259,8 +294,15 @@ fn taken(address: &str) -> Trouble {
 }
 
 /// The key that stands for a server's UID.
-fn holder(uid: &str) -> u64 {
+fn key(uid: &str) -> u64 {
     seed(uid, b"lease")
+}
+
+fn holder(uid: &str, made_at: Option<Timestamp>) -> Holder {
+    Holder {
+        uid: key(uid),
+        made_at: made_at.unwrap_or(Timestamp::MAX),
+    }
 }
 
 /// 64 bits that depend on a UID and a name.
@@ -343,17 +385,21 @@ mod tests {
         assert_eq!(reserve(&ipam, "b", now + REST), Ok(only));
         // Whoever has had it all along need not wait.
         ipam.release("b", now);
-        assert!(ipam.adopt("c", &known("192.0.2.7")));
+        assert!(ipam.adopt("c", &known("192.0.2.7"), None));
         assert_eq!(reserve(&ipam, "b", now + REST), Err("NoFreeAddress"));
     }
 
+    /// Row 51 of the failure matrix (docs/kubevirt.md).
     #[test]
     fn what_servers_have_is_taken_and_of_two_with_one_address_the_second_is_told() {
         let now = Instant::now();
         let ipam = Ipam::new("de-fra-1", vec![prefix("192.0.2.0/29", "192.0.2.1")], None);
-        assert!(ipam.adopt("old", &known("192.0.2.2")) && ipam.adopt("old", &known("192.0.2.2")));
-        assert!(!ipam.adopt("new", &known("192.0.2.2")));
-        assert!(ipam.adopt("elsewhere", &known("10.0.0.1")) && ipam.adopt("none", &Addresses::default()));
+        assert!(ipam.adopt("old", &known("192.0.2.2"), None) && ipam.adopt("old", &known("192.0.2.2"), None));
+        assert!(!ipam.adopt("new", &known("192.0.2.2"), None));
+        assert!(
+            ipam.adopt("elsewhere", &known("10.0.0.1"), None)
+                && ipam.adopt("none", &Addresses::default(), None)
+        );
         let told = ipam.reserve("new", &known("192.0.2.2"), now);
         assert_eq!(
             told.addresses,
@@ -366,6 +412,43 @@ mod tests {
         }
         ipam.release("old", now);
         assert_eq!(ipam.reserve("new", &known("192.0.2.2"), now).trouble, None);
+    }
+
+    #[test]
+    fn of_two_servers_with_one_address_the_one_that_was_made_first_keeps_it_and_the_newer_is_told() {
+        let now = Instant::now();
+        let ipam = Ipam::new("de-fra-1", vec![prefix("192.0.2.0/30", "192.0.2.1")], None);
+        let made_at = |seconds| Some(Timestamp::from_second(seconds).unwrap());
+        // Given away before anybody knew of the server that has it.
+        assert_eq!(reserve(&ipam, "new", now), Ok("192.0.2.2".parse().unwrap()));
+        assert!(ipam.adopt("old", &known("192.0.2.2"), made_at(100)));
+        let told = ipam.reserve("new", &known("192.0.2.2"), now);
+        assert_eq!(told.trouble.unwrap().reason, "AddressTaken");
+        assert_eq!(
+            reserve(&ipam, "new", now),
+            Err("NoFreeAddress"),
+            "it has it no longer"
+        );
+        // Both were made, and the list has the newer one first.
+        assert!(!ipam.adopt("new", &known("192.0.2.2"), made_at(200)));
+        ipam.forget();
+        assert!(ipam.adopt("new", &known("192.0.2.2"), made_at(200)));
+        assert!(ipam.adopt("old", &known("192.0.2.2"), made_at(100)));
+        assert!(!ipam.adopt("new", &known("192.0.2.2"), made_at(200)));
+        assert_eq!(ipam.reserve("old", &known("192.0.2.2"), now).trouble, None);
+    }
+
+    #[test]
+    fn what_rests_goes_on_resting_when_the_rest_is_forgotten() {
+        let now = Instant::now();
+        let ipam = Ipam::new("de-fra-1", vec![prefix("192.0.2.7/32", "10.0.0.1")], None);
+        reserve(&ipam, "a", now).unwrap();
+        ipam.forget();
+        let only = reserve(&ipam, "b", now).unwrap();
+        ipam.release("b", now);
+        ipam.forget();
+        assert_eq!(reserve(&ipam, "c", now), Err("NoFreeAddress"));
+        assert_eq!(reserve(&ipam, "c", now + REST), Ok(only));
     }
 
     #[test]

@@ -4,13 +4,16 @@
 //! - [`simulator`]: the embedded default, a pure function of spec, status and time;
 //! - [`kubevirt`]: virtual machines in a cluster with KubeVirt;
 //! - [`Regions`]: the provider of the process, in which each region has one of these;
-//! - [`ipam`]: the addresses of servers.
+//! - [`ipam`]: the addresses of servers;
+//! - [`consoles`]: the consoles of servers; `serial_line`: that of a simulated one.
 
 #![warn(missing_docs)]
 
+pub mod consoles;
 pub mod ipam;
 pub mod kubevirt;
 mod regions;
+mod serial_line;
 pub mod simulator;
 
 use std::{future::Future, sync::Arc};
@@ -20,7 +23,9 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use domain::{
-    provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window},
+    provider::{
+        Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Trouble, Usage, Window,
+    },
     user_data::UserData,
 };
 use resources::{Backup, Instance};
@@ -31,6 +36,9 @@ pub use self::regions::{Clusters, RegionalUsage, Regions};
 pub trait Instances: Send + Sync + 'static {
     /// The observation of the server of this Instance may have changed. Only a hint: a call may be missed, or made for nothing.
     fn changed(&self, namespace: &str, name: &str);
+
+    /// All of them.
+    fn all(&self) -> Vec<Arc<Instance>>;
 
     /// Whether there is this Instance, first created with this UID.
     fn has(&self, namespace: &str, name: &str, uid: &str) -> bool;
@@ -43,10 +51,9 @@ pub struct Step<'a> {
     pub instance: &'a Instance,
     /// Public id of its account; empty if there is no Account.
     pub account: &'a str,
-    /// The user data, if the operation may install the server and there is any.
-    pub user_data: Option<&'a UserData>,
-    /// The backup that the operation restores, unless it has been deleted since the operation began.
-    pub backup: Option<&'a Backup>,
+    /// The user data, if the operation may install the server and there is any; or why it cannot be had. Without it, no server is
+    /// installed, but one that is installed already is made to run.
+    pub user_data: Result<Option<&'a UserData>, &'a Trouble>,
     /// The time.
     pub now: Timestamp,
 }

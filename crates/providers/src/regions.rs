@@ -9,20 +9,21 @@ use std::{
 
 use futures::future::{BoxFuture, join_all, try_join_all};
 use jiff::Timestamp;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     Instances, Provider, Step, UsageSource,
-    kubevirt::cluster::{self, Cluster},
+    ipam::{self, Ipam},
+    kubevirt::cluster::{self, Cluster, ConnectError},
     simulator::{SimulatedUsage, Simulator},
 };
 use domain::{
-    catalogue::region::KubeVirt,
+    catalogue::region::{KubeVirt, Namespaces},
     provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window},
 };
-use resources::{Backup, Instance};
-use runtime::{Metrics, shared_catalogue::SharedCatalogue};
+use resources::{Backup, Instance, origin};
+use runtime::{Metrics, metrics::RegionLabels, shared_catalogue::SharedCatalogue};
 
 /// How often the catalogue is looked at, and a cluster that could not be connected is tried again.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -37,6 +38,10 @@ struct Shared {
     running: RwLock<HashMap<String, Running>>,
     /// Those whose servers they run, in a term as leader.
     instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
+    /// The servers that are gone, in this term, by the UID of their Instance.
+    gone: Arc<Mutex<HashMap<String, cluster::Gone>>>,
+    /// Says which regions are simulated.
+    catalogue: SharedCatalogue,
     metrics: Metrics,
     /// When this process began to watch them.
     since: Timestamp,
@@ -47,14 +52,24 @@ struct Running {
     settings: Arc<KubeVirt>,
     /// `None` until its kubeconfig can be used.
     cluster: Option<Arc<Cluster>>,
+    /// The addresses of its servers.
+    ipam: Arc<Ipam>,
+    /// The kubeconfig that it was connected with.
+    kubeconfig: Vec<u8>,
     /// Ends its watches.
     end: CancellationToken,
     /// What the log has said about its kubeconfig.
     complaint: String,
 }
 
-/// The cluster of a region is not connected.
-struct NotConnected;
+/// A term as leader: while it lasts, the clusters run the servers of the Instances.
+struct Term<'a>(&'a Clusters);
+
+impl Drop for Term<'_> {
+    fn drop(&mut self) {
+        self.0.set_instances(None);
+    }
+}
 
 /// Where the servers of a region run.
 enum Place {
@@ -65,20 +80,22 @@ enum Place {
 }
 
 impl Clusters {
-    /// No clusters yet: [`follow`](Self::follow) connects them.
-    pub fn new(metrics: Metrics, now: Timestamp) -> Self {
+    /// No clusters yet: [`follow`](Self::follow) connects those of the catalogue.
+    pub fn new(catalogue: SharedCatalogue, metrics: Metrics, now: Timestamp) -> Self {
         Self(Arc::new(Shared {
             running: RwLock::default(),
             instances: Arc::default(),
+            gone: Arc::default(),
+            catalogue,
             metrics,
             since: now,
         }))
     }
 
     /// Connects the clusters of the catalogue's regions, and follows its changes, until shutdown.
-    pub async fn follow(self, catalogue: SharedCatalogue, shutdown: CancellationToken) {
+    pub async fn follow(self, shutdown: CancellationToken) {
         loop {
-            self.adjust(&catalogue, &shutdown).await;
+            self.adjust(&shutdown).await;
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(CHECK_EVERY) => {}
@@ -88,68 +105,169 @@ impl Clusters {
         }
     }
 
-    async fn adjust(&self, catalogue: &SharedCatalogue, shutdown: &CancellationToken) {
-        let catalogue = catalogue.current();
-        let wanted: BTreeMap<&String, &Arc<KubeVirt>> = catalogue
-            .regions
-            .iter()
-            .filter_map(|region| Some((&region.code, region.kubevirt.as_ref()?)))
-            .collect();
+    async fn adjust(&self, shutdown: &CancellationToken) {
+        let catalogue = self.0.catalogue.current();
+        let wanted: BTreeMap<&str, &Arc<KubeVirt>> = catalogue.real_regions().collect();
         self.0.running.write().retain(|code, running| {
-            let stays = wanted
-                .get(code)
-                .is_some_and(|settings| **settings == running.settings);
+            let stays = wanted.contains_key(code.as_str());
             if !stays {
                 running.end.cancel();
+                self.0.metrics.forget_region(code);
             }
             stays
         });
         for (code, settings) in wanted {
-            let before = {
+            // Without the file, it goes on with what it has.
+            let kubeconfig = std::fs::read(&settings.kubeconfig).unwrap_or_default();
+            let (is_connected, has_these) = {
                 let running = self.0.running.read();
-                let before = running.get(code);
-                if before.is_some_and(|running| running.cluster.is_some()) {
-                    continue;
-                }
-                before
-                    .map(|running| running.complaint.clone())
-                    .unwrap_or_default()
+                let before = running.get(code).filter(|before| before.cluster.is_some());
+                let before = before.filter(|before| before.settings == *settings);
+                let is_same = |it: &Running| kubeconfig.is_empty() || it.kubeconfig == kubeconfig;
+                (before.is_some(), before.is_some_and(is_same))
             };
-            let end = shutdown.child_token();
-            let context = cluster::Context {
-                instances: self.0.instances.clone(),
-                metrics: self.0.metrics.clone(),
-                shutdown: end.clone(),
-            };
-            let (cluster, complaint) = match Cluster::connect(code, settings, context).await {
-                Ok(cluster) => (Some(Arc::new(cluster)), String::new()),
-                Err(error) => (None, error.to_string()),
-            };
-            if !complaint.is_empty() && complaint != before {
-                tracing::error!(
-                    region = code,
-                    error = complaint,
-                    "cannot reach the region's cluster"
-                );
+            if has_these {
+                continue;
             }
-            let running = Running {
-                settings: settings.clone(),
-                cluster,
-                end,
-                complaint,
-            };
-            self.0.running.write().insert(code.clone(), running);
+            // Until that is known, the cluster with the settings before goes on.
+            let config = cluster::config(&settings.kubeconfig).await;
+            if let (true, Err(error)) = (is_connected, &config) {
+                // The new kubeconfig is wrong; the old one may still do.
+                self.complain(code, &error.to_string());
+                continue;
+            }
+            self.exchange(code, settings, kubeconfig, shutdown, |context| {
+                Cluster::connect(code, settings, config?, context)
+            });
         }
     }
 
-    /// Removes what is left in the regions of an account whose Instances and Backups are all gone. `account` is its namespace.
-    pub async fn forget_account(&self, account: &str) -> Result<(), ProviderError> {
+    /// Puts a cluster with these settings in the place of the one before, if there was one. Its addresses stay.
+    fn exchange(
+        &self,
+        code: &str,
+        settings: &Arc<KubeVirt>,
+        kubeconfig: Vec<u8>,
+        shutdown: &CancellationToken,
+        connect: impl FnOnce(cluster::Context) -> Result<Cluster, ConnectError>,
+    ) {
+        let mut running = self.0.running.write();
+        let before = running.remove(code);
+        if let Some(before) = &before {
+            before.end.cancel();
+        }
+        let (ipam, said) = if let Some(before) = before {
+            (before.ipam, before.complaint)
+        } else {
+            let ipam = Ipam::new(code, Vec::new(), None).with_metrics(&self.0.metrics);
+            (Arc::new(ipam), String::new())
+        };
+        let network = &settings.network;
+        ipam.replace(network.ipv4.clone(), network.ipv6.clone());
+        // It may have been away, or have had fewer prefixes, when the term began.
+        for instance in self.known() {
+            adopt(code, &ipam, &instance);
+        }
+        let end = shutdown.child_token();
+        let context = cluster::Context {
+            instances: self.0.instances.clone(),
+            ipam: ipam.clone(),
+            gone: self.0.gone.clone(),
+            metrics: self.0.metrics.clone(),
+            shutdown: end.clone(),
+            only: None,
+        };
+        let (cluster, complaint) = match connect(context) {
+            Ok(cluster) => (Some(Arc::new(cluster)), String::new()),
+            Err(error) => (None, error.to_string()),
+        };
+        if !complaint.is_empty() && complaint != said {
+            tracing::error!(
+                region = code,
+                error = complaint,
+                "cannot reach the region's cluster"
+            );
+        }
+        if cluster.is_none() {
+            let region = code.to_owned();
+            let up = &self.0.metrics.region_up;
+            up.get_or_create_owned(&RegionLabels { region }).set(0);
+        }
+        let now = Running {
+            settings: settings.clone(),
+            cluster,
+            ipam,
+            kubeconfig,
+            end,
+            complaint,
+        };
+        running.insert(code.to_owned(), now);
+    }
+
+    /// Says once what is wrong with a new kubeconfig.
+    fn complain(&self, code: &str, error: &str) {
+        if let Some(running) = self.0.running.write().get_mut(code)
+            && running.complaint != error
+        {
+            tracing::error!(
+                region = code,
+                error,
+                "cannot use the new kubeconfig of the region"
+            );
+            error.clone_into(&mut running.complaint);
+        }
+    }
+
+    /// Begins a term as leader.
+    fn lead(&self, instances: Arc<dyn Instances>) -> Term<'_> {
+        self.set_instances(Some(instances));
+        Term(self)
+    }
+
+    /// Takes anew which addresses are taken: those of the servers, and in a term as leader those that its Instances have been given.
+    fn set_instances(&self, instances: Option<Arc<dyn Instances>>) {
+        // So that no cluster is connected meanwhile.
+        let running = self.0.running.read();
+        *self.0.instances.write() = instances;
+        self.0.gone.lock().clear();
+        let known = self.known();
+        for (code, running) in &*running {
+            running.ipam.forget();
+            for instance in &known {
+                adopt(code, &running.ipam, instance);
+            }
+            if let Some(cluster) = &running.cluster {
+                cluster.adopt_all();
+            }
+        }
+    }
+
+    /// The Instances of a term as leader, the oldest first.
+    fn known(&self) -> Vec<Arc<Instance>> {
+        let all = self.0.instances.read().as_ref().map(|instances| instances.all());
+        ipam::oldest_first(all.unwrap_or_default())
+    }
+
+    /// Removes what is left in the regions of an account whose Instances and Backups are all gone. `namespace` is the account's own,
+    /// and `account` its public id.
+    pub async fn forget_account(&self, namespace: &str, account: &str) -> Result<(), ProviderError> {
         let now = Timestamp::now();
-        let clusters = self.all();
-        let all = clusters
-            .iter()
-            .map(|cluster| cluster.forget_account(account, now));
-        try_join_all(all).await.map(|_| ())
+        let catalogue = self.0.catalogue.current();
+        let managed = catalogue
+            .real_regions()
+            .filter(|(_, settings)| settings.namespaces == Namespaces::Managed);
+        let all = managed.map(async |(region, _)| match self.place(region) {
+            Place::In(cluster) => cluster.forget_account(namespace, account, now).await,
+            Place::OutOfReach | Place::Simulated => Err(self.unreachable(region)),
+        });
+        try_join_all(all).await.map(drop)
+    }
+
+    fn unreachable(&self, region: &str) -> ProviderError {
+        ProviderError::Unreachable {
+            region: region.to_owned(),
+            since: self.0.since,
+        }
     }
 
     fn all(&self) -> Vec<Arc<Cluster>> {
@@ -160,12 +278,28 @@ impl Clusters {
             .collect()
     }
 
-    /// The cluster of a region; an error if it is not connected, and `None` if the catalogue names none for it.
-    fn get(&self, code: &str) -> Option<Result<Arc<Cluster>, NotConnected>> {
-        let running = self.0.running.read();
-        running
+    /// Where the servers of a region run, by the catalogue: its cluster may not be connected yet.
+    fn place(&self, code: &str) -> Place {
+        let cluster = self
+            .0
+            .running
+            .read()
             .get(code)
-            .map(|running| running.cluster.clone().ok_or(NotConnected))
+            .map(|running| running.cluster.clone());
+        match cluster {
+            Some(Some(cluster)) => Place::In(cluster),
+            Some(None) => Place::OutOfReach,
+            None if self.0.catalogue.current().kubevirt(code).is_some() => Place::OutOfReach,
+            None => Place::Simulated,
+        }
+    }
+}
+
+/// Marks the addresses in the status of an Instance as taken, if it is in this region.
+fn adopt(region: &str, ipam: &Ipam, instance: &Instance) {
+    if instance.spec.region == region {
+        let uid = origin::uid(&instance.metadata);
+        ipam.adopt(uid, &ipam::in_status(instance), None);
     }
 }
 
@@ -176,58 +310,38 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// The simulator, and the clusters. `known` are the existing instances, whose addresses are taken.
-    pub fn new<'a>(
-        simulator: Simulator,
-        clusters: Clusters,
-        known: impl IntoIterator<Item = &'a Instance>,
-    ) -> Self {
-        let regions = Self { simulator, clusters };
-        for instance in known {
-            if let Place::In(cluster) = regions.of(instance) {
-                cluster.adopt(instance);
-            }
-        }
-        regions
+    /// The simulator, and the clusters.
+    pub const fn new(simulator: Simulator, clusters: Clusters) -> Self {
+        Self { simulator, clusters }
     }
 
     fn of(&self, instance: &Instance) -> Place {
-        match self.clusters.get(&instance.spec.region) {
-            Some(Ok(cluster)) => Place::In(cluster),
-            Some(Err(NotConnected)) => Place::OutOfReach,
-            None if cluster::has_real_server(instance) => Place::OutOfReach,
-            None => Place::Simulated,
-        }
-    }
-
-    fn unreachable(&self, region: &str) -> ProviderError {
-        ProviderError::Unreachable {
-            region: region.to_owned(),
-            since: self.clusters.0.since,
+        match self.clusters.place(&instance.spec.region) {
+            Place::Simulated if cluster::has_real_server(instance) => Place::OutOfReach,
+            place => place,
         }
     }
 }
 
 impl Provider for Regions {
     fn name(&self, region: &str) -> &'static str {
-        match self.clusters.get(region) {
-            Some(_) => "kubevirt",
-            None => self.simulator.name(region),
+        match self.clusters.place(region) {
+            Place::In(_) | Place::OutOfReach => "kubevirt",
+            Place::Simulated => self.simulator.name(region),
         }
     }
 
     fn deadlines(&self, region: &str) -> Deadlines {
-        let running = self.clusters.0.running.read();
-        match running.get(region) {
-            Some(running) => running.settings.deadlines,
+        match self.clusters.0.catalogue.current().kubevirt(region) {
+            Some(settings) => settings.deadlines,
             None => self.simulator.deadlines(region),
         }
     }
 
     async fn run(&self, instances: Arc<dyn Instances>, shutdown: CancellationToken) {
-        *self.clusters.0.instances.write() = Some(instances);
+        // Ends also if this is called off.
+        let _term = self.clusters.lead(instances);
         shutdown.cancelled().await;
-        *self.clusters.0.instances.write() = None;
     }
 
     fn reserve(&self, instance: &Instance) -> Addresses {
@@ -250,7 +364,7 @@ impl Provider for Regions {
         match self.of(step.instance) {
             Place::Simulated => self.simulator.step(step).await,
             Place::In(cluster) => cluster.step(step).await,
-            Place::OutOfReach => Err(self.unreachable(&step.instance.spec.region)),
+            Place::OutOfReach => Err(self.clusters.unreachable(&step.instance.spec.region)),
         }
     }
 
@@ -263,7 +377,7 @@ impl Provider for Regions {
         match self.of(instance) {
             Place::Simulated => self.simulator.create_backup(backup, instance, now).await,
             Place::In(_) => Ok(cluster::no_backups()),
-            Place::OutOfReach => Err(self.unreachable(&instance.spec.region)),
+            Place::OutOfReach => Err(self.clusters.unreachable(&instance.spec.region)),
         }
     }
 
@@ -276,7 +390,7 @@ impl Provider for Regions {
         match self.of(instance) {
             Place::Simulated => self.simulator.backup_state(backup, instance, now).await,
             Place::In(_) => Ok(cluster::no_backups()),
-            Place::OutOfReach => Err(self.unreachable(&instance.spec.region)),
+            Place::OutOfReach => Err(self.clusters.unreachable(&instance.spec.region)),
         }
     }
 
@@ -323,5 +437,346 @@ impl UsageSource for RegionalUsage {
             return Box::pin(ready(Ok(None)));
         }
         self.simulated.series(instance, window, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use http::Method;
+    use serde_json::{Value, json};
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::{
+        kubevirt::{
+            names::{INSTANCE_UID, IPV4},
+            testing::{at, bridge, instance as an_instance, merge, region_with_addresses, vm},
+        },
+        simulator::{Faults, Pools},
+    };
+    use domain::{catalogue::Catalogue, provider::Timings};
+    use runtime::{Health, metrics::Format, testing::answered_by, watch::Watches};
+
+    const REGION: &str = "de-fra-1";
+
+    /// A catalogue with the region, whose cluster cannot be connected.
+    const CATALOGUE: &str = "
+regions:
+  - fr-par-1
+  - code: de-fra-1
+    kubevirt:
+      kubeconfig: /does/not/exist
+      installation: prod-1
+      storageClass: ceph-block
+      images: {debian-13: {pvc: images/debian-13, user: debian}}
+      network: {profile: pod}
+";
+
+    /// The Instances.
+    #[derive(Default)]
+    struct Known(Mutex<Vec<Arc<Instance>>>);
+
+    impl Instances for Known {
+        fn changed(&self, _: &str, _: &str) {}
+
+        fn all(&self) -> Vec<Arc<Instance>> {
+            self.0.lock().clone()
+        }
+
+        fn has(&self, _: &str, _: &str, _: &str) -> bool {
+            true
+        }
+    }
+
+    fn known(instances: &[&Instance]) -> Arc<Known> {
+        let all = instances.iter().map(|instance| Arc::new((*instance).clone()));
+        Arc::new(Known(Mutex::new(all.collect())))
+    }
+
+    /// An Instance with this UID, and the last number of the address in its status.
+    fn instance(uid: &str, address: Option<u8>) -> Instance {
+        let address = address.map(|last| format!("203.0.113.{last}"));
+        let mut instance = an_instance(&json!({ "state": "running", "ipAddress": address }));
+        instance.metadata.uid = Some(uid.to_owned());
+        instance.metadata.name = Some(uid.to_owned());
+        instance
+    }
+
+    /// The server of an Instance, with the last number of its address.
+    fn server(uid: &str, address: u8) -> Value {
+        let instance = instance(uid, None);
+        let mut server = vm(&instance, "Halted", &json!({}));
+        let more = json!({ "metadata": {
+            "creationTimestamp": at(0), "uid": format!("vm-{uid}"), "labels": { INSTANCE_UID: uid },
+            "annotations": { IPV4: format!("203.0.113.{address}") },
+        } });
+        merge(&mut server, &more);
+        server
+    }
+
+    /// Addresses 2 to 6.
+    fn settings() -> KubeVirt {
+        let mut settings = region_with_addresses(bridge());
+        settings.network.ipv4[0].prefix = "203.0.113.0/29".parse().unwrap();
+        settings
+    }
+
+    /// Clusters of which a test decides what they show.
+    struct Case {
+        clusters: Clusters,
+        /// The paths that have been deleted.
+        deleted: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            let catalogue = Catalogue::parse(CATALOGUE, Path::new("test")).unwrap();
+            let catalogue = SharedCatalogue::new(catalogue);
+            Self {
+                clusters: Clusters::new(catalogue, Metrics::new(), at(0)),
+                deleted: Arc::default(),
+            }
+        }
+
+        /// Connects the region to a cluster with these servers, which shows them once the returned sender says so.
+        fn connect(&self, settings: &KubeVirt, servers: Vec<Value>) -> watch::Sender<bool> {
+            let (sender, open) = watch::channel(false);
+            let deleted = self.deleted.clone();
+            let client = answered_by(move |method, path, _| {
+                let (mut open, servers, deleted) = (open.clone(), servers.clone(), deleted.clone());
+                async move {
+                    if method == Method::DELETE {
+                        deleted.lock().push(path);
+                        return (
+                            200,
+                            json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" }),
+                        );
+                    }
+                    if path.contains("watch=true") {
+                        std::future::pending::<()>().await;
+                    }
+                    let _ = open.wait_for(|is_open| *is_open).await;
+                    let items = if path.contains("/virtualmachines?") {
+                        servers
+                    } else {
+                        Vec::new()
+                    };
+                    let list = json!({
+                        "apiVersion": "kubevirt.io/v1", "kind": "List",
+                        "metadata": { "resourceVersion": "9" }, "items": items,
+                    });
+                    (200, list)
+                }
+            });
+            let settings = Arc::new(settings.clone());
+            let shutdown = CancellationToken::new();
+            self.clusters
+                .exchange(REGION, &settings, Vec::new(), &shutdown, |context| {
+                    let watches = Watches {
+                        streams: client.clone(),
+                        client,
+                        health: Health::default(),
+                        metrics: Metrics::new(),
+                        shutdown: context.shutdown.clone(),
+                    };
+                    Ok(Cluster::new(REGION, &settings, watches, context))
+                });
+            sender
+        }
+
+        fn cluster(&self) -> Arc<Cluster> {
+            let Place::In(cluster) = self.clusters.place(REGION) else {
+                panic!("it is not connected")
+            };
+            cluster
+        }
+
+        /// The last number of the address that an Instance is given.
+        fn reserve(&self, instance: &Instance) -> Option<u8> {
+            let address = self.cluster().reserve(instance).addresses.ipv4?;
+            let address: std::net::Ipv4Addr = address.parse().unwrap();
+            Some(address.octets()[3])
+        }
+
+        /// The same, once the cluster's servers are known.
+        async fn given(&self, instance: &Instance) -> u8 {
+            let given = async {
+                loop {
+                    if let Some(given) = self.reserve(instance) {
+                        return given;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), given)
+                .await
+                .unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_region_whose_settings_change_gives_no_address_twice() {
+        let case = Case::new();
+        let mut settings = settings();
+        let _term = case.clusters.lead(known(&[]));
+        let servers = vec![server("a", 3), server("b", 4)];
+        let open = case.connect(&settings, servers.clone());
+        assert_eq!(case.reserve(&instance("new", None)), None, "nothing is known yet");
+        open.send_replace(true);
+        let given = case.given(&instance("new", None)).await;
+        assert!([2, 5, 6].contains(&given));
+
+        settings.node_selector.clear();
+        let open = case.connect(&settings, servers);
+        assert_eq!(
+            case.reserve(&instance("newer", None)),
+            None,
+            "nothing is known yet"
+        );
+        assert_eq!(
+            case.reserve(&instance("a", Some(3))),
+            Some(3),
+            "what is known stays"
+        );
+        open.send_replace(true);
+        assert_eq!(case.given(&instance("new", None)).await, given);
+        let mut all = vec![given, 3, 4];
+        for uid in ["newer", "newest"] {
+            all.push(case.given(&instance(uid, None)).await);
+        }
+        all.sort_unstable();
+        assert_eq!(all, [2, 3, 4, 5, 6]);
+        let none = case.cluster().reserve(&instance("last", None));
+        assert_eq!(none.trouble.unwrap().reason, "NoFreeAddress");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_was_given_the_address_of_an_older_one_is_told_and_not_made() {
+        let case = Case::new();
+        let newer = instance("newer", Some(3));
+        let _term = case.clusters.lead(known(&[&newer]));
+        case.connect(&settings(), vec![server("older", 3)])
+            .send_replace(true);
+        case.given(&instance("probe", None)).await;
+        let told = case.cluster().reserve(&newer);
+        assert_eq!(told.trouble.unwrap().reason, "AddressTaken");
+        assert_eq!(case.cluster().reserve(&instance("older", Some(3))).trouble, None);
+    }
+
+    #[tokio::test]
+    async fn what_instances_have_is_taken_also_in_a_region_that_is_connected_after_the_term_began() {
+        let case = Case::new();
+        let instances: Vec<_> = (2..=5)
+            .map(|last| instance(&format!("uid-{last}"), Some(last)))
+            .collect();
+        let _term = case.clusters.lead(known(&instances.iter().collect::<Vec<_>>()));
+        case.connect(&settings(), Vec::new()).send_replace(true);
+        assert_eq!(case.given(&instance("new", None)).await, 6);
+    }
+
+    #[tokio::test]
+    async fn a_new_leader_takes_for_taken_what_instances_and_servers_have_and_nothing_else() {
+        let case = Case::new();
+        let before = [instance("uid-2", Some(2)), instance("uid-5", Some(5))];
+        case.connect(&settings(), vec![server("uid-3", 3), server("uid-4", 4)])
+            .send_replace(true);
+        let term = case.clusters.lead(known(&[&before[0], &before[1]]));
+        assert_eq!(case.given(&instance("given", None)).await, 6);
+        drop(term);
+        // While another one led, three of the five servers went.
+        let _term = case.clusters.lead(known(&[]));
+        let mut given = Vec::new();
+        for i in 0..3 {
+            given.push(case.given(&instance(&format!("new-{i}"), None)).await);
+        }
+        given.sort_unstable();
+        assert_eq!(given, [2, 5, 6]);
+    }
+
+    #[tokio::test]
+    async fn only_the_leader_removes_what_comes_late_and_not_a_server_that_was_restored() {
+        let case = Case::new();
+        let gone = instance("gone", Some(3));
+        case.connect(&settings(), vec![server("gone", 3)])
+            .send_replace(true);
+        let term = case.clusters.lead(known(&[]));
+        case.given(&instance("probe", None)).await;
+        let is_removed = async || {
+            case.cluster().look_after(at(0)).await;
+            !std::mem::take(&mut *case.deleted.lock()).is_empty()
+        };
+        assert!(!is_removed().await);
+        case.cluster().release(&gone);
+        assert!(is_removed().await);
+        case.reserve(&gone);
+        assert!(!is_removed().await, "the instance is back");
+        case.cluster().release(&gone);
+        drop(term);
+        assert!(!is_removed().await, "another replica leads");
+        let _term = case.clusters.lead(known(&[]));
+        assert!(!is_removed().await, "another replica may have made it");
+    }
+
+    #[tokio::test]
+    async fn a_region_of_the_catalogue_is_never_simulated_and_out_of_reach_until_it_is_connected() {
+        let case = Case::new();
+        let simulator = Simulator::new(Timings::default(), Pools::default(), Faults::new(false), []);
+        let regions = Regions::new(simulator, case.clusters.clone());
+        let new = instance("new", None);
+        let is_out_of_reach = async || {
+            let step = Step {
+                instance: &new,
+                account: "acc",
+                user_data: Ok(None),
+                now: at(0),
+            };
+            let answer = regions.step(step).await;
+            regions.reserve(&new) == Addresses::default()
+                && regions.name(REGION) == "kubevirt"
+                && matches!(answer, Err(ProviderError::Unreachable { .. }))
+        };
+        assert!(
+            is_out_of_reach().await,
+            "before anybody has looked at the catalogue"
+        );
+        let nothing_left = case.clusters.forget_account("acme", "acc").await;
+        assert!(nothing_left.is_err(), "nobody knows");
+        case.clusters.adjust(&CancellationToken::new()).await;
+        assert!(is_out_of_reach().await, "its kubeconfig cannot be read");
+        let metrics = case.clusters.0.metrics.render(Format::OpenMetrics).unwrap();
+        assert!(
+            metrics.contains("stellage_region_up{region=\"de-fra-1\"} 0"),
+            "{metrics}"
+        );
+        let nothing_left = case.clusters.forget_account("acme", "acc").await;
+        assert!(nothing_left.is_err(), "nobody knows");
+        let simulated = regions.clusters.place("fr-par-1");
+        assert!(matches!(simulated, Place::Simulated));
+    }
+
+    #[tokio::test]
+    async fn an_account_does_not_wait_for_regions_whose_namespaces_others_make() {
+        let text = format!("{CATALOGUE}      namespaces: existing\n");
+        let catalogue = SharedCatalogue::new(Catalogue::parse(&text, Path::new("test")).unwrap());
+        let clusters = Clusters::new(catalogue, Metrics::new(), at(0));
+        clusters.adjust(&CancellationToken::new()).await;
+        clusters.forget_account("acme", "acc").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_region_that_leaves_the_catalogue_leaves_the_metrics() {
+        let case = Case::new();
+        let is_shown = || {
+            let page = case.clusters.0.metrics.render(Format::OpenMetrics).unwrap();
+            page.contains("stellage_region_up{region=\"de-fra-1\"}")
+        };
+        case.clusters.adjust(&CancellationToken::new()).await;
+        assert!(is_shown());
+        let without = Catalogue::parse("regions: [fr-par-1]", Path::new("test")).unwrap();
+        case.clusters.0.catalogue.replace(without);
+        case.clusters.adjust(&CancellationToken::new()).await;
+        assert!(!is_shown());
     }
 }

@@ -128,14 +128,7 @@ impl Simulator {
             faults,
             ipam: pools.ipam(),
         };
-        let mut known: Vec<&Instance> = known.into_iter().collect();
-        known.sort_by_key(|instance| {
-            (
-                origin::created_at(&instance.metadata),
-                origin::uid(&instance.metadata),
-            )
-        });
-        for instance in known {
+        for instance in ipam::oldest_first(known.into_iter().collect()) {
             simulator.adopt(instance);
         }
         simulator
@@ -153,7 +146,7 @@ impl Simulator {
     /// Marks the address in an Instance's status as taken.
     fn adopt(&self, instance: &Instance) {
         self.ipam
-            .adopt(origin::uid(&instance.metadata), &ipam::in_status(instance));
+            .adopt(origin::uid(&instance.metadata), &ipam::in_status(instance), None);
     }
 
     fn reservation(&self, instance: &Instance) -> Reservation {
@@ -332,11 +325,16 @@ impl Provider for Simulator {
         self.ipam.release(origin::uid(&instance.metadata), Instant::now());
     }
 
-    async fn step(&self, Step { instance, now, .. }: Step<'_>) -> Result<Observation, ProviderError> {
+    async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
+        let instance = step.instance;
         if self.faults.of(instance) == Some("unreachable") {
             std::future::pending::<()>().await;
         }
-        Ok(self.show(instance, now))
+        let mut seen = self.show(instance, step.now);
+        if let Err(trouble) = step.user_data {
+            seen.progress = Progress::Failed(trouble.clone());
+        }
+        Ok(seen)
     }
 
     async fn create_backup(
@@ -522,8 +520,7 @@ mod tests {
         Step {
             instance,
             account: "usr_1",
-            user_data: None,
-            backup: None,
+            user_data: Ok(None),
             now: at(second),
         }
     }

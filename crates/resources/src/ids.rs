@@ -67,10 +67,13 @@ pub fn derived_backup_name(seed: &str) -> String {
 /// The name of an account's invoice whose period begins at `from` (RFC 3339). Derived from both, so that there is never a second
 /// one.
 pub fn invoice_name(account_uid: &str, from: &str) -> String {
-    format!(
-        "inv-{}",
-        derived_suffix(format!("{account_uid}\n{from}").as_bytes())
-    )
+    let suffix = derived_suffix(format!("{account_uid}\n{from}").as_bytes());
+    format!("inv-i{}", &suffix[1..])
+}
+
+/// The name of a credit note that is asked for. None is ever that of an invoice, however it is chosen: an admission policy asks for it.
+pub fn credit_note_name(seed: &str) -> String {
+    format!("inv-c{}", &derived_suffix(seed.as_bytes())[1..])
 }
 
 /// The id of an Invoice: its name with `inv_` in place of `inv-`.

@@ -5,6 +5,8 @@
 //! issues it together with its event. It contains its first lines; the others are in [`InvoicePage`](super::InvoicePage)s: an account
 //! with up to [`MAX_ENTRIES`] instances and backups has no other object to write at the end of a month.
 
+use std::{cmp::Ordering, sync::LazyLock};
+
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -145,6 +147,7 @@ pub struct InvoicePeriod {
     namespaced,
     status = "InvoiceStatus",
     derive = "PartialEq",
+    selectable = ".spec.accountName",
     doc = "What an account owes for one month, or a part of it, or a credit note. Opened, issued and written by the operator alone; its first 100 lines are in it, the others in InvoicePages. To read it: stellage invoice show NUMBER. To issue it before the end of the month: stellage invoice close --account NAME. To take something back: stellage invoice credit NUMBER",
     printcolumn(name = "Account", type_ = "string", json_path = ".spec.accountName"),
     printcolumn(name = "Type", type_ = "string", json_path = ".spec.type"),
@@ -278,6 +281,13 @@ pub struct InvoiceStatus {
     pub outbox: Vec<OutboxEntry>,
 }
 
+impl InvoiceStatus {
+    /// The tax rate in percent, such as 19.00.
+    pub fn tax_rate(&self) -> &str {
+        self.tax_rate.as_deref().unwrap_or("0.00")
+    }
+}
+
 impl Invoice {
     /// The public id, `inv_…`.
     pub fn id(&self) -> String {
@@ -294,15 +304,52 @@ impl Invoice {
         self.spec.invoice_type == InvoiceType::Invoice
     }
 
+    /// What messages call it.
+    pub fn word(&self) -> &'static str {
+        if self.is_invoice() {
+            "invoice"
+        } else {
+            "credit note"
+        }
+    }
+
     /// Leaves out what only its reader needs, so that it takes little memory.
     pub fn forget_lines(&mut self) {
         (self.spec.entries, self.spec.lines) = (Vec::new(), Vec::new());
     }
 
+    /// What it says besides its lines; nothing if it has no status yet.
+    pub fn content(&self) -> &InvoiceStatus {
+        static NOTHING: LazyLock<InvoiceStatus> = LazyLock::new(InvoiceStatus::default);
+        self.status.as_ref().unwrap_or(&NOTHING)
+    }
+
+    /// Whether it can still change.
+    pub fn phase(&self) -> InvoicePhase {
+        self.content().phase
+    }
+
     /// Whether it is issued.
     pub fn is_issued(&self) -> bool {
-        let status = self.status.as_ref();
-        status.is_some_and(|status| status.phase == InvoicePhase::Issued)
+        self.phase() == InvoicePhase::Issued
+    }
+
+    /// Its number, once it is issued.
+    pub fn number(&self) -> Option<&str> {
+        self.content().number.as_deref()
+    }
+
+    /// Why it cannot be issued.
+    pub fn held(&self) -> Option<&str> {
+        self.content().held.as_deref()
+    }
+
+    /// The order in which invoices are listed: the latest period first, and credit notes after their invoice, in the order of their issue.
+    pub fn listed_before(&self, other: &Self) -> Ordering {
+        let place = |invoice: &Self| (!invoice.is_invoice(), invoice.content().issued_at);
+        (other.spec.period.from.cmp(&self.spec.period.from))
+            .then_with(|| place(self).cmp(&place(other)))
+            .then_with(|| self.number().cmp(&other.number()))
     }
 }
 
@@ -310,7 +357,7 @@ impl HasOutbox for Invoice {
     const KIND: &'static str = "Invoice";
 
     fn outbox(&self) -> &[OutboxEntry] {
-        self.status.as_ref().map_or(&[], |status| &status.outbox)
+        &self.content().outbox
     }
 
     fn account_namespace(&self) -> &str {

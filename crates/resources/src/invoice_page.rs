@@ -245,6 +245,33 @@ impl InvoiceLine {
         });
         hours.chain(reduction).collect()
     }
+
+    /// The rows as people read them: instance and name, both in the first, plan, hours, price of an hour, amount, and, in the last, what is
+    /// to be paid.
+    pub fn table(&self) -> Vec<[String; 7]> {
+        let rows = self.rows();
+        let last = rows.len().saturating_sub(1);
+        let rows = rows.into_iter().enumerate().map(|(index, row)| {
+            let only = |at: usize, text: &str| {
+                if index == at {
+                    text.to_owned()
+                } else {
+                    String::new()
+                }
+            };
+            let unit = if row.plan == BACKUP { " GB-h" } else { "" };
+            [
+                only(0, &self.instance_id),
+                only(0, &self.name),
+                format!("{} {}", row.plan, row.note).trim_end().to_owned(),
+                format!("{}{unit}", row.hours),
+                row.unit_price,
+                row.amount,
+                only(last, &Cents(self.amount_cents).to_string()),
+            ]
+        });
+        rows.collect()
+    }
 }
 
 /// A page.

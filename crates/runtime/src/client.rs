@@ -331,7 +331,7 @@ impl Connections {
 }
 
 /// The components that are notified of answers.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Observers {
     /// Is notified of the progress of watches.
     pub health: Health,

@@ -83,7 +83,7 @@ impl Health {
         let waiting = waiting.map(|(name, waits_for)| format!("{name}: {waits_for}"));
         let lost = inner.stale().map(|(resource, since)| {
             let seconds = since.elapsed().as_secs();
-            format!("watch of {resource}: lost {seconds} s ago; until it is back, no API key is accepted")
+            format!("watch of {resource}: lost {seconds} s ago")
         });
         waiting.chain(lost).collect()
     }

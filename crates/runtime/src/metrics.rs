@@ -185,6 +185,8 @@ pub struct Metrics {
     pub servers_interrupted: Family<RegionLabels, Counter>,
     /// Servers that ended without being shut down.
     pub servers_crashed: Family<RegionLabels, Counter>,
+    /// Operations that have not ended within their deadline, by region, or `simulated`.
+    pub operations_overdue: Family<RegionLabels, Gauge>,
     /// 1 while this replica holds the Lease and writes.
     pub leader: Gauge,
 }
@@ -244,6 +246,35 @@ impl Metrics {
         }
     }
 
+    /// Shows nothing more of a region, whose cluster the catalogue does not name any more.
+    pub fn forget_region(&self, region: &str) {
+        let labels = RegionLabels {
+            region: region.to_owned(),
+        };
+        for gauge in [
+            &self.region_up,
+            &self.region_servers,
+            &self.orphan_servers,
+            &self.operations_overdue,
+        ] {
+            gauge.remove(&labels);
+        }
+        for counter in [
+            &self.lost_starts,
+            &self.servers_interrupted,
+            &self.servers_crashed,
+        ] {
+            counter.remove(&labels);
+        }
+        let labels = AddressLabels {
+            region: region.to_owned(),
+            family: "ipv4",
+        };
+        for gauge in [&self.addresses_free, &self.addresses_used] {
+            gauge.remove(&labels);
+        }
+    }
+
     /// Resets what only the leader knows: from now on another replica shows it.
     pub fn resign(&self) {
         for gauge in [
@@ -257,6 +288,7 @@ impl Metrics {
         }
         self.queue_depth.clear();
         self.orphan_servers.clear();
+        self.operations_overdue.clear();
         self.addresses_free.clear();
         self.addresses_used.clear();
         self.instances.hide();
@@ -334,6 +366,7 @@ impl Metrics {
             monitored_instances: Gauge::default(),
             instances: InstanceMetrics::default(),
             region_up: Family::default(),
+            operations_overdue: Family::default(),
             region_servers: Family::default(),
             orphan_servers: Family::default(),
             lost_starts: Family::default(),
@@ -480,6 +513,11 @@ impl Metrics {
             self.orphan_servers.clone(),
         );
         registry.register(
+            "operations_overdue",
+            "Operations that have not ended within their deadline",
+            self.operations_overdue.clone(),
+        );
+        registry.register(
             "kubevirt_lost_starts",
             "Starts that KubeVirt lost, and that were repeated",
             self.lost_starts.clone(),
@@ -612,7 +650,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metrics_of_regions_have_the_region_as_their_label_and_only_the_leader_shows_orphans() {
+    fn metrics_of_regions_go_with_the_region_and_only_the_leader_shows_orphans() {
         let metrics = Metrics::new();
         let fra = RegionLabels {
             region: "de-fra-1".to_owned(),
@@ -633,6 +671,7 @@ mod tests {
         }
         let shown = || metrics.render(Format::OpenMetrics).unwrap();
         let line = |name: &str| format!("\nstellage_{name}{{region=\"de-fra-1\"}} 1\n");
+        metrics.show_addresses("de-fra-1", "ipv4", 1, 1);
         let of_all = [
             "region_up",
             "region_servers",
@@ -646,5 +685,7 @@ mod tests {
         metrics.resign();
         assert!(of_all.iter().all(|name| shown().contains(&line(name))));
         assert!(!shown().contains(&line("orphan_servers")));
+        metrics.forget_region("de-fra-1");
+        assert!(!shown().contains("de-fra-1"), "{}", shown());
     }
 }

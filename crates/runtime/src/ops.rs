@@ -64,11 +64,13 @@ fn answer<B>(request: &Request<B>, health: &Health, metrics: &Metrics) -> Respon
         ),
         "/readyz" => match health.not_ready().as_slice() {
             [] => (StatusCode::OK, TEXT, "ok\n".to_owned()),
-            waiting => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                TEXT,
-                format!("not ready:\n{}\n", waiting.join("\n")),
-            ),
+            waiting => {
+                let mut text = format!("not ready:\n{}\n", waiting.join("\n"));
+                if health.is_stale() {
+                    text += "until it is back, no API key is accepted\n";
+                }
+                (StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
+            }
         },
         "/metrics" => {
             let accept = request.headers().get_all(ACCEPT).iter();

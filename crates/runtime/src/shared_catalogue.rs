@@ -29,7 +29,8 @@ impl SharedCatalogue {
         self.0.read().clone()
     }
 
-    fn replace(&self, catalogue: Catalogue) {
+    /// Replaces the catalogue for all clones.
+    pub fn replace(&self, catalogue: Catalogue) {
         *self.0.write() = Arc::new(catalogue);
     }
 }
@@ -179,7 +180,7 @@ mod tests {
         assert!(complaint.contains("cannot read"), "{complaint}");
         write("regions: [nl-ams-1]");
         until("nl-ams-1").await;
-        let real = "{inCluster: true, installation: tests, storageClass: a, network: {profile: pod}, images: {debian-13: {pvc: a/b, user: debian}}}";
+        let real = "{kubeconfig: /kubeconfig, installation: tests, storageClass: a, network: {profile: pod}, images: {debian-13: {pvc: a/b, user: debian}}}";
         write(&format!("regions: [{{code: nl-ams-1, kubevirt: {real}}}]"));
         let complaint = tokio::time::timeout(limit, heard.recv()).await.unwrap().unwrap();
         assert!(

@@ -7,7 +7,7 @@ use backon::ExponentialBuilder;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, pin_mut};
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
-    Api, Client, Resource,
+    Api, Client, Config, Resource,
     core::error_boundary::InvalidObject,
     runtime::{
         WatchStreamExt as _,
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Health, Metrics, ObjectRef,
+    client::{self, Observers},
     metrics::KindLabels,
     objects::{Store, Writer, store},
     unparsed::Unparsed,
@@ -139,6 +140,17 @@ pub struct Watches {
 }
 
 impl Watches {
+    /// Makes the clients of an API server. Its answers and the watches are told to `observers`.
+    pub fn connect(config: Config, observers: Observers, shutdown: CancellationToken) -> kube::Result<Self> {
+        Ok(Self {
+            streams: client::connect_with_pings(config.clone(), observers.clone())?,
+            health: observers.health.clone(),
+            metrics: observers.metrics.clone(),
+            client: client::connect(config, observers)?,
+            shutdown,
+        })
+    }
+
     /// Watches all objects of a kind, in every namespace, until shutdown. Listeners and the returned store share `Arc`s, so
     /// each object is in memory once, however many listeners there are.
     pub fn spawn<K>(&self, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
@@ -493,6 +505,52 @@ mod tests {
         let ready = tokio::time::timeout(Duration::from_secs(20), store.wait_until_ready());
         ready.await.unwrap().unwrap();
         assert_eq!(store.len(), 2);
+        watches.shutdown.cancel();
+    }
+
+    /// Row 39 of the failure matrix (docs/kubevirt.md).
+    #[tokio::test]
+    async fn a_watch_whose_version_is_too_old_lists_again_and_shows_only_what_is_there() {
+        static LISTS: AtomicU32 = AtomicU32::new(0);
+        let client = answered_by(|_, path, _| async move {
+            if path.contains("watch=true") {
+                if LISTS.load(Ordering::SeqCst) > 1 {
+                    std::future::pending::<()>().await;
+                }
+                let expired = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410,
+                    "reason": "Expired", "message": "too old resource version" });
+                return (200, json!({ "type": "ERROR", "object": expired }));
+            }
+            let number = LISTS.fetch_add(1, Ordering::SeqCst);
+            let instance = json!({
+                "apiVersion": "stellage.dev/v1", "kind": "Instance",
+                "metadata": { "name": format!("i-{number}"), "namespace": "demo", "resourceVersion": "7" },
+                "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+            });
+            let list = json!({
+                "apiVersion": "stellage.dev/v1", "kind": "InstanceList",
+                "metadata": { "resourceVersion": "9" }, "items": [instance],
+            });
+            (200, list)
+        });
+        let watches = Watches {
+            client: client.clone(),
+            streams: client,
+            health: Health::default(),
+            metrics: Metrics::new(),
+            shutdown: CancellationToken::new(),
+        };
+        let store = watches.spawn::<Instance>(Vec::new());
+        let shows = |name| store.get(&ObjectRef::new("demo", name)).is_some();
+        let listed = async {
+            while !shows("i-1") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), listed)
+            .await
+            .unwrap();
+        assert!(!shows("i-0"));
         watches.shutdown.cancel();
     }
 

@@ -1,5 +1,5 @@
 //! KubeVirt without a node: its own API server and controller, with its kinds, admission and aggregated API, on a control plane;
-//! [`puppet`] plays the node, the importer of disks and the storage.
+//! [`puppet`] plays the node, the importer of disks and the storage; [`handler`] plays virt-handler where it is asked for consoles.
 //!
 //! ```ignore
 //! let kubevirt = kubevirt::shared().await;
@@ -9,6 +9,7 @@
 //! ```
 
 pub mod entry;
+pub mod handler;
 pub mod kinds;
 pub mod puppet;
 
@@ -22,6 +23,7 @@ use std::{
 use control_plane::{ControlPlane, Daemon, Identity, free_port, write_private};
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
+    coordination::v1::Lease,
     core::v1::{ConfigMap, Namespace, ServiceAccount},
 };
 use kube::{
@@ -33,11 +35,11 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use self::puppet::Puppet;
+use self::{handler::Handler, puppet::Puppet};
 use super::{
-    eventually,
+    OwnPlane, eventually,
     gate::{Gate, Permit, Turn},
-    kubectl, plane_permit,
+    kubectl, own_plane_on, plane_permit, plane_permits,
     receivers::Authority,
 };
 
@@ -55,6 +57,7 @@ pub struct KubeVirt {
     pub puppet: Puppet,
     virt_controller: Server,
     virt_api: Server,
+    handler: Handler,
     authority: Authority,
     programs: PathBuf,
     pub plane: ControlPlane,
@@ -87,6 +90,11 @@ impl Server {
     fn kill(&self) {
         self.assert_runs();
         *self.daemon.lock() = None;
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut daemon = self.daemon.lock();
+        daemon.as_mut().is_some_and(|daemon| daemon.exited().is_some())
     }
 
     /// Whether it did not get its port.
@@ -150,6 +158,18 @@ pub async fn own() -> Region {
     }
 }
 
+/// A region of its own, and a plane of its own for Stellage.
+pub async fn own_with_plane() -> (Region, OwnPlane) {
+    let mut permit = plane_permits(2).await;
+    let of_plane = permit.split();
+    let (region, plane) = tokio::join!(KubeVirt::start(), own_plane_on(of_plane));
+    let region = Region {
+        place: Place::Own(Box::new(region)),
+        _permit: permit,
+    };
+    (region, plane)
+}
+
 impl KubeVirt {
     async fn start() -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -190,11 +210,14 @@ impl KubeVirt {
             puppet,
             virt_controller: Server::new("virt-controller"),
             virt_api: Server::new("virt-api"),
+            handler: Handler::start(&certificates),
             authority,
             programs,
             plane,
         };
         region.first_start(&parts).await;
+        let client = region.plane.client(Identity::Admin).await.unwrap();
+        handler::announce(Api::namespaced(client, NAMESPACE), puppet::NODE).await;
         region
     }
 
@@ -229,6 +252,7 @@ impl KubeVirt {
     pub async fn start_virt_api(&self) {
         let identity = kubeconfig(&self.plane, NAMESPACE, "kubevirt-apiserver").await;
         let mut command = self.command(&self.virt_api, &identity);
+        command.arg(format!("--console-server-port={}", self.handler.port));
         for (flag, name) in [
             ("tls-cert-file", "server.pem"),
             ("tls-key-file", "server.key"),
@@ -251,6 +275,7 @@ impl KubeVirt {
 
     /// Starts virt-controller on its previous port, and returns when it leads.
     pub async fn start_virt_controller(&self) {
+        self.release_lease().await;
         let identity = kubeconfig(&self.plane, NAMESPACE, "kubevirt-controller").await;
         let mut command = self.command(&self.virt_controller, &identity);
         for (flag, name) in [("prom-cert-file", "server.pem"), ("prom-key-file", "server.key")] {
@@ -262,6 +287,31 @@ impl KubeVirt {
         command.arg("--launcher-image=virt-launcher");
         let leads = |answer: &str| answer.contains("\"true\"");
         self.spawn(&self.virt_controller, command, "/leader", leads).await;
+    }
+
+    /// Takes the Lease from a virtual controller that is dead: the next one would wait until it expires.
+    async fn release_lease(&self) {
+        let leases: Api<Lease> =
+            Api::namespaced(self.plane.client(Identity::Admin).await.unwrap(), NAMESPACE);
+        let free = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
+        match leases
+            .patch("virt-controller", &PatchParams::default(), &free)
+            .await
+        {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Starts those of KubeVirt's servers again that have ended by themselves, as they do when their API server is away for long.
+    pub async fn revive(&self) {
+        if self.virt_api.has_ended() {
+            self.start_virt_api().await;
+        }
+        if self.virt_controller.has_ended() {
+            self.start_virt_controller().await;
+        }
     }
 
     /// Sends SIGKILL to virt-api. Fails the test if it had already ended by itself.
@@ -382,11 +432,14 @@ fn write_certificates(folder: &Path, authority: &Authority) {
     let write = |name: &str, text: &str| write_private(&folder.join(name), text).unwrap();
     let (server, server_key) = authority.issue_to(VIRT_API, &[VIRT_API, "localhost", "127.0.0.1"]);
     let (client, client_key) = authority.issue_to(AGGREGATOR, &[AGGREGATOR]);
+    let (handler, handler_key) = authority.issue_to(handler::COMMON_NAME, &["127.0.0.1"]);
     write("ca.pem", &authority.pem());
     write("server.pem", &server);
     write("server.key", &server_key);
     write("client.pem", &client);
     write("client.key", &client_key);
+    write("handler.pem", &handler);
+    write("handler.key", &handler_key);
 }
 
 /// What KubeVirt's operator would install.

@@ -5,7 +5,7 @@ mod disks;
 mod guests;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     sync::Arc,
     thread::JoinHandle,
@@ -31,6 +31,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::kinds;
+use runtime::watch::backoff;
 
 /// The only node.
 pub const NODE: &str = "node-1";
@@ -115,6 +116,10 @@ pub struct Puppet {
 struct Stage {
     guests: Mutex<HashMap<(String, String), Guest>>,
     imports: Mutex<HashMap<String, Import>>,
+    /// Namespaces in which claims are not enlarged.
+    not_growing: Mutex<HashSet<String>>,
+    /// The namespaces whose guests have an agent.
+    agents: Mutex<HashSet<String>>,
     /// By UID of the run: when it was first seen that it should end.
     asked: Mutex<HashMap<String, Instant>>,
     /// Makes the puppet look at everything again.
@@ -186,9 +191,29 @@ impl Puppet {
         self.stage.look_again();
     }
 
+    /// Lets the guests of a namespace have an agent.
+    pub fn install_agents(&self, namespace: &str) {
+        self.stage.agents.lock().insert(namespace.to_owned());
+        self.stage.look_again();
+    }
+
     /// Changes how the disks of a namespace are filled, except for those that are.
     pub fn import(&self, namespace: &str, import: Import) {
         self.stage.imports.lock().insert(namespace.to_owned(), import);
+        self.stage.look_again();
+    }
+}
+
+impl Puppet {
+    /// Has the storage of a namespace enlarge claims, or only say that it will when they are mounted.
+    pub fn grow(&self, namespace: &str, grow: bool) {
+        let mut not_growing = self.stage.not_growing.lock();
+        if grow {
+            not_growing.remove(namespace);
+        } else {
+            not_growing.insert(namespace.to_owned());
+        }
+        drop(not_growing);
         self.stage.look_again();
     }
 }
@@ -229,9 +254,11 @@ async fn play_guests(
 ) {
     let launchers = watcher::Config::default().labels("kubevirt.io=virt-launcher");
     let pods = watcher(Api::all(context.client.clone()), launchers);
-    let pods = pods.default_backoff().reflect(writer).touched_objects();
+    // The default one grows to half a minute, after which a guest would seem dead.
+    let pods = pods.backoff(backoff()).reflect(writer).touched_objects();
     let runs = Api::<DynamicObject>::all_with(context.client.clone(), &kinds::RUN);
     Controller::new_with(runs, watcher::Config::default(), kinds::RUN.clone())
+        .trigger_backoff(backoff())
         .owns_stream(pods)
         .reconcile_all_on(again)
         .run(guests::play, repeat, context)
@@ -243,6 +270,7 @@ async fn play_disks(context: Arc<Context>, again: mpsc::UnboundedReceiver<()>) {
     let disks = Api::<DynamicObject>::all_with(context.client.clone(), &kinds::DISK);
     let claims = Api::<k8s_openapi::api::core::v1::PersistentVolumeClaim>::all(context.client.clone());
     Controller::new_with(disks, watcher::Config::default(), kinds::DISK.clone())
+        .trigger_backoff(backoff())
         .owns(claims, watcher::Config::default())
         .reconcile_all_on(again)
         .run(disks::play, repeat, context)

@@ -15,7 +15,10 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use self::{region::RegionSnapshot, snapshot::Snapshot};
+use self::{
+    region::{RegionSnapshot, TrialArgs},
+    snapshot::Snapshot,
+};
 use super::{
     CliError,
     connect::Cluster,
@@ -31,7 +34,8 @@ Examples:
   stellage doctor --output json
   stellage doctor --bundle stellage.tar.gz
   kubectl -n stellage-system exec deploy/stellage-controller -- /stellage doctor --region de-fra-1
-  stellage doctor --region de-fra-1 --catalogue catalogue.yaml --region-kubeconfig de-fra-1/kubeconfig";
+  stellage doctor --region de-fra-1 --catalogue catalogue.yaml --region-kubeconfig de-fra-1/kubeconfig
+  stellage doctor --region de-fra-1 --catalogue catalogue.yaml --test --image debian-13 --timeout 5m";
 
 /// Check an installation, and say what to do.
 #[derive(Args, Debug)]
@@ -57,6 +61,9 @@ pub struct DoctorArgs {
 
     #[command(flatten)]
     catalogue: CatalogueArgs,
+
+    #[command(flatten)]
+    trial: TrialArgs,
 
     /// Output format
     #[arg(long, short, value_enum, default_value_t)]
@@ -122,7 +129,10 @@ pub(super) async fn run(args: DoctorArgs, which: &ClusterArgs) -> Result<(), Cli
     if let Some(code) = &args.region {
         let region = args.catalogue.connect(code).await?;
         let snapshot = RegionSnapshot::take(&region.cluster, &region.settings).await?;
-        let checks = region::checks(&snapshot, &region.settings);
+        let mut checks = region::checks(&snapshot, &region.settings);
+        if args.trial.test {
+            checks.push(region::test(code, &region, &args.trial).await?);
+        }
         show(&Report::of(&checks), args.output)?;
         return conclude(&checks);
     }

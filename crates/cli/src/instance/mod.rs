@@ -130,7 +130,7 @@ impl RebuildSource {
     }
 }
 
-fn plans() -> impl clap::builder::TypedValueParser<Value = Plan> {
+pub(super) fn plans() -> impl clap::builder::TypedValueParser<Value = Plan> {
     PossibleValuesParser::new(Plan::ALL.map(Plan::as_str))
         .try_map(|text| text.parse::<Plan>().map_err(|()| "is not a plan"))
 }

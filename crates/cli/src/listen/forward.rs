@@ -2,19 +2,17 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    sync::Arc,
     time::Duration,
 };
 
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use jiff::Timestamp;
 use reqwest::{Client, redirect};
-use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use tokio::time::Instant;
 use url::Url;
 
 use super::outboxes::Recorded;
-use crate::{CliError, connect::innermost};
+use crate::{CliError, connect::innermost, http};
 use sender::signature::{self, SigningKeys};
 
 /// How long a receiver may take, as for a delivery (specification, section 8).
@@ -38,18 +36,7 @@ pub(super) struct Forwarder {
 impl Forwarder {
     /// A forwarder to `url` that signs with `secret` and trusts the system's root certificates.
     pub(super) fn new(url: Url, secret: &str) -> Result<Self, CliError> {
-        let roots = if url.scheme() == "https" {
-            system_roots()?
-        } else {
-            RootCertStore::empty()
-        };
-        let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| CliError::Certificates(error.to_string()))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let http = Client::builder()
-            .tls_backend_preconfigured(tls)
+        let http = http::builder(&url)?
             // Like a delivery: directly to the receiver, without following redirects.
             .no_proxy()
             .redirect(redirect::Policy::none())
@@ -124,22 +111,6 @@ async fn send(http: Client, url: Url, keys: SigningKeys, event: Recorded) -> (St
         Err(error) => format!("not delivered: {}", innermost(&error)),
     };
     (object, format!("{}: {outcome}", entry.id))
-}
-
-/// The system's root certificates, or those in `SSL_CERT_FILE`.
-fn system_roots() -> Result<RootCertStore, CliError> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        let errors: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
-        return Err(CliError::Certificates(if errors.is_empty() {
-            "there are none".to_owned()
-        } else {
-            errors.join("; ")
-        }));
-    }
-    Ok(roots)
 }
 
 /// Parses a URL to forward events to.

@@ -26,7 +26,7 @@ use domain::account::{self as decide, Claim, Contents, NamespaceRefusal, Namespa
 use resources::{
     ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, Delivery, EventLog, Instance, Webhook,
     account::{ADOPTED_FOR_ANNOTATION, FINALIZER},
-    conditions, origin,
+    conditions, ids, origin,
     webhook::WEBHOOK_SECRET_LABEL,
 };
 use runtime::client::{Pages, bounded};
@@ -502,7 +502,9 @@ impl Work<'_> {
             {
                 return Ok(Some(UNTIL_CLOSED));
             }
-            if let Err(error) = self.shared.deps.clusters.forget_account(&self.namespace).await {
+            let id = ids::account_id(origin::uid(&account.metadata));
+            let clusters = &self.shared.deps.clusters;
+            if let Err(error) = clusters.forget_account(&self.namespace, &id).await {
                 tracing::warn!(namespace = self.namespace, %error, "the account's servers have left something; trying again");
                 return Ok(Some(CHECK_AGAIN));
             }

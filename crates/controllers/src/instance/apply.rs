@@ -8,11 +8,11 @@ use super::reconcile::Reconciler;
 use crate::{backup, finalizers};
 use domain::{
     event::OutboxVersion,
-    instance::{Decision, Notes},
+    instance::{Decision, Note, Notes, tell_missed_backup},
 };
 use providers::Provider;
 use resources::{
-    Backup, Instance, InstanceStatus,
+    Instance, InstanceStatus,
     conditions::{self, whole_seconds},
     instance::FINALIZER,
     quota,
@@ -102,31 +102,39 @@ impl<P: Provider> Reconciler<P> {
         Ok(())
     }
 
-    /// Creates the scheduled backup of an instance for a time of its schedule. The backup is created before the status records it: creating it twice is harmless, but if the status moved on first, a
-    /// crash would lose it. Returns the backup if it can't be created, with the reason.
+    /// Creates the scheduled backup of an instance for a time of its schedule. It is created before the status records it: creating it
+    /// twice is harmless, but if the status moved on first, a crash would lose it. One that the API server refuses is told of with the
+    /// status, to `has_holder` in an event: if that is not stored, it is tried again.
     pub(super) async fn make_backup(
         &self,
         instance: &Instance,
         due: Timestamp,
-    ) -> Result<Option<(Backup, String)>, CallError> {
-        let backup = backup::scheduled(instance, due, false, self.controller.clock.now());
+        decision: &mut Decision,
+        has_holder: bool,
+        now: Timestamp,
+    ) -> Result<(), CallError> {
+        let backup = backup::scheduled(instance, due, false, now);
         let _permit = self.writes.acquire().await;
-        match backup::create(&self.controller.client, &backup).await {
-            Ok(()) => Ok(None),
-            Err(error) if error.status().is_some_and(backup::is_final_refusal) => {
-                let note = format!("the backup for {} was not made: {error}", whole_seconds(due));
-                let events = &self.controller.events;
-                events.publish(instance, true, "BackupMissed", "Backup", &note);
-                let is_quota = error.status().is_some_and(quota::is_exceeded);
-                let why = if is_quota {
-                    "the account's quota has no room for this backup; delete some"
-                } else {
-                    "a policy of the cluster does not admit this backup; ask its administrator"
-                };
-                Ok(Some((backup, why.to_owned())))
-            }
-            Err(error) => Err(error),
+        let error = match backup::create(&self.controller.client, &backup).await {
+            Err(error) if error.status().is_some_and(backup::is_final_refusal) => error,
+            outcome => return outcome,
+        };
+        decision.notes.push(Note {
+            warning: true,
+            reason: "BackupMissed",
+            message: format!("the backup for {} was not made: {error}", whole_seconds(due)),
+            begins: false,
+        });
+        if has_holder {
+            let is_quota = error.status().is_some_and(quota::is_exceeded);
+            let why = if is_quota {
+                "the account's quota has no room for this backup; delete some"
+            } else {
+                "a policy of the cluster does not admit this backup; ask its administrator"
+            };
+            tell_missed_backup(instance, &mut decision.status, &backup, why.to_owned(), now);
         }
+        Ok(())
     }
 
     /// Adds the finalizer and the origin.

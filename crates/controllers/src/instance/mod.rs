@@ -3,10 +3,12 @@
 //! - `reconcile`: one reconcile of one instance: `observe` gathers what the decision depends on, `apply` writes it;
 //! - `user_data`: reads the user data for a server that is installed;
 //! - `trace`: the trace that it belongs to;
+//! - `overdue`: counts the operations that do not end;
 //! - `unreadable`: the condition of objects that do not match their schema.
 
 mod apply;
 mod observe;
+mod overdue;
 mod reconcile;
 mod trace;
 mod unreadable;
@@ -20,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use reconcile::Reconciler;
 
-use super::{backup::BackupIndex, ledger::Ledger};
+use super::{backup::BackupIndex, invoice::InvoiceSettings, ledger::Ledger};
 use crate::monitoring::Monitor;
 use domain::event::{Outbox, payload::User};
 use providers::{Instances, Provider};
@@ -48,6 +50,8 @@ pub struct InstanceController<P> {
     pub monitor: Arc<Monitor>,
     /// Tells whether the end of an instance has been recorded for billing.
     pub ledger: Ledger,
+    /// Which servers are billed.
+    pub invoices: InvoiceSettings,
     /// Accepts recorded events for delivery.
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.
@@ -79,6 +83,10 @@ impl Instances for Known {
         self.queue.again(self.store.named(namespace, name));
     }
 
+    fn all(&self) -> Vec<Arc<Instance>> {
+        self.store.state()
+    }
+
     fn has(&self, namespace: &str, name: &str, uid: &str) -> bool {
         let instance = self.store.named(namespace, name);
         instance.is_some_and(|instance| origin::uid(&instance.metadata) == uid)
@@ -97,7 +105,7 @@ impl<P: Provider> InstanceController<P> {
         let (triggers, unreadable) = queue.open(&store);
         let instances = Arc::new(Known {
             queue: queue.clone(),
-            store,
+            store: store.clone(),
         });
         let reports = tokio::spawn(unreadable::report(
             self.client.clone(),
@@ -109,8 +117,17 @@ impl<P: Provider> InstanceController<P> {
         let kind = KindLabels { kind: "Instance" };
         let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
         tokio::join!(
-            work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown),
+            // First, so that it knows the instances before any is reconciled.
             controller.provider.run(instances, shutdown.clone()),
+            work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown),
+            overdue::count(
+                &store,
+                &controller.catalogue,
+                |region| controller.provider.deadlines(region),
+                &*controller.clock,
+                &controller.metrics,
+                &shutdown,
+            ),
         );
         reports.abort();
     }

@@ -2,14 +2,17 @@
 
 use std::{pin::pin, time::Duration};
 
-use super::{apply::Draft, reconcile::Reconciler, user_data::NoUserData};
+use super::{apply::Draft, reconcile::Reconciler};
 use crate::provider_call;
 use domain::{
     backup::restore,
     catalogue::Catalogue,
     event::payload::User,
-    instance::{Gate, Question, Seen, project_behind, question},
-    provider::{Addresses, Observation, PROVIDER, ProviderError, Trouble},
+    instance::{
+        Gate, Question, Seen, project_behind, question,
+        user_data::{USER_DATA_INVALID, USER_DATA_MISSING},
+    },
+    provider::{Addresses, Observation, PROVIDER, Progress, ProviderError, Trouble},
     user_data::UserData,
 };
 use providers::{Provider, Step};
@@ -38,8 +41,6 @@ pub(super) enum Asked {
     Nothing(Addresses),
     Answer(Observation),
     Failure(ProviderError),
-    /// The operation has to wait for its user data.
-    Held(Trouble),
 }
 
 /// Nothing is decided now; when to look again.
@@ -51,7 +52,17 @@ impl Asked {
             Self::Nothing(addresses) => Seen::NotAsked(addresses),
             Self::Answer(observation) => Seen::Observed(observation),
             Self::Failure(error) => Seen::Failed(error),
-            Self::Held(trouble) => Seen::Held(trouble),
+        }
+    }
+
+    /// Whether the operation waits for its user data, which nobody watches.
+    pub(super) fn awaits_user_data(&self) -> bool {
+        match self {
+            Self::Answer(Observation {
+                progress: Progress::Failed(trouble),
+                ..
+            }) => [USER_DATA_MISSING, USER_DATA_INVALID].contains(&trouble.reason),
+            _ => false,
         }
     }
 }
@@ -247,29 +258,30 @@ impl<P: Provider> Reconciler<P> {
 
     /// Has the provider perform one step.
     async fn step(&self, instance: &Instance) -> Result<Result<Asked, LookAgain>, CallError> {
-        match self.user_data_of(instance).await? {
-            Ok(user_data) => Ok(Ok(self.provider_step(instance, user_data.as_ref()).await)),
-            Err(NoUserData::NotYet(delay)) => Ok(Err(LookAgain(delay))),
-            Err(NoUserData::Trouble(trouble)) => Ok(Ok(Asked::Held(trouble))),
-        }
+        Ok(match self.user_data_of(instance).await? {
+            Ok(user_data) => {
+                let user_data = user_data.as_ref().map(Option::as_ref);
+                Ok(self.provider_step(instance, user_data).await)
+            }
+            Err(look_again) => Err(look_again),
+        })
     }
 
-    async fn provider_step(&self, instance: &Instance, user_data: Option<&UserData>) -> Asked {
+    async fn provider_step(
+        &self,
+        instance: &Instance,
+        user_data: Result<Option<&UserData>, &Trouble>,
+    ) -> Asked {
         let controller = &self.controller;
-        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let operation = instance
             .status
             .as_ref()
             .and_then(|status| status.operation.as_ref());
-        let backup = operation
-            .and_then(|operation| operation.restore_from.as_deref())
-            .and_then(|name| self.controller.backups.get(namespace, name));
         let account = self.holder_of(instance).map(|holder| holder.id);
         let step = controller.provider.step(Step {
             instance,
             account: account.as_deref().unwrap_or_default(),
             user_data,
-            backup: backup.as_deref(),
             now: controller.clock.now(),
         });
         let span = traces::child("provider step", SpanKind::Client);

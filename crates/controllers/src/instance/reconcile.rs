@@ -9,11 +9,11 @@ use tokio::{sync::Semaphore, time::Instant};
 use super::{
     InstanceController,
     apply::Draft,
-    observe::{Asked, LookAgain, is_accepted},
+    observe::{LookAgain, is_accepted},
     trace,
     user_data::LOOK_AGAIN,
 };
-use domain::instance::{Audience, Gate, Next, Question, decide, question, tell_missed_backup};
+use domain::instance::{Audience, Gate, Next, Question, decide, question};
 use providers::Provider;
 use resources::{Instance, origin};
 use runtime::{
@@ -62,6 +62,14 @@ impl<P: Provider> Reconcile for Reconciler<P> {
         } else {
             Class::Normal
         }
+    }
+
+    /// A simulated region never keeps anybody waiting.
+    fn region(&self, object_ref: &ObjectRef) -> Option<Arc<str>> {
+        let instance = self.queue.current(object_ref)?;
+        let region = instance.spec.region.as_str();
+        let catalogue = self.controller.catalogue.current();
+        catalogue.kubevirt(region).map(|_| region.into())
     }
 
     async fn reconcile(&self, object_ref: &ObjectRef, class: Class) -> Option<Duration> {
@@ -150,6 +158,10 @@ impl<P: Provider> Reconciler<P> {
                     && draft.instance.is_deleting()
                     && self.controller.backups.has_unfinished(&draft.instance),
                 findings: findings.as_ref(),
+                is_billed: self
+                    .controller
+                    .invoices
+                    .bills(&self.controller.catalogue.current(), &draft.instance.spec.region),
             };
             let deadlines = self.controller.provider.deadlines(&draft.instance.spec.region);
             let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, &deadlines);
@@ -163,21 +175,17 @@ impl<P: Provider> Reconciler<P> {
             }
             let changed = draft.instance.status.as_ref() != Some(&decision.status);
             let next = decision.next(changed);
-            if let Some(due) = decision.backup_due {
-                match self.make_backup(&draft.instance, due).await {
-                    Ok(Some((backup, why))) if holder.is_some() => {
-                        tell_missed_backup(&draft.instance, &mut decision.status, &backup, why, now);
-                    }
-                    Ok(_) => {}
-                    Err(error) => {
-                        // The backup is created later; nothing else waits for it.
-                        let before = draft.instance.status.as_ref();
-                        decision.status.next_backup_at = before.and_then(|status| status.next_backup_at);
-                        draft.take(decision);
-                        self.store(&mut draft).await?;
-                        return Err(error);
-                    }
-                }
+            if let Some(due) = decision.backup_due
+                && let Err(error) = self
+                    .make_backup(&draft.instance, due, &mut decision, holder.is_some(), now)
+                    .await
+            {
+                // The backup is created later; nothing else waits for it.
+                let before = draft.instance.status.as_ref();
+                decision.status.next_backup_at = before.and_then(|status| status.next_backup_at);
+                draft.take(decision);
+                self.store(&mut draft).await?;
+                return Err(error);
             }
             let may_be_stored_later = decision.may_be_stored_later && !self.is_suspect(&draft.instance);
             draft.take(decision);
@@ -187,8 +195,8 @@ impl<P: Provider> Reconciler<P> {
             self.store(&mut draft).await?;
             if next == Next::AfterBackoff {
                 let delay = self.backoffs.next(&ObjectRef::of(&*draft.instance));
-                let is_held = matches!(asked, Asked::Held(_));
-                return Ok(Some(if is_held { delay.min(LOOK_AGAIN) } else { delay }));
+                let awaits = asked.awaits_user_data();
+                return Ok(Some(if awaits { delay.min(LOOK_AGAIN) } else { delay }));
             }
             self.backoffs.reset(&ObjectRef::of(&*draft.instance));
             let is_refused = matches!(

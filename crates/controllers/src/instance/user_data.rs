@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 
-use super::reconcile::Reconciler;
+use super::{observe::LookAgain, reconcile::Reconciler};
 use domain::{
     instance::user_data::{Installs, awaits_secret, of_secret},
     provider::Trouble,
@@ -21,37 +21,29 @@ const AWAITED: Duration = Duration::from_millis(250);
 /// The longest time after which an instance that waits for its user data is looked at again.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// Why an operation has to wait.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NoUserData {
-    /// The Secret is probably about to be created. Nobody needs to know.
-    NotYet(Duration),
-    /// What the condition says.
-    Trouble(Trouble),
-}
-
 impl<P: Provider> Reconciler<P> {
-    /// The user data for a step of the operation in the status; `None` if there is none, or if the step needs none. An operation
-    /// that installs a server only if it is missing goes on without what cannot be had.
+    /// The user data for a step of the operation in the status, or why it cannot be had; `None` if there is none, or if the step needs
+    /// none. An operation that installs a server only if it is missing goes on without what cannot be had. The Secret of a new
+    /// instance is probably about to be created, so that nobody needs to know.
     pub(super) async fn user_data_of(
         &self,
         instance: &Instance,
-    ) -> Result<Result<Option<UserData>, NoUserData>, CallError> {
+    ) -> Result<Result<Result<Option<UserData>, Trouble>, LookAgain>, CallError> {
         let installs = Installs::of(instance);
         let reference = instance.spec.user_data_ref.as_ref();
         let Some(reference) = reference.filter(|_| installs != Installs::No) else {
-            return Ok(Ok(None));
+            return Ok(Ok(Ok(None)));
         };
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<Secret> = Api::namespaced(self.controller.client.clone(), namespace);
         let secret = bounded(api.get_opt(&reference.name)).await?;
         Ok(match of_secret(instance, reference, secret.as_ref()) {
-            Ok(user_data) => Ok(Some(user_data)),
-            Err(_) if installs == Installs::IfMissing => Ok(None),
+            Ok(user_data) => Ok(Ok(Some(user_data))),
+            Err(_) if installs == Installs::IfMissing => Ok(Ok(None)),
             Err(_) if secret.is_none() && awaits_secret(instance, self.controller.clock.now()) => {
-                Err(NoUserData::NotYet(AWAITED))
+                Err(LookAgain(AWAITED))
             }
-            Err(trouble) => Err(NoUserData::Trouble(trouble)),
+            Err(trouble) => Ok(Err(trouble)),
         })
     }
 }

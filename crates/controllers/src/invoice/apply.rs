@@ -17,6 +17,14 @@ pub(super) fn name<K: Resource>(object: &K) -> &str {
     object.meta().name.as_deref().unwrap_or_default()
 }
 
+/// The parameters of a write.
+pub(super) fn as_manager() -> PostParams {
+    PostParams {
+        field_manager: Some(CONTROLLER_MANAGER.to_owned()),
+        ..PostParams::default()
+    }
+}
+
 /// An invoice about which nothing is left to do.
 pub(super) fn settled(mut invoice: Invoice) -> Invoice {
     let labels = invoice.metadata.labels.get_or_insert_default();
@@ -33,16 +41,11 @@ impl Reconciler {
         if holder.is_some_and(|holder| origin::uid(&holder.metadata) == invoice.spec.account) {
             deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
         }
-        let status = invoice.status.clone().unwrap_or_default();
-        let what = if invoice.is_invoice() {
-            "invoice"
-        } else {
-            "credit note"
-        };
         let note = format!(
-            "{what} {} over {} was issued",
-            status.number.unwrap_or_default(),
-            status.amount.unwrap_or_default()
+            "{} {} over {} was issued",
+            invoice.word(),
+            invoice.number().unwrap_or_default(),
+            invoice.content().amount.as_deref().unwrap_or_default()
         );
         deps.events.publish(invoice, false, "Issued", "Issue", &note);
         self.shared.numbers.issued(name(invoice)).await;
@@ -112,11 +115,7 @@ impl Reconciler {
             + Serialize
             + DeserializeOwned,
     {
-        let params = PostParams {
-            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        let api = self.api(&object);
+        let (params, api) = (as_manager(), self.api(&object));
         let mut written = if object.meta().resource_version.is_some() {
             bounded(api.replace(name(&object), &params, &object)).await?
         } else {

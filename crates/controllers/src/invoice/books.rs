@@ -4,22 +4,14 @@ use jiff::Timestamp;
 use kube::{Api, Client, Resource, api::ListParams, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
 
+use super::reconcile::State;
 use domain::invoice::ledger::{Books, is_over};
 use resources::{
-    Invoice, InvoicePage, InvoicePhase, LedgerEntry,
+    Invoice, InvoicePage, InvoicePhase,
     invoice::ACCOUNT_ORIGIN_LABEL,
     invoice_page::{INVOICE_LABEL, OPEN_LABEL},
 };
 use runtime::client::{CallError, Pages, bounded};
-
-/// What is stored of an account.
-pub(super) struct Stored {
-    pub(super) books: Books,
-    /// Issued invoices and credit notes whose events are not settled.
-    pub(super) issued: Vec<Invoice>,
-    /// Credit notes that were asked for.
-    pub(super) credits: Vec<Invoice>,
-}
 
 /// Reads the books of an account: the invoices with these names, which are those that are not settled, and their pages. The invoices are
 /// read by name, because a list would go through those of all accounts.
@@ -28,11 +20,13 @@ pub(super) async fn read(
     namespace: &str,
     account: &str,
     names: impl IntoIterator<Item = String>,
-) -> Result<Stored, CallError> {
-    let mut stored = Stored {
+) -> Result<State, CallError> {
+    let mut stored = State {
+        account: account.to_owned(),
         books: Books::of(namespace),
         issued: Vec::new(),
         credits: Vec::new(),
+        written: None,
     };
     let books = &mut stored.books;
     let api: Api<Invoice> = Api::namespaced(client.clone(), namespace);
@@ -44,11 +38,7 @@ pub(super) async fn read(
         else {
             continue;
         };
-        let phase = invoice
-            .status
-            .as_ref()
-            .map_or(InvoicePhase::Open, |status| status.phase);
-        match phase {
+        match invoice.phase() {
             InvoicePhase::Issued => stored.issued.push(invoice),
             InvoicePhase::Open if invoice.is_invoice() => open.push(invoice),
             InvoicePhase::Open => stored.credits.push(invoice),
@@ -84,9 +74,20 @@ pub(super) async fn read(
 /// Whether pages of the last open invoice may be missing from the list, as the first ones are once they have their lines.
 /// Pages can be missing only if none of its entries is still running.
 fn lacks_pages(books: &Books, invoice: &Invoice) -> bool {
-    let mut numbers = books.pages_of(invoice.name()).map(|page| page.spec.number);
-    let goes_on = |entry: &LedgerEntry| !is_over(entry);
-    numbers.next() != Some(1) && !invoice.spec.entries.iter().any(goes_on)
+    books.first_page(invoice.name()) != Some(1) && invoice.spec.entries.iter().all(is_over)
+}
+
+/// A page of an invoice.
+pub(super) async fn page(
+    client: &Client,
+    namespace: &str,
+    invoice: &str,
+    number: u32,
+) -> Result<InvoicePage, CallError> {
+    let api: Api<InvoicePage> = Api::namespaced(client.clone(), namespace);
+    let mut page = bounded(api.get(&InvoicePage::name_of(invoice, number))).await?;
+    page.metadata.managed_fields = None;
+    Ok(page)
 }
 
 /// The invoices and credit notes of an account that have been issued.
@@ -98,8 +99,7 @@ pub(super) async fn issued(
     let mut all = Vec::new();
     let of_account = format!("{ACCOUNT_ORIGIN_LABEL}={account}");
     each(client, namespace, &of_account, |mut invoice: Invoice| {
-        let phase = invoice.status.as_ref().map(|status| status.phase);
-        if invoice.spec.account == account && phase == Some(InvoicePhase::Issued) {
+        if invoice.spec.account == account && invoice.is_issued() {
             invoice.forget_lines();
             all.push(invoice);
         }
@@ -129,8 +129,8 @@ where
         + DeserializeOwned,
 {
     let api: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), namespace);
-    // Each object has at most about 256 KiB.
-    let mut pages = Pages::of(api, ListParams::default().limit(50).labels(label));
+    // Few at a time, because others wait while they are parsed.
+    let mut pages = Pages::of(api, ListParams::default().limit(10).labels(label));
     while let Some(page) = pages.next().await? {
         for object in page.items {
             match object.0 {

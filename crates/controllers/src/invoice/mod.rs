@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{numbers::InvoiceNumbers, prices::KeptPrices, reconcile::Reconciler};
 use super::{account::AccountDirectory, backup::BackupIndex, ledger::Ledger};
-use domain::{event::Outbox, invoice::Period};
+use domain::{catalogue::Catalogue, event::Outbox, invoice::Period};
 use resources::{Account, Backup, Instance, Invoice, origin};
 use runtime::{
     ByNamespace, Clock, Metrics, ObjectRef, ReconcileQueue, ServerTime, Store,
@@ -86,6 +86,15 @@ pub struct InvoiceSettings {
     pub max_lines: usize,
     /// How long after its issue an invoice is deleted; `None` for never.
     pub retention: Option<Duration>,
+    /// Whether simulated servers and their backups are billed, too.
+    pub bills_simulated: bool,
+}
+
+impl InvoiceSettings {
+    /// Whether servers in this region and their backups are billed.
+    pub(super) fn bills(&self, catalogue: &Catalogue, region: &str) -> bool {
+        self.bills_simulated || catalogue.kubevirt(region).is_some()
+    }
 }
 
 impl Default for InvoiceSettings {
@@ -94,6 +103,7 @@ impl Default for InvoiceSettings {
             prefix: String::new(),
             max_lines: 100_000,
             retention: None,
+            bills_simulated: false,
         }
     }
 }
@@ -114,8 +124,8 @@ struct Shared {
     hasher: RandomState,
     /// The invoices that still need work, by the origin of their account.
     unsettled: Mutex<HashMap<String, Unsettled>>,
-    /// Instances that were deleted before their end was recorded, by namespace and then UID, with the time of
-    /// deletion.
+    /// Instances that were deleted before their end was recorded, by the origins of their account and then of themselves, with the time
+    /// of deletion.
     gone: Mutex<HashMap<String, HashMap<String, Gone>>>,
 }
 
@@ -313,9 +323,9 @@ impl Shared {
         self.prices.current().is_some_and(has_price)
     }
 
-    /// The instances of a namespace that were deleted before their end was recorded, by UID.
-    fn gone(&self, namespace: &str) -> HashMap<String, Gone> {
-        self.gone.lock().get(namespace).cloned().unwrap_or_default()
+    /// The instances of an account that were deleted before their end was recorded, by origin.
+    fn gone(&self, account: &str) -> HashMap<String, Gone> {
+        self.gone.lock().get(account).cloned().unwrap_or_default()
     }
 
     /// Remembers an instance that was deleted by force.
@@ -328,9 +338,9 @@ impl Shared {
             .as_ref()
             .is_some_and(|status| status.metering.is_some());
         let was_recorded = self.deps.ledger.gone(&uid);
-        let namespace = instance.metadata.namespace.clone().unwrap_or_default();
-        let is_ours = self.deps.ledger.is_open() && self.deps.directory.account_of(&namespace).is_some();
-        if !was_recorded && is_metered && is_ours {
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let account = self.deps.directory.account_of(namespace);
+        if let Some(account) = account.filter(|_| !was_recorded && is_metered && self.deps.ledger.is_open()) {
             // Use the API server's clock, which also stamps ordinary deletions, in case this machine's clock
             // is off.
             let at = self.deps.server_time.now();
@@ -338,7 +348,8 @@ impl Shared {
                 instance: instance.clone(),
                 at: at.unwrap_or_else(|| self.deps.clock.now()),
             };
-            self.gone.lock().entry(namespace).or_default().insert(uid, gone);
+            let account = origin::uid(&account.metadata).to_owned();
+            self.gone.lock().entry(account).or_default().insert(uid, gone);
         }
     }
 

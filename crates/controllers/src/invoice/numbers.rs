@@ -5,16 +5,12 @@
 
 use std::collections::HashMap;
 
-use kube::{
-    Api, Client, ResourceExt as _,
-    api::{ListParams, PostParams},
-    core::DeserializeGuard,
-};
+use kube::{Api, Client, ResourceExt as _, api::ListParams, core::DeserializeGuard};
 
+use super::apply::as_manager;
 use resources::{
     Invoice, InvoiceNumber, InvoiceNumberSpec,
     invoice_number::{NUMBER_LABEL, ROW_LABEL, number, object_name, row, sequence},
-    tracking::CONTROLLER_MANAGER,
 };
 use runtime::client::{CallError, Pages, bounded};
 
@@ -100,12 +96,8 @@ impl InvoiceNumbers {
         };
         let mut object = InvoiceNumber::new(&object_name(number), spec);
         object.metadata.labels = Some([(ROW_LABEL.to_owned(), row.to_owned())].into());
-        let params = PostParams {
-            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
         let api: Api<InvoiceNumber> = Api::all(self.client.clone());
-        bounded(api.create(&params, &object)).await.map(drop)
+        bounded(api.create(&as_manager(), &object)).await.map(drop)
     }
 
     /// Whose a number is that is taken. Nobody's if it has been deleted meanwhile; it stays taken.

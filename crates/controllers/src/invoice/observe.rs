@@ -5,15 +5,11 @@ use std::{borrow::Cow, collections::HashMap, sync::Arc};
 use jiff::{SignedDuration, Timestamp};
 
 use super::Gone;
-use domain::{
-    catalogue::InvoiceTerms,
-    invoice::{
-        PriceHistory,
-        ledger::{Facts, Holder, Metered, SeenBackup, Subject, Subjects, backups_key},
-    },
-};
+use domain::invoice::ledger::{Holder, Metered, SeenBackup, Subject, Subjects, backups_key};
 use resources::{Account, Backup, BackupPhase, Instance, origin};
 
+/// How many objects are looked at before others get a turn.
+const AT_ONCE: usize = 1000;
 /// How long a deletion takes that nothing keeps back.
 const KEPT_BACK: SignedDuration = SignedDuration::from_mins(1);
 
@@ -38,45 +34,31 @@ fn metered_backup(backup: &Backup) -> Option<(Timestamp, u64)> {
     Some((status.completed_at?, megabytes))
 }
 
-pub(super) fn facts<'a>(
-    account: &'a Account,
-    subjects: &'a Subjects<'a>,
-    prices: &'a PriceHistory,
-    terms: &'a InvoiceTerms,
-    max_lines: usize,
-    now: Timestamp,
-    (is_closing, is_gone): (bool, bool),
-) -> Facts<'a> {
+/// Who an account belongs to, as its invoices say it.
+pub(super) fn holder(account: &Account, is_gone: bool, is_closing: bool) -> Holder<'_> {
     let billing = account.spec.billing.as_ref();
     let created = account.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    Facts {
-        holder: Holder {
-            uid: origin::uid(&account.metadata),
-            name: account.metadata.name.as_deref().unwrap_or_default(),
-            namespace: account
-                .owned_namespace()
-                .unwrap_or_else(|| account.wanted_namespace()),
-            buyer: account.buyer(),
-            tax_rate: billing.and_then(|billing| billing.tax_rate),
-            tax_note: billing.and_then(|billing| billing.tax_note.as_deref()),
-            created: created
-                .filter(|_| origin::is_restored(&account.metadata))
-                .unwrap_or(Timestamp::MIN),
-            closed_until: account.invoices_closed_until(),
-            is_gone,
-            is_closing: is_closing && subjects.is_empty(),
-        },
-        subjects,
-        prices,
-        terms,
-        max_lines,
-        now,
+    Holder {
+        uid: origin::uid(&account.metadata),
+        name: account.metadata.name.as_deref().unwrap_or_default(),
+        namespace: account
+            .owned_namespace()
+            .unwrap_or_else(|| account.wanted_namespace()),
+        buyer: account.buyer(),
+        tax_rate: billing.and_then(|billing| billing.tax_rate),
+        tax_note: billing.and_then(|billing| billing.tax_note.as_deref()),
+        created: created
+            .filter(|_| origin::is_restored(&account.metadata))
+            .unwrap_or(Timestamp::MIN),
+        closed_until: account.invoices_closed_until(),
+        is_gone,
+        is_closing,
     }
 }
 
 /// What exists and is billed, with what it is kept under: instances, those that were deleted by force, and the backups of each
-/// instance.
-pub(super) fn billed<'a>(
+/// instance. Gives others a turn now and then, because there may be very many.
+pub(super) async fn billed<'a>(
     instances: &'a [Arc<Instance>],
     gone: &'a HashMap<String, Gone>,
     backups: &'a [Arc<Backup>],
@@ -88,7 +70,10 @@ pub(super) fn billed<'a>(
         let ended = ended(&gone.instance).unwrap_or(gone.at);
         (&gone.instance, Some(ended))
     });
-    for (instance, ended) in existing.chain(forced) {
+    for (index, (instance, ended)) in existing.chain(forced).enumerate() {
+        if index % AT_ONCE == AT_ONCE - 1 {
+            tokio::task::yield_now().await;
+        }
         let Some(metering) = instance
             .status
             .as_ref()
@@ -106,7 +91,10 @@ pub(super) fn billed<'a>(
     }
     // One that stays after its deletion is kept back by a restore, and is billed until it is gone.
     let goes_now = |deleted_at: &Timestamp| now.duration_since(*deleted_at) < KEPT_BACK;
-    for backup in backups {
+    for (index, backup) in backups.iter().enumerate() {
+        if index % AT_ONCE == AT_ONCE - 1 {
+            tokio::task::yield_now().await;
+        }
         let source = backup.status.as_ref().and_then(|status| status.source.as_ref());
         let (Some(source), Some((since, megabytes))) = (source, metered_backup(backup)) else {
             continue;

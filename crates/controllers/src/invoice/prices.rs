@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::{Api, Client, api::PostParams};
+use kube::{Api, Client};
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
+use super::apply::as_manager;
 use domain::invoice::{PriceHistory, stored_prices};
-use resources::tracking::CONTROLLER_MANAGER;
 use runtime::{
     client::{CallError, bounded},
     shared_catalogue::SharedCatalogue,
@@ -102,10 +102,7 @@ impl KeptPrices {
             return Ok(None);
         }
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let params = PostParams {
-            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
+        let params = as_manager();
         let Some(mut object) = bounded(api.get_opt(stored_prices::NAME)).await? else {
             let history = updated(&PriceHistory::new(catalogue.prices_at(now).clone()));
             let new = ConfigMap {

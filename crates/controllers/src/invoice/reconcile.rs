@@ -3,7 +3,6 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    hash::BuildHasher as _,
     sync::Arc,
     time::Duration,
 };
@@ -19,7 +18,7 @@ use super::{
     Gone, Shared, Unsettled,
     apply::name,
     books,
-    observe::{billed, facts},
+    observe::{billed, holder},
 };
 use domain::{
     catalogue::InvoiceTerms,
@@ -29,7 +28,7 @@ use domain::{
         ledger::{Books, Facts, Metered, Step, Subjects, next},
     },
 };
-use resources::{Account, AccountSpec, Invoice, origin};
+use resources::{Account, AccountSpec, Backup, Invoice, invoice_page::MAX_ENTRIES, origin};
 use runtime::{
     ObjectRef, Store,
     backoff::Backoffs,
@@ -57,9 +56,6 @@ const MISSING: Duration = Duration::from_mins(10);
 /// Maximum number of steps in one reconcile. An account with very many pages continues in its next one, so that others get
 /// their turn.
 const MAX_STEPS: usize = 1000;
-/// How long the books of an account with pages stay in memory after they were read or changed: at most once in this time they are
-/// read again, whatever the account does.
-const IDLE: Duration = Duration::from_secs(60);
 /// How long a deleted Account waits for its last events to be sent.
 const FAREWELL: Duration = Duration::from_secs(30);
 
@@ -69,30 +65,22 @@ pub(super) struct Reconciler {
     /// Invoices that still need work.
     invoices: Store<Invoice>,
     /// What is known of each account, by namespace. Absent while the account is being reconciled, and after a failed write.
-    known: Mutex<HashMap<String, Known>>,
+    known: Mutex<HashMap<String, State>>,
     /// When accounts with very many instances were last reconciled, by namespace.
     looked: Mutex<HashMap<String, Instant>>,
     backoffs: Backoffs,
 }
 
 /// What this process knows about an account.
-enum Known {
-    Books(Box<State>),
-    Resting(Resting),
-}
-
-/// An account whose books are in memory.
 pub(super) struct State {
-    account: String,
-    books: Books,
+    pub(super) account: String,
+    pub(super) books: Books,
     /// Issued invoices and credit notes whose events are not settled.
     pub(super) issued: Vec<Invoice>,
     /// Credit notes that were asked for.
     pub(super) credits: Vec<Invoice>,
-    /// When the books were read.
-    read: Timestamp,
     /// When the entries were last written.
-    written: Option<Timestamp>,
+    pub(super) written: Option<Timestamp>,
 }
 
 impl State {
@@ -106,21 +94,7 @@ impl State {
 
 /// Whether the open invoice cannot be issued now. It stays, and is issued once it can be, though its account may be gone.
 fn is_held(books: &Books) -> bool {
-    let mut open = books.invoices.values();
-    open.any(|invoice| {
-        invoice
-            .status
-            .as_ref()
-            .is_some_and(|status| status.held.is_some())
-    })
-}
-
-/// An account with pages whose books are not in memory: there is nothing to do before a time if nothing changes.
-struct Resting {
-    account: String,
-    /// The [`digest`](Reconciler::digest) of what decisions depend on besides the books.
-    digest: u64,
-    until: Timestamp,
+    books.invoices.values().any(|invoice| invoice.held().is_some())
 }
 
 impl Reconcile for Reconciler {
@@ -190,10 +164,9 @@ impl Reconciler {
                 .iter()
                 .map(|account| origin::uid(&account.metadata))
                 .collect();
-            self.known.lock().retain(|_, account| match account {
-                Known::Books(state) => known.contains(state.account.as_str()),
-                Known::Resting(Resting { account, .. }) => known.contains(account.as_str()),
-            });
+            self.known
+                .lock()
+                .retain(|_, state| known.contains(state.account.as_str()));
             self.looked.lock().retain(|_, looked| looked.elapsed() < ORPHANS);
             let mut orphans: HashMap<String, Arc<Invoice>> = HashMap::new();
             for invoice in self.invoices.state() {
@@ -202,21 +175,11 @@ impl Reconciler {
                 }
             }
             missing.retain(|uid, _| orphans.contains_key(uid));
-            let may_issue = !self
-                .shared
-                .deps
-                .catalogue
-                .current()
-                .invoices
-                .seller
-                .name
-                .is_empty();
+            let terms = self.shared.deps.catalogue.current();
+            let may_issue = !terms.invoices.seller.name.is_empty();
             for (uid, invoice) in orphans {
                 let since = *missing.entry(uid).or_insert_with(Instant::now);
-                let was_closed = invoice
-                    .status
-                    .as_ref()
-                    .is_some_and(|status| status.buyer.is_some());
+                let was_closed = invoice.content().buyer.is_some();
                 if !may_issue || !was_closed && since.elapsed() < MISSING {
                     continue;
                 }
@@ -261,15 +224,7 @@ impl Reconciler {
     async fn read(&self, uid: &str) -> Result<State, CallError> {
         let deps = &self.shared.deps;
         let unsettled = self.shared.unsettled(uid);
-        let stored = books::read(&deps.client, &deps.namespace, uid, unsettled.into_keys()).await?;
-        Ok(State {
-            account: uid.to_owned(),
-            books: stored.books,
-            issued: stored.issued,
-            credits: stored.credits,
-            read: deps.clock.now(),
-            written: None,
-        })
+        books::read(&deps.client, &deps.namespace, uid, unsettled.into_keys()).await
     }
 
     /// Reconciles an account. Returns when to reconcile it again.
@@ -285,26 +240,27 @@ impl Reconciler {
         };
         // The order matters: an instance that has gone from the first is already in the second.
         let instances = deps.instances.of(namespace);
-        let gone = self.shared.gone(namespace);
+        let gone = self.shared.gone(uid);
         let backups = if prices.has_backup_price() {
-            deps.backups.within(namespace)
+            let catalogue = deps.catalogue.current();
+            let is_billed = |backup: &Arc<Backup>| {
+                let source = backup.status.as_ref().and_then(|status| status.source.as_ref());
+                source.is_some_and(|source| deps.settings.bills(&catalogue, &source.region))
+            };
+            let mut backups = deps.backups.within(namespace);
+            backups.retain(is_billed);
+            backups
         } else {
             Vec::new()
         };
-        let subjects = billed(&instances, &gone, &backups, self.shared.now());
+        let subjects = billed(&instances, &gone, &backups, self.shared.now()).await;
         let is_deleting = account.metadata.deletion_timestamp.is_some();
         let unsettled = self.shared.unsettled(uid);
-        if !is_deleting
-            && let Some(again) =
-                self.rests(namespace, || self.digest(account, &prices, &subjects, &unsettled))
-        {
-            return Ok(Some(again));
-        }
         // The watches may still show objects that the Account controller no longer saw.
         let closing_for = deps.ledger.closing_for(uid).filter(|_| instances.is_empty());
         let known = self.known.lock().remove(namespace);
         let mut state = match known {
-            Some(Known::Books(state)) if state.account == uid && state.knows(&unsettled) => *state,
+            Some(state) if state.account == uid && state.knows(&unsettled) => state,
             _ if subjects.is_empty() && !is_deleting && unsettled.is_empty() => {
                 return Ok(None);
             }
@@ -327,7 +283,7 @@ impl Reconciler {
             .await?;
         let is_resting = again.is_none();
         if is_resting {
-            self.recorded(namespace, &subjects, &gone);
+            self.recorded(uid, &subjects, &gone);
         }
         let settled = self.settle(&mut state, false).await?;
         let step = if is_resting {
@@ -335,28 +291,8 @@ impl Reconciler {
         } else {
             Step::Continue
         };
-        let mut idle = None;
-        if let Step::Rest(Some(until)) = step
-            && is_resting
-            && !is_deleting
-            && state.issued.is_empty()
-            && state.credits.is_empty()
-            // Without pages, reading them again would cost more than the memory is worth.
-            && !state.books.pages.is_empty()
-        {
-            idle = self.left(IDLE, state.written.max(Some(state.read)));
-            if idle.is_none() {
-                let resting = Known::Resting(Resting {
-                    account: uid.to_owned(),
-                    digest: self.digest(account, &prices, &subjects, &unsettled),
-                    until,
-                });
-                self.known.lock().insert(namespace.to_owned(), resting);
-                return Ok(Some(self.until(until)));
-            }
-        }
         let next = self.until_next(&state, &step);
-        let mut again = [settled, again, next, idle].into_iter().flatten().min();
+        let mut again = [settled, again, next].into_iter().flatten().min();
         if let Some(closing_for) = closing_for
             && is_resting
             && subjects.is_empty()
@@ -376,8 +312,7 @@ impl Reconciler {
             || !state.issued.is_empty()
             || !subjects.is_empty();
         if is_needed {
-            let books = Known::Books(Box::new(state));
-            self.known.lock().insert(namespace.to_owned(), books);
+            self.known.lock().insert(namespace.to_owned(), state);
         }
         Ok(again)
     }
@@ -403,67 +338,29 @@ impl Reconciler {
         subjects: &'a Subjects<'a>,
         prices: &'a PriceHistory,
         terms: &'a InvoiceTerms,
-        is_closing: (bool, bool),
+        (is_closing, is_gone): (bool, bool),
     ) -> Facts<'a> {
-        let (max_lines, now) = (self.shared.deps.settings.max_lines, self.shared.now());
-        facts(account, subjects, prices, terms, max_lines, now, is_closing)
+        Facts {
+            holder: holder(account, is_gone, is_closing && subjects.is_empty()),
+            subjects,
+            prices,
+            terms,
+            max_lines: self.shared.deps.settings.max_lines,
+            max_entries: MAX_ENTRIES,
+            now: self.shared.now(),
+        }
     }
 
     /// When the next step is due if nothing changes.
     fn until_next(&self, state: &State, step: &Step) -> Option<Duration> {
         match step {
-            Step::Rest(Some(at)) => Some(self.until(*at)),
+            Step::Rest(Some(at)) => {
+                let left = Duration::try_from(at.duration_since(self.shared.now())).unwrap_or_default();
+                Some(left.min(LONGEST))
+            }
             Step::Rest(None) if state.books.invoices.is_empty() => None,
             _ => Some(LONGEST),
         }
-    }
-
-    /// How long it is until a time, at most [`LONGEST`].
-    fn until(&self, at: Timestamp) -> Duration {
-        let left = Duration::try_from(at.duration_since(self.shared.now())).unwrap_or_default();
-        left.min(LONGEST)
-    }
-
-    /// When to look again at an account that is resting; `None` if it is not, something has changed, or its time has come.
-    fn rests(&self, namespace: &str, digest: impl FnOnce() -> u64) -> Option<Duration> {
-        let (known, until) = match self.known.lock().get(namespace)? {
-            Known::Resting(Resting { digest, until, .. }) => (*digest, *until),
-            Known::Books(_) => return None,
-        };
-        (self.shared.now() < until && known == digest()).then(|| self.until(until))
-    }
-
-    /// A digest of everything that decides whether there is something to do for an account before its invoice is due: who it
-    /// belongs to, what is billed, and the currency, but not names. Two digests are equal only if nothing has changed, but for an
-    /// accident of 1 in 2^64.
-    fn digest(
-        &self,
-        account: &Account,
-        prices: &PriceHistory,
-        subjects: &Subjects<'_>,
-        unsettled: &Unsettled,
-    ) -> u64 {
-        let hasher = &self.shared.hasher;
-        let uid = origin::uid(&account.metadata);
-        let holder = hasher.hash_one((
-            uid,
-            account.invoices_closed_until(),
-            prices.currency().to_string(),
-            self.shared
-                .deps
-                .catalogue
-                .current()
-                .invoices
-                .seller
-                .name
-                .is_empty(),
-        ));
-        // Sums, because they come in no order.
-        let invoices = unsettled.iter().map(|invoice| hasher.hash_one(invoice));
-        let subjects = subjects
-            .iter()
-            .map(|(uid, subject)| hasher.hash_one((uid, &subject.metered, subject.ended)));
-        invoices.chain(subjects).fold(holder, u64::wrapping_add)
     }
 
     /// Does everything that is due. If it has to wait, returns when to continue.
@@ -492,6 +389,16 @@ impl Reconciler {
                     let uid = origin::uid(&account.metadata);
                     let issued = books::issued(&deps.client, &deps.namespace, uid).await?;
                     state.books.issued_until = Some(books::last_end(&issued));
+                }
+                Step::Read { invoice, numbers } => {
+                    for number in numbers {
+                        let page = books::page(&deps.client, &deps.namespace, &invoice, number).await?;
+                        if !state.books.load_page(page) {
+                            // Another process has written it.
+                            *state = self.read(origin::uid(&account.metadata)).await?;
+                            break;
+                        }
+                    }
                 }
                 Step::Page { page, is_urgent } => {
                     if let Some(waits) = self.left(TOGETHER, state.written).filter(|_| !is_urgent) {
@@ -546,7 +453,7 @@ impl Reconciler {
     }
 
     /// Tells the ledger that the end of everything that ended has been recorded.
-    fn recorded(&self, namespace: &str, subjects: &Subjects<'_>, gone: &HashMap<String, Gone>) {
+    fn recorded(&self, account: &str, subjects: &Subjects<'_>, gone: &HashMap<String, Gone>) {
         let ledger = &self.shared.deps.ledger;
         let ended = subjects.iter().filter(|(uid, subject)| {
             let is_instance = matches!(subject.metered, Metered::Instance(_));
@@ -554,10 +461,10 @@ impl Reconciler {
         });
         ledger.ended(ended.map(|(uid, _)| uid.as_ref()));
         let mut all = self.shared.gone.lock();
-        if let Some(of_namespace) = all.get_mut(namespace) {
-            of_namespace.retain(|uid, _| !gone.contains_key(uid));
-            if of_namespace.is_empty() {
-                all.remove(namespace);
+        if let Some(of_account) = all.get_mut(account) {
+            of_account.retain(|uid, _| !gone.contains_key(uid));
+            if of_account.is_empty() {
+                all.remove(account);
             }
         }
     }

@@ -5,18 +5,17 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, ListParams},
     core::DeserializeGuard,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Deps;
+use super::{Deps, apply::as_manager};
 use resources::{
     Invoice, InvoiceNumber, InvoicePage,
     invoice::SETTLED_LABEL,
     invoice_number::{DELETED_ANNOTATION, object_name},
     invoice_page::INVOICE_LABEL,
-    tracking::CONTROLLER_MANAGER,
 };
 use runtime::client::{CallError, Pages, bounded};
 
@@ -66,7 +65,7 @@ async fn delete_old(deps: &Deps, retention: Duration) -> Result<(), CallError> {
 /// When an invoice was issued or refused.
 fn ended(invoice: &Invoice) -> Option<Timestamp> {
     let created = invoice.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    invoice.status.as_ref()?.issued_at.or(created)
+    invoice.content().issued_at.or(created)
 }
 
 /// Deletes an invoice after its pages, so that none is left if the process dies.
@@ -88,11 +87,7 @@ async fn delete(deps: &Deps, invoice: &Invoice) -> Result<(), CallError> {
 
 /// Notes on the number that its invoice is gone on purpose.
 async fn mark_number(deps: &Deps, invoice: &Invoice) -> Result<(), CallError> {
-    let number = invoice
-        .status
-        .as_ref()
-        .and_then(|status| status.number.as_deref());
-    let Some(number) = number.map(object_name) else {
+    let Some(number) = invoice.number().map(object_name) else {
         return Ok(());
     };
     let api: Api<InvoiceNumber> = Api::all(deps.client.clone());
@@ -101,11 +96,9 @@ async fn mark_number(deps: &Deps, invoice: &Invoice) -> Result<(), CallError> {
     };
     let annotations = stored.metadata.annotations.get_or_insert_default();
     annotations.insert(DELETED_ANNOTATION.to_owned(), deps.clock.now().to_string());
-    let params = PostParams {
-        field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
-    bounded(api.replace(&number, &params, &stored)).await.map(drop)
+    bounded(api.replace(&number, &as_manager(), &stored))
+        .await
+        .map(drop)
 }
 
 /// What is gone is deleted.

@@ -81,7 +81,10 @@ fn controller(ahead: SignedDuration) -> (InvoiceController, UnboundedReceiver<St
         directory,
         ledger,
         instances: ByNamespace::default(),
-        settings: InvoiceSettings::default(),
+        settings: InvoiceSettings {
+            bills_simulated: true,
+            ..InvoiceSettings::default()
+        },
         backups: BackupIndex::new(ReconcileQueue::default()),
         outbox: Arc::new(NoOutbox),
         catalogue: SharedCatalogue::new(catalogue),
@@ -130,7 +133,7 @@ async fn an_instance_that_is_gone_without_a_finalizer_ended_now_however_far_the_
         let (controller, _requests) = controller(off);
         let [mut before, _] = controller.instance_listeners();
         before.changed(&Change::Deleted(instance(0)));
-        let ended = controller.shared.gone.lock()["ns-0"]["0"].at;
+        let ended = controller.shared.gone.lock()["account-0"]["0"].at;
         let is_now = ended.duration_since(now()).abs() < SignedDuration::from_mins(1);
         assert!(is_now, "{ended}");
     }

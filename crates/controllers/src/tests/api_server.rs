@@ -49,9 +49,8 @@ struct State {
     made: u64,
     /// Writes that have not been taken yet.
     writes: VecDeque<Stored>,
-    events: Vec<Value>,
-    /// Plurals that have been listed since the last call.
-    lists: Vec<String>,
+    /// The plural of each read since the last call.
+    reads: Vec<String>,
     rng: StdRng,
     process: u64,
     /// Number of writes before the process dies.
@@ -81,8 +80,7 @@ impl ApiServer {
             revision: 1,
             made: 0,
             writes: VecDeque::new(),
-            events: Vec::new(),
-            lists: Vec::new(),
+            reads: Vec::new(),
             rng: StdRng::seed_from_u64(seed),
             process: 0,
             left: None,
@@ -119,6 +117,29 @@ impl ApiServer {
         self.0.lock().left = Some(writes);
     }
 
+    /// Saves an object, removes it as if its cluster were lost, and writes it back. Returns whether it can be: its origin is known.
+    pub fn write_back(&self, plural: &str, namespace: &str, name: &str) -> bool {
+        let mut state = self.0.lock();
+        let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
+        let saved = state.objects.get(&key).cloned();
+        let is_known = |object: &Value| !object["metadata"]["annotations"][ORIGIN_ANNOTATION].is_null();
+        let Some(mut object) = saved.filter(is_known) else {
+            return false;
+        };
+        state.objects.remove(&key);
+        state.writes.push_back(Stored {
+            plural: plural.to_owned(),
+            before: Some(object.clone()),
+            after: None,
+        });
+        state.made += 1;
+        let (uid, now) = (format!("uid-{:06}", state.made), whole_seconds(state.now));
+        let metadata = &mut object["metadata"];
+        (metadata["uid"], metadata["creationTimestamp"]) = (json!(uid), json!(now.to_string()));
+        state.store(&key, object);
+        true
+    }
+
     pub fn is_dead(&self) -> bool {
         self.0.lock().is_dead
     }
@@ -133,14 +154,9 @@ impl ApiServer {
         !self.0.lock().writes.is_empty()
     }
 
-    /// The Kubernetes Events since the last call.
-    pub fn take_events(&self) -> Vec<Value> {
-        std::mem::take(&mut self.0.lock().events)
-    }
-
-    /// The plural of each list since the last call.
-    pub fn take_lists(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().lists)
+    /// The plural of each read since the last call.
+    pub fn take_reads(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().reads)
     }
 
     pub fn list<K: DeserializeOwned>(&self, plural: &str) -> Vec<K> {
@@ -242,10 +258,10 @@ impl State {
             None => ("", &segments[3..]),
         };
         if rest[0] == "events" {
-            self.events.push(body.clone());
             return Some((201, body));
         }
         if *method == Method::GET {
+            self.reads.push(rest[0].to_owned());
             return Some(match rest {
                 [plural, name] => self.get(plural, namespace, name),
                 _ => self.list(rest[0], namespace, query),
@@ -332,8 +348,7 @@ impl State {
         found.map_or_else(|| refusal(404, "NotFound", "not found"), |found| (200, found))
     }
 
-    fn list(&mut self, plural: &str, namespace: &str, query: &str) -> Answer {
-        self.lists.push(plural.to_owned());
+    fn list(&self, plural: &str, namespace: &str, query: &str) -> Answer {
         let selector = url::form_urlencoded::parse(query.as_bytes())
             .find(|(name, _)| name == "labelSelector")
             .map(|(_, selector)| selector.into_owned());

@@ -21,7 +21,7 @@ use domain::{
 };
 use resources::{
     Backup, BackupPhase, Instance, Invoice, Plan, PowerState,
-    money::{Cents, UnitPrice},
+    money::{Cents, TaxRate, UnitPrice},
     origin,
 };
 
@@ -36,10 +36,11 @@ pub struct Chronicle {
     lives: BTreeMap<String, Life>,
     backups: BTreeMap<String, Kept>,
     prices: PriceChanges,
+    taxes: Vec<(Timestamp, TaxRate)>,
     /// Scheduled Backups that were created: UID of the instance, time, and whether it is a second attempt.
     scheduled: BTreeSet<(String, Timestamp, bool)>,
+    /// Those that could not be created, which their instances tell.
     missed: BTreeSet<(String, Timestamp)>,
-    /// Number of backups of deleted instances that made way for others.
     load: Vec<Load>,
     /// Identifiers of alerts that were sent.
     alerts: BTreeSet<String>,
@@ -190,6 +191,7 @@ impl Chronicle {
                 let monthly = Plan::ALL.map(|plan| last["plans"][plan.as_str()].as_u64().unwrap());
                 if self.prices.last().is_none_or(|(at, _)| *at < since) {
                     self.prices.push((since, monthly));
+                    self.taxes.push((since, parse(&last["tax"])));
                 }
             }
             _ => {}
@@ -199,7 +201,16 @@ impl Chronicle {
     fn instance(&mut self, stored: &Stored, now: Timestamp) {
         let object = stored.after.as_ref().or(stored.before.as_ref()).unwrap();
         let instance: Instance = parse(object);
-        let uid = instance.metadata.uid.clone().unwrap();
+        let uid = origin::uid(&instance.metadata).to_owned();
+        if let Some(before) = &stored.before {
+            let before = parse::<Instance>(before).status.unwrap_or_default();
+            let status = instance.status.iter();
+            let told = status.flat_map(|status| &status.outbox);
+            let mut told = told.filter(|entry| entry.sequence > before.event_sequence);
+            if told.any(|entry| entry.event_type == EventType::BackupFailed) {
+                self.missed.insert((uid.clone(), before.next_backup_at.unwrap()));
+            }
+        }
         let life = self.lives.entry(uid).or_insert_with(|| Life {
             namespace: instance.metadata.namespace.clone().unwrap(),
             id: instance.id(),
@@ -258,20 +269,6 @@ impl Chronicle {
         if !backup.is_unfinished() && (status.source.is_some() || backup.instance_id().is_some()) {
             kept.has_ended = true;
             kept.is_completed |= backup.phase() == BackupPhase::Completed;
-        }
-    }
-
-    /// Records a Kubernetes Event.
-    pub fn event(&mut self, event: &Value) {
-        if event["reason"] != "BackupMissed" {
-            return;
-        }
-        let uid = event["regarding"]["uid"].as_str().unwrap().to_owned();
-        let note = event["note"].as_str().unwrap();
-        // Events about a second attempt say nothing about the first.
-        if let Some((_, rest)) = note.split_once("the backup for ") {
-            let at = rest.split_once(' ').unwrap().0.parse().unwrap();
-            self.missed.insert((uid, at));
         }
     }
 
@@ -428,14 +425,20 @@ impl Chronicle {
         }
     }
 
-    /// Checks the invoices. Returns how many have been issued.
-    pub fn check_invoices(&self, invoices: &[Invoice], inbox: &Inbox, billed_until: Timestamp) -> usize {
+    /// Checks the invoices and credit notes. Returns how many have been issued of each.
+    pub fn check_invoices(
+        &self,
+        invoices: &[Invoice],
+        inbox: &Inbox,
+        billed_until: Timestamp,
+    ) -> (usize, usize) {
         let mut numbers: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         let mut by_namespace: BTreeMap<&str, Vec<&Invoice>> = BTreeMap::new();
+        let mut notes: Vec<&Invoice> = Vec::new();
         for invoice in invoices.iter().filter(|invoice| invoice.is_issued()) {
             let status = invoice.status.as_ref().unwrap();
             let (year, sequence) = status.number.as_deref().unwrap().split_once('-').unwrap();
-            assert_eq!(year, &invoice.spec.period.to.to_string()[..4]);
+            assert_eq!(year, &status.issued_at.unwrap().to_string()[..4]);
             numbers
                 .entry(year.to_owned())
                 .or_default()
@@ -444,8 +447,12 @@ impl Chronicle {
             let told = inbox.events.values().filter(|event| event.uid == uid);
             assert_eq!(told.count(), 1, "the events of {}", invoice.name());
             assert_eq!(invoice.metadata.namespace.as_deref(), Some("system"));
-            let namespace = invoice.spec.account_namespace.as_str();
-            by_namespace.entry(namespace).or_default().push(invoice);
+            if invoice.is_invoice() {
+                let namespace = invoice.spec.account_namespace.as_str();
+                by_namespace.entry(namespace).or_default().push(invoice);
+            } else {
+                notes.push(invoice);
+            }
         }
         for (year, mut sequences) in numbers {
             sequences.sort_unstable();
@@ -497,11 +504,20 @@ impl Chronicle {
                     (status.net_cents, usize::try_from(status.lines_count).unwrap()),
                     (sum, lines.len())
                 );
+                let taxes = self.taxes.iter().take_while(|(since, _)| *since < period.1);
+                let (_, tax) = taxes.last().unwrap();
+                assert_eq!(
+                    status.tax_cents,
+                    tax.of(Cents(sum)).0,
+                    "the tax of {}",
+                    invoice.name()
+                );
+                check_notes(invoice, &notes);
                 count += 1;
             }
             self.check_nothing_between(namespace, until.unwrap(), billed_until);
         }
-        count
+        (count, notes.len())
     }
 
     /// Checks that there is nothing to bill between two invoices.
@@ -535,6 +551,29 @@ impl Chronicle {
             lines.push((life.id.clone(), hours.collect(), amount));
         }
         lines
+    }
+}
+
+/// Checks that the credit notes of an invoice are for what was asked, and never for more than there is.
+fn check_notes(invoice: &Invoice, notes: &[&Invoice]) {
+    let sums = |invoice: &Invoice| {
+        let status = invoice.status.as_ref().unwrap();
+        (status.net_cents, status.tax_cents)
+    };
+    let mut left = sums(invoice);
+    let mut of_it: Vec<&&Invoice> = notes
+        .iter()
+        .filter(|note| note.spec.credit.as_ref().unwrap().invoice == invoice.name())
+        .collect();
+    of_it.sort_by_key(|note| note.status.as_ref().unwrap().number.clone());
+    for note in of_it {
+        let (net, tax) = sums(note);
+        let asked_for = note.spec.credit.as_ref().unwrap().amount_cents;
+        assert_eq!(net + tax, asked_for.unwrap_or(left.0 + left.1), "{}", note.name());
+        left = (
+            left.0.checked_sub(net).expect("not more than there is"),
+            left.1.checked_sub(tax).expect("not more than there is"),
+        );
     }
 }
 

@@ -450,13 +450,17 @@ impl Operator {
         let by_namespace = ByNamespace::default();
         let (ledger, restores) = (Ledger::default(), Restores::default());
         let events = |name| Events::new(client.clone(), name, "test");
+        let billing = invoice::InvoiceSettings {
+            bills_simulated: true,
+            ..invoice::InvoiceSettings::default()
+        };
         let invoice_controller = InvoiceController::new(invoice::Deps {
             client: client.clone(),
             namespace: "system".to_owned(),
             directory: directory.clone(),
             ledger: ledger.clone(),
             instances: by_namespace.clone(),
-            settings: invoice::InvoiceSettings::default(),
+            settings: billing.clone(),
             backups: index.clone(),
             outbox: outbox.clone(),
             catalogue: catalogue.clone(),
@@ -520,6 +524,7 @@ impl Operator {
             backups: index.clone(),
             monitor: monitor.clone(),
             ledger: ledger.clone(),
+            invoices: billing,
             outbox: outbox.clone(),
             catalogue: catalogue.clone(),
             clock: clock.clone(),

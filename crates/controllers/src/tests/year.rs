@@ -25,9 +25,11 @@ use domain::{
 };
 use providers::simulator::FAULT_ANNOTATION;
 use resources::{
-    AlertMetric, Backup, Instance, Invoice, InvoiceNumber, Plan,
+    AlertMetric, Backup, Instance, Invoice, InvoiceNumber, InvoicePhase, Plan, ids,
     instance::FINALIZER,
-    money::{Cents, Currency},
+    invoice::{Credit, InvoiceType},
+    money::{Cents, Currency, TaxRate},
+    origin::{self, ORIGIN_ANNOTATION},
 };
 use runtime::{Clock as _, shared_catalogue::SharedCatalogue};
 
@@ -48,13 +50,27 @@ struct Year {
     died_at: Timestamp,
     chronicle: Chronicle,
     prices: [u64; 4],
+    /// In percent.
+    tax: u32,
     made: usize,
+    /// Credit notes that were asked for.
+    asked_for: usize,
+    /// Instances that were written back.
+    written_back: usize,
     restarts: usize,
     seed: u64,
     rng: StdRng,
     /// How long the operator stays down after its next death.
     downtime: SignedDuration,
     end: Timestamp,
+}
+
+/// The UID that an object had first.
+fn uid_of(object: &Value) -> &str {
+    let metadata = &object["metadata"];
+    let known = metadata["annotations"][ORIGIN_ANNOTATION].as_str();
+    let first = known.and_then(|origin| origin.split(' ').next());
+    first.unwrap_or_else(|| metadata["uid"].as_str().unwrap())
 }
 
 impl Year {
@@ -72,7 +88,10 @@ impl Year {
             died_at: start,
             chronicle: Chronicle::default(),
             prices: [5_00, 15_00, 30_00, 60_00],
+            tax: 19,
             made: 0,
+            asked_for: 0,
+            written_back: 0,
             restarts: 0,
             seed,
             rng: StdRng::seed_from_u64(seed),
@@ -92,7 +111,8 @@ impl Year {
     fn catalogue(&self) -> SharedCatalogue {
         let by_plan = Plan::ALL.into_iter().zip(self.prices.map(Cents)).collect();
         SharedCatalogue::new(Catalogue {
-            prices: Prices::of(&Currency::default(), &by_plan),
+            prices: Prices::of(&Currency::default(), &by_plan)
+                .with_tax(TaxRate::from_hundredths(self.tax * 100).unwrap()),
             alerts: Arc::new(Alerts {
                 interval: SAMPLES,
                 rules: vec![AlertRule {
@@ -120,9 +140,6 @@ impl Year {
         let now = self.time();
         for stored in &writes {
             self.chronicle.write(stored, now);
-        }
-        for event in self.server().take_events() {
-            self.chronicle.event(&event);
         }
         let Inbox { events, new } = &mut *self.around.inbox.lock();
         for id in new.drain(..) {
@@ -238,8 +255,9 @@ impl Year {
     fn act(&mut self) {
         let time = self.time();
         let is_free = |object: &Value| {
-            let uid = object["metadata"]["uid"].as_str().unwrap();
-            !self.chronicle.is_loaded(uid, time)
+            !self
+                .chronicle
+                .is_loaded(object["metadata"]["uid"].as_str().unwrap(), time)
         };
         let Some(instance) = self.any_instance(is_free) else {
             return;
@@ -302,7 +320,8 @@ impl Year {
                 let fault = *faults.choose(&mut self.rng).unwrap();
                 self.annotate(&instance, FAULT_ANNOTATION, Some(fault));
             }
-            76..92 => self.load(),
+            76..88 => self.load(),
+            88..92 => self.credit(),
             _ => self.server().delete("instances", &namespace, &name),
         }
     }
@@ -310,6 +329,51 @@ impl Year {
     fn any_instance(&self, is_one: impl Fn(&Value) -> bool) -> Option<Instance> {
         let (namespace, name) = self.server().any("instances", is_one)?;
         self.server().get("instances", &namespace, &name)
+    }
+
+    /// Asks for a credit note, for a part or all that is left of an invoice, or for more than that.
+    fn credit(&mut self) {
+        let (Some((namespace, name)), number) = (
+            self.server().any("invoices", |object| {
+                object["status"]["phase"] == "Issued" && object["spec"]["credit"].is_null()
+            }),
+            self.asked_for,
+        ) else {
+            return;
+        };
+        let invoice: Invoice = self.server().get("invoices", &namespace, &name).unwrap();
+        let whole = invoice.status.as_ref().unwrap().net_cents.max(1);
+        let mut spec = invoice.spec.clone();
+        spec.invoice_type = InvoiceType::CreditNote;
+        spec.lines = Vec::new();
+        let is_part = self.chance(0.8);
+        let cents = self.rng.random_range(1..=whole);
+        spec.credit = Some(Credit {
+            invoice: name,
+            number: invoice.status.unwrap().number.unwrap(),
+            amount_cents: is_part.then_some(cents),
+            reason: "outage".to_owned(),
+        });
+        let name = ids::credit_note_name(&number.to_string());
+        let request = Invoice::new(&name, spec);
+        self.asked_for += 1;
+        self.server()
+            .create("invoices", &namespace, serde_json::to_value(request).unwrap());
+    }
+
+    /// Writes back an instance that was saved and lost, while nobody looks.
+    fn write_back(&mut self) {
+        let time = self.time();
+        let is_free = |object: &Value| {
+            object["metadata"]["deletionTimestamp"].is_null()
+                && !self.chronicle.is_loaded(uid_of(object), time)
+        };
+        if let Some((namespace, name)) = self.server().any("instances", is_free)
+            && self.server().write_back("instances", &namespace, &name)
+        {
+            self.written_back += 1;
+            self.look();
+        }
     }
 
     /// Keeps a server busy for some hours.
@@ -324,13 +388,15 @@ impl Year {
                 && spec["monitoringEnabled"] == true
                 && spec["powerState"] == "Running"
                 && metadata["annotations"][FAULT_ANNOTATION].is_null()
-                && !self.chronicle.is_loaded(metadata["uid"].as_str().unwrap(), time)
+                // What was written back begins to be watched for alerts anew.
+                && metadata["uid"] == uid_of(object)
+                && !self.chronicle.is_loaded(uid_of(object), time)
         };
         let Some(instance) = self.any_instance(is_calm).filter(|_| self.operator.is_some()) else {
             return;
         };
         let to = self.time() + HOUR * self.rng.random_range(1..40);
-        let uid = instance.metadata.uid.as_deref().unwrap();
+        let uid = origin::uid(&instance.metadata);
         self.chronicle.load(uid, self.time(), to);
         self.annotate(&instance, CPU, Some("97"));
     }
@@ -342,7 +408,7 @@ impl Year {
             annotations.is_some_and(|annotations| !annotations.is_empty())
         };
         for instance in self.server().select::<Instance>("instances", is_annotated) {
-            let uid = instance.metadata.uid.as_deref().unwrap();
+            let uid = origin::uid(&instance.metadata);
             if instance.annotation(FAULT_ANNOTATION).is_some() && self.chance(0.3) {
                 self.annotate(&instance, FAULT_ANNOTATION, None);
             }
@@ -380,10 +446,11 @@ impl Year {
             deaths.push((at, down));
         }
         deaths.sort_unstable_by_key(|(at, _)| std::cmp::Reverse(*at));
-        let mut price_changes: Vec<(Timestamp, [u64; 4])> = vec![
-            (days(285), [7_00, 14_99, 33_33, 66_00]),
-            (days(160), [6_01, 15_00, 30_00, 61_00]),
-            (days(75), [5_00, 15_49, 29_99, 60_00]),
+        let mut price_changes: Vec<(Timestamp, [u64; 4], u32)> = vec![
+            (days(285), [7_00, 14_99, 33_33, 66_00], 21),
+            (days(200), [6_01, 15_00, 30_00, 61_00], 16),
+            (days(160), [6_01, 15_00, 30_00, 61_00], 19),
+            (days(75), [5_00, 15_49, 29_99, 60_00], 20),
         ];
         self.start();
         while self.time() < last_day {
@@ -398,8 +465,8 @@ impl Year {
                 if self.operator.is_none() {
                     self.run(self.returns_at + MINUTE).await;
                 }
-                if let Some((_, prices)) = price_changes.pop_if(|(from, _)| *from <= at) {
-                    self.prices = prices;
+                if let Some((_, prices, tax)) = price_changes.pop_if(|(from, ..)| *from <= at) {
+                    (self.prices, self.tax) = (prices, tax);
                 }
                 self.downtime = down;
                 let armed_at = self.time();
@@ -413,6 +480,9 @@ impl Year {
                 }
                 if self.operator.is_some() && self.died_at < armed_at {
                     self.die();
+                }
+                if self.operator.is_none() && self.chance(0.3) {
+                    self.write_back();
                 }
                 continue;
             }
@@ -438,7 +508,7 @@ impl Year {
         self.run(self.end).await;
     }
 
-    fn check(&mut self) -> (Counts, usize) {
+    fn check(&mut self) -> (Counts, (usize, usize)) {
         let now = self.time();
         let inbox = self.around.inbox.lock();
         let what = self.chronicle.check(&inbox, now);
@@ -455,6 +525,11 @@ impl Year {
             });
         let (given, issued): (BTreeSet<_>, BTreeSet<_>) = (given.collect(), issued.collect());
         assert_eq!(given, issued, "each number has its invoice");
+        let is_left = |invoice: &Invoice| !invoice.is_invoice() && invoice.phase() == InvoicePhase::Open;
+        assert!(
+            !invoices.iter().any(is_left),
+            "a credit note is neither issued nor refused"
+        );
         let invoices = self.chronicle.check_invoices(&invoices, &inbox, billed_until);
         assert_eq!((what.instances, self.restarts), (INSTANCES, RESTARTS + 1));
         let backups: Vec<Backup> = self.around.server.list("backups");
@@ -488,10 +563,15 @@ async fn in_a_simulated_year_every_invoice_is_right_every_backup_is_made_once_an
     let begun = std::time::Instant::now();
     let mut year = Year::new(seed);
     Box::pin(tokio::task::unconstrained(year.pass())).await;
-    let (counts, invoices) = year.check();
-    println!("{counts:?}, {invoices} invoices, in {:.1?}", begun.elapsed());
+    let (counts, (invoices, notes)) = year.check();
+    println!(
+        "{counts:?}, {invoices} invoices, {notes} credit notes of {} asked for, {} instances written back, in {:.1?}",
+        year.asked_for,
+        year.written_back,
+        begun.elapsed()
+    );
     assert!(
-        counts.runs > 500 && counts.alerts > 20 && invoices > 40,
+        counts.runs > 500 && counts.alerts > 20 && invoices > 40 && notes > 10 && year.written_back > 10,
         "not much of a year"
     );
 }

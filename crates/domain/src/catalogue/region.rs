@@ -9,7 +9,7 @@ use std::{
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::provider::Deadlines;
 
@@ -25,8 +25,8 @@ pub struct Region {
 /// How the servers of a region run in a cluster with KubeVirt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeVirt {
-    /// How the cluster is reached.
-    pub cluster: Cluster,
+    /// The kubeconfig by which the cluster is reached.
+    pub kubeconfig: PathBuf,
     /// Value of the label `stellage.dev/installation` of everything in the cluster that is ours. It tells several installations in
     /// one cluster apart, and never changes.
     pub installation: String,
@@ -36,7 +36,7 @@ pub struct KubeVirt {
     pub namespaces: Namespaces,
     /// StorageClass of the disks.
     pub storage_class: String,
-    /// VolumeSnapshotClass of backups; without it, the region offers no backups.
+    /// VolumeSnapshotClass of backups, which real servers do not have yet.
     pub snapshot_class: Option<String>,
     /// What can be installed, by image identifier.
     pub images: BTreeMap<String, Image>,
@@ -44,6 +44,8 @@ pub struct KubeVirt {
     pub network: Network,
     /// Labels of the nodes that servers may run on; any node if empty.
     pub node_selector: BTreeMap<String, String>,
+    /// Taints of nodes that do not keep servers away.
+    pub tolerations: Vec<Toleration>,
     /// What becomes of a server when its node is drained.
     pub eviction_strategy: EvictionStrategy,
     /// CPU model of the servers, such as `host-model`; the cluster's default if it is not set.
@@ -52,15 +54,6 @@ pub struct KubeVirt {
     pub deadlines: Deadlines,
     /// Number of calls to the cluster that may be in progress at once.
     pub calls_at_once: usize,
-}
-
-/// How a region's cluster is reached.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Cluster {
-    /// It is the cluster that this process runs in; the Pod's ServiceAccount is used.
-    InCluster,
-    /// Through a kubeconfig file.
-    Kubeconfig(PathBuf),
 }
 
 /// Who makes the namespaces of servers.
@@ -251,6 +244,45 @@ pub enum EvictionStrategy {
     LiveMigrate,
     /// It is shut down; Stellage starts it again elsewhere.
     None,
+}
+
+/// A taint of nodes that does not keep servers away, as in a Pod.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Toleration {
+    /// The taint's key; any if it is not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Whether the taint must have `value`.
+    #[serde(default)]
+    pub operator: TolerationOperator,
+    /// The taint's value; empty if it is not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// What the taint does; anything if it is not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effect: Option<TaintEffect>,
+}
+
+/// How the value of a taint is compared with that of a [`Toleration`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub enum TolerationOperator {
+    /// They must be equal.
+    #[default]
+    Equal,
+    /// The taint may have any value.
+    Exists,
+}
+
+/// What a taint does to Pods that do not tolerate it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub enum TaintEffect {
+    /// They are not scheduled there.
+    NoSchedule,
+    /// They are scheduled there only if there is no other place.
+    PreferNoSchedule,
+    /// Nor may they stay there.
+    NoExecute,
 }
 
 impl EvictionStrategy {

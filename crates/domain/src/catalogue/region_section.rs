@@ -6,7 +6,7 @@ use std::{
     marker::PhantomData,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::RangeInclusive,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -19,8 +19,8 @@ use serde::{
 };
 
 use super::region::{
-    Cluster, EvictionStrategy, Image, ImageSource, Ipv4Prefix, Ipv6Prefix, KubeVirt, Namespaces, Network,
-    ObjectName, PrivateNetworks, Profile, PullMethod, Region,
+    EvictionStrategy, Image, ImageSource, Ipv4Prefix, Ipv6Prefix, KubeVirt, Namespaces, Network, ObjectName,
+    PrivateNetworks, Profile, PullMethod, Region, Toleration, TolerationOperator,
 };
 use crate::provider::Deadlines;
 use resources::{ids::is_object_name, validation};
@@ -36,6 +36,8 @@ const MAX_NAMESERVERS: usize = 3;
 const MAX_INTERNAL: usize = 64;
 /// Maximum number of labels in a node selector.
 const MAX_LABELS: usize = 16;
+/// Maximum number of tolerations.
+const MAX_TOLERATIONS: usize = 16;
 /// Maximum length of a URL.
 const MAX_URL: usize = 2048;
 /// Maximum length of an image's user data.
@@ -110,9 +112,7 @@ pub(super) struct RegionSection {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct KubeVirtSection {
-    kubeconfig: Option<PathBuf>,
-    #[serde(default)]
-    in_cluster: bool,
+    kubeconfig: PathBuf,
     installation: String,
     namespace_prefix: Option<String>,
     #[serde(default)]
@@ -123,6 +123,8 @@ struct KubeVirtSection {
     network: Fields<NetworkSection>,
     #[serde(default)]
     node_selector: BTreeMap<String, String>,
+    #[serde(default)]
+    tolerations: Vec<Fields<Toleration>>,
     #[serde(default)]
     eviction_strategy: EvictionStrategy,
     cpu_model: Option<String>,
@@ -250,19 +252,13 @@ fn check_code(code: &str) -> Result<(), String> {
 
 impl KubeVirtSection {
     fn read(self, path: &str) -> Result<KubeVirt, Wrong> {
-        let cluster = match (self.kubeconfig, self.in_cluster) {
-            (Some(file), false) if file.is_absolute() => Cluster::Kubeconfig(file),
-            (Some(file), false) => Err(format!(
+        if !self.kubeconfig.is_absolute() {
+            Err(format!(
                 "{:?} must be an absolute path, such as /etc/stellage/regions/de-fra-1/kubeconfig",
-                file.display().to_string()
+                self.kubeconfig.display().to_string()
             ))
-            .at(path, "kubeconfig")?,
-            (None, true) => Cluster::InCluster,
-            _ => {
-                let problem = "must have either kubeconfig or inCluster: true";
-                return Err((path.to_owned(), problem.to_owned()));
-            }
-        };
+            .at(path, "kubeconfig")?;
+        }
         let installation = label_value(self.installation).at(path, "installation")?;
         let namespace_prefix = self.namespace_prefix.unwrap_or_else(|| "stellage-".to_owned());
         check_namespace_prefix(&namespace_prefix).at(path, "namespacePrefix")?;
@@ -272,6 +268,7 @@ impl KubeVirtSection {
         let images = images(self.images, &format!("{path}.images"))?;
         let network = self.network.0.read(&format!("{path}.network"))?;
         let node_selector = node_selector(self.node_selector).at(path, "nodeSelector")?;
+        let tolerations = tolerations(self.tolerations, &format!("{path}.tolerations"))?;
         let cpu_model = self.cpu_model.map(label_value).transpose().at(path, "cpuModel")?;
         let time = |text: Option<String>, default: Duration, field| {
             text.map_or(Ok(default), |text| duration(&text)).at(path, field)
@@ -294,7 +291,7 @@ impl KubeVirtSection {
             return Err(format!("{calls_at_once} must be 1 to 1000")).at(path, "callsAtOnce");
         }
         Ok(KubeVirt {
-            cluster,
+            kubeconfig: self.kubeconfig,
             installation,
             namespace_prefix,
             namespaces: self.namespaces,
@@ -303,6 +300,7 @@ impl KubeVirtSection {
             images,
             network,
             node_selector,
+            tolerations,
             eviction_strategy: self.eviction_strategy,
             cpu_model,
             deadlines,
@@ -342,7 +340,7 @@ fn namespaced(text: &str) -> Result<ObjectName, String> {
             name: name.to_owned(),
         }),
         _ => Err(format!(
-            "{text:?} must be <namespace>/<name> of an object, such as stellage-images/debian-13"
+            "{text:?} must be <namespace>/<name> of an object, such as golden-images/debian-13"
         )),
     }
 }
@@ -372,15 +370,49 @@ fn node_selector(labels: BTreeMap<String, String>) -> Result<BTreeMap<String, St
         ));
     }
     for (key, value) in &labels {
-        let (prefix, name) = key.rsplit_once('/').unwrap_or(("a", key));
-        if !is_object_name(prefix) || label_value(name.to_owned()).is_err() {
-            return Err(format!("{key:?} must be the key of a label"));
-        }
+        check_key(key)?;
         if !value.is_empty() {
             label_value(value.clone()).map_err(|problem| format!("{key}: {problem}"))?;
         }
     }
     Ok(labels)
+}
+
+/// Checks the key of a label or taint.
+fn check_key(key: &str) -> Result<(), String> {
+    let (prefix, name) = key.rsplit_once('/').unwrap_or(("a", key));
+    if is_object_name(prefix) && label_value(name.to_owned()).is_ok() {
+        return Ok(());
+    }
+    Err(format!("{key:?} must be a key such as example.com/pool"))
+}
+
+fn tolerations(sections: Vec<Fields<Toleration>>, path: &str) -> Result<Vec<Toleration>, Wrong> {
+    if sections.len() > MAX_TOLERATIONS {
+        let problem = format!(
+            "has {} entries; must have at most {MAX_TOLERATIONS}",
+            sections.len()
+        );
+        return Err((path.to_owned(), problem));
+    }
+    let read = |(index, Fields(toleration)): (usize, Fields<Toleration>)| {
+        let path = format!("{path}[{index}]");
+        let is_any = toleration.operator == TolerationOperator::Exists;
+        match &toleration.key {
+            Some(key) => check_key(key).at(&path, "key")?,
+            None if is_any => {}
+            None => return Err("must be set, unless operator is Exists").at(&path, "key"),
+        }
+        match &toleration.value {
+            Some(_) if is_any => return Err("must be left out: operator is Exists").at(&path, "value"),
+            Some(value) if !value.is_empty() => {
+                label_value(value.clone()).at(&path, "value")?;
+            }
+            _ => {}
+        }
+        Ok(toleration)
+    };
+    sections.into_iter().enumerate().map(read).collect()
 }
 
 /// A time of whole seconds.
@@ -684,7 +716,7 @@ impl Ipv6Section {
 /// Checks what concerns more than one region: no address may be given twice, and what regions have in one cluster must be told apart.
 fn check_together(regions: &[Region]) -> Result<(), Wrong> {
     let mut taken: Vec<(IpNet, &str)> = Vec::new();
-    let mut names: HashMap<(&Cluster, &'static str, &str), &str> = HashMap::new();
+    let mut names: HashMap<(&Path, &'static str, &str), &str> = HashMap::new();
     for (index, region) in regions.iter().enumerate() {
         let Some(kubevirt) = &region.kubevirt else {
             continue;
@@ -710,7 +742,7 @@ fn check_together(regions: &[Region]) -> Result<(), Wrong> {
             ("installation", &kubevirt.installation),
             ("namespacePrefix", &kubevirt.namespace_prefix),
         ] {
-            if let Some(other) = names.insert((&kubevirt.cluster, field, name), code) {
+            if let Some(other) = names.insert((kubevirt.kubeconfig.as_path(), field, name), code) {
                 let problem = format!(
                     "{name:?} is that of region {other}, which is in the same cluster; regions in one cluster must have different ones"
                 );
@@ -723,8 +755,6 @@ fn check_together(regions: &[Region]) -> Result<(), Wrong> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::catalogue::Catalogue;
     use resources::OperationKind;
@@ -755,6 +785,7 @@ kubevirt:
     privateNetworks: nad
     antiSpoofing: external
   nodeSelector: {pool: vms, example.com/zone: ""}
+  tolerations: [{key: example.com/pool, value: vms, effect: NoSchedule}, {operator: Exists}]
   evictionStrategy: LiveMigrate
   cpuModel: host-model
   softStopGrace: 90s
@@ -766,7 +797,7 @@ kubevirt:
     const POD: &str = r"
 code: nl-ams-1
 kubevirt:
-  inCluster: true
+  kubeconfig: /kubeconfig
   installation: prod-1
   storageClass: local
   images: {debian-13: {snapshot: images/debian-13, user: debian}}
@@ -807,8 +838,8 @@ kubevirt:
     fn everything_that_a_region_sets_is_read() {
         let read = kubevirt(BRIDGE);
         assert_eq!(
-            read.cluster,
-            Cluster::Kubeconfig("/etc/stellage/regions/de-fra-1/kubeconfig".into())
+            read.kubeconfig,
+            Path::new("/etc/stellage/regions/de-fra-1/kubeconfig")
         );
         assert_eq!(
             (read.installation.as_str(), read.namespace_prefix.as_str()),
@@ -844,6 +875,13 @@ kubevirt:
         assert_eq!((network.nameservers.len(), network.internal_cidrs.len()), (2, 2));
         assert!(network.anti_spoofing_external && network.private_networks == PrivateNetworks::Nad);
         assert_eq!(read.node_selector.len(), 2);
+        assert_eq!(
+            serde_json::to_value(&read.tolerations).unwrap(),
+            serde_json::json!([
+                { "key": "example.com/pool", "operator": "Equal", "value": "vms", "effect": "NoSchedule" },
+                { "operator": "Exists" },
+            ])
+        );
         assert_eq!(read.eviction_strategy, EvictionStrategy::LiveMigrate);
         let minutes = |of| read.deadlines.of(of).as_secs() / 60;
         assert_eq!(
@@ -865,8 +903,8 @@ kubevirt:
     fn what_a_region_leaves_out_has_a_default() {
         let read = kubevirt(POD);
         assert_eq!(
-            (read.cluster, read.namespace_prefix.as_str()),
-            (Cluster::InCluster, "stellage-")
+            (read.kubeconfig.as_path(), read.namespace_prefix.as_str()),
+            (Path::new("/kubeconfig"), "stellage-")
         );
         assert_eq!(
             (read.namespaces, read.snapshot_class),
@@ -893,297 +931,77 @@ kubevirt:
         );
     }
 
+    /// What is wrong in [`BRIDGE`] when the first text is replaced by the second (`\\n` is the end of a line), the field that the error
+    /// names, and what it says.
+    const MISTAKES: &str = r#"
+code: de-fra-1 | code: Frankfurt | code | such as fr-par-1
+code: de-fra-1 | name: de-fra-1 | name | unknown field `name`
+kubeconfig: /etc | kubeconfig: etc | kubevirt.kubeconfig | an absolute path
+  kubeconfig: /etc/stellage/regions/de-fra-1/kubeconfig\n |  | kubevirt | missing field `kubeconfig`
+  installation: prod-1 |  | kubevirt | missing field `installation`
+prod-1 | -prod | kubevirt.installation | 1 to 63 letters
+vm- | a-very-long-prefix- | kubevirt.namespacePrefix | 1 to 14 lower-case
+vm- | kube-vm | kubevirt.namespacePrefix | must not begin with kube-
+existing | shared | kubevirt.namespaces | expected `managed` or `existing`
+storageClass: ceph-block | storageClass: Ceph | kubevirt.storageClass | the name of an object
+ceph-block-stellage | '' | kubevirt.snapshotClass | the name of an object
+debian-13: {data | Debian: {data | kubevirt.images.Debian | such as debian-13
+dataSource: stellage-images/debian-13 | pvc: debian | kubevirt.images.debian-13.pvc | <namespace>/<name>
+dataSource: stellage-images/debian-13 | pvc: a/b, http: 'http://a/b' | kubevirt.images.debian-13 | exactly one of
+user: debian, |  | kubevirt.images.debian-13 | missing field `user`
+user: debian | user: Debian | kubevirt.images.debian-13.user | such as debian
+docker://quay | quay | kubevirt.images.alpine-3.registry | begins with docker://
+https://images | ftp://images | kubevirt.images.other-1.http | https:// or http://
+http: "https://images.example/other.qcow2" | pvc: a/b | kubevirt.images.other-1.certConfigMap | it is for http
+registry: "docker://quay.io/containerdisks/alpine:3" | pvc: a/b | kubevirt.images.alpine-3.pullMethod | it is for registry
+profile: bridge | profile: vlan | kubevirt.network.profile | expected one of `pod`
+profile: bridge | profile: pod | kubevirt.network.attachment | must be left out
+    attachment: stellage-networks/public |  | kubevirt.network.attachment | is missing
+profile: bridge | profile: kubeOvn | kubevirt.network.subnet | is missing
+profile: bridge | profile: bridge\n    subnet: a | kubevirt.network.subnet | must be left out
+203.0.113.0/24 | 203.0.113.7/24 | kubevirt.network.ipv4[0].prefix | the prefix itself: 203.0.113.0/24
+203.0.113.0/24 | 203.0.113.0 | kubevirt.network.ipv4[0].prefix | such as 203.0.113.0/24
+203.0.113.0/24 | 0.0.0.0/0 | kubevirt.network.ipv4[0].prefix | a /8 or narrower
+203.0.113.0/24 | '2001:db8::/64' | kubevirt.network.ipv4[0].prefix | an IPv4 prefix
+gateway: 203.0.113.1 | gateway: 203.0.114.1 | kubevirt.network.ipv4[0].gateway | in 203.0.113.0/24
+gateway: 203.0.113.1 | gatway: 203.0.113.1 | kubevirt.network.ipv4[0].gatway | unknown field
+113.2-203.0.113.9 | 113.9-203.0.113.2 | kubevirt.network.ipv4[0].exclude[0] | the first and the last
+203.0.113.250 | 203.0.114.1 | kubevirt.network.ipv4[0].exclude[1] | an address in 203.0.113.0/24
+198.51.100.0/28 | 203.0.113.128/28 | kubevirt.network.ipv4[1].prefix | overlaps with 203.0.113.0/24
+198.51.100.0/28, gateway: 169.254.1.1 | 198.51.100.8/32, gateway: 198.51.100.8 | kubevirt.network.ipv4[1].prefix | no address left
+2001:db8:10::/64 | 2001:db8:10::/80 | kubevirt.network.ipv6.prefix | a /64 or wider
+fe80::1 | 2001:db8:11::1 | kubevirt.network.ipv6.gateway | such as fe80::1
+[9.9.9.9,  | [quad9,  | kubevirt.network.nameservers[0] | an IP address
+[9.9.9.9,  | [1.1.1.1, 1.0.0.1, 8.8.8.8,  | kubevirt.network.nameservers | at most 3
+10.244.0.0/16 | 10.244.0.0/33 | kubevirt.network.internalCidrs[0] | such as 10.244.0.0/16
+privateNetworks: nad | privateNetworks: vlan | kubevirt.network.privateNetworks | `nad`
+antiSpoofing: external | antiSpoofing: internal | kubevirt.network.antiSpoofing | `external`
+pool: vms | pool: v m s | kubevirt.nodeSelector | pool:
+example.com/pool, | a key, | kubevirt.tolerations[0].key | such as example.com/pool
+value: vms | value: v m s | kubevirt.tolerations[0].value | 1 to 63
+NoSchedule | Never | kubevirt.tolerations[0].effect | expected one of
+operator: Exists | operator: Equal | kubevirt.tolerations[1].key | unless operator is Exists
+operator: Exists | operator: Exists, value: x | kubevirt.tolerations[1].value | must be left out
+evictionStrategy: LiveMigrate | evictionStrategy: Migrate | kubevirt.evictionStrategy | expected one of
+cpuModel: host-model | cpuModel: '' | kubevirt.cpuModel | 1 to 63
+softStopGrace: 90s | softStopGrace: soon | kubevirt.softStopGrace | such as 120s
+softStopGrace: 90s | softStopGrace: 20m | kubevirt.deadlines.other | longer than softStopGrace
+create: 45m | create: 25h | kubevirt.deadlines.create | 24 hours
+create: 45m | start: 45m | kubevirt.deadlines.start | unknown field
+deadlines: {create: 45m, other: 10m} | deadlines: [45m] | kubevirt.deadlines | a map of fields
+callsAtOnce: 8 | callsAtOnce: 0 | kubevirt.callsAtOnce | 1 to 1000
+"#;
+
     #[test]
-    #[expect(clippy::too_many_lines, reason = "a list of mistakes")]
     fn a_mistake_in_a_region_is_named_by_its_path_with_what_is_allowed() {
-        for (from, to, field, allowed) in [
-            ("code: de-fra-1", "code: Frankfurt", "code", "such as fr-par-1"),
-            ("code: de-fra-1", "name: de-fra-1", "name", "unknown field `name`"),
-            (
-                "kubeconfig: /etc",
-                "kubeconfig: etc",
-                "kubevirt.kubeconfig",
-                "an absolute path",
-            ),
-            (
-                "installation: prod-1",
-                "installation: prod-1\n  inCluster: true",
-                "kubevirt",
-                "either kubeconfig or inCluster",
-            ),
-            (
-                "  installation: prod-1",
-                "",
-                "kubevirt",
-                "missing field `installation`",
-            ),
-            ("prod-1", "-prod", "kubevirt.installation", "1 to 63 letters"),
-            (
-                "vm-",
-                "a-very-long-prefix-",
-                "kubevirt.namespacePrefix",
-                "1 to 14 lower-case",
-            ),
-            (
-                "vm-",
-                "kube-vm",
-                "kubevirt.namespacePrefix",
-                "must not begin with kube-",
-            ),
-            (
-                "existing",
-                "shared",
-                "kubevirt.namespaces",
-                "expected `managed` or `existing`",
-            ),
-            (
-                "storageClass: ceph-block",
-                "storageClass: Ceph",
-                "kubevirt.storageClass",
-                "the name of an object",
-            ),
-            (
-                "ceph-block-stellage",
-                "''",
-                "kubevirt.snapshotClass",
-                "the name of an object",
-            ),
-            (
-                "debian-13: {data",
-                "Debian: {data",
-                "kubevirt.images.Debian",
-                "such as debian-13",
-            ),
-            (
-                "dataSource: stellage-images/debian-13",
-                "pvc: debian",
-                "kubevirt.images.debian-13.pvc",
-                "<namespace>/<name>",
-            ),
-            (
-                "dataSource: stellage-images/debian-13",
-                "pvc: a/b, http: 'http://a/b'",
-                "kubevirt.images.debian-13",
-                "exactly one of",
-            ),
-            (
-                "user: debian,",
-                "",
-                "kubevirt.images.debian-13",
-                "missing field `user`",
-            ),
-            (
-                "user: debian",
-                "user: Debian",
-                "kubevirt.images.debian-13.user",
-                "such as debian",
-            ),
-            (
-                "docker://quay",
-                "quay",
-                "kubevirt.images.alpine-3.registry",
-                "begins with docker://",
-            ),
-            (
-                "https://images",
-                "ftp://images",
-                "kubevirt.images.other-1.http",
-                "https:// or http://",
-            ),
-            (
-                "http: \"https://images.example/other.qcow2\"",
-                "pvc: a/b",
-                "kubevirt.images.other-1.certConfigMap",
-                "it is for http",
-            ),
-            (
-                "registry: \"docker://quay.io/containerdisks/alpine:3\"",
-                "pvc: a/b",
-                "kubevirt.images.alpine-3.pullMethod",
-                "it is for registry",
-            ),
-            (
-                "profile: bridge",
-                "profile: vlan",
-                "kubevirt.network.profile",
-                "expected one of `pod`",
-            ),
-            (
-                "profile: bridge",
-                "profile: pod",
-                "kubevirt.network.attachment",
-                "must be left out",
-            ),
-            (
-                "    attachment: stellage-networks/public",
-                "",
-                "kubevirt.network.attachment",
-                "is missing",
-            ),
-            (
-                "profile: bridge",
-                "profile: kubeOvn",
-                "kubevirt.network.subnet",
-                "is missing",
-            ),
-            (
-                "profile: bridge",
-                "profile: bridge\n    subnet: a",
-                "kubevirt.network.subnet",
-                "must be left out",
-            ),
-            (
-                "203.0.113.0/24",
-                "203.0.113.7/24",
-                "kubevirt.network.ipv4[0].prefix",
-                "the prefix itself: 203.0.113.0/24",
-            ),
-            (
-                "203.0.113.0/24",
-                "203.0.113.0",
-                "kubevirt.network.ipv4[0].prefix",
-                "such as 203.0.113.0/24",
-            ),
-            (
-                "203.0.113.0/24",
-                "0.0.0.0/0",
-                "kubevirt.network.ipv4[0].prefix",
-                "a /8 or narrower",
-            ),
-            (
-                "203.0.113.0/24",
-                "'2001:db8::/64'",
-                "kubevirt.network.ipv4[0].prefix",
-                "an IPv4 prefix",
-            ),
-            (
-                "gateway: 203.0.113.1",
-                "gateway: 203.0.114.1",
-                "kubevirt.network.ipv4[0].gateway",
-                "in 203.0.113.0/24",
-            ),
-            (
-                "gateway: 203.0.113.1",
-                "gatway: 203.0.113.1",
-                "kubevirt.network.ipv4[0].gatway",
-                "unknown field",
-            ),
-            (
-                "113.2-203.0.113.9",
-                "113.9-203.0.113.2",
-                "kubevirt.network.ipv4[0].exclude[0]",
-                "the first and the last",
-            ),
-            (
-                "203.0.113.250",
-                "203.0.114.1",
-                "kubevirt.network.ipv4[0].exclude[1]",
-                "an address in 203.0.113.0/24",
-            ),
-            (
-                "198.51.100.0/28",
-                "203.0.113.128/28",
-                "kubevirt.network.ipv4[1].prefix",
-                "overlaps with 203.0.113.0/24",
-            ),
-            (
-                "198.51.100.0/28, gateway: 169.254.1.1",
-                "198.51.100.8/32, gateway: 198.51.100.8",
-                "kubevirt.network.ipv4[1].prefix",
-                "no address left",
-            ),
-            (
-                "2001:db8:10::/64",
-                "2001:db8:10::/80",
-                "kubevirt.network.ipv6.prefix",
-                "a /64 or wider",
-            ),
-            (
-                "fe80::1",
-                "2001:db8:11::1",
-                "kubevirt.network.ipv6.gateway",
-                "such as fe80::1",
-            ),
-            (
-                "[9.9.9.9, ",
-                "[quad9, ",
-                "kubevirt.network.nameservers[0]",
-                "an IP address",
-            ),
-            (
-                "[9.9.9.9, ",
-                "[1.1.1.1, 1.0.0.1, 8.8.8.8, ",
-                "kubevirt.network.nameservers",
-                "at most 3",
-            ),
-            (
-                "10.244.0.0/16",
-                "10.244.0.0/33",
-                "kubevirt.network.internalCidrs[0]",
-                "such as 10.244.0.0/16",
-            ),
-            (
-                "privateNetworks: nad",
-                "privateNetworks: vlan",
-                "kubevirt.network.privateNetworks",
-                "`nad`",
-            ),
-            (
-                "antiSpoofing: external",
-                "antiSpoofing: internal",
-                "kubevirt.network.antiSpoofing",
-                "`external`",
-            ),
-            ("pool: vms", "pool: v m s", "kubevirt.nodeSelector", "pool: "),
-            (
-                "evictionStrategy: LiveMigrate",
-                "evictionStrategy: Migrate",
-                "kubevirt.evictionStrategy",
-                "expected one of",
-            ),
-            (
-                "cpuModel: host-model",
-                "cpuModel: ''",
-                "kubevirt.cpuModel",
-                "1 to 63",
-            ),
-            (
-                "softStopGrace: 90s",
-                "softStopGrace: soon",
-                "kubevirt.softStopGrace",
-                "such as 120s",
-            ),
-            (
-                "softStopGrace: 90s",
-                "softStopGrace: 20m",
-                "kubevirt.deadlines.other",
-                "longer than softStopGrace",
-            ),
-            (
-                "create: 45m",
-                "create: 25h",
-                "kubevirt.deadlines.create",
-                "24 hours",
-            ),
-            (
-                "create: 45m",
-                "start: 45m",
-                "kubevirt.deadlines.start",
-                "unknown field",
-            ),
-            (
-                "deadlines: {create: 45m, other: 10m}",
-                "deadlines: [45m]",
-                "kubevirt.deadlines",
-                "a map of fields",
-            ),
-            (
-                "callsAtOnce: 8",
-                "callsAtOnce: 0",
-                "kubevirt.callsAtOnce",
-                "1 to 1000",
-            ),
-        ] {
+        for mistake in MISTAKES.trim().lines() {
+            let parts: Vec<String> = mistake
+                .split(" | ")
+                .map(|part| part.replace("\\n", "\n"))
+                .collect();
+            let [from, to, field, allowed] = &parts[..] else {
+                panic!("{mistake}")
+            };
             assert!(BRIDGE.contains(from), "{from}");
             let error = parse(&["fr-par-1", &BRIDGE.replacen(from, to, 1)]).unwrap_err();
             let path = format!("--catalogue file: regions[1].{field}: ");

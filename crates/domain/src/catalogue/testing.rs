@@ -13,7 +13,7 @@ regions:
   - nl-ams-1
   - code: de-fra-1
     kubevirt:
-      inCluster: true
+      kubeconfig: /kubeconfig
       installation: tests
       storageClass: local
       images: {debian-13: {pvc: images/debian-13, user: debian}}

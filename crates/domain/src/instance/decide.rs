@@ -71,14 +71,13 @@ pub fn decide(
         }
         Seen::Failed(_) if is_out_of_reach(&before, seen) => {}
         Seen::Failed(error) => machine.provider_failed(error),
-        Seen::Held(trouble) => machine.held(trouble),
     }
     // What was restored is accepted once the provider has said whether it has a server.
     let is_unknown = before.state.is_none() && matches!(seen, Seen::Failed(_));
     if !is_unknown {
         machine.accept(&before, gate);
     }
-    meter(instance, &mut machine.status, now);
+    meter(instance, &mut machine.status, audience.is_billed, now);
     let next = machine.status.operation.take();
     let next = next.map(|next| told_apart(next, machine.ended.as_ref()));
     machine.status.operation = next;
@@ -170,14 +169,14 @@ fn is_out_of_reach(before: &InstanceStatus, seen: Seen<'_>) -> bool {
 }
 
 /// Keeps `status.metering` up to date. An instance is billed from when it first runs until its deletion is accepted,
-/// for the plan in effect.
-fn meter(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
+/// for the plan in effect. What began to be billed goes on being billed.
+fn meter(instance: &Instance, status: &mut InstanceStatus, is_billed: bool, now: Timestamp) {
     if instance.is_deleting() {
         return;
     }
     let plan = status.plan.unwrap_or(instance.spec.plan);
     let Some(hours) = &mut status.metering else {
-        if status.power == Some(PowerState::Running) {
+        if is_billed && status.power == Some(PowerState::Running) {
             // If the clock was wrong then, do not bill for the time before the instance existed.
             let since = milliseconds(now).max(instance.created_at());
             status.metering = Some(metering::begin(plan, since));
@@ -300,6 +299,11 @@ fn limits(operation: &Operation, deadlines: &Deadlines) -> Vec<Duration> {
     let grace =
         (operation.kind == OperationKind::Stop && !operation.forced).then_some(deadlines.soft_stop_grace);
     grace.into_iter().chain([deadlines.of(operation.kind)]).collect()
+}
+
+/// Whether an operation has not ended within its deadline.
+pub fn is_overdue(operation: &Operation, deadlines: &Deadlines, now: Timestamp) -> bool {
+    elapsed(operation, now) >= deadlines.of(operation.kind)
 }
 
 /// Time since the operation began; zero if the clock went back.
@@ -611,17 +615,9 @@ impl Machine<'_> {
         }
     }
 
-    /// The operation waits for something that it needs. Other requests may replace it.
-    fn held(&mut self, trouble: &Trouble) {
-        self.retry = true;
-        if let Some(operation) = &self.status.operation {
-            self.fail(operation.kind, trouble.clone());
-        }
-    }
-
     fn check_deadline(&mut self, operation: &Operation) -> bool {
         let deadline = self.deadlines.of(operation.kind);
-        let overdue = elapsed(operation, self.now) >= deadline;
+        let overdue = is_overdue(operation, self.deadlines, self.now);
         self.retry |= overdue;
         if overdue && operation.kind != OperationKind::Delete {
             let minutes = deadline.as_secs() / 60;

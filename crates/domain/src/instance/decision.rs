@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::{
     alert::evaluation::Findings,
     event::payload::User,
-    provider::{Addresses, Observation, ProviderError, Trouble},
+    provider::{Addresses, Observation, ProviderError},
 };
 use resources::{InstanceStatus, Operation, Refusal};
 
@@ -24,6 +24,8 @@ pub struct Audience<'a> {
     pub is_backed_up_now: bool,
     /// What the samples of the server's usage mean for its alerts, if there are any.
     pub findings: Option<&'a Findings>,
+    /// Whether the server is billed from when it first runs.
+    pub is_billed: bool,
 }
 
 /// Whether the instance may be reconciled at all.
@@ -63,8 +65,6 @@ pub enum Seen<'a> {
     Observed(&'a Observation),
     /// The provider call failed.
     Failed(&'a ProviderError),
-    /// The provider was not asked, because something is missing that the operation needs.
-    Held(&'a Trouble),
 }
 
 /// A Kubernetes Event to publish.

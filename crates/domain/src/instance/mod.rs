@@ -5,6 +5,7 @@
 //! - [`requests`]: the operation that a spec requests next, given a status. The controller writes it into the status, and
 //!   the facade shows it before the controller has seen the object, so both agree;
 //! - [`decide()`]: the next status, given the provider's observation;
+//! - [`has_console()`]: whether its console can be opened;
 //! - `decision`: input and output of a decision;
 //! - [`question()`]: what to ask the provider before deciding;
 //! - [`explain()`]: why an instance differs from its spec;
@@ -13,6 +14,7 @@
 
 pub mod actions;
 mod change;
+mod console;
 mod decide;
 mod decision;
 mod explain;
@@ -26,7 +28,8 @@ pub mod user_data;
 
 pub use actions::{Action, NotAllowed};
 pub use change::changed_spec;
-pub use decide::{decide, tell_missed_backup};
+pub use console::has_console;
+pub use decide::{decide, is_overdue, tell_missed_backup};
 pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Seen};
 pub use explain::{Explanation, explain};
 pub use installation::{DoesNotFit, Installation, RestorableBackup, disk_of};

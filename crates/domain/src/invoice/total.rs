@@ -18,12 +18,11 @@ pub struct Total {
 impl Total {
     /// The sums of an issued invoice or credit note.
     pub fn of(invoice: &Invoice) -> Self {
-        let status = invoice.status.as_ref();
-        let (net, tax) = status.map_or((0, 0), |status| (status.net_cents, status.tax_cents));
+        let status = invoice.content();
         Self {
-            net: Cents(net),
-            tax: Cents(tax),
-            amount: Cents(net + tax),
+            net: Cents(status.net_cents),
+            tax: Cents(status.tax_cents),
+            amount: Cents(status.net_cents + status.tax_cents),
         }
     }
 }

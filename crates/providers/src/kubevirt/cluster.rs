@@ -2,7 +2,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::Arc,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -14,7 +18,7 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Config,
     api::PostParams,
-    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
     runtime::watcher,
 };
 use parking_lot::{Mutex, RwLock};
@@ -34,16 +38,16 @@ use crate::{
     ipam::{self, Ipam, Reservation},
 };
 use domain::{
-    catalogue::region::{Cluster as Access, KubeVirt, Namespaces},
+    catalogue::region::KubeVirt,
     provider::{
-        Addresses, BackupObservation, BackupProgress, Observation, OffCause, PROVIDER, Power, Progress,
-        ProviderError,
+        Addresses, BackupObservation, BackupProgress, Notice, Observation, OffCause, PROVIDER, Power,
+        Progress, ProviderError, Trouble,
     },
 };
 use resources::{Instance, origin, revision};
 use runtime::{
-    Health, Metrics, ObjectRef, ServerTime, Store,
-    client::{self, Observers},
+    Health, Metrics, ObjectRef, Store,
+    client::Observers,
     metrics::RegionLabels,
     watch::{Change, Watches, key},
 };
@@ -56,8 +60,15 @@ const CALLS_A_STEP: usize = 24;
 const CONTINUE_AFTER: Duration = Duration::from_secs(1);
 /// How long the UID of a server that is gone is remembered: a call that the cluster carries out late may make it again.
 const GONE: Duration = Duration::from_hours(1);
+/// When the disks and Secrets of a server that is gone are looked for once more. They are not watched, and by then a call that this
+/// process had given up is over: an API server gives each a minute.
+const LATE_AFTER: Duration = Duration::from_secs(75);
+/// Most servers that one call concerns.
+const SERVERS_A_CALL: usize = 50;
 /// After how long a server without an Instance counts as an orphan: an import may create the Instances later.
 const ORPHAN_AFTER: Duration = Duration::from_mins(10);
+/// How often a server is looked at whose address another one has.
+const TROUBLE_AGAIN: Duration = Duration::from_mins(1);
 /// Objects on a page of a list. They are large, although little of them is kept.
 const PAGE: u32 = 500;
 
@@ -65,18 +76,24 @@ const PAGE: u32 = 500;
 pub(crate) struct Context {
     /// Whose servers it runs, while this process leads.
     pub(crate) instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
+    /// The addresses of its servers. They outlive it when its settings change.
+    pub(crate) ipam: Arc<Ipam>,
+    /// Servers that are gone, by the UID of their Instance.
+    pub(crate) gone: Arc<Mutex<HashMap<String, Gone>>>,
     pub(crate) metrics: Metrics,
     /// Ends the watches.
     pub(crate) shutdown: CancellationToken,
+    /// Selects the servers that concern it, if not all of this installation do.
+    pub(crate) only: Option<String>,
 }
 
 /// Why a cluster cannot be connected.
 #[derive(Debug, Error)]
-pub(crate) enum ConnectError {
+pub enum ConnectError {
+    /// The kubeconfig cannot be read, or is wrong.
     #[error("its kubeconfig cannot be used: {0}")]
     Kubeconfig(#[from] KubeconfigError),
-    #[error("it is to be the cluster that this process runs in, but: {0}")]
-    InCluster(#[from] InClusterError),
+    /// No client can be made of it.
     #[error(transparent)]
     Client(#[from] kube::Error),
 }
@@ -94,17 +111,18 @@ pub(crate) struct Cluster {
     labels: RegionLabels,
     instances: Arc<RwLock<Option<Arc<dyn Instances>>>>,
     ipam: Arc<Ipam>,
-    /// Of each server, the last run that is gone.
-    ended: Arc<Mutex<HashMap<ObjectRef, Arc<VirtualMachineInstance>>>>,
+    /// Whether the addresses of all its servers have been adopted. Before that, nobody gets a new one.
+    is_listed: Arc<AtomicBool>,
+    ended: Arc<Mutex<Ended>>,
     calls: Semaphore,
     written: Arc<Mutex<Written>>,
     /// The user name of this process there.
     user: OnceCell<String>,
-    /// Namespaces of servers that are complete.
+    /// Namespaces of servers that are complete, with the isolation that these settings ask for.
     namespaces: Mutex<HashSet<String>>,
     outage: Mutex<Outage>,
-    /// Servers that are gone, by the UID of their Instance, and since when.
-    gone: Arc<Mutex<HashMap<String, Instant>>>,
+    /// Servers that are gone, by the UID of their Instance.
+    gone: Arc<Mutex<HashMap<String, Gone>>>,
     /// Virtual machines without an Instance, by UID, and since when.
     orphans: Mutex<HashMap<String, Instant>>,
 }
@@ -150,6 +168,58 @@ impl Written {
     }
 }
 
+/// Of each server that there is, the last run that is gone.
+#[derive(Default)]
+struct Ended(HashMap<ObjectRef, Arc<VirtualMachineInstance>>);
+
+impl Ended {
+    fn note(&mut self, run: &VirtualMachineInstance, machines: &Store<VirtualMachine>) {
+        let name = ObjectRef::of(run);
+        // The other watch may have shown before this that its virtual machine is gone.
+        if machines.get(&name).is_some() {
+            let mut run = run.clone();
+            run.prune();
+            self.0.insert(name, Arc::new(run));
+        }
+    }
+
+    /// Forgets servers that are gone.
+    fn shown(&mut self, change: &Change<VirtualMachine>) {
+        match change {
+            Change::Deleted(machine) => {
+                self.0.remove(&ObjectRef::of(&**machine));
+            }
+            Change::Replaced(machines) => {
+                let there: HashSet<_> = machines.iter().map(|machine| ObjectRef::of(&**machine)).collect();
+                self.0.retain(|name, _| there.contains(name));
+            }
+            Change::Applied(_) | Change::Unreadable(_) => {}
+        }
+    }
+}
+
+/// A server that is gone.
+#[derive(Debug)]
+pub(crate) struct Gone {
+    since: Instant,
+    /// Where it was.
+    region: String,
+    namespace: String,
+    /// Whether its disks and Secrets have been looked for once more.
+    is_swept: bool,
+}
+
+/// The servers of a region whose disks and Secrets are to be looked for once more, by namespace.
+fn to_sweep(region: &str, gone: &HashMap<String, Gone>, now: Instant) -> BTreeMap<String, Vec<String>> {
+    let mut due: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (uid, server) in gone {
+        if server.region == region && !server.is_swept && now.duration_since(server.since) >= LATE_AFTER {
+            due.entry(server.namespace.clone()).or_default().push(uid.clone());
+        }
+    }
+    due
+}
+
 /// A time in which the cluster cannot be reached.
 #[derive(Default)]
 struct Outage {
@@ -158,71 +228,71 @@ struct Outage {
     waiting: HashSet<ObjectRef>,
 }
 
+/// How a cluster is connected. This may run a program that the kubeconfig names.
+pub(crate) async fn config(kubeconfig: &Path) -> Result<Config, ConnectError> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    Ok(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)
+}
+
 impl Cluster {
     /// Connects a cluster, and begins to watch it.
-    pub(crate) async fn connect(
+    pub(crate) fn connect(
         code: &str,
         settings: &Arc<KubeVirt>,
+        config: Config,
         context: Context,
     ) -> Result<Self, ConnectError> {
-        let config = match &settings.cluster {
-            Access::InCluster => Config::incluster()?,
-            Access::Kubeconfig(file) => {
-                let kubeconfig = Kubeconfig::read_from(file)?;
-                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
-            }
-        };
-        let health = Health::default();
-        health.require_watch("virtualmachines");
-        health.require_watch("virtualmachineinstances");
-        let observers = Observers {
-            health: health.clone(),
-            // Those of the process are about its own API server.
-            metrics: Metrics::new(),
-            time: ServerTime::default(),
-        };
-        let watches = Watches {
-            streams: client::connect_with_pings(config.clone(), observers.clone())?,
-            client: client::connect(config, observers.clone())?,
-            health: health.clone(),
-            metrics: observers.metrics,
-            shutdown: context.shutdown,
-        };
-        let ours = watcher::Config::default()
-            .labels(&format!("{INSTALLATION}={}", settings.installation))
-            .page_size(PAGE);
+        // Those of the process are about its own API server.
+        let observers = Observers::default();
+        let watches = Watches::connect(config, observers, context.shutdown.clone())?;
+        Ok(Self::new(code, settings, watches, context))
+    }
+
+    /// Begins to watch a cluster.
+    pub(crate) fn new(code: &str, settings: &Arc<KubeVirt>, watches: Watches, context: Context) -> Self {
+        let Context {
+            instances,
+            ipam,
+            gone,
+            metrics,
+            only,
+            ..
+        } = context;
+        watches.health.require_watch("virtualmachines");
+        watches.health.require_watch("virtualmachineinstances");
+        let mut ours = format!("{INSTALLATION}={}", settings.installation);
+        if let Some(only) = &only {
+            ours = format!("{ours},{only}");
+        }
+        let ours = watcher::Config::default().labels(&ours).page_size(PAGE);
         let written = Arc::<Mutex<Written>>::default();
-        let gone = Arc::<Mutex<HashMap<String, Instant>>>::default();
-        let ended = Arc::<Mutex<HashMap<ObjectRef, Arc<VirtualMachineInstance>>>>::default();
-        let network = &settings.network;
-        let ipam = Ipam::new(code, network.ipv4.clone(), network.ipv6.clone()).with_metrics(&context.metrics);
-        let ipam = Arc::new(ipam);
+        let is_listed = Arc::<AtomicBool>::default();
+        let ended = Arc::<Mutex<Ended>>::default();
         let on_machine = {
-            let (written, instances) = (written.clone(), context.instances.clone());
-            let (ipam, gone, ended) = (ipam.clone(), gone.clone(), ended.clone());
+            let (written, instances) = (written.clone(), instances.clone());
+            let (ipam, is_listed) = (ipam.clone(), is_listed.clone());
+            let (gone, ended) = (gone.clone(), ended.clone());
             move |change: &Change<VirtualMachine>| {
                 written.lock().shown(change);
-                if let Change::Deleted(machine) = change {
-                    ended.lock().remove(&ObjectRef::of(&**machine));
+                ended.lock().shown(change);
+                {
+                    // Held, so that no term begins or ends meanwhile.
+                    let leader = instances.read();
+                    adopt_shown(&ipam, change, leader.is_some(), &gone.lock());
                 }
-                of(change, |machine| {
-                    let uid = machine.label(INSTANCE_UID);
-                    if let Some(uid) = uid.filter(|uid| !gone.lock().contains_key(*uid)) {
-                        ipam.adopt(uid, &annotated(machine));
-                    }
-                    tell(&instances, machine);
-                });
+                if let Change::Replaced(_) = change {
+                    is_listed.store(true, Ordering::Release);
+                }
+                of(change, |machine| tell(&instances, machine));
             }
         };
         let machines = watches.spawn_without(ours.clone(), VirtualMachine::prune, vec![Box::new(on_machine)]);
         let on_run = {
-            let (machines, instances) = (machines.clone(), context.instances.clone());
+            let (machines, instances) = (machines.clone(), instances.clone());
             let ended = ended.clone();
             move |change: &Change<VirtualMachineInstance>| {
                 if let Change::Deleted(run) = change {
-                    let mut run = VirtualMachineInstance::clone(run);
-                    run.prune();
-                    ended.lock().insert(ObjectRef::of(&run), Arc::new(run));
+                    ended.lock().note(run, &machines);
                 }
                 of(change, |run| {
                     if let Some(machine) = machines.get(&ObjectRef::of(run)) {
@@ -232,19 +302,20 @@ impl Cluster {
             }
         };
         let runs = watches.spawn_without(ours, VirtualMachineInstance::prune, vec![Box::new(on_run)]);
-        Ok(Self {
+        Self {
             code: code.to_owned(),
             settings: settings.clone(),
             client: watches.client,
+            health: watches.health,
             machines,
             runs,
-            health,
-            metrics: context.metrics,
+            metrics,
             labels: RegionLabels {
                 region: code.to_owned(),
             },
-            instances: context.instances,
+            instances,
             ipam,
+            is_listed,
             ended,
             calls: Semaphore::new(settings.calls_at_once),
             written,
@@ -253,7 +324,7 @@ impl Cluster {
             outage: Mutex::default(),
             gone,
             orphans: Mutex::default(),
-        })
+        }
     }
 
     /// Whether the watches can be believed. The log says when that changes.
@@ -305,7 +376,10 @@ impl Cluster {
                 .get_or_create_owned(labels)
                 .set(orphans);
         }
-        self.remove_late_ones().await;
+        let leads = self.instances.read().is_some();
+        if leads {
+            self.remove_late_ones().await;
+        }
     }
 
     /// Number of servers without an Instance that have had none for a while.
@@ -334,12 +408,13 @@ impl Cluster {
     async fn remove_late_ones(&self) {
         let gone: HashSet<String> = {
             let mut gone = self.gone.lock();
-            gone.retain(|_, since| since.elapsed() < GONE);
+            gone.retain(|_, server| server.since.elapsed() < GONE);
             gone.keys().cloned().collect()
         };
         if gone.is_empty() {
             return;
         }
+        self.remove_late_disks().await;
         for machine in self.machines.state() {
             let is_gone = machine.label(INSTANCE_UID).is_some_and(|uid| gone.contains(uid));
             if !is_gone || machine.is_deleting() {
@@ -362,9 +437,70 @@ impl Cluster {
         }
     }
 
+    /// The same for their disks and Secrets, once for each server.
+    async fn remove_late_disks(&self) {
+        let due = to_sweep(&self.code, &self.gone.lock(), Instant::now());
+        for (namespace, uids) in due {
+            for uids in uids.chunks(SERVERS_A_CALL) {
+                match self.sweep(&namespace, uids).await {
+                    Ok(true) => {}
+                    // It is tried again.
+                    Ok(false) => continue,
+                    Err(error) => {
+                        tracing::warn!(region = self.code, namespace, %error, "cannot look for disks of servers that are gone");
+                        continue;
+                    }
+                }
+                let mut gone = self.gone.lock();
+                for uid in uids {
+                    if let Some(server) = gone.get_mut(uid) {
+                        server.is_swept = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Deletes the disks and Secrets of these servers. Returns whether that was possible.
+    async fn sweep(&self, namespace: &str, uids: &[String]) -> kube::Result<bool> {
+        // " in " as it is in a URL.
+        let selector = format!("{INSTANCE_UID}%20in%20({})", uids.join(","));
+        let list = Action::List {
+            kind: Kind::DataVolume,
+            selector: selector.clone(),
+        };
+        let disks = match self.call(namespace, &list).await? {
+            Answer::DataVolumes(disks) => disks,
+            // The namespace is gone, too, and the rights in it.
+            Answer::Refused(refusal) => return Ok(matches!(refusal.status, 403 | 404)),
+            _ => return Ok(false),
+        };
+        for disk in &disks {
+            let disk = disk.name();
+            tracing::warn!(
+                region = self.code,
+                namespace,
+                disk,
+                "removing a disk whose instance is gone"
+            );
+        }
+        // Secrets cannot be listed.
+        let kinds = (!disks.is_empty()).then_some(Kind::DataVolume);
+        for kind in kinds.into_iter().chain([Kind::Secret]) {
+            let selector = selector.clone();
+            let delete = Action::DeleteAll { kind, selector };
+            if let Answer::Refused(_) = self.call(namespace, &delete).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The addresses that a server has or will have.
     pub(crate) fn reserve(&self, instance: &Instance) -> Reservation {
         let server = Server::of(instance, &self.settings);
+        // Somebody may have restored it.
+        self.gone.lock().remove(&server.uid);
         let mut known = ipam::in_status(instance);
         // A creation may have reached the cluster before its status was stored.
         let name = ObjectRef::new(&server.namespace, &server.name);
@@ -373,20 +509,34 @@ impl Cluster {
             known.ipv4 = known.ipv4.or(shown.ipv4);
             known.ipv6 = known.ipv6.or(shown.ipv6);
         }
+        if !self.is_listed.load(Ordering::Acquire) {
+            return Reservation {
+                addresses: known,
+                trouble: None,
+            };
+        }
         self.ipam.reserve(&server.uid, &known, Instant::now())
     }
 
-    /// Marks the addresses in an Instance's status as taken.
-    pub(crate) fn adopt(&self, instance: &Instance) {
-        self.ipam
-            .adopt(origin::uid(&instance.metadata), &ipam::in_status(instance));
+    /// Marks the addresses as taken that its servers have.
+    pub(crate) fn adopt_all(&self) {
+        let gone = self.gone.lock();
+        for machine in self.machines.state() {
+            adopt(&self.ipam, &machine, &gone);
+        }
     }
 
     /// Releases the addresses of an Instance that is gone.
     pub(crate) fn release(&self, instance: &Instance) {
         let uid = origin::uid(&instance.metadata);
         self.ipam.release(uid, Instant::now());
-        self.gone.lock().insert(uid.to_owned(), Instant::now());
+        let server = Gone {
+            since: Instant::now(),
+            region: self.code.clone(),
+            namespace: Server::of(instance, &self.settings).namespace,
+            is_swept: false,
+        };
+        self.gone.lock().insert(uid.to_owned(), server);
     }
 
     /// What is known about a server before the first call of a step.
@@ -404,15 +554,18 @@ impl Cluster {
         seen.has_namespace = self.namespaces.lock().contains(&server.namespace);
         let name = ObjectRef::new(&server.namespace, &server.name);
         seen.vm = self.written.lock().freshest(&name, self.machines.get(&name));
-        seen.ended = self.ended.lock().get(&name).cloned();
+        seen.ended = self.ended.lock().0.get(&name).cloned();
         seen.run = self.runs.get(&name);
-        seen.user_data = step.user_data.map(|data| Arc::from(data.text().as_bytes()));
+        seen.user_data = step
+            .user_data
+            .map(|data| data.cloned().map(Arc::new))
+            .map_err(Trouble::clone);
         Ok(seen)
     }
 
     /// Makes the calls that the planner plans, until there is none, or no time.
     pub(crate) async fn step(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
-        let mut observation = self.steps(step).await?;
+        let mut observation = self.steps(step, &mut None).await?;
         let counter = match (observation.restarted, observation.power) {
             (Some(OffCause::Crashed), _) | (_, Some(Power::Off(OffCause::Crashed))) => {
                 Some(&self.metrics.servers_crashed)
@@ -431,7 +584,12 @@ impl Cluster {
         Ok(observation)
     }
 
-    async fn steps(&self, step: Step<'_>) -> Result<Observation, ProviderError> {
+    /// The same, and takes note of what the cluster itself says of trouble.
+    pub(crate) async fn steps(
+        &self,
+        step: Step<'_>,
+        words: &mut Option<String>,
+    ) -> Result<Observation, ProviderError> {
         let (region, instance) = (&*self.code, step.instance);
         let until = Instant::now() + STEP;
         let server = Server::of(instance, &self.settings);
@@ -442,14 +600,17 @@ impl Cluster {
         let mut seen = self.seen(&server, &step).await.map_err(unavailable)?;
         let Reservation { addresses, trouble } = self.reserve(instance);
         seen.addresses = addresses;
-        if let Some(trouble) = trouble.filter(|_| seen.vm.is_none() && is_new(instance)) {
+        let is_made = seen.vm.is_some() || !needs_making(instance);
+        if seen.reach == Reach::Live
+            && let Some(trouble) = trouble.clone().filter(|_| !is_made)
+        {
             return Ok(Observation {
                 progress: Progress::Failed(trouble),
                 ..Observation::default()
             });
         }
         for _ in 0..CALLS_A_STEP {
-            let next = plan(instance, step.backup, &seen, &self.settings, step.now);
+            let next = plan(instance, &seen, &self.settings, step.now);
             let Some(action) = next.action else {
                 if let Some(says) = next.raw {
                     tracing::info!(
@@ -458,9 +619,10 @@ impl Cluster {
                         says,
                         "trouble in the region's cluster"
                     );
+                    *words = Some(says);
                 }
                 self.wait_for_end_of_outage(&seen, instance);
-                return next.outcome;
+                return next.outcome.map(|observation| with_trouble(observation, trouble));
             };
             if Instant::now() >= until {
                 return continued(next.outcome);
@@ -472,7 +634,6 @@ impl Cluster {
             match (&action, &answer) {
                 (_, Answer::VirtualMachine(machine)) => {
                     self.written.lock().note(machine);
-                    self.namespaces.lock().insert(server.namespace.clone());
                 }
                 (
                     Action::Get {
@@ -487,8 +648,11 @@ impl Cluster {
                 _ => {}
             }
             seen.take(&action, answer);
+            if seen.has_namespace {
+                self.namespaces.lock().insert(server.namespace.clone());
+            }
         }
-        let Plan { outcome, .. } = plan(instance, step.backup, &seen, &self.settings, step.now);
+        let Plan { outcome, .. } = plan(instance, &seen, &self.settings, step.now);
         continued(outcome)
     }
 
@@ -500,16 +664,19 @@ impl Cluster {
         }
     }
 
-    /// Deletes the namespace of an account's servers, unless there are any. `account` is the account's own namespace.
-    pub(crate) async fn forget_account(&self, account: &str, now: Timestamp) -> Result<(), ProviderError> {
-        if self.settings.namespaces == Namespaces::Existing {
-            return Ok(());
-        }
+    /// Deletes the namespace of an account's servers, which Stellage has made, unless there are any. `namespace` is the account's own,
+    /// and `account` its public id.
+    pub(crate) async fn forget_account(
+        &self,
+        namespace: &str,
+        account: &str,
+        now: Timestamp,
+    ) -> Result<(), ProviderError> {
         if let Reach::Cut(since) = self.reach(now) {
             let region = self.code.clone();
             return Err(ProviderError::Unreachable { region, since });
         }
-        let name = names::namespace(&self.settings.namespace_prefix, account);
+        let name = names::namespace(&self.settings.namespace_prefix, namespace);
         let failed = |error: kube::Error| {
             tracing::warn!(region = self.code, namespace = name, %error, "cannot delete the namespace of servers");
             ProviderError::Unavailable("the cluster of the region does not answer".to_owned())
@@ -523,7 +690,8 @@ impl Cluster {
             return Ok(());
         };
         let labels = found.labels.unwrap_or_default();
-        let is_ours = labels.get(INSTALLATION) == Some(&self.settings.installation);
+        let ours = names::account_labels(&self.settings, account);
+        let is_ours = ours.iter().all(|(key, value)| labels.get(*key) == Some(value));
         let has_servers = self
             .machines
             .state()
@@ -540,6 +708,33 @@ impl Cluster {
             self.call(&name, &delete).await.map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// What is missing until the cluster is reached.
+    pub(crate) fn waits_for(&self) -> Vec<String> {
+        self.health.not_ready()
+    }
+
+    /// Whether the agent in the guest of a server answers.
+    pub(crate) async fn has_agent(&self, server: &Server) -> kube::Result<bool> {
+        let get = Action::Get {
+            kind: Kind::Run,
+            name: server.name.clone(),
+        };
+        let request = request(&server.namespace, &get)?;
+        let run: VirtualMachineInstance = self.client.request(request).await?;
+        let mut conditions = run.status.conditions.iter();
+        Ok(conditions.any(|condition| condition.r#type == "AgentConnected" && condition.status == "True"))
+    }
+
+    /// Whether a namespace is gone.
+    pub(crate) async fn is_namespace_gone(&self, name: &str) -> kube::Result<bool> {
+        let get = Action::Get {
+            kind: Kind::Namespace,
+            name: name.to_owned(),
+        };
+        let answer = self.call(name, &get).await?;
+        Ok(matches!(answer, Answer::Refused(refusal) if refusal.status == 404))
     }
 
     /// Makes a call. A refusal is an answer, too.
@@ -582,7 +777,10 @@ impl Cluster {
                 return Ok(Answer::Claims(all.collect()));
             }
             Action::ClearRequests { .. } => Kind::VirtualMachine,
-            Action::Post { kind, .. } | Action::Get { kind, .. } | Action::Patch { kind, .. } => *kind,
+            Action::Post { kind, .. }
+            | Action::Apply { kind, .. }
+            | Action::Get { kind, .. }
+            | Action::Patch { kind, .. } => *kind,
         };
         Ok(match kind {
             Kind::VirtualMachine => {
@@ -640,12 +838,55 @@ fn instance_of(machine: &VirtualMachine) -> Option<(&str, &str)> {
     machine.annotation(INSTANCE)?.split_once('/')
 }
 
-/// Whether an instance has never had a server, and is to get one.
-fn is_new(instance: &Instance) -> bool {
+/// Takes the addresses that servers are shown to have. A replica that does not lead knows of no others, so that it has also to
+/// release them.
+fn adopt_shown(ipam: &Ipam, change: &Change<VirtualMachine>, leads: bool, gone: &HashMap<String, Gone>) {
+    match change {
+        Change::Replaced(machines) => {
+            if !leads {
+                ipam.forget();
+            }
+            for machine in machines {
+                adopt(ipam, machine, gone);
+            }
+        }
+        Change::Applied(machine) => adopt(ipam, machine, gone),
+        Change::Deleted(machine) if !leads => {
+            ipam.release(machine.label(INSTANCE_UID).unwrap_or_default(), Instant::now());
+        }
+        Change::Deleted(_) | Change::Unreadable(_) => {}
+    }
+}
+
+/// Takes the address that a server has. If it is that of an older one, its Instance is told when it is looked at.
+fn adopt(ipam: &Ipam, machine: &VirtualMachine, gone: &HashMap<String, Gone>) {
+    let uid = machine.label(INSTANCE_UID);
+    if let Some(uid) = uid.filter(|uid| !gone.contains_key(*uid)) {
+        let made_at = machine.metadata.creation_timestamp.as_ref();
+        ipam.adopt(uid, &annotated(machine), made_at.map(|time| time.0));
+    }
+}
+
+/// Whether the operation in progress needs a server, and makes it if there is none.
+fn needs_making(instance: &Instance) -> bool {
     let status = instance.status.as_ref();
     let operation = status.and_then(|status| status.operation.as_ref());
     operation.is_some_and(|operation| operation.kind.makes_server())
-        && status.is_none_or(|status| status.provisioned_at.is_none())
+}
+
+/// Tells of trouble with the address of a server that there is. It may have passed without anything that the watches show.
+fn with_trouble(observation: Observation, trouble: Option<Trouble>) -> Observation {
+    let is_at_rest = observation.progress == Progress::Idle
+        && observation.power.is_some()
+        && observation.addresses.ipv4.is_some();
+    match trouble {
+        Some(trouble) if is_at_rest && observation.notice.is_none() => Observation {
+            notice: Some(Notice::Told(trouble)),
+            recheck_after: Some(TROUBLE_AGAIN),
+            ..observation
+        },
+        _ => observation,
+    }
 }
 
 /// What a step reports that did not come to its end.
@@ -672,12 +913,17 @@ fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
     const JSON: &str = "application/json";
     const MERGE_PATCH: &str = "application/merge-patch+json";
     const JSON_PATCH: &str = "application/json-patch+json";
+    const APPLY: &str = "application/apply-patch+yaml";
     // KubeVirt's CRDs would drop unknown fields silently.
     let strict = format!("?fieldManager={STELLAGE}&fieldValidation=Strict");
     let (method, path, media_type, body) = match action {
         Action::Post { kind, object } => {
             let path = path(namespace, *kind, None) + &strict;
             (Method::POST, path, JSON, Some(object.clone()))
+        }
+        Action::Apply { kind, object } => {
+            let path = path(namespace, *kind, object["metadata"]["name"].as_str()) + &strict + "&force=true";
+            (Method::PATCH, path, APPLY, Some(object.clone()))
         }
         Action::Get { kind, name } => (Method::GET, path(namespace, *kind, Some(name)), JSON, None),
         // Selectors consist of our own labels and their values, which need no escaping.
@@ -764,4 +1010,100 @@ pub(crate) fn no_backups() -> BackupObservation {
 pub(crate) fn has_real_server(instance: &Instance) -> bool {
     let status = instance.status.as_ref();
     status.is_some_and(|status| status.provider_state.contains_key(PROVIDER))
+}
+
+#[cfg(test)]
+mod tests {
+    use runtime::objects;
+
+    use super::*;
+    use crate::kubevirt::testing::{
+        at, bridge, idle, parse_run, parse_vm, region_with_addresses, run_of, vm,
+    };
+
+    /// A server of the Instance with this UID, with the last address of the region's prefix.
+    fn machine(uid: &str) -> Arc<VirtualMachine> {
+        let more = json!({ "metadata": {
+            "name": uid, "creationTimestamp": at(0),
+            "labels": { INSTANCE_UID: uid }, "annotations": { IPV4: "203.0.113.254" },
+        } });
+        parse_vm(&vm(&idle("Running", &json!({})), "Halted", &more))
+    }
+
+    #[test]
+    fn a_replica_that_does_not_lead_releases_the_addresses_of_servers_that_are_gone() {
+        let (applied, deleted) = (Change::Applied(machine("a")), Change::Deleted(machine("a")));
+        let none = Change::Replaced(Vec::new());
+        for (changes, is_taken, is_taken_by_leader) in [
+            (vec![&applied], true, true),
+            // The leader releases it with the Instance: until then, the server may be made again.
+            (vec![&applied, &deleted], false, true),
+            (vec![&applied, &none], false, true),
+            (vec![&deleted], false, false),
+        ] {
+            for (leads, is_taken) in [(false, is_taken), (true, is_taken_by_leader)] {
+                let ipam = Ipam::new("de-fra-1", region_with_addresses(bridge()).network.ipv4, None);
+                for change in &changes {
+                    adopt_shown(&ipam, change, leads, &HashMap::new());
+                }
+                let is_free = ipam.adopt("probe", &annotated(&machine("probe")), None);
+                assert_eq!(is_free, !is_taken, "{leads} {changes:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_run_is_remembered_for_as_long_as_there_is_a_server() {
+        let machine = parse_vm(&vm(&idle("Running", &json!({})), "RerunOnFailure", &json!({})));
+        let run = run_of(
+            &vm(&idle("Running", &json!({})), "RerunOnFailure", &json!({})),
+            "run-1",
+            "Failed",
+            &json!({}),
+        );
+        let run = parse_run(&run);
+        let (machines, writer) = objects::store();
+        let mut ended = Ended::default();
+        ended.note(&run, &machines);
+        assert!(ended.0.is_empty(), "its server is gone already");
+        writer.apply(machine.clone());
+        for gone in [Change::Deleted(machine.clone()), Change::Replaced(Vec::new())] {
+            ended.note(&run, &machines);
+            ended.shown(&Change::Replaced(vec![machine.clone()]));
+            assert_eq!(ended.0.len(), 1);
+            ended.shown(&gone);
+            assert!(ended.0.is_empty(), "{gone:?}");
+        }
+    }
+
+    #[test]
+    fn disks_of_a_server_that_is_gone_are_looked_for_once_when_no_call_can_make_them_any_more() {
+        let begin = Instant::now();
+        let server = |region: &str, namespace: &str, is_swept| Gone {
+            since: begin,
+            region: region.to_owned(),
+            namespace: namespace.to_owned(),
+            is_swept,
+        };
+        let gone = HashMap::from([
+            ("a".to_owned(), server("fra", "acme", false)),
+            ("b".to_owned(), server("fra", "acme", true)),
+            ("c".to_owned(), server("fra", "other", false)),
+            ("d".to_owned(), server("ams", "acme", false)),
+        ]);
+        assert!(
+            to_sweep(
+                "fra",
+                &gone,
+                begin + LATE_AFTER.saturating_sub(Duration::from_secs(1))
+            )
+            .is_empty()
+        );
+        let due = to_sweep("fra", &gone, begin + LATE_AFTER);
+        let due: Vec<(&str, &str)> = due
+            .iter()
+            .map(|(namespace, uids)| (namespace.as_str(), uids[0].as_str()))
+            .collect();
+        assert_eq!(due, [("acme", "a"), ("other", "c")]);
+    }
 }

@@ -1,22 +1,27 @@
 //! Servers that are virtual machines of KubeVirt, in a cluster of their region.
 //!
-//! - `cluster`: the cluster of a region, and the shell that makes the calls;
+//! - `cluster`: the cluster of a region, and the shell that makes the calls; `console`: the consoles of servers, with other rights;
 //! - [`names`]: names, labels and annotations, and the identity of operations;
 //! - [`slim`]: what is read of KubeVirt's objects;
 //! - [`objects`]: what is written;
 //! - [`plan`](mod@plan): what to do next; pure;
+//! - [`trial`]: a server without an Instance, for a test of the region;
 //! - [`observe`]: what the objects of a server say about it; pure.
 
 pub(crate) mod cluster;
+pub(crate) mod console;
 pub mod names;
 pub mod objects;
 pub mod observe;
 pub mod plan;
 pub mod slim;
+pub mod trial;
+
+pub use cluster::ConnectError;
 
 #[cfg(test)]
 mod model;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

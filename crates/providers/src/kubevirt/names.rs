@@ -18,10 +18,8 @@ pub const INSTALLATION: &str = "stellage.dev/installation";
 pub const ACCOUNT: &str = "stellage.dev/account-id";
 /// Label: the UID that the Instance was first created with.
 pub const INSTANCE_UID: &str = "stellage.dev/instance-uid";
-/// Label of `DataVolumes`, and so of their claims: which disk of the server it is.
+/// Label of `DataVolumes`, and so of their claims, and of Secrets: which disk of the server it is, or belongs to.
 pub const DISK: &str = "stellage.dev/disk";
-/// Label of Secrets: which content it has.
-pub const USER_DATA: &str = "stellage.dev/user-data";
 
 /// Annotation, for people: namespace and name of the Instance.
 pub const INSTANCE: &str = "stellage.dev/instance";
@@ -67,14 +65,9 @@ impl Server {
         }
     }
 
-    /// Name of the disk that an operation makes. The same operation finds the same disk, another one makes another.
+    /// Name of the disk that an operation makes, and of its Secret. The same operation finds the same disk, another one makes another.
     pub fn disk(&self, operation: &Operation) -> String {
         format!("{}-{}", self.name, disk_hash(operation))
-    }
-
-    /// Name of the Secret with this hash of its content.
-    pub fn secret(&self, hash: &str) -> String {
-        format!("{}-{hash}", self.name)
     }
 
     /// Selects all disks or Secrets of the server.
@@ -82,7 +75,12 @@ impl Server {
         format!("{INSTANCE_UID}={}", self.uid)
     }
 
-    /// What comes after the server's name in the name of a disk or Secret: its label.
+    /// Selects what belongs to the disk of this name.
+    pub fn selector_of(&self, disk: &str) -> String {
+        format!("{},{DISK}={}", self.selector(), self.suffix(disk))
+    }
+
+    /// What comes after the server's name in the name of a disk: its label.
     pub fn suffix<'a>(&self, name: &'a str) -> &'a str {
         let suffix = name.strip_prefix(self.name.as_str());
         suffix.and_then(|suffix| suffix.strip_prefix('-')).unwrap_or(name)

@@ -9,13 +9,14 @@ use serde_json::{Value, json};
 use super::{
     names::{
         BOOT, DELETE_AFTER_COMPLETION, DISK, INSTALLED, INSTANCE, IPV4, IPV6, PREPOPULATED, RUN, STELLAGE,
-        Server, USER_DATA, account_labels, boot, hex, labels, run_labels,
+        Server, account_labels, boot, hex, labels, run_labels,
     },
     slim::{DataVolume, RunStrategy, VirtualMachine},
 };
 use domain::{
     catalogue::region::{Image, ImageSource, KubeVirt, ObjectName, PrivateNetworks, Profile, PullMethod},
     provider::Addresses,
+    user_data::{UserData, UserDataFormat},
 };
 use resources::{Instance, Operation, Plan};
 
@@ -27,10 +28,6 @@ const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 const MAX_HOSTNAME: usize = 63;
 /// How cloud-init merges a part into the ones before it: these take precedence, and lists are joined.
 const MERGE: &str = "list(append)+dict(no_replace,recurse_list)+str()";
-/// How far into user data cloud-init looks for the header of a MIME archive.
-const MIME_HEADER_WITHIN: usize = 4096;
-/// What gzip begins with.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// What the objects of a server are made from.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +43,7 @@ pub struct Maker<'a> {
     /// The addresses that are reserved for the server.
     pub addresses: &'a Addresses,
     /// What the account holder wants cloud-init to do.
-    pub user_data: Option<&'a [u8]>,
+    pub user_data: Option<&'a UserData>,
 }
 
 /// What a virtual machine boots with.
@@ -56,10 +53,8 @@ pub struct Boot<'a> {
     pub operation: &'a Operation,
     /// Whether it is powered on; only prepared otherwise.
     pub run: RunStrategy,
-    /// Name of the root disk.
+    /// Name of the root disk, and of the Secret for cloud-init.
     pub disk: &'a str,
-    /// Name of the Secret for cloud-init.
-    pub secret: &'a str,
     /// The guest's host name.
     pub hostname: &'a str,
     /// Whether the image reads a config drive rather than a `NoCloud` disk.
@@ -136,21 +131,18 @@ pub fn network_policy(region: &KubeVirt, account_uid: &str, namespace: &str) -> 
 }
 
 impl Maker<'_> {
-    /// The Secret with what cloud-init is to do, and its name, which is made from its content.
-    pub fn secret(&self, image: Option<&Image>) -> (String, Value) {
+    /// The Secret with what cloud-init is to do. It has the name of the disk that it belongs to.
+    pub fn secret(&self, disk: &str, image: Option<&Image>) -> Value {
         let user_data = self.merged_user_data(image);
         let network_data = pretty(&self.network_data());
-        let hash = hex(&[&user_data, &network_data], 8);
-        let name = self.server.secret(&hash);
         let mut labels = json!(labels(self.region, self.account_uid, self.server));
-        labels[USER_DATA] = hash.into();
-        let secret = json!({
+        labels[DISK] = self.server.suffix(disk).into();
+        json!({
             "apiVersion": "v1", "kind": "Secret",
-            "metadata": { "name": name, "namespace": self.server.namespace, "labels": labels },
+            "metadata": { "name": disk, "namespace": self.server.namespace, "labels": labels },
             "immutable": true,
             "stringData": { "userdata": user_data, "networkdata": network_data },
-        });
-        (name, secret)
+        })
     }
 
     /// All that cloud-init is to do: what the account holder wants takes precedence over what is ours, and that over what the
@@ -163,7 +155,7 @@ impl Maker<'_> {
         }
         // A part is merged into what the parts before it have made.
         let theirs = self.user_data.map(their_part);
-        let ours = part("text/cloud-config", Some(MERGE), ours.as_bytes());
+        let ours = part("text/cloud-config", Some(MERGE), &ours);
         let of_image = needed.map(|data| {
             let is_marked = data.starts_with('#');
             let content_type = if is_marked {
@@ -171,7 +163,7 @@ impl Maker<'_> {
             } else {
                 "text/cloud-config"
             };
-            part(content_type, Some(MERGE), data.as_bytes())
+            part(content_type, Some(MERGE), data)
         });
         archive(
             &theirs
@@ -189,6 +181,8 @@ impl Maker<'_> {
             "hostname": host,
             "fqdn": name,
             "preserve_hostname": false,
+            // Else `sudo` cannot resolve the name, and says so each time.
+            "manage_etc_hosts": "localhost",
             "ssh_pwauth": false,
             "ssh_authorized_keys": self.instance.spec.ssh_keys,
         })
@@ -323,6 +317,11 @@ impl Maker<'_> {
         if self.region.cpu_model.is_none() {
             template["spec"]["domain"]["cpu"]["model"] = Value::Null;
         }
+        let selected = &self.region.node_selector;
+        let before = vm.spec.template.spec.node_selector.iter();
+        for gone in before.filter(|label| !selected.contains_key(*label)) {
+            template["spec"]["nodeSelector"][gone] = Value::Null;
+        }
         let mut patch = fenced(vm, self.annotations(boot));
         patch["spec"] = json!({ "runStrategy": boot.run.as_str(), "template": template });
         patch
@@ -409,13 +408,14 @@ impl Maker<'_> {
         } else {
             "cloudInitNoCloud"
         };
-        let secret = json!({ "name": booted.secret });
+        let secret = json!({ "name": booted.disk });
         let mut spec = json!({
             "hostname": booted.hostname,
             "evictionStrategy": region.eviction_strategy.as_str(),
             // KubeVirt's own end of its patience comes after ours. Without a guest agent, its first minute passes unheard.
             "terminationGracePeriodSeconds": grace.max(120) + 60,
             "nodeSelector": region.node_selector,
+            "tolerations": region.tolerations,
             "domain": {
                 "cpu": cpu,
                 "memory": { "guest": memory, "maxGuest": memory },
@@ -541,22 +541,17 @@ fn pretty(value: &Value) -> String {
 }
 
 /// The part with what the account holder wants.
-fn their_part(data: &[u8]) -> String {
-    if data.starts_with(&GZIP) {
-        return part("application/gzip", None, data);
-    }
-    let begin = &data[..data.len().min(MIME_HEADER_WITHIN)];
-    let begin = String::from_utf8_lossy(begin).to_ascii_lowercase();
-    match std::str::from_utf8(data) {
-        // cloud-init recognizes an archive like this, and reads one inside another.
-        Ok(text) if begin.contains("mime-version:") => text.to_owned(),
+fn their_part(data: &UserData) -> String {
+    match data.format() {
+        // cloud-init recognizes an archive, and reads one inside another.
+        UserDataFormat::Multipart => data.text().to_owned(),
         // It finds out by the first line what it is.
-        _ => part("text/plain", None, data),
+        _ => part("text/plain", None, data.text()),
     }
 }
 
 /// A part of an archive. In base64, it cannot contain the boundary, and keeps letters outside of ASCII.
-fn part(content_type: &str, merge: Option<&str>, data: &[u8]) -> String {
+fn part(content_type: &str, merge: Option<&str>, data: &str) -> String {
     let mut text = format!("Content-Type: {content_type}\nContent-Transfer-Encoding: base64\n");
     if let Some(merge) = merge {
         let _ = writeln!(text, "Merge-Type: {merge}");

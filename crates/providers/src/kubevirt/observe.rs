@@ -44,6 +44,7 @@ pub mod state {
 
 /// Something that is wrong with a server or its region, in words for account holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[cfg_attr(test, derive(strum::VariantNames))]
 pub enum Problem {
     /// The claim of the disk is gone.
     DiskMissing,
@@ -317,6 +318,11 @@ pub fn refused(action: &Action, refusal: &Refusal, region: &KubeVirt) -> Option<
         return Some(Problem::NamespaceUnusable);
     }
     let is_missing = matches!(refusal.status, 403 | 404) && region.namespaces == Namespaces::Existing;
+    // An API server that has just started does not know anybody's rights yet.
+    let is_of_rights = refusal.status == 403 && says(" cannot ") && says(" resource ");
+    if is_of_rights && !is_missing {
+        return None;
+    }
     Some(match action {
         Action::Post {
             kind: Kind::DataVolume,
@@ -330,8 +336,8 @@ pub fn refused(action: &Action, refusal: &Refusal, region: &KubeVirt) -> Option<
             kind: Kind::DataVolume,
             ..
         } if refusal.status != 404 || says("DataSource") || says("datasource") => Problem::ImageFailed,
-        Action::Post { .. } if is_missing => Problem::NamespaceMissing,
-        Action::Post { .. } if refusal.status == 404 => Problem::NamespaceUnusable,
+        Action::Post { .. } | Action::Apply { .. } if is_missing => Problem::NamespaceMissing,
+        Action::Post { .. } | Action::Apply { .. } if refusal.status == 404 => Problem::NamespaceUnusable,
         Action::Patch {
             kind: Kind::VirtualMachine,
             ..
@@ -342,7 +348,7 @@ pub fn refused(action: &Action, refusal: &Refusal, region: &KubeVirt) -> Option<
         Action::Patch {
             kind: Kind::Claim, ..
         } => Problem::DiskCannotGrow,
-        Action::Post { .. } | Action::Patch { .. } => Problem::Refused,
+        Action::Post { .. } | Action::Apply { .. } | Action::Patch { .. } => Problem::Refused,
         _ => Problem::ClusterFault,
     })
 }

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::{
-    names::{BOOT, CREATED_BY, DISK, INSTANCE_UID, RUN, Server, account_labels, boot},
+    names::{BOOT, CREATED_BY, INSTALLATION, INSTANCE_UID, RUN, Server, account_labels, boot},
     objects::{
         self, Boot, Maker, clear_requests_patch, grow_patch, hostname, plan_patch, run_patch, seal_patch,
         undo_boot_patch,
@@ -22,8 +22,9 @@ use super::{
 use domain::{
     catalogue::region::{Image, KubeVirt, Namespaces, Profile},
     provider::{Addresses, Notice, Observation, OffCause, Power, Progress, ProviderError, Trouble},
+    user_data::UserData,
 };
-use resources::{Backup, Instance, InstanceStatus, Operation, OperationKind, PowerState};
+use resources::{Instance, InstanceStatus, Operation, OperationKind, PowerState};
 
 /// When to look again if something happens within moments.
 const SOON: Duration = Duration::from_secs(1);
@@ -91,6 +92,13 @@ impl Kind {
 pub enum Action {
     /// Create an object.
     Post {
+        /// Its kind.
+        kind: Kind,
+        /// The object, with apiVersion, kind, name and namespace.
+        object: Value,
+    },
+    /// Create an object, or set the fields that it has, by server-side apply. If they are so already, nothing is written.
+    Apply {
         /// Its kind.
         kind: Kind,
         /// The object, with apiVersion, kind, name and namespace.
@@ -207,7 +215,8 @@ pub struct Seen {
     /// The last that the watch has shown of the latest run that is gone. KubeVirt removes a run within moments of its end, so how it
     /// ended is often seen nowhere else.
     pub ended: Option<Arc<VirtualMachineInstance>>,
-    /// Whether the namespace is known to be complete: this process has made it so, or it has another virtual machine of ours.
+    /// Whether the namespace is known to be complete: since it has the region's settings, this process has applied the NetworkPolicy,
+    /// which comes last.
     pub has_namespace: bool,
     /// UID of the Account.
     pub account_uid: String,
@@ -215,8 +224,8 @@ pub struct Seen {
     pub user: String,
     /// The addresses that are reserved for the server.
     pub addresses: Addresses,
-    /// What the account holder wants cloud-init to do, as it was given: plain, or compressed by gzip.
-    pub user_data: Option<Arc<[u8]>>,
+    /// What the account holder wants cloud-init to do; or why that cannot be had.
+    pub user_data: Result<Option<Arc<UserData>>, Trouble>,
     /// Whether the virtual machine, or that there is none, is the answer to a call of this step.
     is_read: bool,
     /// Whether the virtual machine is known to have changed since.
@@ -239,7 +248,7 @@ impl Seen {
             account_uid,
             user,
             addresses: Addresses::default(),
-            user_data: None,
+            user_data: Ok(None),
             is_read: false,
             is_stale: false,
             conflicts: 0,
@@ -304,12 +313,18 @@ impl Seen {
             (Action::Get { kind: Kind::Run, .. }, Answer::Run(run)) => self.run = Some(run.clone()),
             (Action::Get { kind: Kind::Run, .. }, _) if status == 404 => self.run = None,
             (
-                Action::Post {
+                Action::Apply {
                     kind: Kind::NetworkPolicy,
                     ..
                 },
                 _,
-            ) if is_done(&answer) => self.has_namespace = true,
+            ) if !matches!(answer, Answer::Refused(_)) => {
+                self.has_namespace = true;
+                // Asked before there were rights.
+                self.log.retain(
+                    |(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403),
+                );
+            }
             (Action::Post { kind, .. }, _)
                 if status == 404 && *kind != Kind::DataVolume && self.has_namespace =>
             {
@@ -337,14 +352,6 @@ fn is_race(action: &Action, refusal: &Refusal) -> bool {
     }
 }
 
-/// Whether what was asked for is the case.
-fn is_done(answer: &Answer) -> bool {
-    match answer {
-        Answer::Refused(refusal) => refusal.status == 409,
-        _ => true,
-    }
-}
-
 /// What to do next, and what to report if nothing is done.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -359,15 +366,8 @@ pub struct Plan {
     pub repairs_lost_start: bool,
 }
 
-/// Plans the next call of a step. `backup` is the backup that the operation restores, if it restores one and that still exists.
-pub fn plan(
-    instance: &Instance,
-    backup: Option<&Backup>,
-    seen: &Seen,
-    region: &KubeVirt,
-    now: Timestamp,
-) -> Plan {
-    let _ = backup;
+/// Plans the next call of a step.
+pub fn plan(instance: &Instance, seen: &Seen, region: &KubeVirt, now: Timestamp) -> Plan {
     let status = instance.status.clone().unwrap_or_default();
     let planner = Planner {
         instance,
@@ -383,7 +383,7 @@ pub fn plan(
             since: *since,
         }),
         (Reach::Live, Some(operation)) => planner.operate(operation).unwrap_or_else(|next| next),
-        (Reach::Live, None) => planner.idle().unwrap_or_else(|next| next),
+        (Reach::Live, None) => planner.idle().unwrap_or_else(|next| planner.at_best(next)),
     };
     let todo = |action: Box<Action>, repairs_lost_start| Plan {
         outcome: planner.unfinished(),
@@ -475,9 +475,10 @@ impl Planner<'_> {
         }
         // The creation is repeated with another image. Nobody has used the server, so its disk goes first.
         self.off(operation, vm, Force::AtOnce)?;
-        let secret = self.new_disk(operation)?;
+        self.new_disk(operation)?;
+        self.post_secret(operation, &disk)?;
         self.delete_other_disks(&disk)?;
-        Err(self.boot(vm, operation, &disk, &secret))
+        Err(self.boot(vm, operation, &disk))
     }
 
     fn start(&self, operation: &Operation) -> Step<()> {
@@ -528,7 +529,7 @@ impl Planner<'_> {
 
     fn resize(&self, operation: &Operation) -> Step<()> {
         let Some(vm) = self.vm()? else {
-            if operation.ends_in == PowerState::Running {
+            if operation.ends_in == PowerState::Running || self.status.provisioned_at.is_none() {
                 return self.remake(operation);
             }
             return Err(self.failed(Problem::ServerMissing, None));
@@ -569,6 +570,16 @@ impl Planner<'_> {
         if self.disk(&disk)?.is_none() {
             self.can_install(operation)?;
             self.namespace()?;
+            let in_use = vm.and_then(VirtualMachine::disk);
+            if let Some(in_use) = in_use.or(self.status.provider_state.get(state::DISK).map(String::as_str)) {
+                // Left by rebuilds that came to nothing.
+                let is_left = |name: &str| name != in_use && name != disk;
+                if !self.seen.is_read && self.disks()?.iter().any(|disk| is_left(disk.name())) {
+                    // The watch may not have shown yet which one is in use.
+                    return Err(self.renewing(self.get_vm()));
+                }
+                self.delete_disks(is_left)?;
+            }
             self.post_disk(operation)?;
             return Err(self.busy(Some(Problem::Importing), POLL));
         }
@@ -576,9 +587,10 @@ impl Planner<'_> {
         let Some(vm) = vm else {
             return self.make(operation, Some(&disk));
         };
-        let secret = self.post_secret(operation)?;
+        self.has_user_data()?;
         self.off(operation, vm, Force::AtOnce)?;
-        Err(self.boot(vm, operation, &disk, &secret))
+        self.post_secret(operation, &disk)?;
+        Err(self.boot(vm, operation, &disk))
     }
 
     fn delete(&self, operation: &Operation) -> Step<Next> {
@@ -597,17 +609,25 @@ impl Planner<'_> {
             return Err(self.still_in_use(operation));
         }
         if !self.seen.has_namespace {
-            let action = Action::Get {
-                kind: Kind::Namespace,
-                name: self.server.namespace.clone(),
-            };
-            if let Answer::Refused(refusal) = self.call(action)?
-                && refusal.status == 404
-            {
-                return Ok(self.done(None));
+            match self.call(self.get_namespace())? {
+                Answer::Refused(refusal) if refusal.status == 404 => return Ok(self.done(None)),
+                // Nothing is ever made in a namespace of others.
+                Answer::Object(found) if !self.is_of_installation(found) => return Ok(self.done(None)),
+                _ => {}
             }
         }
-        self.delete_all(Kind::DataVolume, self.server.selector())?;
+        let disks = Action::DeleteAll {
+            kind: Kind::DataVolume,
+            selector: self.server.selector(),
+        };
+        // Without the RoleBinding, nothing was made.
+        if self.status.provisioned_at.is_none()
+            && let Answer::Refused(refusal) = self.call(disks.clone())?
+            && refusal.status == 403
+        {
+            return Ok(self.done(None));
+        }
+        self.must(disks)?;
         self.delete_all(Kind::Secret, self.server.selector())?;
         let action = Action::List {
             kind: Kind::Claim,
@@ -635,31 +655,31 @@ impl Planner<'_> {
         Err(self.still_in_use(operation))
     }
 
-    /// Makes a server that is not there any more around its disk.
+    /// Makes a server that is not there any more around its disk, or one that was never made.
     fn remake(&self, operation: &Operation) -> Step<()> {
         match self.left_disk()? {
             Some(disk) => self.make(operation, Some(&disk)),
+            None if self.status.provisioned_at.is_none() => self.make(operation, None),
             None => Err(self.failed(Problem::ServerMissing, None)),
         }
     }
 
     /// Makes the virtual machine, around this disk or a new one.
     fn make(&self, operation: &Operation, disk: Option<&str>) -> Step<()> {
-        let secret = match disk {
-            Some(_) => {
-                self.can_attach()?;
-                self.namespace()?;
-                self.post_secret(operation)?
-            }
-            None => self.new_disk(operation)?,
-        };
         let own = self.server.disk(operation);
+        if disk.is_some() {
+            self.can_attach()?;
+            self.namespace()?;
+        } else {
+            self.new_disk(operation)?;
+        }
+        let disk = disk.unwrap_or(&own);
+        self.post_secret(operation, disk)?;
         let hostname = hostname(self.instance, &self.server);
         let boot = Boot {
             operation,
             run: run_for(operation),
-            disk: disk.unwrap_or(&own),
-            secret: &secret,
+            disk,
             hostname: &hostname,
             config_drive: self.image(operation).is_some_and(|image| image.config_drive),
         };
@@ -671,14 +691,12 @@ impl Planner<'_> {
         Err(self.busy(None, SOON))
     }
 
-    /// Begins to make the disk, with all that it needs. Returns the name of the Secret.
-    fn new_disk(&self, operation: &Operation) -> Step<String> {
+    /// Begins to make the disk, with all that it needs.
+    fn new_disk(&self, operation: &Operation) -> Step<()> {
         self.can_install(operation)?;
         self.can_attach()?;
         self.namespace()?;
-        let secret = self.post_secret(operation)?;
-        self.post_disk(operation)?;
-        Ok(secret)
+        self.post_disk(operation)
     }
 
     /// Whether there is something to install.
@@ -689,7 +707,15 @@ impl Planner<'_> {
         if self.image(operation).is_none() {
             return Err(self.failed(Problem::ImageMissing, None));
         }
-        Ok(())
+        self.has_user_data()
+    }
+
+    /// Whether it is known what cloud-init is to do.
+    fn has_user_data(&self) -> Step<()> {
+        match &self.seen.user_data {
+            Ok(_) => Ok(()),
+            Err(trouble) => Err(self.troubled(trouble.clone(), None)),
+        }
     }
 
     /// Whether the server can be attached to its networks.
@@ -717,69 +743,138 @@ impl Planner<'_> {
         }
     }
 
-    /// Makes the namespace of the account's servers.
+    /// Makes the namespace of the account's servers, unless the platform team does, and isolates them.
     fn namespace(&self) -> Step<()> {
-        if self.seen.has_namespace || self.region.namespaces == Namespaces::Existing {
+        if self.seen.has_namespace {
             return Ok(());
         }
+        let is_bound_now = match self.region.namespaces {
+            Namespaces::Managed => self.make_namespace()?,
+            Namespaces::Existing => match self.call(self.get_namespace())? {
+                Answer::Object(found) if self.is_of_installation(found) => false,
+                Answer::Object(_) => {
+                    let raw = format!(
+                        "the namespace {} lacks the label {INSTALLATION}",
+                        self.server.namespace
+                    );
+                    return Err(self.failed(Problem::NamespaceMissing, Some(raw)));
+                }
+                Answer::Refused(refusal) if refusal.status == 404 => {
+                    return Err(self.failed(Problem::NamespaceMissing, Some(refusal.message.clone())));
+                }
+                Answer::Refused(refusal) => return Err(self.refused(&self.get_namespace(), refusal)),
+                _ => return Err(self.nonsense()),
+            },
+        };
+        let policy = self.isolation();
+        match self.call(policy.clone())? {
+            // It takes the API server a moment to learn of the rights.
+            Answer::Refused(refusal) if refusal.status == 403 && is_bound_now => Err(self.busy(None, SOON)),
+            Answer::Refused(refusal) => Err(self.refused(&policy, refusal)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the namespace of the account's servers, and gives Stellage its rights there. Returns whether it has these only now.
+    fn make_namespace(&self) -> Step<bool> {
         let (region, account, name) = (self.region, &self.seen.account_uid, &self.server.namespace);
         let action = Action::Post {
             kind: Kind::Namespace,
             object: objects::namespace(region, account, name),
         };
-        match self.call(action.clone())? {
-            Answer::Refused(refusal) if refusal.status == 409 => {
-                let action = Action::Get {
-                    kind: Kind::Namespace,
-                    name: name.clone(),
-                };
-                let Answer::Object(found) = self.call(action)? else {
-                    return Err(self.failed(Problem::NamespaceUnusable, None));
-                };
-                let wanted = account_labels(region, account);
-                let labels = found.labels.as_ref();
-                let is_ours = wanted.iter().all(|(key, value)| {
-                    labels
-                        .and_then(|labels| labels.get(*key))
-                        .is_some_and(|found| found == value)
-                });
-                if !is_ours || found.deletion_timestamp.is_some() {
-                    return Err(self.failed(Problem::NamespaceUnusable, None));
-                }
+        if let Answer::Refused(refusal) = self.call(action.clone())? {
+            if refusal.status != 409 {
+                return Err(self.refused(&action, refusal));
             }
-            Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
-            _ => {}
+            if let Err(says) = self.own_namespace()? {
+                return Err(self.failed(Problem::NamespaceUnusable, Some(says)));
+            }
         }
-        let binding = Action::Post {
-            kind: Kind::RoleBinding,
-            object: objects::role_binding(region, account, name, &self.seen.user),
-        };
+        let binding = self.binding();
         self.must(binding.clone())?;
-        let policy = Action::Post {
-            kind: Kind::NetworkPolicy,
-            object: objects::network_policy(region, account, name),
-        };
-        match self.call(policy.clone())? {
-            // It takes the API server a moment to learn of the rights.
-            Answer::Refused(refusal)
-                if refusal.status == 403
-                    && !matches!(self.seen.answer(&binding), Some(Answer::Refused(_))) =>
-            {
-                Err(self.busy(None, SOON))
-            }
-            Answer::Refused(refusal) if refusal.status != 409 => Err(self.refused(&policy, refusal)),
-            _ => Ok(()),
+        Ok(!matches!(self.seen.answer(&binding), Some(Answer::Refused(_))))
+    }
+
+    fn get_namespace(&self) -> Action {
+        Action::Get {
+            kind: Kind::Namespace,
+            name: self.server.namespace.clone(),
         }
     }
 
-    /// Returns the name of the Secret.
-    fn post_secret(&self, operation: &Operation) -> Step<String> {
-        let (name, object) = self.maker().secret(self.image(operation));
+    /// Whether a namespace is for the servers of this installation.
+    fn is_of_installation(&self, namespace: &ObjectMeta) -> bool {
+        let label = namespace
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(INSTALLATION));
+        label == Some(&self.region.installation)
+    }
+
+    /// The call that keeps the servers of the account away from the cluster's own networks, as the catalogue says now.
+    fn isolation(&self) -> Action {
+        let (account, namespace) = (&self.seen.account_uid, &self.server.namespace);
+        Action::Apply {
+            kind: Kind::NetworkPolicy,
+            object: objects::network_policy(self.region, account, namespace),
+        }
+    }
+
+    /// Whether the namespace is that of the account's servers; else, what is wrong with it.
+    fn own_namespace(&self) -> Step<Result<(), String>> {
+        let name = &self.server.namespace;
+        let Answer::Object(found) = self.call(self.get_namespace())? else {
+            return Ok(Err(format!("the namespace {name} cannot be read")));
+        };
+        if found.deletion_timestamp.is_some() {
+            return Ok(Err(format!("the namespace {name} is being deleted")));
+        }
+        let labels = found.labels.as_ref();
+        let missing = account_labels(self.region, &self.seen.account_uid)
+            .into_iter()
+            .find(|(key, value)| labels.and_then(|labels| labels.get(*key)) != Some(value));
+        Ok(match missing {
+            None => Ok(()),
+            Some((key, value)) => Err(format!(
+                "the namespace {name} is not that of this account's servers, since it lacks the label {key}: {value}; delete it if nobody needs it, or give the region another namespacePrefix before it has servers"
+            )),
+        })
+    }
+
+    /// The call that gives Stellage its rights in the namespace.
+    fn binding(&self) -> Action {
+        let (account, name) = (&self.seen.account_uid, &self.server.namespace);
+        Action::Post {
+            kind: Kind::RoleBinding,
+            object: objects::role_binding(self.region, account, name, &self.seen.user),
+        }
+    }
+
+    /// If a call is refused for want of rights in the account's namespace, somebody may have deleted their binding.
+    fn bind_again(&self, refusal: &Refusal) -> Step<()> {
+        // As RBAC says it; others refuse with the same status.
+        let lacks_rights = refusal.status == 403 && refusal.message.contains(" cannot ");
+        if !lacks_rights || self.region.namespaces == Namespaces::Existing {
+            return Ok(());
+        }
+        let binding = self.binding();
+        match self.seen.answer(&binding) {
+            // It is there.
+            Some(Answer::Refused(_)) => Ok(()),
+            // It takes the API server a moment to learn of the rights.
+            Some(_) => Err(self.busy(None, SOON)),
+            None if self.own_namespace()?.is_ok() => Err(Next::call(binding)),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the Secret that belongs to a disk. It comes after the disk, and goes with it: Secrets can be neither read nor listed.
+    fn post_secret(&self, operation: &Operation, disk: &str) -> Step<()> {
+        self.has_user_data()?;
         self.must(Action::Post {
             kind: Kind::Secret,
-            object,
-        })?;
-        Ok(name)
+            object: self.maker().secret(disk, self.image(operation)),
+        })
     }
 
     fn post_disk(&self, operation: &Operation) -> Step<()> {
@@ -873,11 +968,7 @@ impl Planner<'_> {
         if !is_old || !matches!(disk.phase(), "" | "Pending") || disk.name() != self.server.disk(operation) {
             return Ok(());
         }
-        let selector = format!(
-            "{},{DISK}={}",
-            self.server.selector(),
-            self.server.suffix(disk.name())
-        );
+        let selector = self.server.selector_of(disk.name());
         let action = Action::List {
             kind: Kind::Claim,
             selector,
@@ -924,14 +1015,14 @@ impl Planner<'_> {
         }
         self.off(operation, vm, force)?;
         self.grow(operation, vm, false)?;
-        let (Some(disk), Some(secret)) = (vm.disk(), vm.secret()) else {
+        let Some(disk) = vm.disk() else {
             return Err(self.failed(Problem::DiskMissing, None));
         };
-        Err(self.boot(vm, operation, disk, secret))
+        Err(self.boot(vm, operation, disk))
     }
 
     /// The call that powers a virtual machine on, with this disk.
-    fn boot(&self, vm: &VirtualMachine, operation: &Operation, disk: &str, secret: &str) -> Next {
+    fn boot(&self, vm: &VirtualMachine, operation: &Operation, disk: &str) -> Next {
         let is_new = vm.disk() != Some(disk);
         let own = hostname(self.instance, &self.server);
         let image = self.image(operation).filter(|_| is_new);
@@ -939,7 +1030,6 @@ impl Planner<'_> {
             operation,
             run: run_for(operation),
             disk,
-            secret,
             // It changes only with the disk, since it is also inside.
             hostname: vm
                 .spec
@@ -961,10 +1051,7 @@ impl Planner<'_> {
         }
         // Left over from a crash, it would make KubeVirt start the server.
         if vm.is_start_requested() {
-            return Err(Next::call(Action::ClearRequests {
-                name: self.server.name.clone(),
-                patch: clear_requests_patch(vm),
-            }));
+            return Err(self.clear_requests(vm));
         }
         if vm.spec.run_strategy != Some(RunStrategy::Halted) {
             return Err(self.patch(run_patch(vm, RunStrategy::Halted)));
@@ -1142,19 +1229,26 @@ impl Planner<'_> {
         disk_sign(disk).map_or(Ok(()), |sign| Err(self.wait(operation, sign)))
     }
 
-    /// Deletes all disks of the server but this one, each by its UID: a call that comes late must not delete the disk that a later
-    /// operation makes. Old Secrets, which nothing mounts, stay until the server is deleted, for they may not be listed.
+    /// Deletes all disks of the server but this one, with their Secrets. Each is named, for a call that comes late must not delete
+    /// what a later operation makes.
     fn delete_other_disks(&self, disk: &str) -> Step<()> {
-        for other in self.disks()?.iter().filter(|other| other.name() != disk) {
+        self.delete_disks(|name| name != disk)
+    }
+
+    fn delete_disks(&self, is_over: impl Fn(&str) -> bool) -> Step<()> {
+        for disk in self.disks()?.iter().filter(|disk| is_over(disk.name())) {
+            // First: without its disk, nobody would find it.
+            self.delete_all(Kind::Secret, self.server.selector_of(disk.name()))?;
             self.must(Action::Delete {
                 kind: Kind::DataVolume,
-                name: other.name().to_owned(),
-                uid: other.metadata.uid.clone().unwrap_or_default(),
+                name: disk.name().to_owned(),
+                uid: disk.metadata.uid.clone().unwrap_or_default(),
             })?;
         }
         Ok(())
     }
 
+    /// The call that deletes all objects of this kind that the server has.
     fn delete_all(&self, kind: Kind, selector: String) -> Step<()> {
         self.must(Action::DeleteAll { kind, selector })
     }
@@ -1186,6 +1280,13 @@ impl Planner<'_> {
         if !vm.is_deleting() {
             self.keep_off(vm, run)?;
         }
+        let mut refused = None;
+        if !self.seen.has_namespace {
+            // The settings of the region may have changed. A refusal is no reason not to look at the server.
+            if let Answer::Refused(refusal) = self.call(self.isolation())? {
+                refused = Some(says(refusal));
+            }
+        }
         if let Some(run) = run {
             let is_rerun = vm.spec.run_strategy == Some(RunStrategy::RerunOnFailure);
             if is_rerun && run.is_deleting() && !run.is_final() && !vm.is_deleting() {
@@ -1199,7 +1300,7 @@ impl Planner<'_> {
             }
         }
         let (observation, raw) = self.at_rest(vm, &state);
-        Ok(Next::end(observation, raw))
+        Ok(Next::end(observation, raw.or(refused)))
     }
 
     /// The observation of a server of which nothing is asked, and what the cluster says about it.
@@ -1243,6 +1344,25 @@ impl Planner<'_> {
         })
     }
 
+    /// An idle step that comes to its end early reports what is known of the server, rather than that there is none.
+    fn at_best(&self, next: Next) -> Next {
+        let Next::End(end) = next else { return next };
+        let (outcome, raw) = *end;
+        let outcome = outcome.and_then(|early| {
+            let failure = match early.progress {
+                Progress::Failed(trouble) => Some(Notice::Told(trouble)),
+                _ => None,
+            };
+            let known = self.unfinished()?;
+            Ok(Observation {
+                notice: failure.or(early.notice).or(known.notice),
+                recheck_after: Some(early.recheck_after.unwrap_or(WAIT)),
+                ..known
+            })
+        });
+        Next::End(Box::new((outcome, raw)))
+    }
+
     /// Whether the server of an idle Instance was never made, because it was stopped before.
     const fn is_never_made(&self) -> bool {
         self.status.state.is_some() && self.status.provisioned_at.is_none()
@@ -1255,10 +1375,7 @@ impl Planner<'_> {
         }
         match vm.spec.run_strategy {
             Some(RunStrategy::Always) => Err(self.patch(run_patch(vm, RunStrategy::Halted))),
-            Some(RunStrategy::Halted) if vm.is_start_requested() => Err(Next::call(Action::ClearRequests {
-                name: self.server.name.clone(),
-                patch: clear_requests_patch(vm),
-            })),
+            Some(RunStrategy::Halted) if vm.is_start_requested() => Err(self.clear_requests(vm)),
             Some(RunStrategy::Halted) if self.status.power == Some(PowerState::Stopped) => {
                 let risen = run.filter(|run| !is(&self.status.provider_state, state::RUN, run.uid()));
                 risen.map_or(Ok(()), |run| self.end_at_once(run))
@@ -1323,12 +1440,16 @@ impl Planner<'_> {
             return Err(self.busy(None, SOON));
         }
         if seen.is_stale || seen.vm.is_none() && !seen.is_read {
-            return Err(Next::call(Action::Get {
-                kind: Kind::VirtualMachine,
-                name: self.server.name.clone(),
-            }));
+            return Err(self.renewing(self.get_vm()));
         }
         Ok(seen.vm.as_deref())
+    }
+
+    fn get_vm(&self) -> Action {
+        Action::Get {
+            kind: Kind::VirtualMachine,
+            name: self.server.name.clone(),
+        }
     }
 
     /// The virtual machine, which must be ours if there is one.
@@ -1363,7 +1484,7 @@ impl Planner<'_> {
             server: &self.server,
             account_uid: &self.seen.account_uid,
             addresses: &self.seen.addresses,
-            user_data: self.seen.user_data.as_deref(),
+            user_data: self.seen.user_data.as_ref().ok().and_then(Option::as_deref),
         }
     }
 
@@ -1423,9 +1544,20 @@ impl Planner<'_> {
         }
     }
 
-    /// A change of the virtual machine. Once it is done, the virtual machine looks different.
+    /// A change of the virtual machine.
     fn patch(&self, patch: Value) -> Next {
-        let action = self.change(patch);
+        self.renewing(self.change(patch))
+    }
+
+    fn clear_requests(&self, vm: &VirtualMachine) -> Next {
+        self.renewing(Action::ClearRequests {
+            name: self.server.name.clone(),
+            patch: clear_requests_patch(vm),
+        })
+    }
+
+    /// A call that is answered with the virtual machine. Once it is done, the virtual machine looks different.
+    fn renewing(&self, action: Action) -> Next {
         match self.call(action.clone()) {
             Ok(Answer::Refused(refusal)) => self.refused(&action, refusal),
             Ok(_) => self.nonsense(),
@@ -1474,10 +1606,10 @@ impl Planner<'_> {
     }
 
     fn refused(&self, action: &Action, refusal: &Refusal) -> Next {
-        let raw = Some(format!(
-            "{} {}: {}",
-            refusal.status, refusal.reason, refusal.message
-        ));
+        if let Err(next) = self.bind_again(refusal) {
+            return next;
+        }
+        let raw = Some(says(refusal));
         match observe::refused(action, refusal, self.region) {
             Some(Problem::LockedBySnapshot) => {
                 let observation = Observation {
@@ -1548,6 +1680,11 @@ impl Planner<'_> {
         let elapsed = self.now.duration_since(operation.counted_from());
         Duration::try_from(elapsed).unwrap_or_default()
     }
+}
+
+/// What the cluster says, for the log.
+fn says(refusal: &Refusal) -> String {
+    format!("{} {}: {}", refusal.status, refusal.reason, refusal.message)
 }
 
 /// When a run is ended without waiting for its guest.

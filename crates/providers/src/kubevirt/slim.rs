@@ -1,6 +1,6 @@
 //! What is read of KubeVirt's and CDI's objects: only what is used, because there are tens of thousands of them in memory.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::Resource;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
 use super::names::{BOOT, INSTANCE, IPV4, IPV6, RUN};
 
@@ -103,14 +103,23 @@ pub struct Template {
 
 /// The used part of a virtual machine's `spec.template.spec`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct TemplateSpec {
     /// The guest's host name.
     pub hostname: Option<String>,
+    /// Keys of the labels of the nodes that it may run on.
+    #[serde(deserialize_with = "keys")]
+    pub node_selector: Vec<String>,
     /// The virtual hardware.
     pub domain: Domain,
     /// Disks.
     pub volumes: Vec<Volume>,
+}
+
+/// The keys of a map.
+fn keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let map: Option<BTreeMap<String, String>> = Option::deserialize(deserializer)?;
+    Ok(map.into_iter().flatten().map(|(key, _)| key).collect())
 }
 
 /// The used part of the virtual hardware.
@@ -147,18 +156,8 @@ pub struct Volume {
     pub name: String,
     /// The `DataVolume` that it is.
     pub data_volume: Option<Reference>,
-    /// The cloud-init data that it shows.
-    pub cloud_init_no_cloud: Option<CloudInit>,
-    /// The same as a config drive.
-    pub cloud_init_config_drive: Option<CloudInit>,
-}
-
-/// Cloud-init data.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct CloudInit {
-    /// The Secret with the user data.
-    pub secret_ref: Option<Reference>,
+    /// That it shows the cloud-init data as a config drive.
+    pub cloud_init_config_drive: Option<IgnoredAny>,
 }
 
 /// A reference by name.
@@ -227,16 +226,6 @@ impl VirtualMachine {
         let mut volumes = self.spec.template.spec.volumes.iter();
         let disk = volumes.find_map(|volume| volume.data_volume.as_ref())?;
         Some(&disk.name)
-    }
-
-    /// Name of the Secret with the cloud-init data.
-    pub fn secret<'a>(&'a self) -> Option<&'a str> {
-        let of = |volume: &'a Volume| {
-            let no_cloud = volume.cloud_init_no_cloud.as_ref();
-            no_cloud.or(volume.cloud_init_config_drive.as_ref())
-        };
-        let data = self.spec.template.spec.volumes.iter().find_map(of)?;
-        Some(&data.secret_ref.as_ref()?.name)
     }
 
     /// Whether the cloud-init data is a config drive.
@@ -374,12 +363,6 @@ impl VirtualMachineInstance {
         self.status.phase == Phase::Running && !self.is_deleting()
     }
 
-    /// Whether its guest has ever run.
-    pub fn has_run(&self) -> bool {
-        let is_running = |transition: &PhaseTransition| transition.phase == Phase::Running;
-        self.status.phase == Phase::Running || self.status.phase_transition_timestamps.iter().any(is_running)
-    }
-
     /// When its guest began to run, if that is known.
     pub fn running_since(&self) -> Option<Timestamp> {
         let mut transitions = self.status.phase_transition_timestamps.iter();
@@ -436,8 +419,6 @@ pub struct DataVolume {
 pub struct DataVolumeStatus {
     /// CDI's name of where it is.
     pub phase: Option<String>,
-    /// How far an import is, such as `42.00%`.
-    pub progress: Option<String>,
     /// Conditions.
     pub conditions: Vec<Condition>,
 }

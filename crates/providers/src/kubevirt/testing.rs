@@ -12,8 +12,8 @@ use super::{
 };
 use domain::{
     catalogue::region::{
-        Cluster, EvictionStrategy, Image, ImageSource, Ipv4Prefix, Ipv6Prefix, KubeVirt, Namespaces, Network,
-        ObjectName, PrivateNetworks, Profile,
+        EvictionStrategy, Image, ImageSource, Ipv4Prefix, Ipv6Prefix, KubeVirt, Namespaces, Network,
+        ObjectName, PrivateNetworks, Profile, TaintEffect, Toleration, TolerationOperator,
     },
     provider::{Addresses, Deadlines},
 };
@@ -46,7 +46,7 @@ pub fn region() -> KubeVirt {
         config_drive: false,
     };
     KubeVirt {
-        cluster: Cluster::InCluster,
+        kubeconfig: "/kubeconfig".into(),
         installation: "prod-1".to_owned(),
         namespace_prefix: "stellage-".to_owned(),
         namespaces: Namespaces::Managed,
@@ -67,6 +67,12 @@ pub fn region() -> KubeVirt {
             anti_spoofing_external: true,
         },
         node_selector: [("pool".to_owned(), "vms".to_owned())].into(),
+        tolerations: vec![Toleration {
+            key: Some("pool".to_owned()),
+            operator: TolerationOperator::Equal,
+            value: Some("vms".to_owned()),
+            effect: Some(TaintEffect::NoSchedule),
+        }],
         eviction_strategy: EvictionStrategy::LiveMigrateIfPossible,
         cpu_model: None,
         deadlines: Deadlines {
@@ -178,7 +184,7 @@ pub fn vm(instance: &Instance, strategy: &str, more: &Value) -> Value {
                 "domain": { "cpu": { "sockets": 2 }, "memory": { "guest": "4Gi" } },
                 "volumes": [
                     { "name": "root", "dataVolume": { "name": format!("{}-old", server.name) } },
-                    { "name": "cloudinit", "cloudInitNoCloud": { "secretRef": { "name": format!("{}-secret", server.name) } } },
+                    { "name": "cloudinit", "cloudInitNoCloud": { "secretRef": { "name": format!("{}-old", server.name) } } },
                 ],
             } },
         },

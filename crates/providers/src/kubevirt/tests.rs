@@ -10,11 +10,12 @@ use super::{
 use domain::{
     catalogue::region::{ImageSource, KubeVirt, Namespaces},
     provider::{Notice, Observation, OffCause, Power, Progress, ProviderError},
+    user_data::UserData,
 };
 use resources::Instance;
 
 fn next_in(region: &KubeVirt, instance: &Instance, seen: &Seen, seconds: i64) -> Plan {
-    plan(instance, None, seen, region, at(seconds))
+    plan(instance, seen, region, at(seconds))
 }
 
 fn next(instance: &Instance, seen: &Seen, seconds: i64) -> Plan {
@@ -57,6 +58,24 @@ fn answer(instance: &Instance, seen: &mut Seen, seconds: i64, answer: Answer) ->
     action
 }
 
+/// An action in short, such as `get VirtualMachine`.
+fn short(action: &Action) -> String {
+    match action {
+        Action::Post { kind, .. } => format!("post {kind:?}"),
+        Action::Apply { kind, .. } => format!("apply {kind:?}"),
+        Action::Get { kind, .. } => format!("get {kind:?}"),
+        Action::List { kind, .. } => format!("list {kind:?}"),
+        Action::Patch {
+            kind, dry_run: true, ..
+        } => format!("try patch {kind:?}"),
+        Action::Patch { kind, .. } => format!("patch {kind:?}"),
+        Action::Delete { kind, .. } => format!("delete {kind:?}"),
+        Action::DeleteAll { kind, .. } => format!("delete all {kind:?}"),
+        Action::ClearRequests { .. } => "clear requests".to_owned(),
+        Action::Stop { .. } => "stop".to_owned(),
+    }
+}
+
 /// The strategy and the boot that a patch of the virtual machine writes.
 fn patched(plan: &Plan) -> (Option<&str>, Option<&str>) {
     let Some(Action::Patch {
@@ -96,7 +115,7 @@ fn a_creation_takes_three_writes_once_the_namespace_is_there() {
         panic!()
     };
     written.push(kind);
-    assert_eq!(written, [Kind::Secret, Kind::DataVolume, Kind::VirtualMachine]);
+    assert_eq!(written, [Kind::DataVolume, Kind::Secret, Kind::VirtualMachine]);
     let mut vm = object;
     merge(
         &mut vm,
@@ -124,14 +143,92 @@ fn the_first_creation_of_an_account_makes_the_namespace_with_its_rights_and_isol
         Kind::Namespace,
         Kind::RoleBinding,
         Kind::NetworkPolicy,
-        Kind::Secret,
+        Kind::DataVolume,
     ] {
-        let Action::Post { kind, .. } = answer(&instance, &mut seen, 1, Answer::Done) else {
+        let action = answer(&instance, &mut seen, 1, Answer::Done);
+        let (Action::Post { kind, .. } | Action::Apply { kind, .. }) = action else {
             panic!()
         };
         assert_eq!(kind, wanted);
     }
     assert!(seen.has_namespace);
+}
+
+#[test]
+fn a_namespace_of_the_platform_team_needs_the_label_and_is_isolated_too() {
+    let mut region = region();
+    region.namespaces = Namespaces::Existing;
+    let instance = during(&json!({ "kind": "Create" }), None);
+    let namespace =
+        |labels: Value| Answer::Object(serde_json::from_value(json!({ "labels": labels })).unwrap());
+    let ours = || namespace(json!({ super::names::INSTALLATION: "prod-1" }));
+    let after = |answers: Vec<Answer>| {
+        let mut seen = seen(None, None);
+        seen.has_namespace = false;
+        let mut last = None;
+        for reply in [no_vm()].into_iter().chain(answers) {
+            let action = next_in(&region, &instance, &seen, 1).action.unwrap();
+            seen.take(&action, reply);
+            last = Some(action);
+        }
+        (last.unwrap(), next_in(&region, &instance, &seen, 1))
+    };
+    let (last, plan) = after(vec![ours(), Answer::Done]);
+    assert!(matches!(
+        last,
+        Action::Apply {
+            kind: Kind::NetworkPolicy,
+            ..
+        }
+    ));
+    assert!(matches!(
+        plan.action,
+        Some(Action::Post {
+            kind: Kind::DataVolume,
+            ..
+        })
+    ));
+    for answers in [
+        vec![refused(404, "not found")],
+        vec![namespace(json!({}))],
+        vec![namespace(json!({ super::names::INSTALLATION: "prod-2" }))],
+        // There is no RoleBinding yet.
+        vec![ours(), refused(403, "cannot patch resource")],
+    ] {
+        assert_eq!(
+            failure(after(answers.clone()).1),
+            "NamespaceMissing",
+            "{answers:?}"
+        );
+    }
+}
+
+#[test]
+fn the_isolation_of_a_namespace_is_applied_once_when_its_servers_are_first_looked_at() {
+    let instance = resting("Running", &json!({}));
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Running", &json!({}));
+    for (reply, is_known) in [
+        (Answer::Done, true),
+        (refused(403, "cannot patch resource"), false),
+    ] {
+        let mut seen = seen(Some(&on), Some(&run));
+        seen.has_namespace = false;
+        let action = answer(&instance, &mut seen, 1, reply);
+        let Action::Apply {
+            kind: Kind::NetworkPolicy,
+            object,
+        } = action
+        else {
+            panic!("{action:?}")
+        };
+        let wanted = super::objects::network_policy(&region(), ACCOUNT_UID, &server(&instance).namespace);
+        assert_eq!(object, wanted);
+        assert_eq!(seen.has_namespace, is_known);
+        let plan = next(&instance, &seen, 1);
+        assert_eq!(plan.raw.is_none(), is_known, "{:?}", plan.raw);
+        assert_eq!(observed(plan).power, Some(Power::On));
+    }
 }
 
 #[test]
@@ -171,7 +268,7 @@ fn a_forced_stop_and_a_power_off_cut_the_power_and_do_so_once() {
         let run = run_of(&halting, "run-1", "Running", &json!({}));
         let mut seen = seen(Some(&halting), Some(&run));
         let action = answer(&instance, &mut seen, 1, Answer::Done);
-        assert!(matches!(action, Action::Stop { .. }));
+        assert_eq!(short(&action), "stop");
         assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
         let run = run_of(
             &halting,
@@ -233,10 +330,7 @@ fn a_reboot_gives_the_guest_its_grace_and_then_cuts_the_power() {
     let seen = seen(Some(&halting), Some(&run));
     let busy = observed(next(&instance, &seen, 129));
     assert_eq!(busy.recheck_after.unwrap().as_secs(), 1);
-    assert!(matches!(
-        next(&instance, &seen, 130).action,
-        Some(Action::Stop { .. })
-    ));
+    assert_eq!(short(&next(&instance, &seen, 130).action.unwrap()), "stop");
 }
 
 #[test]
@@ -249,14 +343,7 @@ fn a_resize_asks_whether_the_disk_can_grow_before_anything_is_stopped() {
     let run = run_of(&on, "run-1", "Running", &json!({}));
     let mut seen = seen(Some(&on), Some(&run));
     let action = answer(&instance, &mut seen, 1, Answer::Done);
-    assert!(matches!(
-        action,
-        Action::Patch {
-            kind: Kind::Claim,
-            dry_run: true,
-            ..
-        }
-    ));
+    assert_eq!(short(&action), "try patch Claim");
     assert_eq!(patched(&next(&instance, &seen, 1)), (Some(OFF), None));
     let off = vm(&instance, OFF, &json!({}));
     let mut seen = self::seen(Some(&off), None);
@@ -317,14 +404,9 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     let run = run_of(&on, "run-1", "Running", &json!({}));
     let mut first = seen(Some(&on), Some(&run));
     answer(&instance, &mut first, 1, no_vm());
+    answer(&instance, &mut first, 1, Answer::DataVolumes(Vec::new()));
     let action = answer(&instance, &mut first, 1, Answer::Done);
-    assert!(matches!(
-        action,
-        Action::Post {
-            kind: Kind::DataVolume,
-            ..
-        }
-    ));
+    assert_eq!(short(&action), "post DataVolume");
     let busy = observed(next(&instance, &first, 1));
     assert_eq!(told(&busy), Some(("Importing", false)));
 
@@ -350,14 +432,6 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
         60,
         data_volume(&instance, &disk, "Succeeded", &json!({})),
     );
-    let action = answer(&instance, &mut seen, 60, Answer::Done);
-    assert!(matches!(
-        action,
-        Action::Post {
-            kind: Kind::Secret,
-            ..
-        }
-    ));
     assert_eq!(patched(&next(&instance, &seen, 60)), (Some(OFF), None));
 
     let mut off = vm(&instance, OFF, &json!({}));
@@ -368,7 +442,14 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
         70,
         data_volume(&instance, &disk, "Succeeded", &json!({})),
     );
-    answer(&instance, &mut seen, 70, Answer::Done);
+    let action = answer(&instance, &mut seen, 70, Answer::Done);
+    assert!(matches!(
+        action,
+        Action::Post {
+            kind: Kind::Secret,
+            ..
+        }
+    ));
     let plan = next(&instance, &seen, 70);
     assert_eq!(patched(&plan).0, Some(ON));
     let Some(Action::Patch { patch, .. }) = plan.action else {
@@ -380,7 +461,8 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     off["status"]["created"] = true.into();
     let run = run_of(&off, "run-2", "Running", &json!({}));
     let mut seen = self::seen(Some(&off), Some(&run));
-    let disks = ["old", disk.as_str()].map(|name| {
+    let old = format!("{}-old", server(&instance).name);
+    let disks = [old.as_str(), disk.as_str()].map(|name| {
         let Answer::DataVolume(disk) = data_volume(&instance, name, "Succeeded", &json!({})) else {
             panic!()
         };
@@ -388,7 +470,16 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
     });
     answer(&instance, &mut seen, 80, Answer::DataVolumes(disks.into()));
     let deleted = answer(&instance, &mut seen, 80, Answer::Done);
-    let (name, uid) = ("old".to_owned(), "disk".to_owned());
+    assert_eq!(
+        deleted,
+        Action::DeleteAll {
+            kind: Kind::Secret,
+            selector: format!("stellage.dev/instance-uid={UID},stellage.dev/disk=old"),
+        },
+        "a tenant could fill the cluster with them"
+    );
+    let deleted = answer(&instance, &mut seen, 80, Answer::Done);
+    let (name, uid) = (old, "disk".to_owned());
     assert_eq!(
         deleted,
         Action::Delete {
@@ -398,6 +489,94 @@ fn a_rebuild_lets_the_old_server_run_until_the_new_disk_is_good_and_then_swaps_a
         }
     );
     assert_eq!(observed(next(&instance, &seen, 80)).progress, Progress::Done);
+}
+
+#[test]
+fn a_rebuild_deletes_the_disks_of_rebuilds_that_came_to_nothing_before_it_makes_another() {
+    let instance = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let id = server(&instance).name;
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let mut seen = seen(Some(&on), None);
+    answer(&instance, &mut seen, 1, no_vm());
+    let disks = ["old", "failed", "again"].map(|suffix| {
+        let disk = data_volume(&instance, &format!("{id}-{suffix}"), "Pending", &json!({}));
+        let Answer::DataVolume(disk) = disk else { panic!() };
+        disk
+    });
+    answer(&instance, &mut seen, 1, Answer::DataVolumes(disks.into()));
+    let action = answer(&instance, &mut seen, 1, Answer::VirtualMachine(parse_vm(&on)));
+    assert!(
+        matches!(
+            action,
+            Action::Get {
+                kind: Kind::VirtualMachine,
+                ..
+            }
+        ),
+        "which one is in use must be certain"
+    );
+    let mut deleted = Vec::new();
+    loop {
+        match answer(&instance, &mut seen, 1, Answer::Done) {
+            Action::Delete { name, .. } => deleted.push(name),
+            Action::DeleteAll { kind, selector } => {
+                assert!(kind == Kind::Secret && !selector.ends_with("=old"), "{selector}");
+            }
+            Action::Post { kind, .. } => {
+                assert_eq!(kind, Kind::DataVolume);
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(
+        deleted,
+        [format!("{id}-failed"), format!("{id}-again")],
+        "the one in use stays"
+    );
+}
+
+#[test]
+fn user_data_that_is_missing_holds_an_installation_up_and_no_server_that_is_installed() {
+    let trouble = || domain::provider::Trouble {
+        reason: "UserDataMissing",
+        message: "there is no Secret boot".to_owned(),
+    };
+    // Nothing is made, and what runs is not stopped.
+    for kind in ["Create", "Rebuild"] {
+        let instance = during(&json!({ "kind": kind }), Some("Running"));
+        let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+        let mut seen = seen(Some(&on).filter(|_| kind == "Rebuild"), None);
+        seen.user_data = Err(trouble());
+        answer(&instance, &mut seen, 1, no_vm());
+        assert_eq!(failure(next(&instance, &seen, 1)), "UserDataMissing", "{kind}");
+    }
+    let rebuild = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let on = vm(&rebuild, ON, &json!({ "status": { "created": true } }));
+    let disk = server(&rebuild).disk(operation(&rebuild));
+    let mut seen = seen(Some(&on), None);
+    seen.user_data = Err(trouble());
+    answer(
+        &rebuild,
+        &mut seen,
+        1,
+        data_volume(&rebuild, &disk, "Succeeded", &json!({})),
+    );
+    assert_eq!(failure(next(&rebuild, &seen, 1)), "UserDataMissing");
+    // It is installed and boots: it is told as running, and billed.
+    for kind in ["Create", "Start", "Rebuild"] {
+        let instance = during(&json!({ "kind": kind }), None);
+        let booted = booted_vm(&instance, &json!({ "status": { "created": true } }));
+        for (phase, progress) in [("Scheduled", Progress::Busy), ("Running", Progress::Done)] {
+            let run = run_of(&booted, "run-1", phase, &json!({}));
+            let mut seen = self::seen(Some(&booted), Some(&run));
+            seen.user_data = Err(trouble());
+            if kind == "Rebuild" && phase == "Running" {
+                answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+            }
+            assert_eq!(observed(next(&instance, &seen, 1)).progress, progress, "{kind}");
+        }
+    }
 }
 
 #[test]
@@ -425,10 +604,7 @@ fn a_deletion_ends_when_the_claim_is_gone() {
             uid: VM_UID.to_owned()
         }
     );
-    assert!(matches!(
-        answer(&instance, &mut seen, 1, Answer::Done),
-        Action::Stop { .. }
-    ));
+    assert_eq!(short(&answer(&instance, &mut seen, 1, Answer::Done)), "stop");
     assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
     let claim = json!({ "name": "disk", "uid": "claim", "ownerReferences": [
         { "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": "disk", "uid": "disk" },
@@ -445,6 +621,38 @@ fn a_deletion_ends_when_the_claim_is_gone() {
         let observation = observed(next(&instance, &seen, 5));
         assert_eq!(observation.power, None);
         assert_eq!(observation.progress == Progress::Done, is_last);
+    }
+}
+
+#[test]
+fn a_deletion_has_nothing_to_do_where_the_server_cannot_ever_have_been() {
+    let deletion = json!({ "kind": "Delete", "endsIn": "Stopped" });
+    let made = during(&deletion, Some("Running"));
+    let mut never_made = made.clone();
+    never_made.status.as_mut().unwrap().provisioned_at = None;
+    let namespace =
+        |labels: Value| Answer::Object(serde_json::from_value(json!({ "labels": labels })).unwrap());
+    let theirs = namespace(json!({ "team": "images" }));
+    let ours = namespace(json!(account_labels(&region(), ACCOUNT_UID)));
+    let no_rights = || refused(403, "cannot deletecollection resource");
+    for (instance, answers, is_done) in [
+        (&made, vec![refused(404, "not found")], true),
+        (&made, vec![theirs.clone()], true),
+        // There is no RoleBinding: it was not made yet, or somebody has taken it away.
+        (&never_made, vec![ours.clone(), no_rights()], true),
+        (&made, vec![ours, no_rights()], false),
+    ] {
+        let mut seen = seen(None, None);
+        seen.has_namespace = false;
+        for reply in [no_vm()].into_iter().chain(answers) {
+            answer(instance, &mut seen, 1, reply);
+        }
+        let plan = next(instance, &seen, 1);
+        if is_done {
+            assert_eq!(observed(plan).progress, Progress::Done);
+        } else {
+            assert_eq!(failure(plan), "ClusterFault");
+        }
     }
 }
 
@@ -560,7 +768,6 @@ fn row_01_a_missing_golden_image_is_an_error_at_once() {
     let instance = during(&json!({ "kind": "Create" }), None);
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
-    answer(&instance, &mut seen, 1, Answer::Done);
     answer(
         &instance,
         &mut seen,
@@ -606,7 +813,6 @@ fn row_03_an_image_larger_than_the_disk_is_told_apart() {
     let instance = during(&json!({ "kind": "Create" }), None);
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
-    answer(&instance, &mut seen, 1, Answer::Done);
     let message = "target resources requests storage size is smaller than the source";
     answer(&instance, &mut seen, 1, refused(422, message));
     assert_eq!(failure(next(&instance, &seen, 1)), "ImageTooLarge");
@@ -643,13 +849,7 @@ fn row_04_a_disk_that_cdi_has_forgotten_is_made_again() {
         }
     );
     let made = answer(&instance, &mut seen, 300, Answer::Done);
-    assert!(matches!(
-        made,
-        Action::Post {
-            kind: Kind::DataVolume,
-            ..
-        }
-    ));
+    assert_eq!(short(&made), "post DataVolume");
     assert_eq!(observed(next(&instance, &seen, 300)).progress, Progress::Busy);
 }
 
@@ -735,7 +935,7 @@ fn row_11_a_lost_start_is_found_and_begun_again() {
     let lost = booted_vm(&instance, &json!({}));
     let mut seen = seen(Some(&lost), None);
     let action = answer(&instance, &mut seen, 5, no_vm());
-    assert!(matches!(action, Action::Get { kind: Kind::Run, .. }));
+    assert_eq!(short(&action), "get Run");
     let plan = next(&instance, &seen, 5);
     assert!(plan.repairs_lost_start);
     assert_eq!(patched(&plan), (Some(OFF), Some("")));
@@ -765,6 +965,25 @@ fn row_12_a_guest_that_shuts_itself_down_stays_off_also_right_after_its_boot() {
     let mut seen = seen(Some(&over), None);
     answer(&instance, &mut seen, 5, no_vm());
     assert_eq!(observed(next(&instance, &seen, 5)).progress, Progress::Done);
+}
+
+#[test]
+fn row_13_a_guest_that_reboots_itself_is_nothing_to_tell_and_no_plan_takes_effect() {
+    let mut instance = resting("Running", &json!({}));
+    instance.spec.plan = resources::Plan::Enterprise;
+    let without_agent =
+        json!({ "status": { "conditions": [{ "type": "AgentConnected", "status": "False" }] } });
+    let observation = at_rest(
+        &instance,
+        ON,
+        &json!({}),
+        Some(("run-1", "Running", without_agent)),
+    );
+    assert_eq!(
+        (observation.power, observation.restarted, observation.notice),
+        (Some(Power::On), None, None)
+    );
+    assert_eq!(observation.plan, Some(resources::Plan::Business));
 }
 
 #[test]
@@ -803,8 +1022,9 @@ fn row_16_the_request_that_a_crash_leaves_is_taken_away_before_and_after_the_sto
     for strategy in [ON, OFF] {
         let looping = vm(&instance, strategy, &requested);
         let plan = next(&instance, &seen(Some(&looping), None), 1);
-        assert!(
-            matches!(plan.action, Some(Action::ClearRequests { .. })),
+        assert_eq!(
+            short(plan.action.as_ref().unwrap()),
+            "clear requests",
             "{:?}",
             plan.action
         );
@@ -825,11 +1045,7 @@ fn row_16_the_request_that_a_crash_leaves_is_taken_away_before_and_after_the_sto
     );
     let halting = vm(&stopped, OFF, &json!({ "status": { "created": true } }));
     let plan = next(&stopped, &seen(Some(&halting), Some(&run)), 1);
-    assert!(
-        matches!(plan.action, Some(Action::Stop { .. })),
-        "{:?}",
-        plan.action
-    );
+    assert_eq!(short(plan.action.as_ref().unwrap()), "stop", "{:?}", plan.action);
 }
 
 #[test]
@@ -906,6 +1122,25 @@ fn row_20_a_drain_is_told_from_a_shutdown_by_the_launchers_pod() {
 }
 
 #[test]
+fn row_22_a_migration_that_fails_is_nothing_to_tell() {
+    let failed = json!({ "status": {
+        "nodeName": "n1",
+        "migrationState": { "completed": true, "failed": true, "sourceNode": "n1", "targetNode": "n2" },
+        "conditions": [{ "type": "Ready", "status": "True" }],
+    } });
+    let observation = at_rest(
+        &resting("Running", &json!({})),
+        ON,
+        &json!({}),
+        Some(("run-1", "Running", failed)),
+    );
+    assert_eq!(
+        (observation.power, observation.restarted, observation.notice),
+        (Some(Power::On), None, None)
+    );
+}
+
+#[test]
 fn row_23_a_silent_node_is_told_after_a_minute_and_the_server_counts_as_on() {
     let silent = |since| {
         json!({ "status": { "conditions": [{
@@ -969,13 +1204,7 @@ fn row_28_a_server_is_missing_only_if_the_cluster_says_so_and_a_start_keeps_its_
     let instance = resting("Running", &json!({}));
     let mut seen = seen(None, None);
     let plan = next(&instance, &seen, 1);
-    assert!(matches!(
-        plan.action,
-        Some(Action::Get {
-            kind: Kind::VirtualMachine,
-            ..
-        })
-    ));
+    assert_eq!(short(plan.action.as_ref().unwrap()), "get VirtualMachine");
     assert!(
         plan.outcome.is_err(),
         "it must not count as missing if there is no time to ask"
@@ -1002,6 +1231,102 @@ fn row_28_a_server_is_missing_only_if_the_cluster_says_so_and_a_start_keeps_its_
         object["spec"]["template"]["spec"]["volumes"][0]["dataVolume"]["name"],
         "left"
     );
+}
+
+#[test]
+fn a_server_that_was_never_made_is_made_by_the_first_operation_that_needs_one() {
+    for kind in ["Start", "Reboot", "Resize"] {
+        let mut instance = during(&json!({ "kind": kind, "plan": "performance" }), None);
+        instance.status.as_mut().unwrap().provisioned_at = None;
+        let mut seen = seen(None, None);
+        answer(&instance, &mut seen, 1, no_vm());
+        answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+        let action = next(&instance, &seen, 1).action;
+        assert!(matches!(action, Some(Action::Post { .. })), "{kind} {action:?}");
+    }
+    // One that was made, and has lost its disk, is another matter.
+    let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
+    let mut seen = seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+    assert_eq!(failure(next(&instance, &seen, 1)), "ServerMissing");
+}
+
+#[test]
+fn what_was_refused_before_the_namespace_had_rights_is_asked_again() {
+    for kind in ["Start", "Rebuild"] {
+        let instance = during(&json!({ "kind": kind }), None);
+        let mut seen = seen(None, None);
+        seen.has_namespace = false;
+        answer(&instance, &mut seen, 1, no_vm());
+        let mut posted = Vec::new();
+        while let Some(action) = next(&instance, &seen, 1).action {
+            let reply = match &action {
+                Action::Post { kind, .. } => {
+                    posted.push(*kind);
+                    Answer::Done
+                }
+                Action::Apply { .. } => Answer::Done,
+                Action::List { .. } if seen.has_namespace => Answer::DataVolumes(Vec::new()),
+                Action::Get { .. } if seen.has_namespace => refused(404, "not found"),
+                _ => refused(403, "forbidden"),
+            };
+            seen.take(&action, reply);
+        }
+        assert!(posted.contains(&Kind::DataVolume), "{kind} {posted:?}");
+        assert_eq!(
+            observed(next(&instance, &seen, 1)).progress,
+            Progress::Busy,
+            "{kind}"
+        );
+    }
+}
+
+#[test]
+fn rights_that_somebody_has_taken_away_are_bound_again_in_a_namespace_of_ours_only() {
+    let refusal = || {
+        refused(
+            403,
+            "virtualmachines \"x\" is forbidden: User \"stellage\" cannot patch it",
+        )
+    };
+    let labels = json!({ "labels": account_labels(&region(), ACCOUNT_UID) });
+    let namespace = |metadata: &Value| Answer::Object(serde_json::from_value(metadata.clone()).unwrap());
+    for instance in [
+        during(&json!({ "kind": "Stop", "endsIn": "Stopped" }), Some("Running")),
+        during(&json!({ "kind": "Reboot" }), Some("Running")),
+        during(&json!({ "kind": "Delete" }), Some("Running")),
+    ] {
+        let on = vm(&instance, ON, &json!({}));
+        for (metadata, reply, is_bound) in [
+            (&labels, Some(Answer::Done), true),
+            (&labels, Some(refused(409, "already exists")), false),
+            (&json!({}), None, false),
+        ] {
+            let mut seen = seen(Some(&on), None);
+            answer(&instance, &mut seen, 1, refusal());
+            let action = answer(&instance, &mut seen, 1, namespace(metadata));
+            assert!(matches!(
+                action,
+                Action::Get {
+                    kind: Kind::Namespace,
+                    ..
+                }
+            ));
+            if let Some(reply) = reply {
+                let action = answer(&instance, &mut seen, 1, reply);
+                assert!(matches!(
+                    action,
+                    Action::Post {
+                        kind: Kind::RoleBinding,
+                        ..
+                    }
+                ));
+            }
+            let progress = observed(next(&instance, &seen, 1)).progress;
+            assert_eq!(progress == Progress::Busy, is_bound, "{progress:?}");
+        }
+    }
 }
 
 #[test]
@@ -1096,6 +1421,31 @@ fn row_34_a_cluster_that_refuses_writes_is_unavailable_and_the_server_is_left_al
 }
 
 #[test]
+fn a_right_that_a_cluster_which_has_just_started_does_not_know_yet_is_not_taken_for_a_refusal() {
+    let forbidden = |what: &str| {
+        let message = format!(
+            "{what} is forbidden: User \"stellage\" cannot patch resource \"{what}\" in API group \"\""
+        );
+        refused(403, &message)
+    };
+    let resize = during(
+        &json!({ "kind": "Resize", "plan": "performance" }),
+        Some("Running"),
+    );
+    let on = vm(&resize, ON, &json!({ "status": { "created": true } }));
+    let mut seen = seen(Some(&on), Some(&run_of(&on, "run-1", "Running", &json!({}))));
+    answer(&resize, &mut seen, 1, forbidden("persistentvolumeclaims"));
+    // Is the binding missing?
+    let action = answer(&resize, &mut seen, 1, forbidden("namespaces"));
+    assert_eq!(short(&action), "get Namespace");
+    let outcome = next(&resize, &seen, 1).outcome;
+    assert!(
+        matches!(outcome, Err(ProviderError::Unavailable(_))),
+        "{outcome:?}"
+    );
+}
+
+#[test]
 fn row_35_a_controller_that_does_nothing_is_told_after_a_minute() {
     let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
     let waiting = booted_vm(&instance, &json!({ "status": { "runStrategy": OFF } }));
@@ -1141,21 +1491,15 @@ fn row_40_a_creation_goes_on_with_what_it_finds() {
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
     answer(&instance, &mut seen, 1, refused(409, "already exists"));
-    answer(&instance, &mut seen, 1, refused(409, "already exists"));
     answer(
         &instance,
         &mut seen,
         1,
         data_volume(&instance, &disk, "Succeeded", &json!({})),
     );
+    answer(&instance, &mut seen, 1, refused(409, "already exists"));
     let action = next(&instance, &seen, 1).action;
-    assert!(matches!(
-        action,
-        Some(Action::Post {
-            kind: Kind::VirtualMachine,
-            ..
-        })
-    ));
+    assert_eq!(short(action.as_ref().unwrap()), "post VirtualMachine");
 }
 
 #[test]
@@ -1203,13 +1547,7 @@ fn rows_42_and_43_a_write_that_comes_too_late_is_planned_again_from_what_is_ther
     );
     let booted = booted_vm(&instance, &json!({ "status": { "runStrategy": OFF } }));
     let action = answer(&instance, &mut seen, 1, Answer::VirtualMachine(parse_vm(&booted)));
-    assert!(matches!(
-        action,
-        Action::Get {
-            kind: Kind::VirtualMachine,
-            ..
-        }
-    ));
+    assert_eq!(short(&action), "get VirtualMachine");
     assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
     // Not for ever.
     let mut seen = self::seen(Some(&off), None);
@@ -1264,13 +1602,7 @@ fn row_52_a_creation_in_a_private_network_that_is_not_there_makes_nothing() {
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
     let action = answer(&instance, &mut seen, 1, no_vm());
-    assert!(matches!(
-        action,
-        Action::Get {
-            kind: Kind::NetworkAttachment,
-            ..
-        }
-    ));
+    assert_eq!(short(&action), "get NetworkAttachment");
     assert_eq!(failure(next(&instance, &seen, 1)), "PrivateNetworkMissing");
 }
 
@@ -1331,6 +1663,30 @@ fn row_54_a_namespace_that_is_foreign_or_being_deleted_is_not_used() {
 }
 
 #[test]
+fn row_34_a_refused_read_or_status_patch_ends_the_step_and_is_told() {
+    let starting = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let stopping = during(&json!({ "kind": "Stop", "endsIn": "Stopped" }), Some("Running"));
+    let requested = json!({ "status": { "stateChangeRequests": [{ "action": "Start" }] } });
+    let looping = vm(&stopping, ON, &requested);
+    for (instance, vm) in [(starting, None), (stopping, Some(&looping))] {
+        for status in [403, 500] {
+            let mut seen = seen(vm, None);
+            answer(&instance, &mut seen, 1, refused(status, "no"));
+            let plan = next(&instance, &seen, 1);
+            assert_eq!(plan.action, None, "not again and again");
+            assert!(plan.raw.unwrap().contains("no"));
+            match plan.outcome {
+                Ok(observation) if status == 403 => {
+                    assert!(matches!(observation.progress, Progress::Failed(_)));
+                }
+                Err(ProviderError::Unavailable(_)) if status == 500 => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn row_56_a_server_that_others_are_saving_waits() {
     let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
     let off = vm(&instance, OFF, &json!({}));
@@ -1346,6 +1702,42 @@ fn row_56_a_server_that_others_are_saving_waits() {
         (busy.progress.clone(), told(&busy)),
         (Progress::Busy, Some(("LockedBySnapshot", false)))
     );
+}
+
+#[test]
+fn rows_16_and_56_a_repair_that_does_not_succeed_is_told_and_the_server_is_not_missing() {
+    let stopped = resting("Stopped", &json!({}));
+    let risen = json!({ "metadata": { "annotations": { RUN: OFF } } });
+    let always = vm(&stopped, "Always", &risen);
+    let run = run_of(&always, "run-2", "Running", &json!({}));
+    let locked = "Cannot update VM runStrategy until snapshot \"x\" completes";
+    for (status, message, notice) in [
+        (422, locked, "LockedBySnapshot"),
+        (422, "denied the request", "Refused"),
+        (403, "denied the request", "Refused"),
+    ] {
+        let mut seen = seen(Some(&always), Some(&run));
+        answer(&stopped, &mut seen, 1, refused(status, message));
+        let observation = observed(next(&stopped, &seen, 1));
+        assert!(observation.power.is_some(), "{message}");
+        assert_eq!(told(&observation), Some((notice, false)));
+        assert!(observation.recheck_after.is_some());
+    }
+    // Others change it all the time.
+    let mut seen = seen(Some(&always), Some(&run));
+    while let Some(action) = next(&stopped, &seen, 1).action {
+        let reply = match action {
+            Action::Get { .. } => Answer::VirtualMachine(parse_vm(&always)),
+            _ => refused(409, "the object has been modified"),
+        };
+        seen.take(&action, reply);
+    }
+    let last = next(&stopped, &seen, 1).outcome;
+    assert!(!matches!(last, Ok(Observation { power: None, .. })), "{last:?}");
+    // Nobody knows whether it is there.
+    let mut seen = self::seen(None, None);
+    answer(&stopped, &mut seen, 1, refused(403, "forbidden"));
+    assert!(next(&stopped, &seen, 1).outcome.is_err());
 }
 
 #[test]
@@ -1514,13 +1906,12 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
         };
         let operation = operation(&instance);
         let image = &region.images["debian-13"];
-        let (secret_name, secret) = maker.secret(Some(image));
         let disk = server.disk(operation);
+        let secret = maker.secret(&disk, Some(image));
         let boot = super::objects::Boot {
             operation,
             run: super::slim::RunStrategy::RerunOnFailure,
             disk: &disk,
-            secret: &secret_name,
             hostname: &super::objects::hostname(&instance, &server),
             config_drive: false,
         };
@@ -1536,6 +1927,22 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
         }
         golden(&format!("{name}.json"), &format!("{:#}\n", Value::Array(all)));
     }
+}
+
+#[test]
+fn a_boot_takes_away_the_node_labels_that_the_region_no_longer_asks_for() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
+    let old =
+        json!({ "spec": { "template": { "spec": { "nodeSelector": { "pool": "old", "zone": "a" } } } } });
+    let mut off = vm(&instance, OFF, &old);
+    let Some(Action::Patch { patch, .. }) = next(&instance, &seen(Some(&off), None), 1).action else {
+        panic!()
+    };
+    merge(&mut off, &patch);
+    assert_eq!(
+        off["spec"]["template"]["spec"]["nodeSelector"],
+        json!({ "pool": "vms" })
+    );
 }
 
 #[test]
@@ -1559,7 +1966,6 @@ fn the_patches_are_as_before() {
         operation: operation(&instance),
         run: super::slim::RunStrategy::RerunOnFailure,
         disk: vm.disk().unwrap(),
-        secret: vm.secret().unwrap(),
         hostname: "web-1",
         config_drive: false,
     };
@@ -1580,31 +1986,42 @@ fn what_the_account_holder_gives_to_cloud_init_comes_first_and_so_takes_preceden
     let region = region();
     let server = server(&instance);
     let mut image = region.images["debian-13"].clone();
-    let made = |image: &domain::catalogue::region::Image, data: Option<&[u8]>| {
+    let made = |image: &domain::catalogue::region::Image, data: Option<&str>| {
+        let data = data.map(|text| UserData::parse(text.as_bytes()).unwrap());
         let maker = super::objects::Maker {
             instance: &instance,
             region: &region,
             server: &server,
             account_uid: ACCOUNT_UID,
             addresses: &domain::provider::Addresses::default(),
-            user_data: data,
+            user_data: data.as_ref(),
         };
-        let (_, secret) = maker.secret(Some(image));
+        let secret = maker.secret("disk", Some(image));
         secret["stringData"]["userdata"].as_str().unwrap().to_owned()
     };
     assert!(made(&image, None).starts_with("#cloud-config\n{"));
     image.user_data = Some("packages: [qemu-guest-agent]".to_owned());
     golden(
         "user-data-all.txt",
-        &made(&image, Some(b"#!/bin/sh\necho hello\n")),
+        &made(&image, Some("#!/bin/sh\necho hello\n")),
     );
     image.user_data = None;
     let archive = "Content-Type: multipart/mixed; boundary=\"x\"\nMIME-Version: 1.0\n\n--x\nContent-Type: text/x-shellscript\n\n#!/bin/sh\n--x--\n";
-    golden("user-data-archive.txt", &made(&image, Some(archive.as_bytes())));
-    golden(
-        "user-data-gzip.txt",
-        &made(&image, Some(&[0x1f, 0x8b, 8, 0, 0xff])),
-    );
+    golden("user-data-archive.txt", &made(&image, Some(archive)));
+}
+
+#[test]
+fn every_reason_is_explained_in_the_docs() {
+    use strum::VariantNames as _;
+    let page = format!("{}/../../docs/kubevirt.md", env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(page).unwrap();
+    let section = page.split_once("## What customers see").unwrap().1;
+    let section = section.split_once("\n## ").unwrap().0;
+    let missing: Vec<_> = super::observe::Problem::VARIANTS
+        .iter()
+        .filter(|reason| !section.contains(&format!("`{reason}`")))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! HTTP/1.1 on a listener: limits on connections and request heads, deadlines for slow peers, and a graceful shutdown.
+//! HTTP/1.1 on a listener: limits on connections and request heads, deadlines for slow peers, and a graceful shutdown. A connection that is
+//! upgraded to another protocol leaves all of that to its handler.
 //!
 //! - `admission`: which connections are open, and which is closed to make room;
 //! - `arriving`: the body of a request;
@@ -290,7 +291,7 @@ impl Server {
         peer: Option<Peer>,
         first_head: Instant,
     ) where
-        I: AsyncRead + AsyncWrite + Unpin + Send,
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         S: Service<Request<Arriving>, Response = Response<B>, Error = Infallible, Future = F> + Send + Sync,
         F: Future<Output = Result<Response<B>, Infallible>> + Send,
         B: hyper::body::Body + Send + 'static,
@@ -321,7 +322,8 @@ impl Server {
                 })
             })
         });
-        let mut connection = self.http.serve_connection(TokioIo::new(stream), service);
+        let connection = self.http.serve_connection(TokioIo::new(stream), service);
+        let mut connection = connection.with_upgrades();
         let (mut first_head, mut is_closing) = (Some(first_head), false);
         // The connection is woken for each request. In a set of futures, the signal awaited beside it is polled only
         // when it is woken itself.
@@ -351,7 +353,10 @@ impl Server {
             }
         };
         drop(signals);
-        let parts = connection.into_parts();
+        // Whoever took over an upgraded connection has its stream.
+        let Some(parts) = connection.into_parts() else {
+            return;
+        };
         let mut stream = parts.io.into_inner();
         // A connection that ends before the first byte of a request needs no answer.
         if is_late && !parts.read_buf.is_empty() {

@@ -1,12 +1,12 @@
 //! Reconciles the objects of a kind: a bounded number at the same time, round-robin over the accounts.
 //!
 //! - `queue`: which objects are reconciled next;
-//! - `slots`: the slots, which are assigned to accounts round-robin.
+//! - `slots`: the slots, which are assigned to accounts round-robin, and of which no region gets all.
 
 mod queue;
 mod slots;
 
-use std::{future::Future, pin::pin, time::Duration};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt as _, stream::FuturesUnordered};
 use prometheus_client::metrics::gauge::Gauge;
@@ -25,6 +25,11 @@ const DUE_AT_ONCE: usize = 64;
 pub trait Reconcile: Sync {
     /// The class of the slot that an object needs now.
     fn class(&self, object_ref: &ObjectRef) -> Class;
+
+    /// The region whose cluster the reconcile of an object may have to wait for.
+    fn region(&self, _: &ObjectRef) -> Option<Arc<str>> {
+        None
+    }
 
     /// Reconciles an object once, with a slot of this class. Returns after how long to do so again, unless the object
     /// changes before then.
@@ -45,6 +50,10 @@ pub async fn run(
     shutdown: &CancellationToken,
 ) {
     let mut queue = WorkQueue::new(concurrency);
+    let request = |queue: &mut WorkQueue, object_ref: ObjectRef| {
+        let (class, region) = (reconciler.class(&object_ref), reconciler.region(&object_ref));
+        queue.request(object_ref, class, region);
+    };
     let mut running = FuturesUnordered::new();
     let mut triggers = pin!(triggers);
     loop {
@@ -61,19 +70,16 @@ pub async fn run(
             Some((object_ref, class, again)) = running.next() => {
                 let again_at = again.map(|delay| Instant::now() + delay);
                 if queue.finished(&object_ref, class, again_at) {
-                    let class = reconciler.class(&object_ref);
-                    queue.request(object_ref, class);
+                    request(&mut queue, object_ref);
                 }
             }
             Some(object_ref) = triggers.next() => {
-                let class = reconciler.class(&object_ref);
-                queue.request(object_ref, class);
+                request(&mut queue, object_ref);
             }
             () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => {
                 let now = Instant::now();
                 for object_ref in std::iter::from_fn(|| queue.due(now)).take(DUE_AT_ONCE).collect::<Vec<_>>() {
-                    let class = reconciler.class(&object_ref);
-                    queue.request(object_ref, class);
+                    request(&mut queue, object_ref);
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! The queue of the objects to reconcile. Accounts take turns, and objects whose provider does not answer have separate
-//! slots. No I/O.
+//! The queue of the objects to reconcile. Accounts take turns, no region takes all slots, and objects whose provider does not answer have
+//! separate slots. No I/O.
 //!
 //! kube's `Controller` is not used for this, because its queue does not know about accounts: reconciles would have to
 //! be started just to wait for their turn, and it polls all started reconciles whenever one of them makes progress.
@@ -13,7 +13,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::slots::Slots;
+use super::slots::{SlotKey, Slots};
 use crate::ObjectRef;
 
 /// Which slots an object needs.
@@ -42,6 +42,8 @@ enum Stage {
     /// Waits for a slot of this class. An older ticket is void.
     Waiting(Class, u64),
     Running {
+        /// Whose slot it has.
+        slot: SlotKey,
         /// Whether it has been requested in the meantime.
         again: bool,
     },
@@ -57,14 +59,14 @@ fn account(object_ref: &ObjectRef) -> Arc<str> {
 
 impl WorkQueue {
     /// `concurrency` slots in all, a quarter of them for suspects. One account gets at most half of the slots, and half of
-    /// those for suspects.
+    /// those for suspects; so does one region.
     pub(super) fn new(concurrency: u16) -> Self {
         let concurrency = usize::from(concurrency);
         let suspects = concurrency / 4;
         Self {
             objects: HashMap::new(),
-            normal: Slots::new(concurrency - suspects, concurrency / 2),
-            suspects: Slots::new(suspects, suspects / 2),
+            normal: Slots::new(concurrency - suspects, concurrency / 2, concurrency / 2),
+            suspects: Slots::new(suspects, suspects / 2, suspects / 2),
             timers: BTreeMap::new(),
             tickets: 0,
         }
@@ -75,11 +77,11 @@ impl WorkQueue {
         self.objects.len() - self.timers.len()
     }
 
-    /// Requests a reconcile of an object once there is a slot, or another one if it is being reconciled now. An object
-    /// that waits for a suspect slot waits for a normal slot instead if it is requested as [`Class::Normal`].
-    pub(super) fn request(&mut self, object_ref: ObjectRef, class: Class) {
+    /// Requests a reconcile of an object, which concerns this region, once there is a slot, or another one if it is being reconciled
+    /// now. An object that waits for a suspect slot waits for a normal slot instead if it is requested as [`Class::Normal`].
+    pub(super) fn request(&mut self, object_ref: ObjectRef, class: Class, region: Option<Arc<str>>) {
         match self.objects.get_mut(&object_ref) {
-            Some(Stage::Running { again }) => {
+            Some(Stage::Running { again, .. }) => {
                 *again = true;
                 return;
             }
@@ -93,20 +95,23 @@ impl WorkQueue {
         let ticket = self.tickets;
         self.objects
             .insert(object_ref.clone(), Stage::Waiting(class, ticket));
-        self.slots(class)
-            .push(&account(&object_ref), (object_ref, ticket));
+        let slot = SlotKey {
+            account: account(&object_ref),
+            region,
+        };
+        self.slots(class).push(&slot, (object_ref, ticket));
     }
 
     /// The next object to reconcile, and the class of its slot. Call [`Self::finished`] afterwards.
     pub(super) fn next(&mut self) -> Option<(ObjectRef, Class)> {
         for class in [Class::Normal, Class::Suspect] {
-            while let Some((object_ref, ticket)) = self.slots(class).pop() {
+            while let Some((slot, (object_ref, ticket))) = self.slots(class).pop() {
                 match self.objects.get_mut(&object_ref) {
                     Some(stage) if *stage == Stage::Waiting(class, ticket) => {
-                        *stage = Stage::Running { again: false };
+                        *stage = Stage::Running { slot, again: false };
                         return Some((object_ref, class));
                     }
-                    _ => self.slots(class).give_back(&account(&object_ref)),
+                    _ => self.slots(class).give_back(&slot),
                 }
             }
         }
@@ -122,10 +127,11 @@ impl WorkQueue {
         class: Class,
         again_at: Option<Instant>,
     ) -> bool {
-        self.slots(class).give_back(&account(object_ref));
-        let stage = self.objects.remove(object_ref);
-        if stage == Some(Stage::Running { again: true }) {
-            return true;
+        if let Some(Stage::Running { slot, again }) = self.objects.remove(object_ref) {
+            self.slots(class).give_back(&slot);
+            if again {
+                return true;
+            }
         }
         if let Some(at) = again_at {
             self.tickets += 1;
@@ -175,10 +181,14 @@ mod tests {
             let mut queue = WorkQueue::new(concurrency);
             for class in [Class::Normal, Class::Suspect] {
                 for number in 0..1000 {
-                    queue.request(ObjectRef::new("hostile", &format!("{class:?}-{number}")), class);
+                    queue.request(
+                        ObjectRef::new("hostile", &format!("{class:?}-{number}")),
+                        class,
+                        None,
+                    );
                 }
                 assert!(started(&mut queue).len() <= usize::from(concurrency / 2));
-                queue.request(ObjectRef::new("other", &format!("{class:?}")), class);
+                queue.request(ObjectRef::new("other", &format!("{class:?}")), class, None);
                 // With one slot for suspects there is nothing to share.
                 assert!(queue.next().is_some() || (class == Class::Suspect && concurrency == 4));
             }
@@ -186,17 +196,33 @@ mod tests {
     }
 
     #[test]
+    fn a_region_that_is_slow_leaves_slots_to_others_however_many_accounts_it_has() {
+        for class in [Class::Normal, Class::Suspect] {
+            let mut queue = WorkQueue::new(32);
+            for number in 0..1000 {
+                let object_ref = ObjectRef::new(&format!("ns-{number}"), "one");
+                queue.request(object_ref, class, Some("slow".into()));
+            }
+            let most = if class == Class::Normal { 16 } else { 4 };
+            assert_eq!(started(&mut queue).len(), most);
+            queue.request(ObjectRef::new("ns-1", "fast"), class, Some("fast".into()));
+            queue.request(ObjectRef::new("ns-1", "simulated"), class, None);
+            assert_eq!(started(&mut queue).len(), 2);
+        }
+    }
+
+    #[test]
     fn an_instance_is_reconciled_by_one_task_at_a_time_and_again_if_it_was_requested_since() {
         let (mut queue, one) = (WorkQueue::new(32), ObjectRef::new("ns", "one"));
         for _ in 0..3 {
-            queue.request(one.clone(), Class::Normal);
+            queue.request(one.clone(), Class::Normal, None);
         }
         assert_eq!(started(&mut queue).len(), 1);
-        queue.request(one.clone(), Class::Normal);
+        queue.request(one.clone(), Class::Normal, None);
         assert_eq!(started(&mut queue).len(), 0);
         let soon = Some(Instant::now());
         assert!(queue.finished(&one, Class::Normal, soon), "requested again");
-        queue.request(one.clone(), Class::Normal);
+        queue.request(one.clone(), Class::Normal, None);
         assert_eq!(started(&mut queue).len(), 1);
         assert!(!queue.finished(&one, Class::Normal, None));
         assert_eq!((queue.depth(), queue.objects.len()), (0, 0));
@@ -207,7 +233,7 @@ mod tests {
         let (mut queue, one) = (WorkQueue::new(32), ObjectRef::new("ns", "one"));
         let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(60));
         let reconcile = |queue: &mut WorkQueue| {
-            queue.request(one.clone(), Class::Normal);
+            queue.request(one.clone(), Class::Normal, None);
             assert_eq!(started(queue).len(), 1);
             assert!(!queue.finished(&one, Class::Normal, Some(later)));
         };
@@ -226,15 +252,19 @@ mod tests {
     fn a_new_operation_of_a_suspect_does_not_wait_behind_the_other_suspects_of_its_account() {
         let mut queue = WorkQueue::new(32);
         for number in 0..200 {
-            queue.request(ObjectRef::new("ns", &format!("hanging-{number}")), Class::Suspect);
+            queue.request(
+                ObjectRef::new("ns", &format!("hanging-{number}")),
+                Class::Suspect,
+                None,
+            );
         }
         assert_eq!(started(&mut queue).len(), 4);
         let last = ObjectRef::new("ns", "hanging-199");
-        queue.request(last.clone(), Class::Normal);
+        queue.request(last.clone(), Class::Normal, None);
         assert_eq!(queue.next(), Some((last.clone(), Class::Normal)));
         // It asks the provider again, and is a suspect again. Its first place in the queue is void.
         assert!(!queue.finished(&last, Class::Normal, None));
-        queue.request(last.clone(), Class::Suspect);
+        queue.request(last.clone(), Class::Suspect, None);
         for number in 0..4 {
             assert!(!queue.finished(
                 &ObjectRef::new("ns", &format!("hanging-{number}")),
@@ -258,7 +288,7 @@ mod tests {
         let mut queue = WorkQueue::new(256);
         for number in 0..100_000 {
             let object_ref = ObjectRef::new(&format!("ns-{}", number % 500), &format!("i-{number}"));
-            queue.request(object_ref, Class::Normal);
+            queue.request(object_ref, Class::Normal, None);
         }
         let mut finished = 0;
         loop {

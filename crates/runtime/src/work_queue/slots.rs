@@ -1,91 +1,156 @@
 //! Slots that are assigned to accounts round-robin.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::Arc,
 };
 
-/// A number of slots, of which one account gets only so many at a time, and the items that wait for
-/// them.
+/// Whose slot it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SlotKey {
+    pub(super) account: Arc<str>,
+    /// The region whose cluster it concerns.
+    pub(super) region: Option<Arc<str>>,
+}
+
+/// A number of slots, of which one account and one region get only so many at a time, and the items that wait for them.
 #[derive(Debug)]
 pub(super) struct Slots<T> {
     free: usize,
     per_account: usize,
-    accounts: HashMap<Arc<str>, AccountSlots<T>>,
-    /// Accounts with something waiting that may get another slot, in the order in which they get one.
-    ready: VecDeque<Arc<str>>,
+    per_region: usize,
+    /// What waits. Each key is also in `ready`, or held back by its account or its region.
+    waiting: HashMap<SlotKey, VecDeque<T>>,
+    accounts: HashMap<Arc<str>, Share>,
+    regions: HashMap<Arc<str>, Share>,
+    /// In the order in which they get a slot.
+    ready: VecDeque<SlotKey>,
 }
 
-#[derive(Debug)]
-struct AccountSlots<T> {
+/// What an account or a region has of the slots.
+#[derive(Debug, Default)]
+struct Share {
     taken: usize,
-    waiting: VecDeque<T>,
-    /// Whether it is in [`Slots::ready`].
-    is_ready: bool,
+    /// Those that wait until it has fewer.
+    held_back: VecDeque<SlotKey>,
 }
 
 impl<T> Slots<T> {
-    pub(super) fn new(slots: usize, per_account: usize) -> Self {
+    pub(super) fn new(slots: usize, per_account: usize, per_region: usize) -> Self {
         Self {
             free: slots.max(1),
             per_account: per_account.max(1),
+            per_region: per_region.max(1),
+            waiting: HashMap::new(),
             accounts: HashMap::new(),
+            regions: HashMap::new(),
             ready: VecDeque::new(),
         }
     }
 
-    /// Puts an item at the end of its account's queue.
-    pub(super) fn push(&mut self, account: &Arc<str>, item: T) {
-        let of_account = self
-            .accounts
-            .entry(account.clone())
-            .or_insert_with(|| AccountSlots {
-                taken: 0,
-                waiting: VecDeque::new(),
-                is_ready: false,
-            });
-        of_account.waiting.push_back(item);
-        self.make_ready(account);
+    /// Puts an item at the end of its queue.
+    pub(super) fn push(&mut self, key: &SlotKey, item: T) {
+        match self.waiting.entry(key.clone()) {
+            Entry::Occupied(mut waiting) => waiting.get_mut().push_back(item),
+            Entry::Vacant(none) => {
+                none.insert(VecDeque::from([item]));
+                self.ready.push_back(key.clone());
+            }
+        }
     }
 
     /// Takes the next item, and a slot for it, if one is free.
-    pub(super) fn pop(&mut self) -> Option<T> {
+    pub(super) fn pop(&mut self) -> Option<(SlotKey, T)> {
         if self.free == 0 {
             return None;
         }
-        let account = self.ready.pop_front()?;
-        let of_account = self.accounts.get_mut(&account)?;
-        of_account.is_ready = false;
-        let item = of_account.waiting.pop_front()?;
-        of_account.taken += 1;
-        self.free -= 1;
-        self.make_ready(&account);
-        Some(item)
+        while let Some(key) = self.ready.pop_front() {
+            let has_room = |share: Option<&Share>, limit| share.is_none_or(|share| share.taken < limit);
+            let account_has_room = has_room(self.accounts.get(&key.account), self.per_account);
+            let region = key.region.as_ref();
+            let region_has_room = has_room(
+                region.and_then(|region| self.regions.get(region)),
+                self.per_region,
+            );
+            // Whoever is held back leaves the room to another that waits for it.
+            if !account_has_room {
+                if region_has_room {
+                    self.wake_region(&key);
+                }
+                let account = self.accounts.entry(key.account.clone()).or_default();
+                account.held_back.push_back(key);
+                continue;
+            }
+            if let Some(region) = region.filter(|_| !region_has_room) {
+                self.wake_account(&key);
+                let region = self.regions.entry(region.clone()).or_default();
+                region.held_back.push_back(key);
+                continue;
+            }
+            let Entry::Occupied(mut waiting) = self.waiting.entry(key.clone()) else {
+                continue;
+            };
+            let item = waiting.get_mut().pop_front();
+            if waiting.get().is_empty() {
+                waiting.remove();
+            } else {
+                self.ready.push_back(key.clone());
+            }
+            let Some(item) = item else { continue };
+            self.accounts.entry(key.account.clone()).or_default().taken += 1;
+            if let Some(region) = &key.region {
+                self.regions.entry(region.clone()).or_default().taken += 1;
+            }
+            self.free -= 1;
+            return Some((key, item));
+        }
+        None
     }
 
-    /// Gives back a slot of an account.
-    pub(super) fn give_back(&mut self, account: &Arc<str>) {
-        let Some(of_account) = self.accounts.get_mut(account) else {
-            return;
-        };
-        of_account.taken -= 1;
+    /// Gives back a slot.
+    pub(super) fn give_back(&mut self, key: &SlotKey) {
         self.free += 1;
-        if of_account.taken == 0 && of_account.waiting.is_empty() {
-            self.accounts.remove(account);
-        } else {
-            self.make_ready(account);
+        if let Some(account) = self.accounts.get_mut(&key.account) {
+            account.taken -= 1;
+        }
+        self.wake_account(key);
+        if let Some(region) = key
+            .region
+            .as_ref()
+            .and_then(|region| self.regions.get_mut(region))
+        {
+            region.taken -= 1;
+        }
+        self.wake_region(key);
+    }
+
+    /// Lets the next that its account has held back take its turn.
+    fn wake_account(&mut self, key: &SlotKey) {
+        if let Entry::Occupied(mut account) = self.accounts.entry(key.account.clone()) {
+            self.ready.extend(account.get_mut().held_back.pop_front());
+            if account.get().is_unused() {
+                account.remove();
+            }
         }
     }
 
-    fn make_ready(&mut self, account: &Arc<str>) {
-        if let Some(of_account) = self.accounts.get_mut(account)
-            && !of_account.is_ready
-            && !of_account.waiting.is_empty()
-            && of_account.taken < self.per_account
-        {
-            of_account.is_ready = true;
-            self.ready.push_back(account.clone());
+    /// Lets the next that its region has held back, which has had its turn, go first.
+    fn wake_region(&mut self, key: &SlotKey) {
+        let Some(region) = &key.region else { return };
+        if let Entry::Occupied(mut region) = self.regions.entry(region.clone()) {
+            if let Some(next) = region.get_mut().held_back.pop_front() {
+                self.ready.push_front(next);
+            }
+            if region.get().is_unused() {
+                region.remove();
+            }
         }
+    }
+}
+
+impl Share {
+    fn is_unused(&self) -> bool {
+        self.taken == 0 && self.held_back.is_empty()
     }
 }
 
@@ -93,27 +158,112 @@ impl<T> Slots<T> {
 mod tests {
     use super::*;
 
+    fn key(account: &str, region: Option<&str>) -> SlotKey {
+        SlotKey {
+            account: account.into(),
+            region: region.map(Into::into),
+        }
+    }
+
+    fn popped<'a>(slots: &mut Slots<&'a str>, count: usize) -> Vec<&'a str> {
+        std::iter::from_fn(|| slots.pop())
+            .take(count)
+            .map(|(_, item)| item)
+            .collect()
+    }
+
+    fn assert_empty<T>(slots: &Slots<T>, free: usize) {
+        assert!(slots.waiting.is_empty() && slots.ready.is_empty());
+        assert!(slots.accounts.is_empty() && slots.regions.is_empty());
+        assert_eq!(slots.free, free);
+    }
+
     #[test]
     fn slots_are_given_round_robin_and_one_account_alone_never_takes_all() {
-        let mut slots = Slots::new(4, 2);
-        let (big, small): (Arc<str>, Arc<str>) = ("big".into(), "small".into());
+        let mut slots = Slots::new(4, 2, 4);
+        let (big, small) = (key("big", None), key("small", None));
         for item in ["big/1", "big/2", "big/3", "big/4"] {
             slots.push(&big, item);
         }
-        assert_eq!(
-            [slots.pop(), slots.pop(), slots.pop()],
-            [Some("big/1"), Some("big/2"), None]
-        );
+        assert_eq!(popped(&mut slots, 3), ["big/1", "big/2"]);
         slots.push(&small, "small/1");
         slots.give_back(&big);
-        assert_eq!([slots.pop(), slots.pop()], [Some("small/1"), Some("big/3")]);
-        assert_eq!(slots.pop(), None);
+        assert_eq!(popped(&mut slots, 3), ["small/1", "big/3"]);
         for account in [&small, &big, &big] {
             slots.give_back(account);
         }
-        assert_eq!(slots.pop(), Some("big/4"));
+        assert_eq!(popped(&mut slots, 2), ["big/4"]);
         slots.give_back(&big);
-        assert!(slots.accounts.is_empty() && slots.ready.is_empty());
-        assert_eq!(slots.free, 4);
+        assert_empty(&slots, 4);
+    }
+
+    #[test]
+    fn one_region_never_takes_all_slots_and_its_accounts_take_turns_in_it() {
+        let mut slots = Slots::new(4, 3, 2);
+        let keys = ["a", "b", "c"].map(|account| key(account, Some("slow")));
+        let [a, b, c] = &keys;
+        for (key, item) in [(a, "a/1"), (a, "a/2"), (a, "a/3"), (b, "b/1"), (c, "c/1")] {
+            slots.push(key, item);
+        }
+        let other = key("a", Some("fast"));
+        assert_eq!(popped(&mut slots, 3), ["a/1", "b/1"]);
+        for item in ["a/fast/1", "a/fast/2"] {
+            slots.push(&other, item);
+        }
+        assert_eq!(popped(&mut slots, 3), ["a/fast/1", "a/fast/2"]);
+        // Account and region are both full for what is left of `a`; `c` gets the room of the region.
+        slots.give_back(b);
+        assert_eq!(popped(&mut slots, 3), ["c/1"]);
+        slots.give_back(&other);
+        slots.give_back(c);
+        assert_eq!(popped(&mut slots, 3), ["a/2"]);
+        slots.give_back(a);
+        assert_eq!(popped(&mut slots, 3), ["a/3"]);
+        for key in [a, a, &other] {
+            slots.give_back(key);
+        }
+        assert_empty(&slots, 4);
+    }
+
+    #[test]
+    fn nothing_is_forgotten_however_slots_are_taken_and_given_back() {
+        let keys: Vec<SlotKey> = ["a", "b", "c", "d"]
+            .into_iter()
+            .flat_map(|account| [None, Some("x"), Some("y")].map(|region| key(account, region)))
+            .collect();
+        // A linear congruential generator, so that a failure repeats itself.
+        let mut seed = 1_u64;
+        let mut random = |below: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(seed >> 33).unwrap() % below
+        };
+        let mut slots = Slots::new(6, 3, 3);
+        let (mut pushed, mut running, mut done) = (0, Vec::new(), 0);
+        while pushed < 5_000 || done < pushed {
+            if pushed < 5_000 && random(2) == 0 {
+                slots.push(&keys[random(keys.len())], pushed);
+                pushed += 1;
+            }
+            while let Some((key, _)) = slots.pop() {
+                running.push(key);
+            }
+            for account in ["a", "b", "c", "d"] {
+                let its = running.iter().filter(|key| &*key.account == account);
+                assert!(its.count() <= 3);
+            }
+            for region in ["x", "y"] {
+                let its = running.iter().filter(|key| key.region.as_deref() == Some(region));
+                assert!(its.count() <= 3);
+            }
+            assert!(
+                !running.is_empty() || done == pushed,
+                "something waits, and nothing runs"
+            );
+            if !running.is_empty() {
+                slots.give_back(&running.swap_remove(random(running.len())));
+                done += 1;
+            }
+        }
+        assert_empty(&slots, 6);
     }
 }

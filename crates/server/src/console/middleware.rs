@@ -28,6 +28,15 @@ use runtime::metrics::RequestLabels;
 
 /// What pages may load and do: only the console's own files. `style-src` has no exception for inline styles.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// The policy of the page with a console: its script may also open WebSockets to the gateway, and make style elements, which have this
+/// nonce.
+pub fn policy(nonce: &str, gateway: &str) -> String {
+    POLICY
+        .replace("style-src 'self'", &format!("style-src 'self' 'nonce-{nonce}'"))
+        .replace("connect-src 'self'", &format!("connect-src 'self' {gateway}"))
+}
+
 /// Shorter pages are not worth compressing.
 const WORTH_COMPRESSING: usize = 1024;
 

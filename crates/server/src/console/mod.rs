@@ -4,7 +4,7 @@
 //! decides what is valid, allowed, limited or present, and nothing exists only in the console.
 //!
 //! - `session_request`: a request of a signed-in user, and its requests to `/v1`; `call` describes these, `refusal` their errors;
-//! - `sign_in`, with `session`, `seal`, `sealing_key`, `sign_in_limiter`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
+//! - `sign_in`, with `session`, `sign_in_limiter`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
 //!   Connect;
 //! - `middleware`, with `same_origin`: the middleware around every page;
 //! - `page`, `form`, `refresh`, `text`, `assets`: what pages are made of; their templates are in `crates/server/templates/console/`;
@@ -27,8 +27,6 @@ mod page;
 mod refresh;
 mod refusal;
 mod same_origin;
-mod seal;
-mod sealing_key;
 mod session;
 mod session_request;
 mod sign_in;
@@ -51,10 +49,15 @@ use ipnet::IpNet;
 use kube::Client;
 
 use self::{
-    page::see_other, refusal::Refusal, seal::Seal, sealing_key::SealingKey, session::Cookies,
-    session_request::SessionRequest, sign_in_limiter::SignInLimiter,
+    page::see_other, refusal::Refusal, session::Cookies, session_request::SessionRequest,
+    sign_in_limiter::SignInLimiter,
 };
-use crate::{facade::Facade, service::Service};
+use crate::{
+    facade::Facade,
+    seal::Seal,
+    sealing_key::{Sealed, SealingKey},
+    service::Service,
+};
 use api::ErrorCode;
 use runtime::{Metrics, http::Peer, metrics::RequestLabels};
 
@@ -138,7 +141,7 @@ impl App {
 /// The pages, to be mounted at [`PREFIX`].
 pub fn router(dependencies: Dependencies) -> Router {
     let app = Arc::new(App {
-        sealing_key: SealingKey::new(dependencies.client, &dependencies.namespace),
+        sealing_key: SealingKey::new(dependencies.client, &dependencies.namespace, Sealed::Cookies),
         facade: dependencies.facade,
         service: dependencies.service,
         cookies: Cookies {
@@ -153,7 +156,7 @@ pub fn router(dependencies: Dependencies) -> Router {
         .route("/console", get(home))
         .route("/console/", get(home))
         .route("/console/welcome", get(home))
-        .route("/console/assets/{name}", get(asset))
+        .route("/console/assets/{*path}", get(asset))
         .route("/console/sign-in", get(sign_in::show).post(sign_in::with_key))
         .route("/console/sign-in/oidc", get(oidc_sign_in::start))
         .route(oidc::CALLBACK, get(oidc_sign_in::callback))

@@ -5,11 +5,11 @@ use http::{HeaderMap, HeaderValue, header};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    oidc::{FLOW_LASTS, Flow},
+use super::oidc::{FLOW_LASTS, Flow};
+use crate::{
     seal::Seal,
+    service::credentials::{Credential, KeyIdentity},
 };
-use crate::service::credentials::{Credential, KeyIdentity};
 
 /// Maximum duration of a session.
 pub const LONGEST: SignedDuration = SignedDuration::from_hours(12);

@@ -165,6 +165,11 @@ impl SessionRequest {
         self.app.service.now()
     }
 
+    /// Scheme, host and port of the console gateway, if there is one.
+    pub fn gateway_origin(&self) -> Option<String> {
+        Some(self.app.service.console_gateway()?.origin())
+    }
+
     /// Whether the session may change anything.
     pub fn may_write(&self) -> bool {
         self.credential.may_write()

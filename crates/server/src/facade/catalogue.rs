@@ -15,7 +15,7 @@ use super::{
     openapi::examples,
     response::{self, error::Error},
 };
-use api::{ImageOffer, List, Money, Pagination, PlanOffer, RegionOffer, UnitMoney};
+use api::{ConsoleType, ImageOffer, List, Money, Pagination, PlanOffer, RegionOffer, UnitMoney};
 use domain::catalogue::{Catalogue, Offer, Prices, offer::OfferedImage};
 use resources::{Plan, validation};
 
@@ -31,7 +31,7 @@ fn plan_offer(plan: Plan, prices: &Prices) -> PlanOffer {
     }
 }
 
-fn region_offer(offer: &Offer<'_>) -> RegionOffer {
+fn region_offer(offer: &Offer<'_>, consoles: &[ConsoleType]) -> RegionOffer {
     let mut parts = offer.region.split('-').map(str::to_owned);
     RegionOffer {
         id: offer.region.to_owned(),
@@ -40,6 +40,7 @@ fn region_offer(offer: &Offer<'_>) -> RegionOffer {
         simulated: offer.simulated,
         backups: offer.backups,
         private_networks: offer.private_networks,
+        consoles: consoles.to_vec(),
     }
 }
 
@@ -59,7 +60,10 @@ fn image_offer(image: OfferedImage<'_>) -> ImageOffer {
 /// A region for the examples.
 fn example_region() -> Option<RegionOffer> {
     let catalogue = Catalogue::default();
-    let offer = catalogue.offers().first().map(region_offer);
+    let offers = catalogue.offers();
+    let offer = offers
+        .first()
+        .map(|offer| region_offer(offer, &[ConsoleType::Serial, ConsoleType::Vnc]));
     offer.map(|offer| RegionOffer {
         simulated: false,
         ..offer
@@ -103,7 +107,9 @@ pub async fn regions(
     _: Caller,
     parameters: Parameters,
 ) -> Result<Response, Error> {
-    page(&parameters, &app.service.catalogue().offers(), region_offer)
+    page(&parameters, &app.service.catalogue().offers(), |offer| {
+        region_offer(offer, app.service.consoles_in(offer.region))
+    })
 }
 
 /// Lists the images

@@ -41,6 +41,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
 pub use self::response::error::status;
+pub(crate) use self::response::unreadable::{answer as unreadable_answer, error_answer};
 use self::{middleware::Writes, rate_limit::RateLimits, response::unreadable};
 use crate::public_url::PublicUrl;
 use crate::service::{Service, credentials::Credential, instances::duration_in_words};

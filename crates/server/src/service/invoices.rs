@@ -2,8 +2,6 @@
 //! read here is selected by the account. They are read from the API server, not watched, because their number grows.
 
 use std::{
-    borrow::Cow,
-    cmp::Reverse,
     collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
@@ -25,7 +23,7 @@ use super::{
 };
 use domain::invoice::{Period, PriceHistory, Total, ledger::lines_of, stored_prices, total};
 use resources::{
-    Invoice, InvoiceLine, InvoicePage, InvoicePeriod, InvoiceSpec, InvoiceStatus, LedgerEntry,
+    Invoice, InvoiceLine, InvoicePage, InvoicePeriod, InvoiceSpec, LedgerEntry,
     invoice::{ACCOUNT_ORIGIN_LABEL, InvoiceType, SETTLED_LABEL},
     money::{Cents, TaxRate},
 };
@@ -128,17 +126,7 @@ impl Service {
             let begun = invoice.spec.period.from.to_zoned(TimeZone::UTC).year();
             year.is_none_or(|year| year == begun)
         });
-        let issued_at = |invoice: &Invoice| invoice.status.as_ref().and_then(|status| status.issued_at);
-        all.sort_by_cached_key(|invoice| {
-            let is_credit_note = !invoice.is_invoice();
-            let number = invoice.status.as_ref().and_then(|status| status.number.clone());
-            (
-                Reverse(invoice.spec.period.from),
-                is_credit_note,
-                issued_at(invoice),
-                number,
-            )
-        });
+        all.sort_by(Invoice::listed_before);
         let skip = items_before(page, limit);
         let total = all.len();
         Ok((all.into_iter().skip(skip).take(limit).collect(), total))
@@ -286,12 +274,6 @@ impl OpenedInvoice {
         self.invoice.is_issued()
     }
 
-    /// What it says besides its lines.
-    fn status(&self) -> Cow<'_, InvoiceStatus> {
-        let status = self.invoice.status.as_ref();
-        status.map_or_else(|| Cow::Owned(InvoiceStatus::default()), Cow::Borrowed)
-    }
-
     /// One page of the lines, and the sums. `page` counts from 1.
     pub async fn lines(&self, page: u64, limit: usize, cost: &Cost) -> Result<Lines, Error> {
         let skip = items_before(page, limit);
@@ -299,7 +281,7 @@ impl OpenedInvoice {
             if !self.is_issued() {
                 return self.open_lines(skip, limit, cost).await;
             }
-            let status = self.status();
+            let status = self.invoice.content();
             let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
             let on_pages = status
                 .page_lines

@@ -1,7 +1,7 @@
 //! Everything that an account holder can do, independent of HTTP. The REST facade builds on it.
 //!
 //! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
-//! - [`usage`]: the usage of instances, which their source is asked for;
+//! - [`usage`]: the usage of instances, which their source is asked for; [`console`]: tickets for the consoles of servers;
 //! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, its API keys and its sign-ins to the console;
 //! - [`credentials`]: the index of keys and accounts, for authentication, and the day on which a key was last used;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
@@ -15,6 +15,7 @@
 pub mod account;
 pub mod alerts;
 pub mod backups;
+pub mod console;
 pub mod cost;
 pub mod credentials;
 pub mod deliveries;
@@ -108,6 +109,8 @@ pub struct Service {
     /// For questions about usage.
     usage_permits: Arc<FairPermits>,
     receiver_check: ReceiverCheck,
+    /// Of the consoles of servers, if there is one.
+    gateway: Option<console::Gateway>,
 }
 
 /// The listeners that the service needs on the program's watches.
@@ -215,6 +218,7 @@ impl Service {
             usage,
             usage_permits: FairPermits::new(usage::ASKED_AT_ONCE, usage::ASKED_BY_ONE),
             receiver_check,
+            gateway: None,
         }
     }
 

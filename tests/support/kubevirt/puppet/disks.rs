@@ -33,7 +33,8 @@ pub(super) async fn play(disk: Arc<DynamicObject>, context: Arc<Context>) -> Res
             progress(&name, &import)
         }
         Some(claim) => {
-            serve(&claims, &claim).await?;
+            let grows = !context.stage.not_growing.lock().contains(&namespace);
+            serve(&claims, &claim, grows).await?;
             if is_filled {
                 return Ok(Action::await_change());
             }
@@ -88,6 +89,7 @@ fn claim_of(disk: &DynamicObject) -> PersistentVolumeClaim {
 async fn serve(
     claims: &Api<PersistentVolumeClaim>,
     claim: &PersistentVolumeClaim,
+    grows: bool,
 ) -> Result<(), kube::Error> {
     let spec = claim.spec.clone().unwrap_or_default();
     let wanted = spec.resources.and_then(|resources| resources.requests);
@@ -95,7 +97,18 @@ async fn serve(
     if capacity == wanted.as_ref() {
         return Ok(());
     }
-    let status = json!({"phase": "Bound", "accessModes": spec.access_modes, "capacity": wanted});
+    let status = if grows || capacity.is_none() {
+        json!({"phase": "Bound", "accessModes": spec.access_modes, "capacity": wanted, "conditions": null})
+    } else {
+        let conditions = claim
+            .status
+            .as_ref()
+            .and_then(|status| status.conditions.as_ref());
+        if conditions.is_some_and(|conditions| !conditions.is_empty()) {
+            return Ok(());
+        }
+        json!({"conditions": [condition("FileSystemResizePending", true, "", "waiting for the volume to be mounted")]})
+    };
     let change = json!({"metadata": {"uid": claim.metadata.uid}, "status": status});
     claims
         .patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(change))

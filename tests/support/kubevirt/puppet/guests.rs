@@ -221,7 +221,7 @@ impl<'a> Step<'a> {
             return self.shut_down(pod, is_running).await;
         }
         if is_running {
-            self.set_paused().await?;
+            self.set_conditions().await?;
             return Ok(Action::await_change());
         }
         match self.guest.boot {
@@ -312,21 +312,36 @@ impl<'a> Step<'a> {
         self.change(status).await
     }
 
-    async fn set_paused(&self) -> Result<(), kube::Error> {
+    /// Whether it is paused, and whether its agent answers.
+    async fn set_conditions(&self) -> Result<(), kube::Error> {
         let conditions = self.run.data["status"]["conditions"].as_array();
         let mut conditions = conditions.cloned().unwrap_or_default();
-        let was = conditions.len();
-        conditions.retain(|condition| condition["type"] != "Paused");
-        let was_paused = conditions.len() != was;
-        if was_paused == self.guest.is_paused {
-            return Ok(());
+        let has_agent = self.context.stage.agents.lock().contains(&self.key.0);
+        let paused = json!({
+            "type": "Paused", "status": "True", "reason": "PausedIOError",
+            "message": "VMI was paused, low-level IO error detected",
+        });
+        let connected = json!({ "type": "AgentConnected", "status": "True" });
+        let mut has_changed = false;
+        for (is_true, mut condition) in [(self.guest.is_paused, paused), (has_agent, connected)] {
+            let known = conditions
+                .iter()
+                .position(|known| known["type"] == condition["type"]);
+            has_changed |= known.is_some() != is_true;
+            match known {
+                Some(at) if !is_true => {
+                    conditions.remove(at);
+                }
+                None if is_true => {
+                    condition["lastProbeTime"] = now().into();
+                    condition["lastTransitionTime"] = now().into();
+                    conditions.push(condition);
+                }
+                _ => {}
+            }
         }
-        if self.guest.is_paused {
-            conditions.push(json!({
-                "type": "Paused", "status": "True", "reason": "PausedIOError",
-                "message": "VMI was paused, low-level IO error detected",
-                "lastProbeTime": now(), "lastTransitionTime": now(),
-            }));
+        if !has_changed {
+            return Ok(());
         }
         self.change(json!({"conditions": conditions})).await
     }

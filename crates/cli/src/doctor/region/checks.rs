@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use domain::catalogue::region::{EvictionStrategy, KubeVirt, Network, Profile};
+use domain::catalogue::region::{EvictionStrategy, KubeVirt, Namespaces, Network, Profile};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::storage::v1::StorageClass, apimachinery::pkg::version::Info};
 use resources::Plan;
@@ -40,6 +40,7 @@ pub(in super::super) fn all(snapshot: &RegionSnapshot, region: &KubeVirt) -> Vec
         kubevirt(&snapshot.apis, &snapshot.kubevirt),
         cdi(&snapshot.apis),
         rights(&snapshot.rights),
+        namespaces(region.namespaces, &snapshot.refused_namespace),
         processors(&snapshot.kubevirt),
         emulation(&snapshot.kubevirt),
         drains(&snapshot.kubevirt, region.eviction_strategy),
@@ -154,6 +155,20 @@ fn rights(missing: &Read<(Vec<Right>, bool)>) -> Check {
     }
 }
 
+fn namespaces(made_by: Namespaces, refused: &Read<Option<String>>) -> Check {
+    let name = "namespaces";
+    match (made_by, refused) {
+        (Namespaces::Existing, _) => ok(name, "you make those of servers (namespaces: existing)"),
+        (Namespaces::Managed, Err(why)) => unread(name, why),
+        (Namespaces::Managed, Ok(None)) => ok(name, "Stellage may make those of servers"),
+        (Namespaces::Managed, Ok(Some(why))) => failed(
+            name,
+            format!("the cluster refuses those of servers: {why}"),
+            "Set installation and namespacePrefix of the chart stellage-region to the values that the region has in the catalogue.",
+        ),
+    }
+}
+
 /// Evaluates KubeVirt's configuration, if it could be read; what is missing [`kubevirt`] says.
 fn configured(
     name: &'static str,
@@ -207,7 +222,7 @@ fn drains(installed: &Read<Option<Installed>>, strategy: EvictionStrategy) -> Ch
     if strategy == EvictionStrategy::LiveMigrate {
         return warning(
             name,
-            "a server that cannot be migrated holds up drains and upgrades of its node for ever (evictionStrategy LiveMigrate)",
+            "a server that cannot be migrated holds up drains and upgrades of its node forever (evictionStrategy LiveMigrate)",
             "Set evictionStrategy of the region to LiveMigrateIfPossible, unless every server can be migrated.",
         );
     }
@@ -239,7 +254,7 @@ fn storage(wanted: &str, found: &Read<Option<StorageClass>>) -> Check {
     if policy != "Delete" {
         return failed(
             name,
-            format!("{wanted} has the reclaimPolicy {policy}: disks of deleted servers are kept for ever"),
+            format!("{wanted} has the reclaimPolicy {policy}: disks of deleted servers are kept forever"),
             "Use a StorageClass with reclaimPolicy: Delete.",
         );
     }
@@ -369,7 +384,7 @@ fn network(network: &Network, snapshot: &RegionSnapshot) -> Check {
         Profile::Pod => ok(
             name,
             format!(
-                "pod: behind the nodes' addresses; {} prefixes are out of reach",
+                "pod: behind the nodes' addresses; a NetworkPolicy keeps them out of {} prefixes, if the cluster's network enforces it",
                 network.internal_cidrs.len()
             ),
         ),
@@ -446,7 +461,7 @@ mod tests {
     use std::{path::PathBuf, time::Duration};
 
     use domain::{
-        catalogue::region::{Cluster, Image, ImageSource, Namespaces, ObjectName, PrivateNetworks},
+        catalogue::region::{Image, ImageSource, Namespaces, ObjectName, PrivateNetworks},
         provider::Deadlines,
     };
     use serde_json::json;
@@ -472,7 +487,7 @@ mod tests {
             config_drive: false,
         };
         KubeVirt {
-            cluster: Cluster::Kubeconfig(PathBuf::from("/etc/stellage/regions/de-fra-1/kubeconfig")),
+            kubeconfig: PathBuf::from("/etc/stellage/regions/de-fra-1/kubeconfig"),
             installation: "prod-1".to_owned(),
             namespace_prefix: "stellage-".to_owned(),
             namespaces: Namespaces::Managed,
@@ -489,6 +504,7 @@ mod tests {
                 anti_spoofing_external: true,
             },
             node_selector: BTreeMap::new(),
+            tolerations: Vec::new(),
             eviction_strategy: EvictionStrategy::default(),
             cpu_model: None,
             deadlines: Deadlines {
@@ -561,6 +577,7 @@ mod tests {
             },
             apis: Ok(apis.map(ToOwned::to_owned).into()),
             rights: Ok((Vec::new(), true)),
+            refused_namespace: Ok(None),
             kubevirt: kubevirt_object(|_| {}),
             storage_class: class(|_| {}),
             storage_profile: profile(json!([{ "accessModes": ["ReadWriteMany"], "volumeMode": "Block" }])),
@@ -655,6 +672,12 @@ mod tests {
         ("rights", Unknown, "not checked: timeout", |it, _| {
             it.rights = Err("timeout".to_owned());
         }),
+        (
+            "namespaces",
+            Failed,
+            "refuses those of servers: only namespaces with the label\nSet installation",
+            |it, _| it.refused_namespace = Ok(Some("only namespaces with the label".to_owned())),
+        ),
         ("processors", Warning, "each is given to 10 servers", |it, _| {
             it.kubevirt = kubevirt_object(|it| it["spec"]["configuration"] = json!({}));
         }),
@@ -786,6 +809,7 @@ mod tests {
         let snapshot = RegionSnapshot {
             apis: Err(refused()),
             rights: Err(refused()),
+            refused_namespace: Err(refused()),
             kubevirt: Err(refused()),
             storage_class: Err(refused()),
             storage_profile: Err(refused()),

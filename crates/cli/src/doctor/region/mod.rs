@@ -1,15 +1,20 @@
 //! `stellage doctor --region`: checks the cluster of a region, with the identity that Stellage has there.
 //!
-//! `snapshot` reads the cluster, `checks` evaluates what was read (pure).
+//! `snapshot` reads the cluster, `checks` evaluates what was read (pure), and `trial` makes a server for a test.
 
 mod checks;
 mod snapshot;
+mod trial;
 
 use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, Profile};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Deserialize;
 
-pub(super) use self::{checks::all as checks, snapshot::RegionSnapshot};
+pub(super) use self::{
+    checks::all as checks,
+    snapshot::RegionSnapshot,
+    trial::{TrialArgs, run as test},
+};
 use super::rights::{Right, of_rule};
 
 /// What Stellage may do in a region; the chart makes its roles of it.

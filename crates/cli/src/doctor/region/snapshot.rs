@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use domain::catalogue::region::{ImageSource, KubeVirt, ObjectName, Profile};
+use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, ObjectName, Profile};
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
         authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
-        core::v1::PersistentVolumeClaim,
+        core::v1::{Namespace, PersistentVolumeClaim},
         storage::v1::StorageClass,
     },
     apimachinery::pkg::{api::resource::Quantity, version::Info},
@@ -17,6 +17,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DynamicObject, ListParams, PostParams},
 };
+use runtime::client::{CallError, bounded};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
@@ -170,6 +171,8 @@ pub(in super::super) struct RegionSnapshot {
     pub(super) apis: Read<BTreeSet<String>>,
     /// The rights that are missing; and whether those in the namespaces of servers were looked at, which needs one.
     pub(super) rights: Read<(Vec<Right>, bool)>,
+    /// What the cluster says against a new namespace of servers, if it is for Stellage to make them.
+    pub(super) refused_namespace: Read<Option<String>>,
     pub(super) kubevirt: Read<Option<Installed>>,
     pub(super) storage_class: Read<Option<StorageClass>>,
     pub(super) storage_profile: Read<Option<StorageProfile>>,
@@ -224,6 +227,7 @@ impl RegionSnapshot {
             version,
             apis,
             rights: missing_rights(cluster, region).await,
+            refused_namespace: refused_namespace(cluster, region).await,
             kubevirt,
             storage_class: cluster.call("read the StorageClass", class).await.map_err(words),
             storage_profile: get(
@@ -355,6 +359,32 @@ async fn missing_rights(cluster: &Cluster, region: &KubeVirt) -> Read<(Vec<Right
     let missing: Vec<Read<Option<Right>>> = reviews.buffered(REVIEWS).collect().await;
     let missing: Read<Vec<Option<Right>>> = missing.into_iter().collect();
     Ok((missing?.into_iter().flatten().collect(), namespace.is_some()))
+}
+
+/// Asks whether a namespace of servers could be made; none is.
+async fn refused_namespace(cluster: &Cluster, region: &KubeVirt) -> Read<Option<String>> {
+    if region.namespaces == Namespaces::Existing {
+        return Ok(None);
+    }
+    let mut namespace = Namespace::default();
+    namespace.metadata.name = Some(format!("{}doctor", region.namespace_prefix));
+    let label = (
+        "stellage.dev/installation".to_owned(),
+        region.installation.clone(),
+    );
+    namespace.metadata.labels = Some(BTreeMap::from([label]));
+    let only_asking = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let namespaces = Api::<Namespace>::all(cluster.client.clone());
+    match bounded(namespaces.create(&only_asking, &namespace)).await {
+        Ok(_) => Ok(None),
+        // That it is there is found last.
+        Err(CallError::Api(kube::Error::Api(status))) if status.code == 409 => Ok(None),
+        Err(CallError::Api(kube::Error::Api(status))) => Ok(Some(status.message.clone())),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 async fn is_allowed(cluster: &Cluster, right: &Right) -> Read<bool> {

@@ -93,6 +93,7 @@ fn a_server_that_is_still_there_after_its_deletion_is_deleted_again_after_a_back
             is_backed_up_now: false,
             may_wait: false,
             findings: None,
+            is_billed: true,
         },
         world.now(),
         &Timings::default().deadlines(),

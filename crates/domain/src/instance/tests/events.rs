@@ -160,6 +160,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
                 is_backed_up_now: false,
                 may_wait: false,
                 findings: None,
+                is_billed: true,
             },
             world.now() + SignedDuration::from_secs(later),
             &Timings::default().deadlines(),
@@ -176,6 +177,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
             is_backed_up_now: false,
             may_wait: false,
             findings: None,
+            is_billed: true,
         };
         let now = world.now() + SignedDuration::from_secs(later);
         let busy = Observation {
@@ -226,6 +228,7 @@ fn a_settled_event_waits_longer_for_a_write_while_others_are_not_settled() {
             is_backed_up_now: false,
             may_wait: false,
             findings: None,
+            is_billed: true,
         };
         let (now, seen) = (
             last + SignedDuration::from_secs(seconds),

@@ -49,6 +49,24 @@ fn an_instance_that_has_never_run_is_not_metered() {
 }
 
 #[test]
+fn a_server_that_is_not_billed_is_not_metered_until_it_is_and_then_from_that_time_on() {
+    let mut world = World::new(spec());
+    world.is_billed = false;
+    world.settle();
+    world.wait(DAY);
+    assert_eq!(world.status().metering, None);
+    world.is_billed = true;
+    let since = world.now();
+    world.pass();
+    assert!(metering(&world).since >= since);
+    let begun = metering(&world);
+    world.is_billed = false;
+    world.act(Action::Stop);
+    world.settle();
+    assert_eq!(metering(&world), begun);
+}
+
+#[test]
 fn a_plan_is_metered_once_it_is_in_effect() {
     let mut world = World::running();
     world.edit(|spec| {

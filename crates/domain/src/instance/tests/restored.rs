@@ -56,6 +56,7 @@ fn decided(instance: &Instance, seen: Seen<'_>) -> Decision {
         may_wait: false,
         is_backed_up_now: false,
         findings: None,
+        is_billed: true,
     };
     let now = time("2026-11-21T10:00:05Z");
     decide(

@@ -59,6 +59,7 @@ pub struct World {
     pub writes: u32,
     /// Whether a backup is under way.
     pub is_backed_up_now: bool,
+    pub is_billed: bool,
     /// What is missing that installations need.
     pub missing: Option<Trouble>,
     /// What the samples say.
@@ -99,6 +100,7 @@ impl World {
             is_backed_up_now: false,
             missing: None,
             findings: None,
+            is_billed: true,
             backups: BTreeSet::new(),
             gone: false,
             gone_without_account: false,
@@ -293,15 +295,16 @@ impl World {
             let addresses = Addresses::default();
             let asked = question(&seen_instance, &self.gate, now);
             let needs = asked == Question::Step && Installs::of(&seen_instance) == Installs::Yes;
-            let held = self.missing.as_ref().filter(|_| needs);
-            let answer = match asked {
-                Question::Step if held.is_none() => {
-                    Some(self.cloud.step(&seen_instance, self.uptime, &timings))
-                }
-                Question::Step | Question::Nothing | Question::Addresses => None,
+            let answer = match (asked, self.missing.as_ref().filter(|_| needs)) {
+                (Question::Step, Some(missing)) => Some(Ok(Observation {
+                    progress: Progress::Failed(missing.clone()),
+                    ..Observation::default()
+                })),
+                (Question::Step, None) => Some(self.cloud.step(&seen_instance, self.uptime, &timings)),
+                (Question::Nothing | Question::Addresses, _) => None,
             };
             let seen = match &answer {
-                None => held.map_or(Seen::NotAsked(&addresses), Seen::Held),
+                None => Seen::NotAsked(&addresses),
                 Some(Ok(observation)) => Seen::Observed(observation),
                 Some(Err(error)) => Seen::Failed(error),
             };
@@ -312,6 +315,7 @@ impl World {
                 is_backed_up_now: self.is_backed_up_now,
                 may_wait: false,
                 findings: self.findings.as_ref(),
+                is_billed: self.is_billed,
             };
             let decision = decide(
                 &seen_instance,

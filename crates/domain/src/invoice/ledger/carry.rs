@@ -5,14 +5,17 @@ use std::{collections::VecDeque, mem};
 use jiff::Timestamp;
 
 use super::{Books, Facts, Step, entry, sync};
-use resources::{Invoice, InvoicePage, LedgerEntry, invoice_page::has_room};
+use resources::{Invoice, InvoicePage, LedgerEntry};
 
 /// How far the next invoice has been made.
 #[derive(Clone, Debug)]
 pub(super) struct Carry {
     /// The next invoice, with its first entries.
     successor: Invoice,
-    /// The page of the old invoice that is looked at next; 0 is the invoice itself. `None` after the last one.
+    /// The page of the old invoice that is looked at next, as long as nothing on it was found that costs something. `None` if that need
+    /// not be known.
+    free: Option<u32>,
+    /// The page of the old invoice that is carried over next; 0 is the invoice itself. `None` after the last one.
     source: Option<u32>,
     /// The entries of pages that are full and not written yet.
     full: VecDeque<Vec<LedgerEntry>>,
@@ -23,91 +26,144 @@ pub(super) struct Carry {
 }
 
 /// The next step to make the invoice that begins at `at`; `None` once it needs no more, or there is nothing that continues. `is_same_month`
-/// says whether the old one ends within a month.
+/// says whether the old one ends within a month. If it `may_be_nothing` and comes to nothing until then, it just stays open.
 pub(super) fn carry(
     books: &mut Books,
     name: &str,
     facts: &Facts<'_>,
     at: Timestamp,
     is_same_month: bool,
+    may_be_nothing: bool,
 ) -> Option<Step> {
-    let begun = books
+    if books
         .carry
-        .take()
-        .filter(|carry| carry.successor.spec.period.from == at);
-    let mut carry = begun.unwrap_or_else(|| Carry {
-        successor: sync::invoice(books, facts, at),
-        source: Some(0),
-        full: VecDeque::new(),
-        filling: Vec::new(),
-        number: 1,
+        .as_ref()
+        .is_some_and(|carry| carry.successor.spec.period.from != at)
+    {
+        // It ends at another time.
+        books.carry = None;
+        return Some(Step::Continue);
+    }
+    let mut carry = books.carry.take().unwrap_or_else(|| {
+        let successor = sync::invoice(books, facts, at);
+        if let Some(left_over) = books.pages.get_mut(successor.name()) {
+            left_over.forget();
+        }
+        Carry {
+            successor,
+            free: may_be_nothing.then_some(0),
+            source: Some(0),
+            full: VecDeque::new(),
+            filling: Vec::new(),
+            number: 1,
+        }
     });
-    let step = carry.step(books, name, facts, at, is_same_month);
-    books.carry = step.is_some().then_some(carry);
+    let step = match carry.free {
+        Some(number) => carry.look(books, name, number, facts, at),
+        None => carry.step(books, name, facts, at, is_same_month),
+    };
+    // Also if nothing continues: it is not looked at again before the old invoice is issued.
+    books.carry = Some(carry);
     step
 }
 
 impl Carry {
+    /// Looks whether something on a page costs something.
+    fn look(
+        &mut self,
+        books: &mut Books,
+        name: &str,
+        number: u32,
+        facts: &Facts<'_>,
+        at: Timestamp,
+    ) -> Option<Step> {
+        let entries = match books.entries_on(name, number) {
+            Ok(entries) => entries,
+            Err(read) => return Some(read),
+        };
+        let mut lines = entries
+            .iter()
+            .filter_map(|entry| entry::line_of(entry, at, facts.prices));
+        let is_free = lines.all(|line| line.amount_cents == 0);
+        self.free = books.page_after(name, number).filter(|_| is_free);
+        if is_free && self.free.is_none() {
+            let mut marked = Box::new(books.invoice(name)?.clone());
+            marked.status.get_or_insert_default().nothing_until = Some(at);
+            let is_urgent = true;
+            return Some(Step::Replace {
+                invoice: marked,
+                is_urgent,
+            });
+        }
+        books.shelve(name, number, facts);
+        Some(Step::Continue)
+    }
+
     fn step(
         &mut self,
-        books: &Books,
+        books: &mut Books,
         name: &str,
         facts: &Facts<'_>,
         at: Timestamp,
         is_same_month: bool,
     ) -> Option<Step> {
         if let Some(entries) = self.full.pop_front() {
-            return Some(self.page(books, entries).unwrap_or(Step::Continue));
+            return Some(self.page(books, entries));
         }
         let Some(source) = self.source else {
             return self.end(books);
         };
-        for entry in books.entries_on(name, source) {
+        let entries = match books.entries_on(name, source) {
+            _ if books.is_over(name, source, at) => &[],
+            Ok(entries) => entries,
+            Err(read) => return Some(read),
+        };
+        for entry in entries {
             let subject = facts.subjects.get(entry.uid.as_str());
             if let Some(entry) = entry::carried(entry, at, facts.prices, subject, is_same_month) {
-                self.add(entry);
+                self.add(facts, entry);
             }
         }
         self.source = books.page_after(name, source);
+        books.shelve(name, source, facts);
         Some(Step::Continue)
     }
 
-    fn add(&mut self, entry: LedgerEntry) {
+    fn add(&mut self, facts: &Facts<'_>, entry: LedgerEntry) {
         let is_first = self.full.is_empty() && self.number == 1 && self.filling.is_empty();
         let own = &mut self.successor.spec.entries;
-        if is_first && has_room(own, &entry) {
+        if is_first && facts.has_room(own, &entry) {
             own.push(entry);
             return;
         }
-        if !self.filling.is_empty() && !has_room(&self.filling, &entry) {
+        if !self.filling.is_empty() && !facts.has_room(&self.filling, &entry) {
             self.full.push_back(mem::take(&mut self.filling));
         }
         self.filling.push(entry);
     }
 
-    /// The step that writes the next page, unless an earlier process has written the same.
-    fn page(&mut self, books: &Books, entries: Vec<LedgerEntry>) -> Option<Step> {
+    /// The step that writes the next page. An earlier process may have written it, too.
+    fn page(&mut self, books: &Books, entries: Vec<LedgerEntry>) -> Step {
         let mut page = InvoicePage::open(&self.successor, self.number, entries);
         self.number += 1;
-        match books.page(self.successor.name(), page.spec.number) {
-            Some(stored) if stored.spec == page.spec => return None,
-            Some(stored) => page.metadata = stored.metadata.clone(),
-            None => {}
+        if let Some(stored) = books.page(self.successor.name(), page.spec.number) {
+            page.metadata = stored.object.metadata.clone();
         }
-        Some(Step::Page {
+        Step::Page {
             page: Box::new(page),
             is_urgent: true,
-        })
+        }
     }
 
     /// The steps after the last entry: the last page, pages of an earlier process that are too many, and the invoice.
     fn end(&mut self, books: &Books) -> Option<Step> {
         if !self.filling.is_empty() {
             let entries = mem::take(&mut self.filling);
-            return Some(self.page(books, entries).unwrap_or(Step::Continue));
+            return Some(self.page(books, entries));
         }
-        let name = self.successor.name();
-        if let Some(page) = books.pages_of(name).find(|page| page.spec.number >= self.number) {
+        let pages = books.pages_of(self.successor.name());
+        let mut pages = pages.map(|page| &page.object);
+        if let Some(page) = pages.find(|page| page.spec.number >= self.number) {
             return Some(Step::DeletePage(Box::new(page.clone())));
         }
         let entries = &self.successor.spec.entries;

@@ -9,10 +9,9 @@ use crate::{
     invoice::{Total, total},
 };
 use resources::{
-    Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry,
+    Invoice, InvoiceLine, InvoicePeriod, InvoicePhase, LedgerEntry,
     conditions::whole_seconds,
     invoice_number::{NUMBER_LABEL, ROW_LABEL, row_of},
-    invoice_page::MAX_BACKUPS,
     money::Cents,
     origin,
     times::milliseconds,
@@ -45,10 +44,12 @@ impl End {
 /// When an invoice is to be closed, if closing has not begun.
 pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     let InvoicePeriod { from, to } = invoice.spec.period;
-    let status = invoice.status.as_ref();
     // Only once everything is gone: a subject that has ended but still exists would be taken for new after the issue.
     if facts.holder.is_closing {
-        let last = books.entries_of(invoice).filter_map(entry::last_moment).max();
+        let own = invoice.spec.entries.iter().filter_map(entry::last_moment);
+        let last = own
+            .chain(books.pages_of(invoice.name()).filter_map(|page| page.last))
+            .max();
         // Not beyond the month: what happened later is on the next invoice.
         let ended = whole_second_after(last.max(Some(facts.now)).unwrap_or(facts.now));
         if ended < to && from < ended {
@@ -59,12 +60,12 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
             };
         }
     }
-    let nothing_until = status.and_then(|status| status.nothing_until);
+    let nothing_until = invoice.content().nothing_until;
     let requested = facts
         .holder
         .closed_until
         .filter(|until| nothing_until != Some(*until));
-    let early = [requested, full_at(invoice)].into_iter().flatten();
+    let early = [requested, invoice.content().full_at].into_iter().flatten();
     let early = early.filter(|until| from < *until && *until < to).min();
     // No invoice would carry over what an earlier end leaves out.
     if let Some(at) = early.filter(|_| !facts.holder.is_closing) {
@@ -105,28 +106,22 @@ fn spread_of(uid: &str) -> u16 {
     u16::from_be_bytes([digest[0], digest[1]])
 }
 
-/// Whether an invoice has as many lines as it may have, and the next one would have at most half as many.
+/// Whether an invoice has as many lines as it may have, and the next one would have at most half as many: only what exists is carried
+/// over.
 fn is_full(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> bool {
-    let of_pages = books.pages_of(invoice.name()).map(|page| page.spec.entries.len());
+    let of_pages = books.pages_of(invoice.name()).map(|page| page.count);
     let lines = invoice.spec.entries.len() + of_pages.sum::<usize>();
-    // What still exists is carried over, although it has ended.
-    let is_over =
-        |entry: &&LedgerEntry| entry::is_over(entry) && !facts.subjects.contains_key(entry.uid.as_str());
-    lines >= facts.max_lines && 2 * books.entries_of(invoice).filter(is_over).count() >= lines
+    lines >= facts.max_lines && 2 * facts.subjects.len() <= lines
 }
 
-/// Whether an entry has as many backups as it may have, and would have at most half as many on the next invoice.
 fn has_full_entry(books: &Books, invoice: &Invoice) -> bool {
-    books.entries_of(invoice).any(|entry| {
-        let over = || {
-            entry
-                .backups
-                .iter()
-                .filter(|backup| backup.ended.is_some())
-                .count()
-        };
-        entry.backups.len() >= MAX_BACKUPS && 2 * over() >= entry.backups.len()
-    })
+    invoice.spec.entries.iter().any(entry::is_full) || books.pages_of(invoice.name()).any(|page| page.is_full)
+}
+
+/// The lines of entries, with the names that there are now.
+fn lines(entries: &[LedgerEntry], at: Timestamp, facts: &Facts<'_>) -> Vec<InvoiceLine> {
+    let renamed = |entry: &LedgerEntry| entry::renamed(entry, facts.subjects.get(entry.uid.as_str()));
+    entry::lines_of(&entries.iter().map(renamed).collect::<Vec<_>>(), at, facts.prices)
 }
 
 /// The next step for the oldest invoice.
@@ -142,7 +137,7 @@ pub(super) fn close(books: &mut Books, facts: &Facts<'_>) -> Step {
         let (is_held, is_due) = (facts.is_held(), end.is_due(facts.now));
         let may_end = if is_due { is_held } else { end.at > facts.now };
         let is_full = || is_full(books, invoice, facts) || !is_held && has_full_entry(books, invoice);
-        if may_end && full_at(invoice).is_none() && is_full() {
+        if may_end && invoice.content().full_at.is_none() && is_full() {
             let mut full = Box::new(invoice.clone());
             full.status.get_or_insert_default().full_at = Some(whole_seconds(facts.now));
             return Step::Replace {
@@ -156,7 +151,7 @@ pub(super) fn close(books: &mut Books, facts: &Facts<'_>) -> Step {
                 None => Step::Rest(Some(end.due)),
             };
         }
-        if is_held && full_at(invoice).is_none() {
+        if is_held && invoice.content().full_at.is_none() {
             return hold(invoice, facts);
         }
         if let Some(step) = prepare(books, facts, end) {
@@ -166,21 +161,16 @@ pub(super) fn close(books: &mut Books, facts: &Facts<'_>) -> Step {
     let Some(invoice) = books.invoices.values().next() else {
         return Step::Rest(None);
     };
-    let without_lines = |page: &&InvoicePage| page.spec.lines.is_none();
-    if let Some(page) = books.pages_of(invoice.name()).find(without_lines) {
-        return Step::Page {
-            page: Box::new(
-                page.clone()
-                    .with_lines(entry::lines_of(&page.spec.entries, at, facts.prices)),
-            ),
-            is_urgent: true,
+    if let Some(page) = books.pages_of(invoice.name()).find(|page| page.lines.is_none()) {
+        return match books.entries_on(invoice.name(), page.object.spec.number) {
+            Ok(entries) => Step::Page {
+                page: Box::new(page.object.clone().with_lines(lines(entries, at, facts))),
+                is_urgent: true,
+            },
+            Err(read) => read,
         };
     }
     issue(books, invoice, facts, at)
-}
-
-fn full_at(invoice: &Invoice) -> Option<Timestamp> {
-    invoice.status.as_ref()?.full_at
 }
 
 /// The step for an invoice that cannot be issued: to say why, once, and to keep what it says of an account that goes.
@@ -206,35 +196,20 @@ fn hold(invoice: &Invoice, facts: &Facts<'_>) -> Step {
 /// The next step before anything about the invoice is final: to make the next invoice. `None` if nothing continues.
 fn prepare(books: &mut Books, facts: &Facts<'_>, end: End) -> Option<Step> {
     let invoice = books.invoices.values().next()?;
-    let costs = |entry: &LedgerEntry| {
-        entry::line_of(entry, end.at, facts.prices).is_some_and(|line| line.amount_cents > 0)
-    };
     // Everything has ended by then.
     if end.is_early && facts.holder.is_closing {
         return None;
     }
-    let is_full = full_at(invoice) == Some(end.at);
-    if end.is_early && !is_full && books.carry.is_none() && !books.entries_of(invoice).any(costs) {
-        let mut marked = invoice.clone();
-        let status = marked.status.get_or_insert_default();
-        status.nothing_until = Some(end.at);
-        return Some(Step::Replace {
-            invoice: Box::new(marked),
-            is_urgent: true,
-        });
-    }
+    let may_be_nothing = end.is_early && invoice.content().full_at != Some(end.at);
     let name = invoice.name().to_owned();
-    carry(books, &name, facts, end.at, end.is_early)
+    carry(books, &name, facts, end.at, end.is_early, may_be_nothing)
 }
 
 /// The next step for an invoice whose pages, if there are any, have their lines: issue it, or drop it if it comes to nothing.
 fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> Step {
-    let own = entry::lines_of(&invoice.spec.entries, at, facts.prices);
-    let lines = || {
-        let pages = books.pages_of(invoice.name());
-        let of_pages = pages.flat_map(|page| page.spec.lines.iter().flatten());
-        own.iter().chain(of_pages)
-    };
+    let own = lines(&invoice.spec.entries, at, facts);
+    let own_net = own.iter().map(|line| Cents(line.amount_cents));
+    let of_pages = || books.pages_of(invoice.name()).filter_map(|page| page.lines);
     let kept = invoice
         .status
         .clone()
@@ -242,14 +217,14 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
         .unwrap_or_default();
     let own_rate = kept.tax_rate.as_deref().and_then(|rate| rate.parse().ok());
     let tax_rate = own_rate.unwrap_or_else(|| facts.tax_until(at));
-    let total = total(lines().map(|line| Cents(line.amount_cents)), tax_rate);
-    if facts.is_held() && full_at(invoice).is_none() {
+    let total = total(own_net.chain(of_pages().map(|(_, net)| net)), tax_rate);
+    if facts.is_held() && invoice.content().full_at.is_none() {
         return hold(invoice, facts);
     }
     // One that is full without a seller is dropped: nobody would ever issue what an installation without billing gathers.
     if total.amount == Cents(0) || facts.is_held() {
         return match books.pages_of(invoice.name()).next() {
-            Some(page) => Step::DeletePage(Box::new(page.clone())),
+            Some(page) => Step::DeletePage(Box::new(page.object.clone())),
             None => Step::Delete(Box::new(invoice.clone())),
         };
     }
@@ -263,11 +238,8 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
     issued.spec.period.to = at;
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let status = issued.status.get_or_insert_default();
-    status.lines_count = count(lines().count());
-    let pages = books.pages_of(invoice.name());
-    status.page_lines = pages
-        .map(|page| count(page.spec.lines.iter().flatten().count()))
-        .collect();
+    status.page_lines = of_pages().map(|(lines, _)| count(lines)).collect();
+    status.lines_count = count(own.len()) + status.page_lines.iter().sum::<u32>();
     status.tax_rate = Some(tax_rate.to_string());
     status.tax_note = kept.tax_note.or_else(|| facts.holder.tax_note.map(str::to_owned));
     status.seller = Some(facts.terms.seller.clone());

@@ -27,7 +27,7 @@ pub fn left(invoice: &Invoice, others: &[Invoice]) -> Total {
 
 /// What a credit note comes to that was asked for, if `left` is left of its invoice. The error says why it cannot be issued.
 pub fn total(request: &Invoice, invoice: &Invoice, left: Total) -> Result<Total, String> {
-    let number = number_of(invoice);
+    let number = invoice.number().unwrap_or_default();
     let wanted = request
         .spec
         .credit
@@ -49,11 +49,7 @@ pub fn total(request: &Invoice, invoice: &Invoice, left: Total) -> Result<Total,
     if amount == left.amount {
         return Ok(left);
     }
-    let rate = invoice
-        .status
-        .as_ref()
-        .and_then(|status| status.tax_rate.as_deref());
-    let rate: TaxRate = rate.and_then(|rate| rate.parse().ok()).unwrap_or_default();
+    let rate: TaxRate = invoice.content().tax_rate().parse().unwrap_or_default();
     // Not more of either than is left, so that the last credit note is right, too.
     let tax = rate.contained_in(amount).min(left.tax);
     let net = Cents(amount.0 - tax.0).min(left.net);
@@ -62,11 +58,6 @@ pub fn total(request: &Invoice, invoice: &Invoice, left: Total) -> Result<Total,
         tax: Cents(amount.0 - net.0),
         amount,
     })
-}
-
-fn number_of(invoice: &Invoice) -> String {
-    let number = invoice.status.as_ref().and_then(|status| status.number.clone());
-    number.unwrap_or_default()
 }
 
 /// The credit note as it is issued: of the same period, seller, buyer and tax as its invoice.
@@ -81,7 +72,7 @@ pub fn issued(
     // A request says how much and why; everything else is as on the invoice.
     let of = &invoice.spec;
     let credit = request.spec.credit.clone().map(|credit| Credit {
-        number: number_of(invoice),
+        number: invoice.number().unwrap_or_default().to_owned(),
         ..credit
     });
     issued.spec = InvoiceSpec {

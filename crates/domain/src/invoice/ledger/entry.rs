@@ -37,7 +37,7 @@ pub(super) fn new(uid: &str, subject: &Subject<'_>, from: Timestamp) -> Option<L
         cap_cents: 0,
         open_hour: None,
     };
-    update(&mut entry, Some(subject), from, from, true);
+    update(&mut entry, Some(subject), from, from);
     let has_hours = match &subject.metered {
         Metered::Instance(_) => has_hours_from(&entry, entry.billed_until.unwrap_or(Timestamp::MIN)),
         Metered::Backups(_) => !entry.backups.is_empty(),
@@ -47,13 +47,13 @@ pub(super) fn new(uid: &str, subject: &Subject<'_>, from: Timestamp) -> Option<L
 
 /// From when on a subject that is seen for the first time is billed: its beginning (`None`), unless that is too long before the open
 /// period.
-fn from_when(since: Timestamp, from: Timestamp) -> Option<Timestamp> {
+pub(super) fn from_when(since: Timestamp, from: Timestamp) -> Option<Timestamp> {
     let is_old = since.checked_add(LATE).is_ok_and(|latest| latest < from);
     is_old.then_some(from)
 }
 
 /// Whether [`update`] would change nothing, as is almost always so. May say no although it would not.
-pub(super) fn is_current(entry: &LedgerEntry, subject: &Subject<'_>, renames: bool) -> bool {
+pub(super) fn is_current(entry: &LedgerEntry, subject: &Subject<'_>) -> bool {
     let has_changes = match &subject.metered {
         Metered::Instance(metering) => entry.changes == metering.changes,
         Metered::Backups(backups) => {
@@ -66,23 +66,24 @@ pub(super) fn is_current(entry: &LedgerEntry, subject: &Subject<'_>, renames: bo
     };
     // A single change is never forgotten.
     let forgets = entry.billed_until.is_some() && entry.changes.len() > 1;
-    has_changes && !forgets && entry.ended == subject.ended && !(renames && entry.name != subject.name)
+    has_changes && !forgets && entry.ended == subject.ended
 }
 
 /// Brings an entry up to date with its subject. What is gone without having been seen to end ends `now`. The name is updated together
-/// with other changes, or if `renames`. `from` is the start of the open period.
+/// with other changes. `from` is the start of the open period.
 pub(super) fn update(
     entry: &mut LedgerEntry,
     subject: Option<&Subject<'_>>,
     from: Timestamp,
     now: Timestamp,
-    renames: bool,
 ) {
     let Some(subject) = subject else {
+        if entry.backups.is_empty() {
+            entry.ended = entry.ended.or(Some(now));
+        }
         for backup in &mut entry.backups {
             backup.ended = backup.ended.or(Some(now));
         }
-        entry.ended = entry.ended.or(Some(now));
         return;
     };
     let before = (entry.changes.len(), entry.changes.last().copied(), entry.ended);
@@ -104,7 +105,7 @@ pub(super) fn update(
         Metered::Backups(seen) => is_changed = update_backups(&mut entry.backups, seen, from, now),
     }
     is_changed |= before != (entry.changes.len(), entry.changes.last().copied(), entry.ended);
-    if (renames || is_changed) && entry.name != subject.name {
+    if is_changed && entry.name != subject.name {
         subject.name.clone_into(&mut entry.name);
     }
 }
@@ -218,7 +219,7 @@ pub(super) fn carried(
     is_same_month: bool,
 ) -> Option<LedgerEntry> {
     // What still exists after its deletion was accepted would be taken for new if it were forgotten.
-    let mut carried = entry.clone();
+    let mut carried = renamed(entry, subject);
     carried.billed_until = entry.billed_until.max(Some(at));
     if !entry.backups.is_empty() {
         carried.backups.retain(|backup| {
@@ -254,6 +255,15 @@ pub(super) fn carried(
     Some(carried)
 }
 
+/// The entry with the name that its subject has now.
+pub(super) fn renamed(entry: &LedgerEntry, subject: Option<&Subject<'_>>) -> LedgerEntry {
+    let name = subject.map_or(entry.name.as_str(), |subject| subject.name);
+    LedgerEntry {
+        name: name.to_owned(),
+        ..entry.clone()
+    }
+}
+
 /// Whether an hour of an instance that begins at this time or later is to be billed.
 fn has_hours_from(entry: &LedgerEntry, at: Timestamp) -> bool {
     let hours = |ended| first_hour_from(entry.since, ended).max(1);
@@ -262,10 +272,19 @@ fn has_hours_from(entry: &LedgerEntry, at: Timestamp) -> bool {
         .is_none_or(|ended| first_hour_from(entry.since, at) < hours(ended))
 }
 
+/// Whether an entry has as many backups as it may have, and would have at most half as many on the next invoice.
+pub(super) fn is_full(entry: &LedgerEntry) -> bool {
+    let over = entry.backups.iter().filter(|backup| backup.ended.is_some());
+    entry.backups.len() >= MAX_BACKUPS && 2 * over.count() >= entry.backups.len()
+}
+
 /// Whether everything in an entry has ended.
 pub fn is_over(entry: &LedgerEntry) -> bool {
-    let backups_are = entry.backups.iter().all(|backup| backup.ended.is_some());
-    entry.ended.is_some() || !entry.backups.is_empty() && backups_are
+    if entry.backups.is_empty() {
+        entry.ended.is_some()
+    } else {
+        entry.backups.iter().all(|backup| backup.ended.is_some())
+    }
 }
 
 /// The last moment at which something in an entry ended or, if that is later, began. The first hour of what began just now counts,

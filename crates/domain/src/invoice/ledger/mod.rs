@@ -5,13 +5,14 @@
 //! - `sync`: copies what is metered to the open invoice;
 //! - `close`: ends its period and issues it; `carry`: opens the next one with what continues;
 //! - `credit`: credit notes;
-//! - `entry`: the line of an entry, and what the next invoice carries over from it.
+//! - `entry`: the line of an entry, and what the next invoice carries over from it;
+//! - `pages`: which entries are in memory.
 //!
 //! Closing at a time T has these steps, each of them repeatable:
 //!
-//! 1. What is metered is copied one last time.
-//! 2. The pages of the next invoice are created, with everything that continues, and then that invoice. From then on,
-//!    nothing that the old one says about the time before T changes.
+//! 1. What is metered is copied.
+//! 2. The pages of the next invoice are created, with everything that continues, and then that invoice. Nothing that the old one says
+//!    about the time before T changes from then on, nor meanwhile, unless the process dies and the next one begins this step anew.
 //! 3. Each page of the old invoice is written with its lines.
 //! 4. The old invoice gets a number, which is an object of its own, and is issued with the number, its own lines and its event in one
 //!    write.
@@ -27,6 +28,7 @@ mod carry;
 mod close;
 pub mod credit;
 mod entry;
+mod pages;
 mod sync;
 
 use std::{
@@ -38,9 +40,14 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::PriceHistory;
 use crate::catalogue::InvoiceTerms;
-use resources::{Invoice, InvoicePage, LedgerEntry, invoice::Party, metering::Metering, money::TaxRate};
+use resources::{
+    Invoice, InvoicePage, LedgerEntry, invoice::Party, invoice_page::has_room, metering::Metering,
+    money::TaxRate,
+};
 
 pub use close::SPREAD;
+use pages::{Page, Pages, shrink};
+
 pub use entry::{is_over, lines_of};
 
 /// How long after the end of a period its invoice is closed: until then, changes from its last moments are still being
@@ -83,7 +90,7 @@ pub struct Subject<'a> {
 }
 
 /// Everything that is billed, by what it is kept under: the origin of an instance, or [`backups_key`].
-pub type Subjects<'a> = HashMap<Cow<'a, str>, Subject<'a>>;
+pub type Subjects<'a> = BTreeMap<Cow<'a, str>, Subject<'a>>;
 
 /// What the backups of an instance are kept under.
 pub fn backups_key(instance_id: &str) -> String {
@@ -142,6 +149,8 @@ pub struct Facts<'a> {
     pub terms: &'a InvoiceTerms,
     /// Number of lines from which on an invoice is issued and the next one begins.
     pub max_lines: usize,
+    /// Most entries in an invoice, and on a page.
+    pub max_entries: usize,
     pub now: Timestamp,
 }
 
@@ -149,6 +158,11 @@ impl Facts<'_> {
     /// Whether nothing can be issued, because the catalogue names no seller.
     const fn is_held(&self) -> bool {
         self.terms.seller.name.is_empty()
+    }
+
+    /// Whether an invoice or a page with these entries has room for one more.
+    fn has_room(&self, entries: &[LedgerEntry], one_more: &LedgerEntry) -> bool {
+        entries.len() < self.max_entries && has_room(entries, one_more)
     }
 
     /// The tax on an invoice whose period ends at this time.
@@ -165,15 +179,17 @@ pub struct Books {
     /// The invoices that have not been issued, by the start of their periods: the open one, and earlier ones that are
     /// being issued.
     pub invoices: BTreeMap<Timestamp, Invoice>,
-    /// Their pages, and those of an invoice that is being prepared, by invoice name and number.
-    pub pages: BTreeMap<(String, u32), InvoicePage>,
+    /// Their pages, and those of an invoice that is being prepared, by the name of the invoice.
+    pages: BTreeMap<String, Pages>,
     /// The end of the last issued invoice; `None` if that is not known yet.
     pub issued_until: Option<Timestamp>,
     /// Numbers given to invoices that have not been issued with them yet, by name.
     pub numbers: HashMap<String, String>,
-    /// Whether everything that is metered has been copied, as of these facts; and whether names have been, too.
-    copied: Option<bool>,
-    /// What the next invoice takes over, while it is being made.
+    /// Whether everything that is metered has been copied, as of these facts,
+    is_copied: bool,
+    /// and how far it has been looked through.
+    scan: sync::Scan,
+    /// What the next invoice takes over, from when it begins to be made: nothing on the old one changes from then on.
     carry: Option<carry::Carry>,
 }
 
@@ -186,6 +202,13 @@ pub enum Step {
     Continue,
     /// Find out how far the account's issued invoices reach.
     LookBack,
+    /// Read pages, which are needed in memory.
+    Read {
+        /// Name of the invoice.
+        invoice: String,
+        /// Their numbers.
+        numbers: Vec<u32>,
+    },
     /// Create or replace a page. An urgent write must not wait for more changes.
     Page {
         /// The page; it has a resourceVersion if it is to be replaced.
@@ -217,14 +240,23 @@ pub fn next(books: &mut Books, facts: &Facts<'_>) -> Step {
     let Some(newest) = books.invoices.values().next_back() else {
         return sync::open(books, facts);
     };
-    let is_due = !facts.is_held() && close::end(books, newest, facts).is_due(facts.now);
-    if !books.has_lines(newest.name()) && books.copied < Some(is_due) {
-        if let Some(step) = sync::sync(books, newest, facts, is_due) {
+    let name = newest.name().to_owned();
+    // What is new while the next invoice is being made is copied to that one.
+    if !books.has_lines(&name) && !books.is_copied && books.carry.is_none() {
+        if let Some(step) = sync::sync(books, &name, facts) {
             return step;
         }
-        books.copied = Some(is_due);
+        books.is_copied = true;
+        if let Some(pages) = books.pages.get_mut(&name) {
+            pages.shelve_all(facts.subjects);
+        }
     }
-    close::close(books, facts)
+    let step = close::close(books, facts);
+    if matches!(step, Step::Rest(_)) && books.carry.take().is_some() {
+        // The next invoice is not made after all.
+        return Step::Continue;
+    }
+    step
 }
 
 impl Books {
@@ -237,67 +269,103 @@ impl Books {
     }
 
     /// The pages of an invoice, in order.
-    pub fn pages_of<'a>(&'a self, invoice: &'a str) -> impl DoubleEndedIterator<Item = &'a InvoicePage> {
-        let from = (invoice.to_owned(), 0);
-        let to = (invoice.to_owned(), u32::MAX);
-        self.pages.range(from..=to).map(|(_, page)| page)
+    fn pages_of(&self, invoice: &str) -> impl DoubleEndedIterator<Item = &Page> {
+        self.pages.get(invoice).into_iter().flat_map(Pages::iter)
     }
 
-    fn page(&self, invoice: &str, number: u32) -> Option<&InvoicePage> {
-        self.pages.get(&(invoice.to_owned(), number))
+    fn page(&self, invoice: &str, number: u32) -> Option<&Page> {
+        self.pages.get(invoice)?.get(number)
     }
 
-    /// The entries of an invoice, in order.
-    fn entries_of<'a>(&'a self, invoice: &'a Invoice) -> impl Iterator<Item = &'a LedgerEntry> {
-        let pages = self.pages_of(invoice.name());
-        let of_pages = pages.flat_map(|page| &page.spec.entries);
-        invoice.spec.entries.iter().chain(of_pages)
+    fn invoice(&self, name: &str) -> Option<&Invoice> {
+        self.invoices.values().find(|invoice| invoice.name() == name)
     }
 
-    /// The entries on a page of an invoice, or in the invoice itself if `number` is 0.
-    fn entries_on(&self, invoice: &str, number: u32) -> &[LedgerEntry] {
-        if number > 0 {
-            return self.page(invoice, number).map_or(&[], |page| &page.spec.entries);
+    /// The entries on a page of an invoice, or in the invoice itself if `number` is 0. The error is the step that reads them.
+    fn entries_on(&self, invoice: &str, number: u32) -> Result<&[LedgerEntry], Step> {
+        if number == 0 {
+            return Ok(self.invoice(invoice).map_or(&[], |invoice| &invoice.spec.entries));
         }
-        let found = self.invoices.values().find(|one| one.name() == invoice);
-        found.map_or(&[], |invoice| &invoice.spec.entries)
+        match self.page(invoice, number) {
+            Some(page) if page.is_loaded => Ok(&page.object.spec.entries),
+            _ => Err(Step::Read {
+                invoice: invoice.to_owned(),
+                numbers: vec![number],
+            }),
+        }
     }
 
     /// The number of the page after this one.
     fn page_after(&self, invoice: &str, number: u32) -> Option<u32> {
-        let (from, to) = ((invoice.to_owned(), number + 1), (invoice.to_owned(), u32::MAX));
-        self.pages.range(from..=to).next().map(|((_, number), _)| *number)
+        self.pages.get(invoice)?.after(number)
+    }
+
+    /// Whether a page has nothing that continues at this time, so that it need not be read.
+    fn is_over(&self, invoice: &str, number: u32, at: Timestamp) -> bool {
+        let pages = self.pages.get(invoice);
+        pages.is_some_and(|pages| pages.is_over(number, at))
+    }
+
+    /// Forgets the entries of a page, which are up to date.
+    fn shelve(&mut self, invoice: &str, number: u32, facts: &Facts<'_>) {
+        if let Some(pages) = self.pages.get_mut(invoice) {
+            pages.shelve(number, facts.subjects);
+        }
     }
 
     /// A page of an invoice that does not exist, from a close that was given up.
     fn left_over(&self) -> Option<&InvoicePage> {
-        let is_known = |name: &str| self.invoices.values().any(|invoice| invoice.name() == name);
-        self.pages.values().find(|page| !is_known(&page.spec.invoice))
+        let mut unknown = self.pages.iter().filter(|(name, _)| self.invoice(name).is_none());
+        unknown.find_map(|(_, pages)| Some(&pages.iter().next()?.object))
     }
 
     /// Whether a page of the invoice has its lines.
     fn has_lines(&self, invoice: &str) -> bool {
         // They are written in order.
-        self.pages_of(invoice)
-            .next()
-            .is_some_and(|page| page.spec.lines.is_some())
+        let first = self.pages_of(invoice).next();
+        first.is_some_and(|page| page.lines.is_some())
+    }
+
+    /// The number of the first page of an invoice; `None` if it has none.
+    pub fn first_page(&self, invoice: &str) -> Option<u32> {
+        self.pages_of(invoice).next().map(|page| page.object.spec.number)
+    }
+
+    /// The number of entries of pages that are in memory, and of others that are looked at because of what exists.
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        let sizes = self.pages.values().map(Pages::sizes);
+        sizes.fold((0, 0), |sum, (loaded, live)| (sum.0 + loaded, sum.1 + live))
+    }
+
+    /// Whether the newest invoice stays as it is, because the next one is being made.
+    #[cfg(test)]
+    pub(super) const fn is_final(&self) -> bool {
+        self.carry.is_some()
     }
 
     /// Says that what is metered may have changed. To be called whenever the facts are others than before, but for the time.
-    pub const fn look_again(&mut self) {
-        self.copied = None;
+    pub fn look_again(&mut self) {
+        (self.is_copied, self.scan) = (false, sync::Scan::default());
     }
 
-    /// Records a page that was written.
-    pub fn put_page(&mut self, mut page: InvoicePage) {
-        shrink(&mut page.spec.entries);
-        let key = (page.spec.invoice.clone(), page.spec.number);
-        self.pages.insert(key, page);
+    /// Records a page that was read with all others, or written.
+    pub fn put_page(&mut self, page: InvoicePage) {
+        self.pages.entry(page.spec.invoice.clone()).or_default().put(page);
+    }
+
+    /// Records a page that was [to be read](Step::Read). Returns false if it has changed meanwhile: what is stored must be read anew.
+    #[must_use]
+    pub fn load_page(&mut self, page: InvoicePage) -> bool {
+        let pages = self.pages.get_mut(&page.spec.invoice);
+        pages.is_some_and(|pages| pages.load(page))
     }
 
     /// Records that a page was deleted.
     pub fn remove_page(&mut self, page: &InvoicePage) {
-        self.pages.remove(&(page.spec.invoice.clone(), page.spec.number));
+        if let Some(pages) = self.pages.get_mut(&page.spec.invoice) {
+            pages.remove(page.spec.number);
+        }
     }
 
     /// Records an invoice that was written. An issued invoice leaves the books, with its pages.
@@ -311,23 +379,16 @@ impl Books {
             self.invoices.insert(from, invoice);
         }
         // A page of the next invoice changes nothing about what is copied.
-        self.copied = None;
-    }
-
-    /// Records that an invoice was issued or deleted.
-    pub fn remove_invoice(&mut self, invoice: &Invoice) {
-        self.invoices.remove(&invoice.spec.period.from);
-        self.pages.retain(|(name, _), _| name != invoice.name());
-        self.numbers.remove(invoice.name());
+        self.look_again();
         self.carry = None;
     }
-}
 
-/// Gives back spare capacity, which parsing leaves: the books stay in memory.
-fn shrink(entries: &mut Vec<LedgerEntry>) {
-    entries.shrink_to_fit();
-    for entry in entries {
-        entry.changes.shrink_to_fit();
-        entry.backups.shrink_to_fit();
+    /// Records that an invoice was deleted.
+    pub fn remove_invoice(&mut self, invoice: &Invoice) {
+        self.invoices.remove(&invoice.spec.period.from);
+        self.pages.remove(invoice.name());
+        self.numbers.remove(invoice.name());
+        self.look_again();
+        self.carry = None;
     }
 }

@@ -3,11 +3,7 @@
 
 use std::fmt::Write as _;
 
-use resources::{
-    Invoice, InvoiceLine, InvoiceStatus,
-    invoice_page::LineRow,
-    money::{Cents, TaxRate},
-};
+use resources::{Invoice, InvoiceLine, invoice_page::LineRow, money::Cents};
 
 const HEAD: &str =
     "number,period_from,period_to,instance_id,name,plan,hours,unit_price,amount,currency,tax_rate\r\n";
@@ -17,13 +13,12 @@ const HEAD: &str =
 pub(super) fn head(invoice: &Invoice) -> String {
     let mut text = HEAD.to_owned();
     if let Some(credit) = &invoice.spec.credit {
-        let net = invoice.status.as_ref().map_or(0, |status| status.net_cents);
         let of_credit = LineRow {
             plan: "credit_note",
             note: String::new(),
             hours: String::new(),
             unit_price: String::new(),
-            amount: format!("-{}", Cents(net)),
+            amount: format!("-{}", Cents(invoice.content().net_cents)),
         };
         row(&mut text, invoice, "", &credit.reason, &of_credit);
     }
@@ -42,14 +37,12 @@ pub(super) fn rows(invoice: &Invoice, lines: &[InvoiceLine]) -> String {
 }
 
 fn row(text: &mut String, invoice: &Invoice, instance_id: &str, name: &str, row: &LineRow<'_>) {
-    let (unknown, period) = (InvoiceStatus::default(), invoice.spec.period);
-    let status = invoice.status.as_ref().unwrap_or(&unknown);
-    let none = TaxRate::default().to_string();
+    let period = invoice.spec.period;
     // Writing to a String cannot fail.
     let _ = write!(
         text,
         "{},{},{},{},{},{},{},{},{},{},{}\r\n",
-        field(status.number.as_deref().unwrap_or_default()),
+        field(invoice.number().unwrap_or_default()),
         period.from,
         period.to,
         field(instance_id),
@@ -59,7 +52,7 @@ fn row(text: &mut String, invoice: &Invoice, instance_id: &str, name: &str, row:
         row.unit_price,
         row.amount,
         field(&invoice.spec.currency),
-        status.tax_rate.as_deref().unwrap_or(&none),
+        invoice.content().tax_rate(),
     );
 }
 

@@ -4,13 +4,9 @@ use std::fmt::Write as _;
 
 use jiff::{Timestamp, tz::TimeZone};
 
+use super::escaped;
 use crate::invoice::Total;
-use resources::{
-    Invoice, InvoiceLine, InvoiceStatus,
-    invoice::Party,
-    invoice_page::BACKUP,
-    money::{Cents, TaxRate},
-};
+use resources::{Invoice, InvoiceLine, invoice::Party, money::Cents};
 
 /// The style sheet of the page, for its Content-Security-Policy.
 pub const STYLE: &str = "body{font:11pt/1.4 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;color:#111}\
@@ -19,22 +15,6 @@ address{font-style:normal;white-space:pre-line}dl{display:grid;grid-template-col
 table{border-collapse:collapse;width:100%;margin:1.5rem 0}th,td{padding:.25rem .5rem;text-align:left;border-bottom:1px solid #ccc;overflow-wrap:anywhere}\
 .n{text-align:right;font-variant-numeric:tabular-nums}tfoot td{border:0}tfoot tr:last-child td{font-weight:bold}\
 .more td{border:0}.hint{color:#555;font-size:9pt}thead{display:table-header-group}tr{break-inside:avoid}@page{margin:18mm}@media print{body{margin:0;padding:0;max-width:none}}";
-
-/// Escapes a text for an element or a quoted attribute.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            c => escaped.push(c),
-        }
-    }
-    escaped
-}
 
 /// A party; nothing if it is not known.
 fn party(heading: &str, party: Option<&Party>) -> String {
@@ -56,8 +36,7 @@ fn moment(moment: Timestamp) -> String {
 
 /// The page up to the rows of the lines.
 pub(super) fn head(invoice: &Invoice) -> String {
-    let unknown = InvoiceStatus::default();
-    let status = invoice.status.as_ref().unwrap_or(&unknown);
+    let status = invoice.content();
     let what = if invoice.is_invoice() {
         "Invoice"
     } else {
@@ -126,17 +105,14 @@ pub(super) fn head(invoice: &Invoice) -> String {
 
 /// The page after the rows of the lines.
 pub(super) fn foot(invoice: &Invoice, total: Total) -> String {
-    let unknown = InvoiceStatus::default();
-    let status = invoice.status.as_ref().unwrap_or(&unknown);
+    let status = invoice.content();
     let currency = escaped(&invoice.spec.currency);
     let sum = |what: &str, amount: Cents| {
         format!(
             "<tr><td colspan=\"6\" class=\"n\">{what}</td><td class=\"n\">{amount} {currency}</td></tr>\n"
         )
     };
-    let none = TaxRate::default().to_string();
-    let rate = status.tax_rate.as_deref().unwrap_or(&none);
-    let (rate, is_invoice) = (escaped(rate), invoice.is_invoice());
+    let (rate, is_invoice) = (escaped(status.tax_rate()), invoice.is_invoice());
     let (of_net, of_tax, what) = if is_invoice {
         let of_tax = format!("Tax, {rate} % of that, rounded half up");
         ("Net, the sum of the column", of_tax, "Total to pay")
@@ -168,32 +144,14 @@ counts. Net: the amounts of a line, rounded half up to cents. The tax rate is th
 pub(super) fn rows(lines: &[InvoiceLine]) -> String {
     let mut text = String::new();
     for line in lines {
-        let mut rows = line.rows().into_iter().enumerate().peekable();
-        while let Some((index, row)) = rows.next() {
-            let (id, name) = if index == 0 {
-                (escaped(&line.instance_id), escaped(&line.name))
-            } else {
-                Default::default()
-            };
-            let to_pay = if rows.peek().is_none() {
-                Cents(line.amount_cents).to_string()
-            } else {
-                String::new()
-            };
-            let class = if rows.peek().is_none() {
-                ""
-            } else {
-                " class=\"more\""
-            };
-            let unit = if row.plan == BACKUP { " GB-h" } else { "" };
+        let mut rows = line.table().into_iter().peekable();
+        while let Some(row) = rows.next() {
+            let [id, name, plan, hours, price, amount, to_pay] = row.map(|cell| escaped(&cell));
+            let class = rows.peek().map_or("", |_| " class=\"more\"");
             // Writing to a String cannot fail.
             let _ = writeln!(
                 text,
-                "<tr{class}><td>{id}</td><td>{name}</td><td>{}</td><td class=\"n\">{}{unit}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{to_pay}</td></tr>",
-                escaped(format!("{} {}", row.plan, row.note).trim_end()),
-                row.hours,
-                row.unit_price,
-                row.amount,
+                "<tr{class}><td>{id}</td><td>{name}</td><td>{plan}</td><td class=\"n\">{hours}</td><td class=\"n\">{price}</td><td class=\"n\">{amount}</td><td class=\"n\">{to_pay}</td></tr>",
             );
         }
     }
@@ -205,12 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_means_something_in_html_is_escaped() {
-        assert_eq!(
-            escaped("<script>alert('\"&')</script>"),
-            "&lt;script&gt;alert(&#39;&quot;&amp;&#39;)&lt;/script&gt;"
-        );
-        // The style sheet cannot close its element.
+    fn the_style_sheet_cannot_close_its_element() {
         assert!(!STYLE.contains('<'));
     }
 }

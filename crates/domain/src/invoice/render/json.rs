@@ -3,28 +3,28 @@
 use crate::invoice::Total;
 use api::{Corrected, Hours, InvoiceHours, Money, Seconds, UnitMoney};
 use resources::{
-    Invoice, InvoiceLine, InvoicePeriod, InvoiceStatus, ids,
-    money::{Cents, Exact, Reduction, TaxRate, UnitPrice},
+    Invoice, InvoiceLine, InvoicePeriod, ids,
+    money::{Cents, Exact, Reduction, UnitPrice},
 };
 
 /// An issued invoice, without its lines.
 pub fn issued(invoice: &Invoice) -> api::Invoice {
-    let status = invoice.status.clone().unwrap_or_default();
-    let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
-    shown(invoice, status, Total::of(invoice), count)
+    let count = usize::try_from(invoice.content().lines_count).unwrap_or(usize::MAX);
+    shown(invoice, Total::of(invoice), count)
 }
 
 /// An invoice with some of its lines, the sums over all of them, and their number.
 pub fn with_lines(invoice: &Invoice, lines: &[InvoiceLine], total: Total, count: usize) -> api::Invoice {
-    let status = invoice.status.clone().unwrap_or_default();
     let shown_lines = lines.iter().map(|it| line(it, &invoice.spec.currency));
     api::Invoice {
         lines: Some(shown_lines.collect()),
-        ..shown(invoice, status, total, count)
+        ..shown(invoice, total, count)
     }
 }
 
-fn shown(invoice: &Invoice, status: InvoiceStatus, total: Total, lines_count: usize) -> api::Invoice {
+fn shown(invoice: &Invoice, total: Total, lines_count: usize) -> api::Invoice {
+    let status = invoice.content().clone();
+    let tax_rate = status.tax_rate().to_owned();
     let InvoicePeriod { from, to } = invoice.spec.period;
     let currency = &invoice.spec.currency;
     let credit = invoice.spec.credit.as_ref();
@@ -47,7 +47,7 @@ fn shown(invoice: &Invoice, status: InvoiceStatus, total: Total, lines_count: us
         }),
         reason: credit.map(|credit| credit.reason.clone()),
         net: Money::new(total.net, currency),
-        tax_rate: status.tax_rate.unwrap_or_else(|| TaxRate::default().to_string()),
+        tax_rate,
         tax_note: status.tax_note,
         tax: Money::new(total.tax, currency),
         amount: Money::new(total.amount, currency),

@@ -2,11 +2,10 @@
 //! and `foot`.
 //!
 //! - [`csv`]: a table; [`html`]: a page to print;
-//! - [`e_invoice`]: an e-invoice; [`ubl`]: its form;
+//! - [`ubl`]: an e-invoice;
 //! - [`json`]: what `/v1` shows.
 
 pub mod csv;
-pub mod e_invoice;
 pub mod html;
 pub mod json;
 pub mod ubl;
@@ -40,7 +39,7 @@ impl Form {
         match self {
             Self::Csv => csv::head(invoice),
             Self::Html => html::head(invoice),
-            Self::Ubl => e_invoice::head(invoice),
+            Self::Ubl => ubl::head(invoice),
         }
     }
 
@@ -49,7 +48,7 @@ impl Form {
         match self {
             Self::Csv => csv::rows(invoice, lines),
             Self::Html => html::rows(lines),
-            Self::Ubl => e_invoice::lines(invoice, first, lines),
+            Self::Ubl => ubl::lines(invoice, first, lines),
         }
     }
 
@@ -58,7 +57,42 @@ impl Form {
         match self {
             Self::Csv => String::new(),
             Self::Html => html::foot(invoice, total),
-            Self::Ubl => e_invoice::foot(invoice),
+            Self::Ubl => ubl::foot(invoice),
         }
+    }
+}
+
+/// Escapes a text for HTML or XML, in an element or a quoted attribute, and replaces each character that XML 1.0 does not allow.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&apos;"),
+            // A reader would turn it into a line feed.
+            '\r' => escaped.push_str("&#13;"),
+            '\t' | '\n' | ' '..='\u{FFFD}' | '\u{10000}'.. => escaped.push(c),
+            _ => escaped.push(char::REPLACEMENT_CHARACTER),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_escaped_and_have_no_characters_that_xml_forbids() {
+        let text = escaped("<a b='\"'>&amp;\t\n");
+        assert_eq!(text, "&lt;a b=&apos;&quot;&apos;&gt;&amp;amp;\t\n");
+        let text = escaped("\0a\u{b}\u{1b}\u{fffe}\u{ffff}\r🦀\u{10ffff}é");
+        assert_eq!(
+            text,
+            "\u{fffd}a\u{fffd}\u{fffd}\u{fffd}\u{fffd}&#13;🦀\u{10ffff}é"
+        );
     }
 }

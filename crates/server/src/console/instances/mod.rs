@@ -1,12 +1,14 @@
 //! Instances: list, create, detail, and the actions on one.
 //!
 //! - `view`: instances and images as pages show them; `charts`: their usage over time;
-//! - `create`: the form for a new one, with `offers`: what the regions offer; `operate`: power, plan, image, settings, backups, deletion.
+//! - `create`: the form for a new one, with `offers`: what the regions offer; `operate`: power, plan, image, settings, backups, deletion;
+//! - `server_console`: the console of its server.
 
 mod charts;
 mod create;
 mod offers;
 mod operate;
+mod server_console;
 mod view;
 
 use std::sync::Arc;
@@ -73,6 +75,10 @@ pub(super) fn routes() -> Router<Arc<App>> {
             get(operate::show_backup).post(operate::back_up),
         )
         .route(
+            "/console/instances/{id}/console",
+            get(server_console::show).post(server_console::open),
+        )
+        .route(
             "/console/instances/{id}/delete",
             get(operate::show_delete).post(operate::delete),
         )
@@ -137,6 +143,7 @@ struct Power {
 
 #[derive(Template)]
 #[template(path = "console/instances/detail.html")]
+#[expect(clippy::struct_excessive_bools, reason = "which buttons it has")]
 struct DetailPage {
     shell: Shell,
     instance: Instance,
@@ -144,6 +151,7 @@ struct DetailPage {
     may_change_plan: bool,
     may_rebuild: bool,
     may_back_up: bool,
+    may_open_console: bool,
     backups: Vec<Backup>,
     /// `None` if it is not read again.
     more: Option<More>,
@@ -298,6 +306,9 @@ async fn detail(request: SessionRequest, Path(id): Path<String>) -> Result<Respo
         may_change_plan: may(Action::ChangePlan),
         may_rebuild: may(Action::Rebuild),
         may_back_up: instance.may_be_backed_up() && !backs_up && request.may_write(),
+        may_open_console: instance.may_have_console()
+            && request.gateway_origin().is_some()
+            && request.may_write(),
         powers,
         backups: backups.data,
         more,

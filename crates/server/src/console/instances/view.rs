@@ -5,8 +5,8 @@ use crate::console::{
     text::{bytes, percent},
 };
 use api::{ImageOffer, InstanceSummary};
-use domain::instance::Action;
-use resources::InstanceState;
+use domain::instance::{Action, has_console};
+use resources::{InstanceState, PowerState};
 
 /// The statuses that REST shows, in the order of an instance's life.
 pub fn statuses() -> Vec<&'static str> {
@@ -74,6 +74,11 @@ impl Instance {
     /// The colour of its status.
     pub fn tone(&self) -> &'static str {
         tone(self.status)
+    }
+
+    /// Whether its console may be open; in an error, that depends on its power.
+    pub fn may_have_console(&self) -> bool {
+        has_console(self.status, Some(PowerState::Running))
     }
 
     /// Whether a pending plan takes effect with the operation in progress.

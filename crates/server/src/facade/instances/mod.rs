@@ -1,11 +1,12 @@
 //! `/v1/instances`: list, create, detail, change, delete.
 //!
-//! - `actions`: start, stop, poweroff, reboot, rebuild;
+//! - `actions`: start, stop, poweroff, reboot, rebuild; `console`: access to the consoles;
 //! - `body`: request bodies; `installation`: the image or backup that they name;
 //! - `view`: instances as responses show them.
 
 pub mod actions;
 pub mod body;
+pub mod console;
 mod installation;
 pub mod view;
 

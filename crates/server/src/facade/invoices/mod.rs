@@ -20,7 +20,7 @@ use super::{
 };
 use crate::service::{error::Error, id::InvoiceId, invoices::OpenedInvoice};
 use api::{ErrorAnswer, ErrorCode, Invoice, InvoiceAnswer, List, Pagination};
-use domain::invoice::render::{Form, e_invoice, html, json as model};
+use domain::invoice::render::{Form, html, json as model, ubl};
 use resources::{InvoiceLine, money::Cents};
 
 /// The Content-Security-Policy of a page to print, which has one style sheet and nothing else.
@@ -69,7 +69,7 @@ fn check_e_invoice(invoice: &resources::Invoice) -> Result<(), Error> {
     if !invoice.is_issued() {
         return Err(still_open());
     }
-    let missing = e_invoice::missing(invoice);
+    let missing = ubl::missing(invoice);
     missing.first().map_or(Ok(()), |first| {
         let missing = missing.join(", ");
         Err(no_e_invoice(
@@ -180,14 +180,9 @@ async fn answer(opened: OpenedInvoice, parameters: &Parameters, cost: Charged) -
     if form == Form::Ubl {
         check_e_invoice(&opened.invoice)?;
     }
-    let number = opened
-        .invoice
-        .status
-        .as_ref()
-        .and_then(|status| status.number.clone());
-    let name = match number {
-        Some(number) if opened.invoice.is_invoice() => format!("invoice-{number}"),
-        Some(number) => format!("credit-note-{number}"),
+    let invoice = &opened.invoice;
+    let name = match invoice.number() {
+        Some(number) => format!("{}-{number}", invoice.word().replace(' ', "-")),
         None => "invoice".to_owned(),
     };
     let extension = match form {

@@ -16,6 +16,7 @@ use super::super::{
 use crate::service::{
     alerts::ShownAlert,
     backups::{IndexedBackup, ShownBackup, check_backup_state},
+    console::check_console_state,
     deliveries::When,
     error::Error,
     idempotency,
@@ -24,7 +25,10 @@ use crate::service::{
     precondition,
     webhooks::IndexedWebhook,
 };
-use api::{CursorList, CursorPagination, InstanceMetrics, InstanceSeries, List, Pagination, Single};
+use api::{
+    Console, ConsoleType, CursorList, CursorPagination, InstanceMetrics, InstanceSeries, List, Pagination,
+    Seconds, Single,
+};
 use domain::{
     event::{EventType, catalogue},
     instance::Action,
@@ -254,6 +258,23 @@ pub fn acting(action: Action) -> Value {
     let item = instance_object(state, power, Some(operation));
     let view = item.as_ref().map(|item| instances::view::detail(item, None));
     begun(view, &actions::message(action, "web-1", "debian-13"))
+}
+
+/// A console that can be opened.
+pub fn console() -> Console {
+    Console {
+        r#type: ConsoleType::Serial,
+        url: "wss://cloud.example.com/v1/console?token=0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY"
+            .to_owned(),
+        expires_at: Seconds("2026-11-21T10:01:00Z".parse().unwrap_or_default()),
+    }
+}
+
+/// The refusal of a console of a server that is off.
+pub fn no_console() -> Error {
+    let item = instance_object("stopped", "Stopped", None);
+    let refused = item.and_then(|item| check_console_state(&item).err());
+    refused.unwrap_or_else(Error::fault)
 }
 
 /// The refusal of an action in an unsuitable status.

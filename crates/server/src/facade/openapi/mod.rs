@@ -22,7 +22,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{
     App, account, backups, catalogue, deliveries, events,
     extract::query::Known,
-    instances::{self, actions},
+    instances::{self, actions, console},
     invoices, keys, monitoring, response,
     webhooks::{self, actions as webhook_actions},
 };
@@ -78,6 +78,7 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(actions::poweroff))
         .routes(routes!(actions::reboot))
         .routes(routes!(actions::rebuild))
+        .routes(routes!(console::open))
         .routes(routes!(backups::list_of_instance, backups::create))
         .routes(routes!(backups::list))
         .routes(routes!(backups::detail, backups::delete))
@@ -229,6 +230,7 @@ mod tests {
             "GET /v1/invoices/current",
             "GET /v1/invoices/{id}",
             "POST /v1/instances/{id}/backups",
+            "POST /v1/instances/{id}/console",
             "GET /v1/events",
             "GET /v1/events/{id}",
             "GET /v1/images",

@@ -101,8 +101,12 @@ fn add_errors(operation: &mut Value, method: &str, needs_key: bool) {
 /// Refers to the shared headers. An operation names those that it has besides.
 fn add_headers(operation: &mut Value, method: &str, needs_key: bool) {
     for (status, response) in object(&mut operation["responses"]) {
+        let own = response["headers"].as_object().cloned().unwrap_or_default();
         let is_limited = needs_key && status != "401";
-        let is_repeatable = method == "post" && status.starts_with('2');
+        // Without a version it is no resource, and nothing is remembered.
+        let makes_resource = status == "201" && own.contains_key("ETag");
+        let is_repeatable =
+            method == "post" && status.starts_with('2') && (status != "201" || makes_resource);
         let shared = [
             ("X-Request-Id", true),
             ("Cache-Control", true),
@@ -111,11 +115,10 @@ fn add_headers(operation: &mut Value, method: &str, needs_key: bool) {
             ("RateLimit-Reset", is_limited),
             ("Retry-After", status == "429" || status == "503"),
             ("WWW-Authenticate", status == "401"),
-            ("Location", status == "201"),
+            ("Location", makes_resource),
             ("Idempotency-Replayed", is_repeatable),
             ("Idempotency-Retention", is_repeatable),
         ];
-        let own = response["headers"].as_object().cloned().unwrap_or_default();
         let shared = shared.into_iter().filter(|(_, applies)| *applies);
         let names = shared
             .map(|(name, _)| name.to_owned())

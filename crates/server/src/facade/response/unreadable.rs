@@ -1,4 +1,4 @@
-//! Responses to requests that reach no handler, because their head cannot be parsed, is late or is too large.
+//! Responses to requests that reach no handler of the facade, most because their head cannot be parsed, is late or is too large.
 
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
@@ -21,8 +21,13 @@ pub fn answer(status: StatusCode) -> Response<Bytes> {
         ),
         _ => Error::new(ErrorCode::BadRequest, "the request is not valid HTTP/1.1"),
     };
+    error_answer(&error)
+}
+
+/// The answer with an error to a request that no handler of the facade gets.
+pub fn error_answer(error: &Error) -> Response<Bytes> {
     let id = hex::encode(rand::random::<[u8; 16]>());
-    let mut response = Response::new(Bytes::from(error::body(&error, &id)));
+    let mut response = Response::new(Bytes::from(error::body(error, &id)));
     *response.status_mut() = error::status(error.code);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, JSON);

@@ -1,11 +1,11 @@
-//! Sealing: encrypts and authenticates cookies, so that the browser can neither read nor change them.
+//! Sealing: encrypts and authenticates cookies and tickets, so that who carries them can neither read nor change them.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
 /// Length of a key in bytes.
 pub const KEY: usize = 32;
-/// Maximum length of a text that is opened; browsers keep no longer cookies.
+/// Maximum length of a text that is opened; browsers keep no longer cookies, and tickets are shorter.
 const MAX_TEXT: usize = 4096;
 
 /// A key that seals and opens texts (ChaCha20-Poly1305, RFC 8439).

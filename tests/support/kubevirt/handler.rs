@@ -1,0 +1,129 @@
+//! Stands in for virt-handler where virt-api asks it for the consoles of guests.
+
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{
+        Path as InPath,
+        ws::{Message, WebSocket, WebSocketUpgrade},
+    },
+    response::Response,
+    routing::get,
+};
+use bytes::Bytes;
+use http::StatusCode;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams},
+};
+use runtime::http::{self as server, ConnectionLimits, tls::Certificate};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tower::Service as _;
+
+/// The common name by which virt-api knows it.
+pub const COMMON_NAME: &str = "kubevirt.io:system:node:virt-handler";
+
+/// Serves until dropped.
+pub struct Handler {
+    pub port: u16,
+    _serving: DropGuard,
+}
+
+impl Handler {
+    /// Starts it with the certificate in this folder, in a thread of its own: tests that share a region have a runtime each.
+    pub fn start(certificates: &Path) -> Self {
+        let file = |name: &str| certificates.join(name);
+        let certificate = Certificate::load(&file("handler.pem"), &file("handler.key")).unwrap();
+        let serving = CancellationToken::new();
+        let (told, port) = std::sync::mpsc::channel();
+        let shutdown = serving.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let listener = server::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+                told.send(listener.local_addr().unwrap().port()).unwrap();
+                serve(listener, certificate, shutdown).await;
+            });
+        });
+        Self {
+            port: port.recv().unwrap(),
+            _serving: serving.drop_guard(),
+        }
+    }
+}
+
+async fn serve(listener: TcpListener, certificate: Certificate, shutdown: CancellationToken) {
+    let router = Router::new()
+        .route(
+            "/v1/namespaces/{namespace}/virtualmachineinstances/{name}/console",
+            get(
+                async |InPath((_, name)): InPath<(String, String)>, upgrade: WebSocketUpgrade| {
+                    upgraded(upgrade, format!("console of {name}\r\n"))
+                },
+            ),
+        )
+        .route(
+            "/v1/namespaces/{namespace}/virtualmachineinstances/{name}/vnc",
+            get(async |upgrade: WebSocketUpgrade| upgraded(upgrade, "RFB 003.008\n".to_owned())),
+        );
+    let service = hyper::service::service_fn(move |request: http::Request<server::Arriving>| {
+        router.clone().call(request.map(Body::new))
+    });
+    let options = server::Options {
+        limits: ConnectionLimits::of(1000, 1000),
+        unreadable: |status: StatusCode| {
+            let mut response = http::Response::new(Bytes::new());
+            *response.status_mut() = status;
+            response
+        },
+        certificate: Some(certificate),
+        grace: Duration::ZERO,
+        leaving: Arc::new(AtomicBool::new(false)),
+    };
+    server::connections(listener, service, options, shutdown).await;
+}
+
+/// Makes the Pod by which virt-api finds it: on this node.
+pub async fn announce(pods: Api<Pod>, node: &str) {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": { "name": "virt-handler", "labels": { "kubevirt.io": "virt-handler" } },
+        "spec": { "nodeName": node, "containers": [{ "name": "virt-handler", "image": "virt-handler" }] },
+    }))
+    .unwrap();
+    pods.create(&PostParams::default(), &pod).await.unwrap();
+    let status =
+        json!({ "status": { "phase": "Running", "podIP": "127.0.0.1", "podIPs": [{ "ip": "127.0.0.1" }] } });
+    pods.patch_status("virt-handler", &PatchParams::default(), &Patch::Merge(&status))
+        .await
+        .unwrap();
+}
+
+/// Greets, and then says again what it is told.
+fn upgraded(upgrade: WebSocketUpgrade, greeting: String) -> Response {
+    upgrade
+        .protocols(["plain.kubevirt.io"])
+        .on_upgrade(async move |mut socket: WebSocket| {
+            let mut next = Bytes::from(greeting);
+            while socket.send(Message::Binary(next)).await.is_ok() {
+                next = loop {
+                    match socket.recv().await {
+                        Some(Ok(Message::Binary(bytes))) => break bytes,
+                        Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Text(_))) => {}
+                        Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                    }
+                };
+            }
+        })
+}
