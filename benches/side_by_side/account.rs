@@ -29,9 +29,14 @@ impl Account {
     /// Creates the account; `product` sets up its namespace. Rate limit and webhook quota are enforced, but too high to be
     /// reached.
     pub async fn create(cluster: &Cluster, product: &Product) -> Result<Self> {
+        Self::named(cluster, product, ACCOUNT).await
+    }
+
+    /// The same with another name.
+    pub async fn named(cluster: &Cluster, product: &Product, name: &str) -> Result<Self> {
         Ok(Self {
-            namespace: Self::namespace(cluster, product, ACCOUNT).await?,
-            key: new_key(cluster, Path::new(STELLAGE))?,
+            namespace: Self::namespace(cluster, product, name).await?,
+            key: new_key(cluster, Path::new(STELLAGE), name)?,
         })
     }
 
@@ -66,16 +71,16 @@ impl Account {
 
     /// Creates a key with another build of `stellage`, which can then recognise its digest.
     pub fn key_of(cluster: &Cluster, program: &Path) -> Result<String> {
-        new_key(cluster, program)
+        new_key(cluster, program, ACCOUNT)
     }
 }
 
-fn new_key(cluster: &Cluster, program: &Path) -> Result<String> {
+fn new_key(cluster: &Cluster, program: &Path, account: &str) -> Result<String> {
     let create = [
         "key",
         "create",
         "--account",
-        ACCOUNT,
+        account,
         "--scope",
         "write",
         "--output",

@@ -10,10 +10,10 @@ use crate::{
     convergence, fill,
     latencies::as_f64,
     product::Product,
-    rolling::{Answers, Balancer, Clients},
     samples::{MEBIBYTES, SECONDS, Samples, Unit},
     say,
     sizes::Sizes,
+    support::rolling::{Answers, Balancer, Clients},
     table::{Aim, Table},
 };
 

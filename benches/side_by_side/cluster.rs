@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use control_plane::{ControlPlane, Identity};
+use control_plane::{ControlPlane, Identity, Options};
 
 use crate::{
     Result, objects, say,
@@ -36,11 +36,13 @@ impl Cluster {
     /// Starts the API server without an audit log, and installs the CRDs, the admission policies and the
     /// operator's rights.
     pub async fn start() -> Result<Self> {
+        Self::start_with(ControlPlane::options()).await
+    }
+
+    /// The same with options of the API server.
+    pub async fn start_with(options: Options) -> Result<Self> {
         say("starting etcd, kube-apiserver and kube-controller-manager");
-        let plane = ControlPlane::options()
-            .without_controller_manager()
-            .start()
-            .await?;
+        let plane = options.without_controller_manager().start().await?;
         let target = async |identity| {
             let kubeconfig = plane.kubeconfig(identity);
             Target::of(Server::Cluster { kubeconfig }).await

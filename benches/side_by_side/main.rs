@@ -16,7 +16,8 @@
 //! - `webhooks-sender`, `webhooks-rates`, `webhooks-hostile`, `webhooks-fairness`: see `webhooks`;
 //! - `availability`: the time until a process serves and leads, and until another one follows a dead leader, and the requests that fail
 //!   while replicas are replaced;
-//! - `invoices`: the month's end of many accounts, and of one with very many lines.
+//! - `invoices`: the month's end of many accounts, and of one with very many lines;
+//! - `regions`: servers in a cluster with KubeVirt, compared with a bare client that applies the same objects, and with simulated ones.
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
 //! running instances), `load` and `wire` (the load generator and its HTTP client), `client` (processes for clients), `churn`
@@ -48,15 +49,21 @@ mod page;
 mod processes;
 mod product;
 mod reads;
-#[path = "../../tests/support/rolling.rs"]
-#[allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    reason = "the tests' load balancer and clients, where whatever fails ends the run"
-)]
-mod rolling;
+mod regions;
 mod samples;
 mod sizes;
+#[path = "../../tests/support/mod.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::similar_names,
+    clippy::too_many_lines,
+    clippy::unwrap_used,
+    reason = "what the tests share, some of which serves here: whatever fails there ends the run"
+)]
+mod support;
 mod table;
 mod webhooks;
 mod wire;
@@ -80,7 +87,7 @@ type Result<T> = std::result::Result<T, Error>;
 /// Number of parts that run concurrently with `--quick`: most of a part is waiting.
 const QUICK_AT_ONCE: usize = 8;
 /// Timeout of the whole run.
-const LONGEST: Duration = Duration::from_mins(180);
+const LONGEST: Duration = Duration::from_mins(240);
 /// The same with `--quick`, which is for trying the bench itself.
 const LONGEST_QUICK: Duration = Duration::from_mins(3);
 
@@ -115,6 +122,7 @@ enum Part {
     WebhooksFairness,
     Availability,
     Invoices,
+    Regions,
 }
 
 impl Part {
@@ -140,6 +148,7 @@ impl Part {
             Self::WebhooksFairness => webhooks::fairness::measure(table, sizes).await,
             Self::Availability => availability::measure(table, sizes).await,
             Self::Invoices => invoices::measure(table, sizes).await,
+            Self::Regions => regions::measure(table, sizes).await,
         }
     }
 }

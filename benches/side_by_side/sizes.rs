@@ -39,6 +39,16 @@ pub struct Sizes {
     pub accounts: u64,
     /// Number of lines of one account.
     pub lines: u64,
+    /// Number of servers that are ordered one after the other in a region.
+    pub ordered: u64,
+    /// Number of those that are ordered at once.
+    pub ordered_at_once: u64,
+    /// Number of servers in the region with many.
+    pub servers: u64,
+    /// Number of those whose nodes are drained.
+    pub drained_servers: u64,
+    /// How long a process with many servers in a region is idle before it is measured again.
+    pub resting: Duration,
     /// Minimum number of events in such a turn, so that its p99 is meaningful: the receipts of one event depend on each other.
     pub hostile_events: u64,
 }
@@ -63,6 +73,11 @@ impl Sizes {
         hostile: Duration::from_secs(160),
         accounts: 1_000,
         lines: 40_000,
+        ordered: 20,
+        ordered_at_once: 100,
+        servers: 10_000,
+        drained_servers: 1_000,
+        resting: Duration::from_secs(60),
         hostile_events: 1_500,
     };
 
@@ -85,6 +100,11 @@ impl Sizes {
         hostile: Duration::from_secs(3),
         accounts: 20,
         lines: 1_000,
+        ordered: 2,
+        ordered_at_once: 4,
+        servers: 20,
+        drained_servers: 3,
+        resting: Duration::from_secs(2),
         hostile_events: 0,
     };
 }

@@ -288,6 +288,8 @@ impl Head {
     fn parse(bytes: &[u8]) -> Result<Self> {
         let text = std::str::from_utf8(bytes)?;
         let status = text.get(9..12).ok_or("not an HTTP answer")?.parse()?;
+        // No Content.
+        let none = (status == 204).then_some(0);
         let content_length = text
             .split("\r\n")
             .find_map(|line| {
@@ -295,7 +297,8 @@ impl Head {
                 name.eq_ignore_ascii_case("content-length").then(|| value.trim())
             })
             .map(str::parse)
-            .transpose()?;
+            .transpose()?
+            .or(none);
         Ok(Self {
             status,
             length: bytes.len(),

@@ -2,7 +2,11 @@
 
 use crate::Error;
 use serde_json::Value;
-use std::{fs, path::Path};
+use std::{
+    fs::File,
+    io::{Read as _, Seek as _, SeekFrom},
+    path::Path,
+};
 
 /// Logs every request once, when it is answered, without bodies.
 pub(crate) const POLICY: &str = "\
@@ -46,14 +50,23 @@ impl Request {
     }
 }
 
-/// Reads the log, oldest first. A last line that is still being written is left out.
-pub(crate) fn read(path: &Path) -> Result<Vec<Request>, Error> {
-    let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
-    Ok(text
+/// Reads the log from a position, oldest first, and returns the position of its end. A last line that is still being written is left
+/// out.
+pub(crate) fn read(path: &Path, from: u64) -> Result<(Vec<Request>, u64), Error> {
+    let read = || -> std::io::Result<String> {
+        let (mut file, mut text) = (File::open(path)?, String::new());
+        file.seek(SeekFrom::Start(from))?;
+        file.read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let text = read().map_err(Error::file("read", path))?;
+    let complete = text.rfind('\n').map_or("", |end| &text[..=end]);
+    let requests = complete
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok())
         .map(|event| parse(&event))
-        .collect())
+        .collect();
+    Ok((requests, from + complete.len() as u64))
 }
 
 fn parse(event: &Value) -> Request {

@@ -406,7 +406,12 @@ impl ControlPlane {
     /// All requests that the API server has answered so far, oldest first; needs [`Options::audit_log`]. To count the requests
     /// of a period, compare the lengths before and after.
     pub fn requests(&self) -> Result<Vec<audit::Request>, Error> {
-        audit::read(&self.layout.audit_log())
+        Ok(self.requests_from(0)?.0)
+    }
+
+    /// The same from a position in the log, and the position of its end, from which the next call goes on.
+    pub fn requests_from(&self, position: u64) -> Result<(Vec<audit::Request>, u64), Error> {
+        audit::read(&self.layout.audit_log(), position)
     }
 }
 

@@ -153,6 +153,8 @@ pub(crate) fn apiserver(
         command
             .arg(format!("--audit-policy-file={}", layout.audit_policy().display()))
             .arg(format!("--audit-log-path={}", layout.audit_log().display()))
+            // Megabytes. After the default of 100, the log would go on in another file.
+            .arg("--audit-log-maxsize=1000000")
             // Requests are logged before they are answered, so that a test can count its own.
             .arg("--audit-log-mode=blocking-strict");
     }

@@ -8,10 +8,13 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{Helm, chart, files::read, objects};
+use super::{files::read, objects};
 use crate::{
     docs::{anchors, described_metrics},
-    support::{promtool, run},
+    support::{
+        helm::{Helm, chart},
+        promtool, run,
+    },
 };
 
 fn root() -> &'static Path {

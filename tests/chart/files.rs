@@ -7,8 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Helm, chart, objects, region_chart};
-use crate::docs::{Setting, settings_of_the_program};
+use super::objects;
+use crate::{
+    docs::{Setting, settings_of_the_program},
+    support::helm::{Helm, chart, region_chart},
+};
 use clap::{Args as _, error::ErrorKind};
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::{Value, json};

@@ -22,11 +22,13 @@ use reqwest::{Method, StatusCode};
 use resources::{Account, Instance, InstanceState};
 use serde_json::{Value, json};
 
-use super::{Helm, chart, kubeconfig_of, objects};
+use super::{kubeconfig_of, objects};
 use crate::{
     console::Person,
     support::{
-        Operator, Tenant, bare_plane, eventually, kubectl,
+        Operator, Tenant, bare_plane, eventually,
+        helm::{Helm, chart},
+        kubectl,
         receivers::{Answer, Receiver},
         run, stellage, wait_until_webhooks_are_counted,
     },

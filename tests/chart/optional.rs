@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, path::Path};
 
 use serde_json::{Value, json};
 
-use super::{Helm, files::read, objects, rendered::everything};
+use super::{files::read, objects, rendered::everything};
+use crate::support::helm::Helm;
 
 /// Kind and name of each object.
 fn names(helm: &Helm, values: &Value) -> BTreeSet<String> {

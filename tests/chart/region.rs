@@ -10,8 +10,12 @@ use base64::Engine as _;
 use control_plane::{ControlPlane, Identity};
 use serde_json::{Value, json};
 
-use super::{Helm, files::read, objects, region_chart};
-use crate::support::{OwnPlane, STELLAGE, bare_plane, eventually, kubectl, run};
+use super::{files::read, objects};
+use crate::support::{
+    OwnPlane, STELLAGE, bare_plane, eventually,
+    helm::{Helm, region_chart},
+    kubectl, run,
+};
 
 const NAMESPACE: &str = "stellage-region";
 

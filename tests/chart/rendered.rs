@@ -8,8 +8,12 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{Helm, chart, files::read, objects};
-use crate::support::{self, bare_plane, kubectl};
+use super::{files::read, objects};
+use crate::support::{
+    self, bare_plane,
+    helm::{Helm, chart},
+    kubectl,
+};
 
 /// An entry of the catalogue for a region in a cluster of its own, as far as the chart looks at it.
 fn in_cluster(code: &str) -> Value {

@@ -12,8 +12,12 @@ use kube::{
 use resources::{Account, ApiKey, Backup, BackupPhase, Instance, Webhook};
 use serde_json::{Value, json};
 
-use super::{Helm, chart, kubeconfig_of};
-use crate::support::{self, bare_plane, kubectl};
+use super::kubeconfig_of;
+use crate::support::{
+    self, bare_plane,
+    helm::{Helm, chart},
+    kubectl,
+};
 
 const NAMESPACE: &str = "stellage-system";
 

@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::Helm;
-use crate::support::{self, eventually, kubectl};
+use crate::support::{self, eventually, helm::Helm, kubectl};
 
 const NAMESPACE: &str = "chart-roles";
 const ROLES: [&str; 3] = ["view", "edit", "admin"];

@@ -4,8 +4,9 @@ use reqwest::Method;
 use resources::InstanceState::Stopped;
 use serde_json::json;
 
-use super::installation::{Case, REGION, shared};
+use super::installation::{Case, shared};
 use crate::console_access::{Console, ticket};
+use crate::support::kubevirt::entry::REGION;
 
 #[tokio::test]
 async fn the_gateway_opens_the_consoles_of_a_real_server_and_asks_the_region_for_nothing_else() {

@@ -9,21 +9,15 @@ use resources::InstanceState;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::{
-    chart::install_region,
-    support::{
-        Operator, OwnPlane, Tenant, eventually, gateway_url, kubectl,
-        kubevirt::{self, Region, kinds},
-        own_plane, start_gateway,
+use crate::support::{
+    Operator, OwnPlane, Tenant, eventually, gateway_url,
+    kubevirt::{
+        self, Region,
+        entry::{self, NAMESPACE, PREFIX, REGION, catalogue},
+        kinds,
     },
+    own_plane, start_gateway,
 };
-
-/// The region that the catalogue maps to KubeVirt; `nl-ams-1` beside it is simulated.
-pub const REGION: &str = "de-fra-1";
-/// What the names of the namespaces of servers begin with.
-pub const PREFIX: &str = "real-";
-/// Namespace of its service account in the region.
-pub const NAMESPACE: &str = "stellage";
 
 /// A management cluster with an operator, and the region.
 pub struct Installation {
@@ -61,73 +55,17 @@ impl Installation {
     }
 }
 
-/// Writes a catalogue with the region.
-pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> PathBuf {
-    let account = region_rights(region, installation, PREFIX).await;
-    let regions = [json!("nl-ams-1"), entry(REGION, &account, installation, PREFIX)];
-    write_catalogue(&regions, folder)
-}
-
-/// The same for the console gateway, which has another service account there.
+/// Writes a catalogue with the region for the console gateway, which has a service account of its own there.
 async fn console_catalogue(region: &Region, installation: &str, folder: &Path) -> PathBuf {
     let account = format!("stellage-region-{installation}-consoles");
     let account = region.kubeconfig(NAMESPACE, &account).await;
     let folder = folder.join("consoles");
     std::fs::create_dir(&folder).unwrap();
-    let regions = [json!("nl-ams-1"), entry(REGION, &account, installation, PREFIX)];
-    write_catalogue(&regions, &folder)
-}
-
-/// The entry of a region in the catalogue.
-pub fn entry(code: &str, kubeconfig: &Path, installation: &str, prefix: &str) -> Value {
-    json!({
-        "code": code,
-        "kubevirt": {
-            "kubeconfig": kubeconfig,
-            "installation": installation,
-            "namespacePrefix": prefix,
-            "storageClass": "disks",
-            "images": {
-                "debian-13": { "dataSource": "images/debian-13", "user": "debian" },
-                "broken-1": { "http": "https://images.example.com/broken.qcow2", "user": "root" },
-            },
-            "network": {
-                "profile": "pod",
-                "nameservers": ["9.9.9.9"],
-                "internalCidrs": ["10.244.0.0/16", "10.96.0.0/12"],
-            },
-            "softStopGrace": "4s",
-        },
-    })
-}
-
-pub fn write_catalogue(regions: &[Value], folder: &Path) -> PathBuf {
-    let path = folder.join("regions.yaml");
-    std::fs::write(&path, json!({ "regions": regions }).to_string()).unwrap();
-    path
-}
-
-/// Gives the installation a service account in the region, with the rights of the region's chart, and returns its kubeconfig.
-pub async fn region_rights(region: &Region, installation: &str, prefix: &str) -> PathBuf {
-    let account = format!("stellage-region-{installation}");
-    let exists = kubectl(&region.plane, &["create", "namespace", NAMESPACE], None);
-    assert!(exists.is_ok() || exists.unwrap_err().contains("AlreadyExists"));
-    let values = json!({
-        "installation": installation, "namespacePrefix": prefix, "imageNamespaces": [], "token": { "create": false },
-        "consoles": true,
-    });
-    let class = json!({
-        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "disks" },
-        "provisioner": "example.com/disks", "allowVolumeExpansion": true,
-    });
-    kubectl(
-        &region.plane,
-        &["apply", "--server-side", "-f", "-"],
-        Some(&class.to_string()),
-    )
-    .unwrap();
-    install_region(&region.plane, &account, NAMESPACE, &values).await;
-    region.kubeconfig(NAMESPACE, &account).await
+    let regions = [
+        json!("nl-ams-1"),
+        entry::entry(REGION, &account, installation, PREFIX),
+    ];
+    entry::write_catalogue(&regions, &folder)
 }
 
 /// A tenant with a server in the region.

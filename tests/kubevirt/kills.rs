@@ -24,7 +24,7 @@ use resources::{Instance, InstanceState, Plan, PowerState};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::installation::{REGION, entry, region_rights, write_catalogue};
+use crate::support::kubevirt::entry::{REGION, entry, region_rights, write_catalogue};
 use crate::{
     support::{
         Operator, OwnPlane, PATIENCE, Tenant, eventually, kubectl,

@@ -9,7 +9,8 @@ use reqwest::{Method, StatusCode};
 use resources::InstanceState::{Error, Running};
 use serde_json::json;
 
-use super::installation::{Case, Installation, PREFIX};
+use super::installation::{Case, Installation};
+use crate::support::kubevirt::entry::PREFIX;
 use crate::support::{Tenant, eventually, kubevirt};
 use control_plane::Identity;
 

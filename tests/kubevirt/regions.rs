@@ -5,7 +5,8 @@ use reqwest::Method;
 use resources::InstanceState::{Running, Stopped};
 use serde_json::json;
 
-use super::installation::{Case, REGION, entry, region_rights, write_catalogue};
+use super::installation::Case;
+use crate::support::kubevirt::entry::{REGION, entry, region_rights, write_catalogue};
 use crate::support::{
     Operator, Tenant, eventually,
     kubevirt::{self, puppet::End},

@@ -9,10 +9,13 @@ use reqwest::{Method, StatusCode};
 use resources::InstanceState::{Error, Running, Stopped};
 use serde_json::json;
 
-use super::installation::{Case, PREFIX, REGION};
+use super::installation::Case;
 use crate::support::{
     eventually,
-    kubevirt::puppet::{Boot, End, Import},
+    kubevirt::{
+        entry::{PREFIX, REGION},
+        puppet::{Boot, End, Import},
+    },
 };
 use control_plane::Identity;
 

@@ -20,7 +20,8 @@ use resources::{
 };
 use serde_json::{Value, json};
 
-use super::installation::{Case, NAMESPACE, PREFIX, REGION, catalogue};
+use super::installation::Case;
+use crate::support::kubevirt::entry::{NAMESPACE, PREFIX, REGION, catalogue};
 use crate::support::{
     Operator, STELLAGE, Tenant, eventually, kubectl,
     kubevirt::{self, Region, puppet::Import},

@@ -1,6 +1,7 @@
 //! The control plane, the operator, and a separate account for every test.
 //!
 //! - [`gate`]: which of the waiting tests is next;
+//! - [`helm`]: Helm, and the charts;
 //! - [`kubevirt`]: KubeVirt's own servers, and a puppet for the node below them;
 //! - [`network`]: a network between an operator and the API server, which fails on demand;
 //! - [`npm`]: npm packages;
@@ -14,6 +15,7 @@
 
 pub mod einvoice;
 pub mod gate;
+pub mod helm;
 pub mod kubevirt;
 pub mod network;
 pub mod npm;

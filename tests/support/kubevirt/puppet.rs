@@ -173,9 +173,21 @@ impl Puppet {
     }
 
     /// Changes how the guest of a virtual machine behaves, which need not exist yet.
-    pub fn order(&self, namespace: &str, vm: &str, change: impl FnOnce(&mut Guest)) {
-        let key = (namespace.to_owned(), vm.to_owned());
-        change(self.stage.guests.lock().entry(key).or_default());
+    pub fn order(&self, namespace: &str, vm: &str, change: impl Fn(&mut Guest)) {
+        self.order_all(namespace, [vm], change);
+    }
+
+    /// The same for several virtual machines.
+    pub fn order_all<'a>(
+        &self,
+        namespace: &str,
+        vms: impl IntoIterator<Item = &'a str>,
+        change: impl Fn(&mut Guest),
+    ) {
+        for vm in vms {
+            let key = (namespace.to_owned(), vm.to_owned());
+            change(self.stage.guests.lock().entry(key).or_default());
+        }
         self.stage.look_again();
     }
 
