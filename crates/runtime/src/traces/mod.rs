@@ -1,4 +1,4 @@
-//! Traces, sent over OTLP. The spans of a request, of the reconciles and provider calls that it causes, and of the
+//! Traces, and the lines of [`audit`], sent over OTLP. The spans of a request, of the reconciles and provider calls that it causes, and of the
 //! deliveries of its events form one trace.
 //!
 //! Spans begin where the work is done, rather than in a layer over `tracing`: there are few such places, the trace
@@ -22,10 +22,11 @@ use opentelemetry::{
     trace::{SpanContext, Status, TraceContextExt as _, Tracer as _, TracerProvider as _},
 };
 use opentelemetry_otlp::{
-    ExporterBuildError, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _,
+    ExporterBuildError, LogExporter, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _,
 };
 use opentelemetry_sdk::{
     Resource,
+    logs::SdkLoggerProvider,
     trace::{Sampler, SdkTracer, SdkTracerProvider},
 };
 use thiserror::Error;
@@ -35,12 +36,10 @@ use url::Url;
 pub use self::parent::TRACEPARENT;
 pub use opentelemetry::trace::SpanKind;
 
-use super::Metrics;
+use super::{Metrics, audit};
 
 /// The standard variable that names the endpoint where the flag does not.
 const ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-/// What follows the endpoint in the URL for traces (OTLP specification).
-const TRACES_PATH: [&str; 2] = ["v1", "traces"];
 /// How long to wait at shutdown until the last spans have been sent.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -50,8 +49,8 @@ static TRACER: OnceLock<Tracer> = OnceLock::new();
 /// Settings of traces.
 #[derive(Args, Clone, Debug)]
 pub struct TraceSettings {
-    /// URL of an OTLP/HTTP receiver to send traces to, such as `http://collector:4318`; by default the value of
-    /// OTEL_EXPORTER_OTLP_ENDPOINT; if neither is set, no traces are sent
+    /// URL of an OTLP/HTTP receiver to send traces and the lines about writes (audit) to, such as `http://collector:4318`; by default the value of
+    /// OTEL_EXPORTER_OTLP_ENDPOINT; if neither is set, nothing is sent
     #[arg(long, env = "STELLAGE_OTLP_ENDPOINT", value_name = "URL", value_parser = endpoint)]
     pub otlp_endpoint: Option<Url>,
 
@@ -79,58 +78,73 @@ pub enum TraceError {
 
 /// The sending of traces; [`finish`](Self::finish) it at shutdown.
 #[derive(Debug)]
-pub struct Sending(SdkTracerProvider);
+pub struct Sending {
+    traces: SdkTracerProvider,
+    logs: SdkLoggerProvider,
+}
 
-/// Starts to send traces as `service`, if the settings or the standard variable say where to. Call it once, in a runtime.
+/// Starts to send traces and the lines of [`audit`] as `service`, if the settings or the standard variable say where to. Call it once, in a runtime.
 ///
-/// Spans wait in a queue, and are dropped when it is full: nothing waits for the receiver.
+/// Both wait in queues, and are dropped when it is full: nothing waits for the receiver.
 pub fn start(
     settings: &TraceSettings,
     service: &'static str,
     metrics: &Metrics,
 ) -> Result<Option<Sending>, TraceError> {
-    let Some(mut url) = settings
+    let Some(url) = settings
         .otlp_endpoint
         .clone()
         .map_or_else(endpoint_of_environment, |url| Ok(Some(url)))?
     else {
         return Ok(None);
     };
-    if let Ok(mut segments) = url.path_segments_mut() {
-        segments.pop_if_empty().extend(TRACES_PATH);
-    }
-    let exporter = SpanExporter::builder()
+    let client = export::Client::new(metrics.clone())?;
+    let spans = SpanExporter::builder()
         .with_http()
-        .with_http_client(export::Client::new(metrics.clone())?)
+        .with_http_client(client.clone())
         .with_protocol(Protocol::HttpBinary)
-        .with_endpoint(url.as_str())
+        .with_endpoint(signal_url(&url, "traces"))
+        .build()?;
+    let logs = LogExporter::builder()
+        .with_http()
+        .with_http_client(client)
+        .with_protocol(Protocol::HttpBinary)
+        .with_endpoint(signal_url(&url, "logs"))
         .build()?;
     let mut resource =
         Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
     if env::var_os("OTEL_SERVICE_NAME").is_none() {
         resource = resource.with_service_name(service);
     }
-    let provider = SdkTracerProvider::builder()
-        .with_batch_exporter(exporter)
+    let resource = resource.build();
+    let logs = SdkLoggerProvider::builder()
+        .with_batch_exporter(logs)
+        .with_resource(resource.clone())
+        .build();
+    audit::send(&logs);
+    let traces = SdkTracerProvider::builder()
+        .with_batch_exporter(spans)
         // Whether to make a span is decided before it is made.
         .with_sampler(Sampler::AlwaysOn)
-        .with_resource(resource.build())
+        .with_resource(resource)
         .build();
     let tracer = Tracer {
-        sdk: provider.tracer("stellage"),
+        sdk: traces.tracer("stellage"),
         ratio: settings.trace_ratio,
     };
     let _ = TRACER.set(tracer);
-    tracing::info!(endpoint = %url, ratio = settings.trace_ratio, "sending traces");
-    Ok(Some(Sending(provider)))
+    tracing::info!(endpoint = %url, ratio = settings.trace_ratio, "sending traces and audit lines");
+    Ok(Some(Sending { traces, logs }))
 }
 
 impl Sending {
-    /// Sends the last spans, within some seconds.
+    /// Sends the last spans and lines, within some seconds.
     pub async fn finish(self) {
-        let finished = tokio::task::spawn_blocking(move || self.0.shutdown_with_timeout(FLUSH_TIMEOUT));
-        if !matches!(finished.await, Ok(Ok(()))) {
-            tracing::warn!("the last traces could not be sent in time");
+        let Self { traces, logs } = self;
+        let traces = tokio::task::spawn_blocking(move || traces.shutdown_with_timeout(FLUSH_TIMEOUT));
+        let logs = tokio::task::spawn_blocking(move || logs.shutdown_with_timeout(FLUSH_TIMEOUT));
+        if !matches!((traces.await, logs.await), (Ok(Ok(())), Ok(Ok(())))) {
+            tracing::warn!("the last traces and audit lines could not be sent in time");
         }
     }
 }
@@ -255,6 +269,15 @@ impl Tracer {
 
 fn within_span(span: SpanContext) -> Context {
     Context::new().with_remote_span_context(span)
+}
+
+/// The URL for a signal (OTLP specification, section OTLP/HTTP request).
+fn signal_url(endpoint: &Url, signal: &str) -> String {
+    let mut url = endpoint.clone();
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.pop_if_empty().extend(["v1", signal]);
+    }
+    url.into()
 }
 
 /// The endpoint that the standard variable names.
