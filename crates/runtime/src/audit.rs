@@ -1,5 +1,5 @@
-//! Who did what: a line in the log for each write that somebody asked for, which is also sent over OTLP where [traces](super::traces)
-//! are.
+//! Who did what: a line in the log for each write that somebody asked for, which can also be sent over OTLP, as
+//! [traces](super::traces) are.
 //!
 //! The lines are in the log whatever `RUST_LOG` says, with the target [`TARGET`] and the field `audit=true`.
 

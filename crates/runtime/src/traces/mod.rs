@@ -1,4 +1,4 @@
-//! Traces, and the lines of [`audit`], sent over OTLP. The spans of a request, of the reconciles and provider calls that it causes, and of the
+//! Traces, and if wanted the lines of [`audit`], sent over OTLP. The spans of a request, of the reconciles and provider calls that it causes, and of the
 //! deliveries of its events form one trace.
 //!
 //! Spans begin where the work is done, rather than in a layer over `tracing`: there are few such places, the trace
@@ -14,7 +14,7 @@ mod parent;
 use std::{borrow::Cow, env, sync::OnceLock, time::Duration};
 
 use clap::Args;
-use futures::FutureExt as _;
+use futures::{FutureExt as _, future::ready};
 use http::HeaderMap;
 use opentelemetry::{
     Context, KeyValue, TraceId, Value,
@@ -26,6 +26,7 @@ use opentelemetry_otlp::{
 };
 use opentelemetry_sdk::{
     Resource,
+    error::OTelSdkResult,
     logs::SdkLoggerProvider,
     trace::{Sampler, SdkTracer, SdkTracerProvider},
 };
@@ -49,14 +50,18 @@ static TRACER: OnceLock<Tracer> = OnceLock::new();
 /// Settings of traces.
 #[derive(Args, Clone, Debug)]
 pub struct TraceSettings {
-    /// URL of an OTLP/HTTP receiver to send traces and the lines about writes (audit) to, such as `http://collector:4318`; by default the value of
-    /// OTEL_EXPORTER_OTLP_ENDPOINT; if neither is set, nothing is sent
+    /// URL of an OTLP/HTTP receiver to send traces to, such as `http://collector:4318`; by default the value of
+    /// OTEL_EXPORTER_OTLP_ENDPOINT; if neither is set, no traces are sent
     #[arg(long, env = "STELLAGE_OTLP_ENDPOINT", value_name = "URL", value_parser = endpoint)]
     pub otlp_endpoint: Option<Url>,
 
     /// Share of the requests to trace, 0 to 1; no caller can raise it
     #[arg(long, env = "STELLAGE_TRACE_RATIO", default_value = "1", value_parser = ratio)]
     pub trace_ratio: f64,
+
+    /// Send the audit lines, too, to the same receiver, which must take logs
+    #[arg(long, env = "STELLAGE_OTLP_AUDIT")]
+    pub otlp_audit: bool,
 }
 
 /// Why traces cannot be sent.
@@ -80,10 +85,10 @@ pub enum TraceError {
 #[derive(Debug)]
 pub struct Sending {
     traces: SdkTracerProvider,
-    logs: SdkLoggerProvider,
+    audit: Option<SdkLoggerProvider>,
 }
 
-/// Starts to send traces and the lines of [`audit`] as `service`, if the settings or the standard variable say where to. Call it once, in a runtime.
+/// Starts to send traces, and the audit lines if they are wanted, as `service`, if the settings or the standard variable say where to. Call it once, in a runtime.
 ///
 /// Both wait in queues, and are dropped when it is full: nothing waits for the receiver.
 pub fn start(
@@ -105,23 +110,16 @@ pub fn start(
         .with_protocol(Protocol::HttpBinary)
         .with_endpoint(signal_url(&url, "traces"))
         .build()?;
-    let logs = LogExporter::builder()
-        .with_http()
-        .with_http_client(client)
-        .with_protocol(Protocol::HttpBinary)
-        .with_endpoint(signal_url(&url, "logs"))
-        .build()?;
     let mut resource =
         Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
     if env::var_os("OTEL_SERVICE_NAME").is_none() {
         resource = resource.with_service_name(service);
     }
     let resource = resource.build();
-    let logs = SdkLoggerProvider::builder()
-        .with_batch_exporter(logs)
-        .with_resource(resource.clone())
-        .build();
-    audit::send(&logs);
+    let audit = settings
+        .otlp_audit
+        .then(|| send_audit(&url, client, resource.clone()))
+        .transpose()?;
     let traces = SdkTracerProvider::builder()
         .with_batch_exporter(spans)
         // Whether to make a span is decided before it is made.
@@ -133,20 +131,47 @@ pub fn start(
         ratio: settings.trace_ratio,
     };
     let _ = TRACER.set(tracer);
-    tracing::info!(endpoint = %url, ratio = settings.trace_ratio, "sending traces and audit lines");
-    Ok(Some(Sending { traces, logs }))
+    tracing::info!(endpoint = %url, ratio = settings.trace_ratio, "sending traces");
+    Ok(Some(Sending { traces, audit }))
 }
 
 impl Sending {
     /// Sends the last spans and lines, within some seconds.
     pub async fn finish(self) {
-        let Self { traces, logs } = self;
-        let traces = tokio::task::spawn_blocking(move || traces.shutdown_with_timeout(FLUSH_TIMEOUT));
-        let logs = tokio::task::spawn_blocking(move || logs.shutdown_with_timeout(FLUSH_TIMEOUT));
-        if !matches!((traces.await, logs.await), (Ok(Ok(())), Ok(Ok(())))) {
-            tracing::warn!("the last traces and audit lines could not be sent in time");
+        let Self { traces, audit } = self;
+        let audit = audit.map_or_else(
+            || ready(true).left_future(),
+            |audit| in_time(move || audit.shutdown_with_timeout(FLUSH_TIMEOUT)).right_future(),
+        );
+        let traces = in_time(move || traces.shutdown_with_timeout(FLUSH_TIMEOUT));
+        if tokio::join!(traces, audit) != (true, true) {
+            tracing::warn!("the last traces or audit lines could not be sent in time");
         }
     }
+}
+
+/// Whether the last of a signal could be sent.
+async fn in_time(shutdown: impl FnOnce() -> OTelSdkResult + Send + 'static) -> bool {
+    matches!(tokio::task::spawn_blocking(shutdown).await, Ok(Ok(())))
+}
+
+fn send_audit(
+    endpoint: &Url,
+    client: export::Client,
+    resource: Resource,
+) -> Result<SdkLoggerProvider, TraceError> {
+    let exporter = LogExporter::builder()
+        .with_http()
+        .with_http_client(client)
+        .with_protocol(Protocol::HttpBinary)
+        .with_endpoint(signal_url(endpoint, "logs"))
+        .build()?;
+    let provider = SdkLoggerProvider::builder()
+        .with_batch_exporter(exporter)
+        .with_resource(resource)
+        .build();
+    audit::send(&provider);
+    Ok(provider)
 }
 
 /// A span of a request, which its caller may have begun, unless the ratio leaves it out.
