@@ -422,7 +422,6 @@ fn with_console(
         client: watches.client.clone(),
         namespace: namespace.to_owned(),
         insecure_cookie: settings.console_insecure_cookie,
-        trusted_proxies: settings.trusted_proxies.clone(),
         provider: console::Provider::new(&settings.oidc, settings.public_url.as_ref())?,
         metrics: watches.metrics.clone(),
     });

@@ -12,6 +12,7 @@
 
 mod accounts;
 mod all_events;
+mod audit;
 mod backups;
 mod browser;
 mod catalogue;

@@ -58,7 +58,7 @@ pub(super) fn everything() -> Value {
         "smtp": { "url": "smtps://user:p%40ss@mail.example.com", "caSecret": "mail-ca" },
         "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
         "oidc": { "existingSecret": "login" }, "traces": { "existingSecret": "collector" },
-        "settings": { "otlpEndpoint": "http://collector.observability:4318", "traceRatio": 0.05, "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25], "receiverAllow": ["10.5.0.7", "fd00::/8"], "receiverProxy": "http://10.6.0.1:4750", "receiverNameServer": ["10.6.0.53:53", "[fd00::53]:5353"] },
+        "settings": { "otlpEndpoint": "http://collector.observability:4318", "traceRatio": 0.05, "otlpAudit": true, "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25], "receiverAllow": ["10.5.0.7", "fd00::/8"], "receiverProxy": "http://10.6.0.1:4750", "receiverNameServer": ["10.6.0.53:53", "[fd00::53]:5353"] },
         "api": api, "controller": controller, "consoleGateway": gateway,
         "service": { "type": "LoadBalancer", "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["192.0.2.0/24"] },
         "ingress": { "enabled": true, "className": "nginx", "hosts": ["api.example.com"], "tlsSecret": "web", "annotations": { "a": "b" } },
@@ -507,6 +507,7 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
             Some("http://collector.observability:4318"),
         ),
         ("STELLAGE_TRACE_RATIO", Some("0.05"), Some("0.05")),
+        ("STELLAGE_OTLP_AUDIT", Some("true"), Some("true")),
         (
             "OTEL_EXPORTER_OTLP_HEADERS",
             Some(r#"{"secretKeyRef":{"key":"headers","name":"collector"}}"#),

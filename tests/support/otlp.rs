@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use opentelemetry_proto::tonic::{
-    collector::trace::v1::ExportTraceServiceRequest, common::v1::any_value::Value, trace::v1,
+    collector::{logs::v1::ExportLogsServiceRequest, trace::v1::ExportTraceServiceRequest},
+    common::v1::any_value::Value,
+    trace::v1,
 };
 use prost::Message as _;
 
@@ -37,6 +39,21 @@ fn attributes(list: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> BTre
         (pair.key.clone(), value.map(text).unwrap_or_default())
     });
     pairs.collect()
+}
+
+/// The attributes of the log records of this name that a receiver has got.
+pub fn log_records(receiver: &Receiver, event_name: &str) -> Vec<BTreeMap<String, String>> {
+    let requests = receiver.received().into_iter();
+    let logs = requests.filter(|request| request.path == "/v1/logs");
+    let logs = logs.map(|request| ExportLogsServiceRequest::decode(request.body).unwrap());
+    let scopes = logs
+        .flat_map(|logs| logs.resource_logs)
+        .flat_map(|of_service| of_service.scope_logs);
+    scopes
+        .flat_map(|scope| scope.log_records)
+        .filter(|record| record.event_name == event_name)
+        .map(|record| attributes(&record.attributes))
+        .collect()
 }
 
 /// The spans that a receiver has got.

@@ -1,5 +1,6 @@
 //! Infrastructure that all parts of the program use.
 //!
+//! - [`audit`]: who did what;
 //! - [`backoff`]: retry delays per object;
 //! - [`by_namespace`]: the objects of a kind, by namespace;
 //! - [`client`]: the client of the API server, and calls with a timeout;
@@ -27,10 +28,11 @@
 //! - [`system_tls`]: TLS for clients of servers that the administrator names;
 //! - [`telemetry`]: set-up of logging;
 //! - [`timed_mutex`]: a mutex that measures how long it is held;
-//! - [`traces`]: traces over OTLP;
+//! - [`traces`]: traces and audit lines over OTLP;
 //! - [`unparsed`]: an object of a watch as text, which may not match its schema;
 //! - [`watch`]: all watches of the API server.
 
+pub mod audit;
 pub mod backoff;
 pub mod by_namespace;
 pub mod client;

@@ -3,11 +3,13 @@
 //!
 //! - `admission`: which connections are open, and which is closed to make room;
 //! - `arriving`: the body of a request;
+//! - `forwarded`: where a request comes from, behind proxies;
 //! - [`tls`]: the server's certificate;
 //! - `stream`: the deadline of a peer that does not read, and the responses to heads that cannot be parsed.
 
 mod admission;
 mod arriving;
+mod forwarded;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -78,7 +80,7 @@ pub struct ConnectionLimits {
     pub connections: usize,
     /// The same per address; an IPv6 /64 network counts as one address.
     pub per_peer: usize,
-    /// Addresses of proxies, which serve many clients: `per_peer` does not apply to them.
+    /// Addresses of proxies, which serve many clients: `per_peer` does not apply to them, and they say where a request comes from.
     pub trusted: Vec<IpNet>,
     /// Timeout for the TLS handshake and the first head of a connection.
     pub first_head: Duration,
@@ -122,8 +124,8 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// The address that a request came from, as a request extension: that of the client, or of the nearest proxy. An IPv4 address is one also
-/// where the listener is that of IPv6.
+/// The address that a request came from, as a request extension: that of the client, or of the nearest proxy that is not
+/// [trusted](ConnectionLimits::trusted). An IPv4 address is one also where the listener is that of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
 
@@ -302,8 +304,9 @@ impl Server {
         let stream = Refusing::new(stream, move |status| on_the_wire(unreadable(status)));
         let service = hyper::service::service_fn(|request: Request<Incoming>| {
             let mut request = request.map(|body| Arriving::new(body, admitted));
-            if let Some(peer) = peer {
-                request.extensions_mut().insert(peer);
+            if let Some(Peer(address)) = peer {
+                let client = forwarded::client(address, request.headers(), &self.options.limits.trusted);
+                request.extensions_mut().insert(Peer(client));
             }
             // hyper closes a connection on which an unread body is still to come, and does not say so.
             let is_left_unread = request.version() < Version::HTTP_2

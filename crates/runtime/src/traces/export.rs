@@ -2,6 +2,7 @@
 
 use std::{
     error::Error as StdError,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,12 +24,12 @@ const MAX_ANSWER: usize = 64 * 1024;
 /// How often to log that a receiver takes no traces.
 const COMPLAIN_EVERY: Duration = Duration::from_mins(1);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Client {
     http: reqwest::Client,
     runtime: Handle,
     metrics: Metrics,
-    complained_at: Mutex<Option<Instant>>,
+    complained_at: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Client {
@@ -42,7 +43,7 @@ impl Client {
             http,
             runtime: Handle::current(),
             metrics,
-            complained_at: Mutex::default(),
+            complained_at: Arc::default(),
         })
     }
 
@@ -55,7 +56,10 @@ impl Client {
         let mut complained_at = self.complained_at.lock();
         if complained_at.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
             *complained_at = Some(Instant::now());
-            tracing::warn!(reason, "cannot send traces; they are dropped after some retries");
+            tracing::warn!(
+                reason,
+                "cannot send traces or audit lines; they are dropped after some retries"
+            );
         }
     }
 }

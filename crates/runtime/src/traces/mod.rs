@@ -1,4 +1,4 @@
-//! Traces, sent over OTLP. The spans of a request, of the reconciles and provider calls that it causes, and of the
+//! Traces, and if wanted the lines of [`audit`], sent over OTLP. The spans of a request, of the reconciles and provider calls that it causes, and of the
 //! deliveries of its events form one trace.
 //!
 //! Spans begin where the work is done, rather than in a layer over `tracing`: there are few such places, the trace
@@ -14,7 +14,7 @@ mod parent;
 use std::{borrow::Cow, env, sync::OnceLock, time::Duration};
 
 use clap::Args;
-use futures::FutureExt as _;
+use futures::{FutureExt as _, future::ready};
 use http::HeaderMap;
 use opentelemetry::{
     Context, KeyValue, TraceId, Value,
@@ -22,10 +22,12 @@ use opentelemetry::{
     trace::{SpanContext, Status, TraceContextExt as _, Tracer as _, TracerProvider as _},
 };
 use opentelemetry_otlp::{
-    ExporterBuildError, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _,
+    ExporterBuildError, LogExporter, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _,
 };
 use opentelemetry_sdk::{
     Resource,
+    error::OTelSdkResult,
+    logs::SdkLoggerProvider,
     trace::{Sampler, SdkTracer, SdkTracerProvider},
 };
 use thiserror::Error;
@@ -35,12 +37,10 @@ use url::Url;
 pub use self::parent::TRACEPARENT;
 pub use opentelemetry::trace::SpanKind;
 
-use super::Metrics;
+use super::{Metrics, audit};
 
 /// The standard variable that names the endpoint where the flag does not.
 const ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-/// What follows the endpoint in the URL for traces (OTLP specification).
-const TRACES_PATH: [&str; 2] = ["v1", "traces"];
 /// How long to wait at shutdown until the last spans have been sent.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -58,6 +58,10 @@ pub struct TraceSettings {
     /// Share of the requests to trace, 0 to 1; no caller can raise it
     #[arg(long, env = "STELLAGE_TRACE_RATIO", default_value = "1", value_parser = ratio)]
     pub trace_ratio: f64,
+
+    /// Send the audit lines, too, to the same receiver, which must take logs
+    #[arg(long, env = "STELLAGE_OTLP_AUDIT")]
+    pub otlp_audit: bool,
 }
 
 /// Why traces cannot be sent.
@@ -79,60 +83,95 @@ pub enum TraceError {
 
 /// The sending of traces; [`finish`](Self::finish) it at shutdown.
 #[derive(Debug)]
-pub struct Sending(SdkTracerProvider);
+pub struct Sending {
+    traces: SdkTracerProvider,
+    audit: Option<SdkLoggerProvider>,
+}
 
-/// Starts to send traces as `service`, if the settings or the standard variable say where to. Call it once, in a runtime.
+/// Starts to send traces, and the audit lines if they are wanted, as `service`, if the settings or the standard variable say where to. Call it once, in a runtime.
 ///
-/// Spans wait in a queue, and are dropped when it is full: nothing waits for the receiver.
+/// Both wait in queues, and are dropped when it is full: nothing waits for the receiver.
 pub fn start(
     settings: &TraceSettings,
     service: &'static str,
     metrics: &Metrics,
 ) -> Result<Option<Sending>, TraceError> {
-    let Some(mut url) = settings
+    let Some(url) = settings
         .otlp_endpoint
         .clone()
         .map_or_else(endpoint_of_environment, |url| Ok(Some(url)))?
     else {
         return Ok(None);
     };
-    if let Ok(mut segments) = url.path_segments_mut() {
-        segments.pop_if_empty().extend(TRACES_PATH);
-    }
-    let exporter = SpanExporter::builder()
+    let client = export::Client::new(metrics.clone())?;
+    let spans = SpanExporter::builder()
         .with_http()
-        .with_http_client(export::Client::new(metrics.clone())?)
+        .with_http_client(client.clone())
         .with_protocol(Protocol::HttpBinary)
-        .with_endpoint(url.as_str())
+        .with_endpoint(signal_url(&url, "traces"))
         .build()?;
     let mut resource =
         Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
     if env::var_os("OTEL_SERVICE_NAME").is_none() {
         resource = resource.with_service_name(service);
     }
-    let provider = SdkTracerProvider::builder()
-        .with_batch_exporter(exporter)
+    let resource = resource.build();
+    let audit = settings
+        .otlp_audit
+        .then(|| send_audit(&url, client, resource.clone()))
+        .transpose()?;
+    let traces = SdkTracerProvider::builder()
+        .with_batch_exporter(spans)
         // Whether to make a span is decided before it is made.
         .with_sampler(Sampler::AlwaysOn)
-        .with_resource(resource.build())
+        .with_resource(resource)
         .build();
     let tracer = Tracer {
-        sdk: provider.tracer("stellage"),
+        sdk: traces.tracer("stellage"),
         ratio: settings.trace_ratio,
     };
     let _ = TRACER.set(tracer);
     tracing::info!(endpoint = %url, ratio = settings.trace_ratio, "sending traces");
-    Ok(Some(Sending(provider)))
+    Ok(Some(Sending { traces, audit }))
 }
 
 impl Sending {
-    /// Sends the last spans, within some seconds.
+    /// Sends the last spans and lines, within some seconds.
     pub async fn finish(self) {
-        let finished = tokio::task::spawn_blocking(move || self.0.shutdown_with_timeout(FLUSH_TIMEOUT));
-        if !matches!(finished.await, Ok(Ok(()))) {
-            tracing::warn!("the last traces could not be sent in time");
+        let Self { traces, audit } = self;
+        let audit = audit.map_or_else(
+            || ready(true).left_future(),
+            |audit| in_time(move || audit.shutdown_with_timeout(FLUSH_TIMEOUT)).right_future(),
+        );
+        let traces = in_time(move || traces.shutdown_with_timeout(FLUSH_TIMEOUT));
+        if tokio::join!(traces, audit) != (true, true) {
+            tracing::warn!("the last traces or audit lines could not be sent in time");
         }
     }
+}
+
+/// Whether the last of a signal could be sent.
+async fn in_time(shutdown: impl FnOnce() -> OTelSdkResult + Send + 'static) -> bool {
+    matches!(tokio::task::spawn_blocking(shutdown).await, Ok(Ok(())))
+}
+
+fn send_audit(
+    endpoint: &Url,
+    client: export::Client,
+    resource: Resource,
+) -> Result<SdkLoggerProvider, TraceError> {
+    let exporter = LogExporter::builder()
+        .with_http()
+        .with_http_client(client)
+        .with_protocol(Protocol::HttpBinary)
+        .with_endpoint(signal_url(endpoint, "logs"))
+        .build()?;
+    let provider = SdkLoggerProvider::builder()
+        .with_batch_exporter(exporter)
+        .with_resource(resource)
+        .build();
+    audit::send(&provider);
+    Ok(provider)
 }
 
 /// A span of a request, which its caller may have begun, unless the ratio leaves it out.
@@ -255,6 +294,15 @@ impl Tracer {
 
 fn within_span(span: SpanContext) -> Context {
     Context::new().with_remote_span_context(span)
+}
+
+/// The URL for a signal (OTLP specification, section OTLP/HTTP request).
+fn signal_url(endpoint: &Url, signal: &str) -> String {
+    let mut url = endpoint.clone();
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.pop_if_empty().extend(["v1", signal]);
+    }
+    url.into()
 }
 
 /// The endpoint that the standard variable names.

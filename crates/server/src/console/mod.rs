@@ -44,8 +44,7 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::{get, post},
 };
-use http::{HeaderMap, header};
-use ipnet::IpNet;
+use http::{Extensions, HeaderMap, header};
 use kube::Client;
 
 use self::{
@@ -76,8 +75,6 @@ pub struct Dependencies {
     pub namespace: String,
     /// Whether browsers use plain HTTP, so that cookies cannot be `Secure`.
     pub insecure_cookie: bool,
-    /// Address ranges of proxies that say in `X-Forwarded-For` where requests come from.
-    pub trusted_proxies: Vec<IpNet>,
     /// The OpenID Connect provider, if there is one.
     pub provider: Option<Provider>,
     /// Counts pages.
@@ -91,7 +88,6 @@ struct App {
     sealing_key: SealingKey,
     cookies: Cookies,
     attempts: SignInLimiter,
-    trusted_proxies: Vec<IpNet>,
     provider: Option<Provider>,
     metrics: Metrics,
 }
@@ -105,13 +101,6 @@ impl App {
                 "nobody can sign in at the moment; try again",
             )
         })
-    }
-
-    /// The address that a request comes from, for limits.
-    fn client(&self, request: &Request) -> IpAddr {
-        let peer = request.extensions().get::<Peer>();
-        let peer = peer.map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0);
-        sign_in_limiter::client(peer, request.headers(), &self.trusted_proxies)
     }
 
     /// The URL of the service as the browser knows it.
@@ -138,6 +127,13 @@ impl App {
     }
 }
 
+/// The address that a request comes from.
+fn client(extensions: &Extensions) -> IpAddr {
+    extensions
+        .get()
+        .map_or(IpAddr::from([0, 0, 0, 0]), |Peer(address)| *address)
+}
+
 /// The pages, to be mounted at [`PREFIX`].
 pub fn router(dependencies: Dependencies) -> Router {
     let app = Arc::new(App {
@@ -148,7 +144,6 @@ pub fn router(dependencies: Dependencies) -> Router {
             insecure: dependencies.insecure_cookie,
         },
         attempts: SignInLimiter::default(),
-        trusted_proxies: dependencies.trusted_proxies,
         provider: dependencies.provider,
         metrics: dependencies.metrics,
     });

@@ -10,7 +10,7 @@ use axum::{
 use http::{StatusCode, header};
 
 use super::{
-    App,
+    App, client,
     oidc::{Failure, Flow, Person, Provider},
     page::{Query, Shell, page, see_other},
     refusal::Refusal,
@@ -20,6 +20,7 @@ use crate::service::{
     credentials::{Credential, Tenant},
     error::{Error, ErrorCode},
 };
+use runtime::audit;
 
 /// Maximum length of the provider's error code that is shown.
 const MAX_ERROR: usize = 64;
@@ -37,7 +38,7 @@ struct SignedIn {
 /// Sends the browser to the provider.
 pub async fn start(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     let provider = app.provider.as_ref().ok_or_else(Refusal::no_such_page)?;
-    if let Some(refusal) = too_many(&app, app.client(&request)) {
+    if let Some(refusal) = too_many(&app, client(request.extensions())) {
         return Ok(refusal);
     }
     let flow = Flow::begin(app.service.now());
@@ -61,7 +62,7 @@ pub async fn start(State(app): State<Arc<App>>, request: Request) -> Result<Resp
 /// Answers the browser that comes back from the provider.
 pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     let provider = app.provider.as_ref().ok_or_else(Refusal::no_such_page)?;
-    let address = app.client(&request);
+    let address = client(request.extensions());
     if let Some(refusal) = too_many(&app, address) {
         return Ok(refusal);
     }
@@ -70,9 +71,20 @@ pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Result<R
     let flow = app.cookies.flow(request.headers(), seal, app.service.now());
     drop(request);
     let mut response = match finish(&app, provider, address, &query, flow.as_ref()).await {
-        Ok(credential) => {
+        Ok((credential, subject)) => {
+            let entry = audit::Entry {
+                subject,
+                client: Some(address),
+                ..audit::Entry::default()
+            };
             let shell = Shell::bare("Signed in");
-            begin_with(&app, &credential, page(StatusCode::OK, &SignedIn { shell })).await
+            begin_with(
+                &app,
+                &credential,
+                entry,
+                page(StatusCode::OK, &SignedIn { shell }),
+            )
+            .await
         }
         Err(problem) => {
             problem.log();
@@ -93,7 +105,7 @@ async fn finish(
     address: IpAddr,
     query: &Query,
     flow: Option<&Flow>,
-) -> Result<Credential, SignInFailure> {
+) -> Result<(Credential, String), SignInFailure> {
     let flow = flow
         .filter(|flow| query.is("state", &flow.state))
         .ok_or(SignInFailure::Stale)?;
@@ -109,10 +121,11 @@ async fn finish(
         .map_err(SignInFailure::TooMany)?;
     let signed_in = async {
         let person = provider.redeem(query.get("code"), flow).await?;
+        let subject = logged(&person.subject);
         let tenant = account_of(app, person)?;
-        Ok(app.service.begin_sign_in(&tenant).await?)
+        Ok((app.service.begin_sign_in(&tenant).await?, subject))
     };
-    let signed_in: Result<Credential, SignInFailure> = signed_in.await;
+    let signed_in: Result<_, SignInFailure> = signed_in.await;
     // An outage is nobody's attempt.
     if matches!(
         signed_in,

@@ -1,6 +1,6 @@
 //! A request of a signed-in user, and the requests to `/v1` that answer it.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use axum::{body::Body, extract::FromRequestParts, response::Response};
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{
     App,
     call::Call,
+    client,
     form::{Field, Form},
     page::{Query, Shell, see_other},
     refresh::{self, Refresh},
@@ -20,6 +21,7 @@ use super::{
 };
 use crate::service::credentials::Credential;
 use api::ErrorCode;
+use runtime::http::Peer;
 
 /// Largest answer of `/v1` that is read; a page of 100 deliveries is smaller.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
@@ -30,6 +32,8 @@ const FIRST_WAIT: Duration = Duration::from_secs(2);
 pub struct SessionRequest {
     app: Arc<App>,
     credential: Credential,
+    /// The address that it came from.
+    client: IpAddr,
     note: Option<Note>,
     /// The query of the page.
     pub query: Query,
@@ -57,6 +61,7 @@ impl FromRequestParts<Arc<App>> for SessionRequest {
         Ok(Self {
             app: app.clone(),
             credential,
+            client: client(&parts.extensions),
             // The page on the screen has already shown it.
             note: note.filter(|_| !is_refresh),
             query,
@@ -265,10 +270,13 @@ impl SessionRequest {
         if let Some(version) = &call.version {
             request = request.header(header::IF_MATCH, version);
         }
-        let request = request.body(Full::new(Bytes::from(body))).map_err(|error| {
-            tracing::error!(%error, path = call.path, "the console cannot make a request to /v1");
-            Refusal::fault()
-        })?;
+        let request = request
+            .extension(Peer(self.client))
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|error| {
+                tracing::error!(%error, path = call.path, "the console cannot make a request to /v1");
+                Refusal::fault()
+            })?;
         let answer = self.app.facade.answer_as(self.credential.clone(), request).await;
         let status = answer.status();
         if status.is_success() {

@@ -10,7 +10,7 @@ use axum::{
 use http::{HeaderMap, StatusCode, Uri, header};
 
 use super::{
-    App,
+    App, client,
     form::Form,
     page::{Query, Shell, page, see_other},
     refusal::Refusal,
@@ -22,6 +22,7 @@ use crate::service::{
     error::{Error, ErrorCode},
 };
 use resources::ids;
+use runtime::audit;
 
 /// Maximum length of a key or token.
 const MAX_KEY: usize = 512;
@@ -67,7 +68,7 @@ pub async fn show(State(app): State<Arc<App>>, uri: Uri) -> Response {
 
 /// Signs in with a key.
 pub async fn with_key(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
-    let address = app.client(&request);
+    let address = client(request.extensions());
     if let Some(refusal) = too_many(&app, address) {
         return Ok(refusal);
     }
@@ -101,7 +102,7 @@ async fn attempt(
         attempt.take_back();
     }
     match credential {
-        Ok(credential) => begin(app, &credential).await,
+        Ok(credential) => begin(app, &credential, address).await,
         Err(error) => Ok(refused(app, &error)),
     }
 }
@@ -131,7 +132,7 @@ pub async fn show_link(uri: Uri) -> Response {
 
 /// Signs in with a one-time link.
 pub async fn with_link(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
-    let address = app.client(&request);
+    let address = client(request.extensions());
     if let Some(refusal) = too_many(&app, address) {
         return Ok(refusal);
     }
@@ -164,14 +165,19 @@ pub async fn out(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
 }
 
 /// Starts a session. The next page finds out whether the browser has kept the cookie.
-async fn begin(app: &App, credential: &Credential) -> Result<Response, Refusal> {
-    begin_with(app, credential, see_other("/console/welcome")).await
+async fn begin(app: &App, credential: &Credential, address: IpAddr) -> Result<Response, Refusal> {
+    let entry = audit::Entry {
+        client: Some(address),
+        ..audit::Entry::default()
+    };
+    begin_with(app, credential, entry, see_other("/console/welcome")).await
 }
 
-/// Starts a session with this answer, which leads to the next page.
+/// Starts a session with this answer, which leads to the next page. `entry` says who begins it.
 pub async fn begin_with(
     app: &App,
     credential: &Credential,
+    mut entry: audit::Entry,
     mut response: Response,
 ) -> Result<Response, Refusal> {
     let now = app.service.now();
@@ -180,11 +186,10 @@ pub async fn begin_with(
     response
         .headers_mut()
         .append(header::SET_COOKIE, cookie.ok_or_else(Refusal::fault)?);
-    tracing::info!(
-        account = &*credential.tenant.account,
-        key = credential.key_name(),
-        "signed in to the console"
-    );
+    credential.sign(&mut entry);
+    "sign-in".clone_into(&mut entry.operation);
+    entry.status = response.status().as_u16();
+    entry.record();
     Ok(response)
 }
 

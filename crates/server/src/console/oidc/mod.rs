@@ -82,15 +82,18 @@ pub enum Failure {
 /// The user whom the provider signed in.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Person {
+    /// The provider's identifier of them, `sub`.
+    pub subject: String,
     /// Their e-mail address, if the provider gives it.
     pub email: Option<String>,
     /// Whether the provider has verified that the address belongs to them.
     pub is_verified: bool,
 }
 
-impl From<&Email> for Person {
-    fn from(email: &Email) -> Self {
+impl Person {
+    fn new(subject: &str, email: &Email) -> Self {
         Self {
+            subject: subject.to_owned(),
             email: email.address().map(str::to_owned),
             is_verified: email.is_verified(),
         }
@@ -237,12 +240,12 @@ impl Provider {
         let tokens = self.exchange(&metadata, code, flow).await?;
         let claims = self.verified(&metadata, &tokens.id_token, &flow.nonce).await?;
         if claims.email.address().is_some() {
-            return Ok(Person::from(&claims.email));
+            return Ok(Person::new(&claims.sub, &claims.email));
         }
         // With the code flow, a provider may give the e-mail address only there (OpenID Connect Core 1.0, section 5.4).
         match (&metadata.userinfo_endpoint, &tokens.access_token) {
             (Some(url), Some(token)) => self.user_info(url, token, &claims.sub).await,
-            _ => Ok(Person::from(&claims.email)),
+            _ => Ok(Person::new(&claims.sub, &claims.email)),
         }
     }
 
@@ -313,7 +316,7 @@ impl Provider {
                 "its UserInfo endpoint means somebody else".to_owned(),
             ));
         }
-        Ok(Person::from(&info.email))
+        Ok(Person::new(subject, &info.email))
     }
 
     async fn metadata(&self) -> Result<Arc<Metadata>, Failure> {

@@ -24,7 +24,7 @@ use futures::{
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
-    header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use opentelemetry::context::FutureExt as _;
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
@@ -52,7 +52,8 @@ use super::{
 };
 use crate::service::credentials::Credential;
 use runtime::{
-    Metrics,
+    Metrics, audit,
+    http::Peer,
     metrics::{RequestLabels, RouteLabels, method_label},
     traces,
 };
@@ -237,6 +238,12 @@ where
             (Ok(None), None)
         };
         let admitted = admitted.and_then(|write| route.check_query(&request).map(|()| write));
+        // Those beyond its allowance change nothing, and would fill the log.
+        let is_told = allowance
+            .as_ref()
+            .is_some_and(|allowance| allowance.exceeded.is_none());
+        let asked =
+            (is_told && !request.method().is_safe()).then(|| asked(&request, method, route, &request_id));
         // Requests without a valid key, or beyond their allowance, must not displace the spans of others.
         let is_traced = takes_key && admitted.is_ok();
         let traced = is_traced
@@ -259,6 +266,9 @@ where
         let context = traced.as_ref().map(traces::Span::context);
         // Combinators, because an async block would hold the inner future twice and be so large that its allocation is slow.
         let finish = move |mut response: Response| {
+            if let Some(asked) = asked {
+                answered(asked, &response).record();
+            }
             finish(&mut response, &request_id);
             let status = response.status().as_u16();
             let route = &observer.routes[number];
@@ -390,6 +400,36 @@ fn traced(headers: &HeaderMap, method: &'static str, route: &Route) -> Option<tr
     span.set("http.request.method", method);
     span.set("http.route", route.label);
     Some(span)
+}
+
+/// Who asks for what, in a request with a known key.
+fn asked(request: &Request, method: &str, route: &Route, request_id: &HeaderValue) -> audit::Entry {
+    let mut entry = audit::Entry {
+        client: request.extensions().get().map(|Peer(address)| *address),
+        operation: format!("{method} {}", route.label),
+        object: request.uri().path().to_owned(),
+        request_id: request_id.to_str().unwrap_or_default().to_owned(),
+        ..audit::Entry::default()
+    };
+    if let Some(Caller { credential, .. }) = request.extensions().get() {
+        credential.sign(&mut entry);
+    }
+    entry
+}
+
+/// The same, with what came of it.
+fn answered(asked: audit::Entry, response: &Response) -> audit::Entry {
+    let created = response
+        .headers()
+        .get(LOCATION)
+        .and_then(|path| path.to_str().ok());
+    let error = response.extensions().get::<Error>();
+    audit::Entry {
+        object: created.map_or(asked.object, str::to_owned),
+        status: response.status().as_u16(),
+        error: error.map_or_else(String::new, |error| error.code.as_str().to_owned()),
+        ..asked
+    }
 }
 
 /// The answer of a handler. A panic becomes a 500.

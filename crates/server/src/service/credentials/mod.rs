@@ -28,7 +28,7 @@ use resources::{
     origin, revision,
 };
 use runtime::{
-    Health,
+    Health, audit,
     watch::{Change, Listener},
 };
 
@@ -99,6 +99,13 @@ impl Credential {
 
     pub fn key_name(&self) -> &str {
         self.key.object.name()
+    }
+
+    /// Writes into an audit line whose key it is.
+    pub fn sign(&self, entry: &mut audit::Entry) {
+        self.tenant.account.as_ref().clone_into(&mut entry.account);
+        self.key_name().clone_into(&mut entry.key);
+        entry.key_name = self.key.object.spec.name.clone().unwrap_or_default();
     }
 
     /// Whether a sign-in to the console created the key.
