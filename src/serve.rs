@@ -223,7 +223,7 @@ pub async fn serve(
     if let Some(file) = catalogue_file {
         tokio::spawn(reload(
             file,
-            (instances.clone(), backups.clone()),
+            (instances.clone(), Some(backups.clone())),
             complain,
             watches.shutdown.clone(),
             metrics,
@@ -297,13 +297,18 @@ fn catalogue(process: &ProcessSettings) -> Result<(SharedCatalogue, Option<Catal
 /// Keeps the catalogue up to date with its file.
 async fn reload(
     file: CatalogueFile,
-    (instances, backups): (Store<Instance>, Store<Backup>),
+    (instances, backups): (Store<Instance>, Option<Store<Backup>>),
     complain: impl Fn(&str) + Send,
     shutdown: CancellationToken,
     metrics: Metrics,
 ) {
     // Until all are known, it is not known which regions are used.
-    if instances.wait_until_ready().await.is_err() || backups.wait_until_ready().await.is_err() {
+    if instances.wait_until_ready().await.is_err() {
+        return;
+    }
+    if let Some(backups) = &backups
+        && backups.wait_until_ready().await.is_err()
+    {
         return;
     }
     let used = || {
@@ -316,7 +321,7 @@ async fn reload(
         });
         let of_instances = accepted.map(|instance| instance.spec.region.clone());
         // Those of simulated servers are nowhere.
-        let backups = backups.state();
+        let backups = backups.as_ref().map(Store::state).unwrap_or_default();
         let of_backups = backups.iter().filter_map(|backup| {
             let status = backup.status.as_ref()?;
             let source = status.source.as_ref()?;

@@ -151,7 +151,7 @@ pub fn plan(
         Ok(Found::Nothing) => Ok(BackupProgress::Unknown),
         Ok(Found::Refused(refusal)) => Err(not_now(refusal)),
     };
-    step.map_or_else(|plan| plan, |progress| observed(progress, BTreeMap::new()))
+    *step.map_or_else(|plan| plan, |progress| observed(progress, BTreeMap::new()))
 }
 
 /// Plans the next call that deletes the data of a backup.
@@ -177,7 +177,7 @@ enum Found<'a> {
 }
 
 /// A part of the work: its result, unless something has to be done first or the work ends there.
-type Step<T> = Result<T, Plan<BackupObservation>>;
+type Step<T> = Result<T, Box<Plan<BackupObservation>>>;
 
 struct Planner<'a> {
     backup: &'a Backup,
@@ -531,7 +531,7 @@ impl<'a> Planner<'a> {
         answer.ok_or_else(|| self.todo(action))
     }
 
-    fn todo(&self, action: Action) -> Plan<BackupObservation> {
+    fn todo(&self, action: Action) -> Box<Plan<BackupObservation>> {
         let state = self.backup.status.as_ref();
         let state = state.map(|status| status.provider_state.clone());
         let mut plan = observed(BackupProgress::Busy, state.unwrap_or_default());
@@ -542,32 +542,32 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    fn nonsense(&self) -> Plan<BackupObservation> {
+    fn nonsense(&self) -> Box<Plan<BackupObservation>> {
         let message = format!("the region {} answered something else", self.code);
-        Plan::end(Err(ProviderError::Nonsense(message)), None)
+        Box::new(Plan::end(Err(ProviderError::Nonsense(message)), None))
     }
 }
 
-fn observed(progress: BackupProgress, state: BTreeMap<String, String>) -> Plan<BackupObservation> {
+fn observed(progress: BackupProgress, state: BTreeMap<String, String>) -> Box<Plan<BackupObservation>> {
     let seen = BackupObservation {
         progress,
         state,
         recheck_after: None,
     };
-    Plan::end(Ok(seen), None)
+    Box::new(Plan::end(Ok(seen), None))
 }
 
 /// The end of a backup that cannot be made. Account holders read the words, and operators what the cluster says.
-fn failed(code: &'static str, words: &str, raw: Option<String>) -> Plan<BackupObservation> {
+fn failed(code: &'static str, words: &str, raw: Option<String>) -> Box<Plan<BackupObservation>> {
     let message = words.to_owned();
     let mut plan = observed(BackupProgress::Failed { code, message }, BTreeMap::new());
     plan.raw = raw;
     plan
 }
 
-fn not_now(refusal: &Refusal) -> Plan<BackupObservation> {
+fn not_now(refusal: &Refusal) -> Box<Plan<BackupObservation>> {
     let error = ProviderError::Unavailable(NOT_NOW.to_owned());
-    Plan::end(Err(error), Some(says(refusal)))
+    Box::new(Plan::end(Err(error), Some(says(refusal))))
 }
 
 #[cfg(test)]

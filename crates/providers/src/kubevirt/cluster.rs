@@ -543,11 +543,7 @@ impl Cluster {
     async fn seen(&self, server: &Server, step: &Step<'_>) -> kube::Result<Seen> {
         let reach = self.reach(step.now);
         let user = match reach {
-            Reach::Live => self
-                .user
-                .get_or_try_init(|| who_am_i(&self.client))
-                .await?
-                .clone(),
+            Reach::Live => self.user().await?,
             Reach::Cut(_) => String::new(),
         };
         let mut seen = Seen::new(reach, step.account.to_owned(), user);
@@ -738,8 +734,14 @@ impl Cluster {
         Ok(matches!(answer, Answer::Refused(refusal) if refusal.status == 404))
     }
 
+    /// The user name of this process there.
+    pub(crate) async fn user(&self) -> kube::Result<String> {
+        let user = self.user.get_or_try_init(|| who_am_i(&self.client)).await?;
+        Ok(user.clone())
+    }
+
     /// Makes a call. A refusal is an answer, too.
-    async fn call(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
+    pub(crate) async fn call(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
         // Never closed.
         let _permit = self.calls.acquire().await;
         match self.answer(action, request(namespace, action)?).await {
