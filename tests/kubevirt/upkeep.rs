@@ -1,4 +1,4 @@
-//! What a region needs besides servers: tokens that change, places that are taken, what is left over, and what it does not offer.
+//! What a region needs besides servers: tokens that change, places that are taken, and what is left over.
 
 use std::{fs, path::Path, process::Command};
 
@@ -226,91 +226,8 @@ async fn disks_without_a_server_are_listed_as_orphans() {
     assert_eq!(ours, [(&json!("disk"), &json!("late"))]);
 }
 
-#[tokio::test]
-async fn backups_are_refused_with_what_is_wrong_where_a_region_has_none() {
-    let (case, id) = Case::running("kv-backups").await;
-    let call = async |method: Method, path: &str, body: Value| {
-        let answer = case.tenant.call(method, path, Some(&body)).await;
-        (answer.status, answer.text)
-    };
-    let (status, error) = call(Method::POST, &format!("/v1/instances/{id}/backups"), json!({})).await;
-    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{error}");
-    assert!(
-        error.contains("backups are not available in region de-fra-1"),
-        "{error}"
-    );
-    let order = |more: Value| {
-        let mut body = json!({ "name": "more", "region": REGION, "plan": "starter", "image": "debian-13" });
-        for (field, value) in more.as_object().unwrap() {
-            body[field] = value.clone();
-        }
-        body
-    };
-    let daily = json!({ "backup_enabled": true });
-    for (method, path, body) in [
-        (Method::POST, "/v1/instances".to_owned(), order(daily.clone())),
-        (Method::PATCH, format!("/v1/instances/{id}"), daily),
-    ] {
-        let (status, error) = call(method, &path, body).await;
-        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{error}");
-        assert!(
-            error.contains("backup_enabled")
-                && error.contains("must not be true: backups are not available in region de-fra-1"),
-            "{error}"
-        );
-    }
-
-    // A backup of a simulated server.
-    let simulated = case
-        .create(json!({ "name": "simulated", "region": "nl-ams-1" }))
-        .await;
-    case.settles(&simulated, Running).await;
-    let path = format!("/v1/instances/{simulated}/backups");
-    let answer = case.tenant.call(Method::POST, &path, Some(&json!({}))).await;
-    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
-    let backup = answer.json()["data"]["id"].as_str().unwrap().to_owned();
-    let path = format!("/v1/backups/{backup}");
-    let status = async || {
-        let answer = case.tenant.call(Method::GET, &path, None).await;
-        answer.json()["data"]["status"].clone()
-    };
-    eventually("the backup", status, |status| *status == "completed").await;
-    let restore = json!({ "backup": backup });
-    let mut new = order(restore.clone());
-    new.as_object_mut().unwrap().remove("image");
-    for (path, body) in [
-        ("/v1/instances".to_owned(), new),
-        (format!("/v1/instances/{id}/rebuild"), restore),
-    ] {
-        let (status, error) = call(Method::POST, &path, body).await;
-        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{path}: {error}");
-        assert!(
-            error.contains("is in region nl-ams-1, and cannot be restored in region de-fra-1"),
-            "{path}: {error}"
-        );
-    }
-
-    // With kubectl, the Backup says so.
-    let instance = case.tenant.instances().get(&id).await.unwrap();
-    let object = json!({
-        "apiVersion": "stellage.dev/v1", "kind": "Backup", "metadata": { "name": "by-hand", "namespace": "kv-backups" },
-        "spec": { "instance": instance.name_any() },
-    });
-    let backups: Api<resources::Backup> = Api::namespaced(case.tenant.kube.clone(), "kv-backups");
-    let object = serde_json::from_value(object).unwrap();
-    backups.create(&PostParams::default(), &object).await.unwrap();
-    let failed = async || {
-        let status = backups.get("by-hand").await.unwrap().status.unwrap_or_default();
-        serde_json::to_string(&status).unwrap()
-    };
-    eventually("the Backup to fail", failed, |status| {
-        status.contains("backups are not available in this region")
-    })
-    .await;
-}
-
-/// Runs the test of the doctor, and returns its exit status, its check, and what it said on the way.
-fn doctor(catalogue: &Path, more: &[&str]) -> (i32, Value, String) {
+/// Runs a test of the doctor, and returns its check, and what it said on the way.
+fn doctor(catalogue: &Path, (flag, name): (&str, &str), more: &[&str]) -> (Value, String) {
     let mut command = Command::new(STELLAGE);
     command
         .args([
@@ -319,7 +236,7 @@ fn doctor(catalogue: &Path, more: &[&str]) -> (i32, Value, String) {
             REGION,
             "--output",
             "json",
-            "--test",
+            flag,
             "--catalogue",
         ])
         .arg(catalogue)
@@ -329,9 +246,11 @@ fn doctor(catalogue: &Path, more: &[&str]) -> (i32, Value, String) {
     let report: Value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
     let checks = report["checks"].as_array().unwrap();
-    let server = checks.iter().find(|check| check["name"] == "server");
-    (output.status.code().unwrap(), server.unwrap().clone(), said)
+    let check = checks.iter().find(|check| check["name"] == name);
+    (check.unwrap().clone(), said)
 }
+
+const SERVER: (&str, &str) = ("--test", "server");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() {
@@ -344,7 +263,7 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
     let of_existing = folder.path().join("existing.yaml");
     fs::write(&of_existing, existing.to_string()).unwrap();
     let namespace = format!("{PREFIX}doctor");
-    let (_, check, said) = doctor(&of_existing, &["--timeout=60s"]);
+    let (check, said) = doctor(&of_existing, SERVER, &["--timeout=60s"]);
     assert_eq!(check["outcome"], "failed", "{check:#}\n{said}");
     assert!(
         check["message"].as_str().unwrap().contains("(NamespaceMissing)"),
@@ -369,7 +288,7 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
     region
         .puppet
         .import(&namespace, Import::Fails("no such image".to_owned()));
-    let (_, check, said) = doctor(&of_existing, &["--image=broken-1", "--timeout=170s"]);
+    let (check, said) = doctor(&of_existing, SERVER, &["--image=broken-1", "--timeout=170s"]);
     assert_eq!(check["outcome"], "failed", "{check:#}\n{said}");
     let message = check["message"].as_str().unwrap();
     assert!(
@@ -380,7 +299,7 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
 
     region.puppet.import(&namespace, Import::Succeeds);
     region.puppet.install_agents(&namespace);
-    let (_, check, said) = doctor(&of_existing, &["--image=debian-13"]);
+    let (check, said) = doctor(&of_existing, SERVER, &["--image=debian-13"]);
     assert_eq!(check["outcome"], "ok", "{check:#}\n{said}");
     assert!(
         said.contains("the agent in its guest answers") && said.contains("nothing of it is left"),
@@ -396,7 +315,11 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
     assert!(secrets.list(&all).await.unwrap().items.is_empty());
 
     // In a namespace of its own, and without an agent.
-    let (_, check, said) = doctor(&file, &["--image=debian-13", "--plan=business", "--timeout=40s"]);
+    let (check, said) = doctor(
+        &file,
+        SERVER,
+        &["--image=debian-13", "--plan=business", "--timeout=40s"],
+    );
     assert_eq!(check["outcome"], "unknown", "{check:#}\n{said}");
     let message = check["message"].as_str().unwrap();
     assert!(
@@ -435,6 +358,28 @@ async fn the_doctors_server_is_deleted_after_ctrl_c() {
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert!(said.contains("nothing of its server is left"), "{said}");
     assert_eq!(made().await, 0);
+    let namespaces = Api::<Namespace>::all(client).list(&ours).await.unwrap();
+    assert!(namespaces.items.is_empty(), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_restores_the_backup_of_a_disk_that_is_deleted_and_leaves_nothing() {
+    let region = kubevirt::shared().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = catalogue(&region, "doctor-storage", folder.path()).await;
+    let (check, said) = doctor(&file, ("--test-storage", "backups test"), &[]);
+    assert_eq!(check["outcome"], "ok", "{check:#}\n{said}");
+    let stages = [
+        "making a disk",
+        "making a snapshot",
+        "deleting the disk",
+        "restoring the snapshot",
+    ];
+    let at: Vec<_> = stages.iter().map(|stage| said.find(stage)).collect();
+    assert!(at.is_sorted() && at.iter().all(Option::is_some), "{said}");
+    assert!(said.contains("nothing of it is left"), "{said}");
+    let ours = ListParams::default().labels("stellage.dev/installation=doctor-storage");
+    let client = region.plane.client(Identity::Admin).await.unwrap();
     let namespaces = Api::<Namespace>::all(client).list(&ours).await.unwrap();
     assert!(namespaces.items.is_empty(), "{said}");
 }
