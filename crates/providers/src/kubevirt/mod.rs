@@ -6,7 +6,8 @@
 //! - [`objects`]: what is written;
 //! - [`plan`](mod@plan): what to do next; pure;
 //! - [`trial`]: a server without an Instance, for a test of the region;
-//! - [`observe`]: what the objects of a server say about it; pure.
+//! - [`observe`]: what the objects of a server say about it; pure;
+//! - `usage`: what its servers use.
 
 pub(crate) mod cluster;
 pub(crate) mod console;
@@ -16,6 +17,7 @@ pub mod observe;
 pub mod plan;
 pub mod slim;
 pub mod trial;
+pub(crate) mod usage;
 
 pub use cluster::ConnectError;
 

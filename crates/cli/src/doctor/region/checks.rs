@@ -514,6 +514,7 @@ mod tests {
                 other: Duration::from_mins(15),
             },
             calls_at_once: 32,
+            usage: None,
         }
     }
 
