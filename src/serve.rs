@@ -163,6 +163,7 @@ pub async fn serve(
     ));
 
     let (rules, own_ranges_read) = rules(&common, &watches, api_server);
+    let usage = usage(&common, catalogue.clone());
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
     let mut on_backups: Vec<Box<dyn Listener<Backup>>> = Vec::new();
@@ -174,7 +175,15 @@ pub async fn serve(
         api_url = Some(url(&listener, certificate.is_some()));
         let catalogue = catalogue.clone();
         let clock = Arc::new(CheckedClock::new(clock.clone(), server_time.clone()));
-        let service = service(&common, &settings, catalogue, &rules, &watches, clock);
+        let service = service(
+            &common,
+            &settings,
+            catalogue,
+            usage.clone(),
+            &rules,
+            &watches,
+            clock,
+        );
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(
@@ -205,7 +214,18 @@ pub async fn serve(
         ));
     }
     let candidate = controller
-        .map(|settings| Candidate::new(settings, &common, catalogue, rules, &watches, clock, server_time))
+        .map(|settings| {
+            Candidate::new(
+                settings,
+                &common,
+                catalogue,
+                usage,
+                rules,
+                &watches,
+                clock,
+                server_time,
+            )
+        })
         .transpose()?;
     let complain = complain(&watches, candidate.as_ref());
     if let Some(Candidate { slots, .. }) = &candidate {
@@ -376,20 +396,19 @@ fn rules(
     (rules, read)
 }
 
-/// The source of the usage of servers. The simulator's is a function of time, so each part may have its own.
+/// The source of the usage of servers, which all parts share.
 fn usage(common: &CommonSettings, catalogue: SharedCatalogue) -> Arc<dyn UsageSource> {
-    Arc::new(RegionalUsage {
-        catalogue,
-        simulated: SimulatedUsage {
-            faults: Faults::new(common.simulator_faults),
-        },
-    })
+    let simulated = SimulatedUsage {
+        faults: Faults::new(common.simulator_faults),
+    };
+    Arc::new(RegionalUsage::new(catalogue, simulated))
 }
 
 fn service(
     common: &CommonSettings,
     settings: &ApiSettings,
     catalogue: SharedCatalogue,
+    usage: Arc<dyn UsageSource>,
     rules: &TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
@@ -398,7 +417,7 @@ fn service(
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
         health: watches.health.clone(),
-        usage: usage(common, catalogue.clone()),
+        usage,
         catalogue,
         clock,
         receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {

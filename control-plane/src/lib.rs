@@ -37,8 +37,8 @@ mod random;
 mod servers;
 
 pub use assets::{
-    Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, STELLAGE_PROMTOOL, cache_folder, helm, kubevirt, promtool,
-    snapshots,
+    Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, STELLAGE_PROMETHEUS, STELLAGE_PROMTOOL, cache_folder, helm,
+    kubevirt, prometheus, promtool, snapshots,
 };
 pub use credentials::{Identity, write_private};
 pub use daemon::Daemon;

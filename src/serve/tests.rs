@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
-use super::{Candidate, Stores, after_load_balancers, rules};
+use super::{Candidate, Stores, after_load_balancers, rules, usage};
 use crate::settings::{CommonSettings, ControllerSettings};
 use runtime::{
     Health, Metrics, ServerTime, SystemClock, shared_catalogue::SharedCatalogue, testing::answered_by,
@@ -69,6 +69,7 @@ fn candidate(
         controller,
         common,
         SharedCatalogue::default(),
+        usage(common, SharedCatalogue::default()),
         rules,
         &watches,
         Arc::new(SystemClock),

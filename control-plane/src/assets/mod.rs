@@ -5,8 +5,8 @@
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
 //!
-//! Helm, promtool and KubeVirt's servers, which only tests need, are built in the same way: [`helm`], [`promtool`], [`kubevirt`],
-//! [`snapshots`].
+//! Helm, Prometheus, KubeVirt's servers and those of snapshots, which only tests need, are built in the same way: [`helm`],
+//! [`promtool`], [`prometheus`], [`kubevirt`], [`snapshots`].
 
 mod compile;
 mod download;
@@ -111,9 +111,17 @@ pub fn helm(say: impl Fn(&str)) -> Result<PathBuf, Error> {
 /// The environment variable that names a promtool program of Prometheus 3 to use instead of building one.
 pub const STELLAGE_PROMTOOL: &str = "STELLAGE_PROMTOOL";
 
-/// Finds promtool, or builds it, which takes about two minutes on two cores and calls `say` with lines of progress. Blocks.
+/// Finds promtool, or builds it and Prometheus, which takes about three minutes on two cores and calls `say` with lines of progress. Blocks.
 pub fn promtool(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     named_or_cached(STELLAGE_PROMTOOL, &pins::PROMTOOL, "promtool", &say)
+}
+
+/// The environment variable that names a program of Prometheus 3 to use instead of building one.
+pub const STELLAGE_PROMETHEUS: &str = "STELLAGE_PROMETHEUS";
+
+/// Finds Prometheus, or builds it with [`promtool`]. Blocks.
+pub fn prometheus(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    named_or_cached(STELLAGE_PROMETHEUS, &pins::PROMTOOL, "prometheus", &say)
 }
 
 /// Finds KubeVirt's servers, or builds them, which takes about three minutes on two cores and calls `say` with lines of progress. Returns

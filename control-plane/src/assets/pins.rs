@@ -128,17 +128,20 @@ pub(super) const HELM: Bundle = Bundle {
     versioned: None,
 };
 
-/// promtool, without target discovery in clouds, whose libraries would take most of the time.
+/// Prometheus and its promtool, without target discovery in clouds, whose libraries would take most of the time.
 pub(super) const PROMTOOL: Bundle = Bundle {
     name: "promtool",
-    purpose: "promtool of Prometheus (for the tests of metrics and alerts)",
-    takes: "about two minutes",
-    instead: Some("STELLAGE_PROMTOOL to a program of Prometheus 3"),
+    purpose: "Prometheus and its promtool (for the tests of metrics, alerts and usage)",
+    takes: "about three minutes",
+    instead: Some("STELLAGE_PROMTOOL and STELLAGE_PROMETHEUS to the programs of Prometheus 3"),
     disk_gb: 6,
     go_mod: include_str!("../../promtool/go.mod"),
     go_sum: include_str!("../../promtool/go.sum"),
     main_go: None,
-    binaries: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
+    binaries: &[
+        ("promtool", "github.com/prometheus/prometheus/cmd/promtool"),
+        ("prometheus", "github.com/prometheus/prometheus/cmd/prometheus"),
+    ],
     downloads: &[],
     tags: "remove_all_sd",
     versioned: None,

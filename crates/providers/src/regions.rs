@@ -15,7 +15,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Instances, Provider, Step, UsageSource,
     ipam::{self, Ipam},
-    kubevirt::cluster::{self, Cluster, ConnectError},
+    kubevirt::{
+        cluster::{self, Cluster, ConnectError},
+        usage::RegionUsage,
+    },
     simulator::{SimulatedUsage, Simulator},
 };
 use domain::{
@@ -413,18 +416,51 @@ impl Provider for Regions {
     }
 }
 
-/// The usage of the servers of all regions. That of real servers is not known yet.
+/// The usage of the servers of all regions.
 pub struct RegionalUsage {
-    /// Says which regions are simulated.
-    pub catalogue: SharedCatalogue,
-    /// The usage of simulated servers.
-    pub simulated: SimulatedUsage,
+    catalogue: SharedCatalogue,
+    simulated: SimulatedUsage,
+    /// By code, those of the regions with real servers that somebody has asked about.
+    real: Mutex<HashMap<String, Arc<RegionUsage>>>,
+}
+
+/// What knows the usage of a server.
+enum UsageOf {
+    Simulated,
+    Real(Arc<RegionUsage>),
+    /// It is in a cluster that the catalogue does not name any more.
+    Unknown,
 }
 
 impl RegionalUsage {
-    fn is_real(&self, instance: &Instance) -> bool {
+    /// The usage of simulated servers, and of those in the clusters of the catalogue.
+    pub fn new(catalogue: SharedCatalogue, simulated: SimulatedUsage) -> Self {
+        Self {
+            catalogue,
+            simulated,
+            real: Mutex::default(),
+        }
+    }
+
+    fn of(&self, instance: &Instance) -> UsageOf {
+        let code = instance.spec.region.as_str();
         let catalogue = self.catalogue.current();
-        catalogue.kubevirt(&instance.spec.region).is_some() || cluster::has_real_server(instance)
+        let Some(settings) = catalogue.kubevirt(code) else {
+            return match cluster::has_real_server(instance) {
+                true => UsageOf::Unknown,
+                false => UsageOf::Simulated,
+            };
+        };
+        let mut real = self.real.lock();
+        let known = real
+            .get(code)
+            .filter(|region| region.settings() == settings)
+            .cloned();
+        UsageOf::Real(known.unwrap_or_else(|| {
+            let region = RegionUsage::new(code, settings);
+            real.insert(code.to_owned(), region.clone());
+            region
+        }))
     }
 }
 
@@ -434,10 +470,11 @@ impl UsageSource for RegionalUsage {
         instance: &'a Instance,
         now: Timestamp,
     ) -> BoxFuture<'a, Result<Usage, ProviderError>> {
-        if self.is_real(instance) {
-            return Box::pin(ready(Ok(Usage::default())));
+        match self.of(instance) {
+            UsageOf::Simulated => self.simulated.usage(instance, now),
+            UsageOf::Real(region) => Box::pin(region.usage(instance, now)),
+            UsageOf::Unknown => Box::pin(ready(Ok(Usage::default()))),
         }
-        self.simulated.usage(instance, now)
     }
 
     fn series<'a>(
@@ -446,10 +483,11 @@ impl UsageSource for RegionalUsage {
         window: Window,
         now: Timestamp,
     ) -> BoxFuture<'a, Result<Option<Series>, ProviderError>> {
-        if self.is_real(instance) {
-            return Box::pin(ready(Ok(None)));
+        match self.of(instance) {
+            UsageOf::Simulated => self.simulated.series(instance, window, now),
+            UsageOf::Real(region) => Box::pin(region.series(instance, window, now)),
+            UsageOf::Unknown => Box::pin(ready(Ok(None))),
         }
-        self.simulated.series(instance, window, now)
     }
 }
 

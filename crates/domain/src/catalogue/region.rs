@@ -54,6 +54,30 @@ pub struct KubeVirt {
     pub deadlines: Deadlines,
     /// Number of calls to the cluster that may be in progress at once.
     pub calls_at_once: usize,
+    /// What knows the usage of the servers; nothing does if it is not set.
+    pub usage: Option<UsageFrom>,
+}
+
+/// What knows the usage of the servers of a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UsageFrom {
+    /// A Prometheus that scrapes virt-handler.
+    Prometheus(Prometheus),
+    /// The cluster's metrics.k8s.io: CPU usage as it is now, and nothing else.
+    PodMetrics,
+}
+
+/// A server that speaks the HTTP API of Prometheus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prometheus {
+    /// URL that `/api/v1/query` is below, without a slash at its end.
+    pub url: String,
+    /// File with a token, read again before each use.
+    pub bearer_token_file: Option<PathBuf>,
+    /// Headers of each request, such as `X-Scope-OrgID`.
+    pub headers: BTreeMap<String, String>,
+    /// File with the certificate authorities to trust instead of the system's.
+    pub ca: Option<PathBuf>,
 }
 
 /// Who makes the namespaces of servers.

@@ -20,7 +20,7 @@ use serde::{
 
 use super::region::{
     EvictionStrategy, Image, ImageSource, Ipv4Prefix, Ipv6Prefix, KubeVirt, Namespaces, Network, ObjectName,
-    PrivateNetworks, Profile, PullMethod, Region, Toleration, TolerationOperator,
+    PrivateNetworks, Profile, Prometheus, PullMethod, Region, Toleration, TolerationOperator, UsageFrom,
 };
 use crate::provider::Deadlines;
 use resources::{ids::is_object_name, validation};
@@ -38,6 +38,9 @@ const MAX_INTERNAL: usize = 64;
 const MAX_LABELS: usize = 16;
 /// Maximum number of tolerations.
 const MAX_TOLERATIONS: usize = 16;
+/// Maximum number of headers of requests to Prometheus, and length of each.
+const MAX_HEADERS: usize = 16;
+const MAX_HEADER: usize = 1024;
 /// Maximum length of a URL.
 const MAX_URL: usize = 2048;
 /// Maximum length of an image's user data.
@@ -132,6 +135,19 @@ struct KubeVirtSection {
     #[serde(default)]
     deadlines: Fields<DeadlinesSection>,
     calls_at_once: Option<usize>,
+    prometheus: Option<Fields<PrometheusSection>>,
+    #[serde(default)]
+    pod_metrics: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PrometheusSection {
+    url: String,
+    bearer_token_file: Option<PathBuf>,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -252,13 +268,7 @@ fn check_code(code: &str) -> Result<(), String> {
 
 impl KubeVirtSection {
     fn read(self, path: &str) -> Result<KubeVirt, Wrong> {
-        if !self.kubeconfig.is_absolute() {
-            Err(format!(
-                "{:?} must be an absolute path, such as /etc/stellage/regions/de-fra-1/kubeconfig",
-                self.kubeconfig.display().to_string()
-            ))
-            .at(path, "kubeconfig")?;
-        }
+        absolute(&self.kubeconfig, "/etc/stellage/regions/de-fra-1/kubeconfig").at(path, "kubeconfig")?;
         let installation = label_value(self.installation).at(path, "installation")?;
         let namespace_prefix = self.namespace_prefix.unwrap_or_else(|| "stellage-".to_owned());
         check_namespace_prefix(&namespace_prefix).at(path, "namespacePrefix")?;
@@ -290,6 +300,15 @@ impl KubeVirtSection {
         if !(1..=1000).contains(&calls_at_once) {
             return Err(format!("{calls_at_once} must be 1 to 1000")).at(path, "callsAtOnce");
         }
+        if self.prometheus.is_some() && self.pod_metrics {
+            return Err("must be left out: prometheus is set, and knows more").at(path, "podMetrics");
+        }
+        let prometheus = self.prometheus.map(|section| {
+            let prometheus = section.0.read(&format!("{path}.prometheus"));
+            prometheus.map(UsageFrom::Prometheus)
+        });
+        let usage = prometheus.transpose()?;
+        let usage = usage.or(self.pod_metrics.then_some(UsageFrom::PodMetrics));
         Ok(KubeVirt {
             kubeconfig: self.kubeconfig,
             installation,
@@ -305,8 +324,69 @@ impl KubeVirtSection {
             cpu_model,
             deadlines,
             calls_at_once,
+            usage,
         })
     }
+}
+
+impl PrometheusSection {
+    fn read(self, path: &str) -> Result<Prometheus, Wrong> {
+        let url = url(&self.url, &["https://", "http://"]).at(path, "url")?;
+        if url.contains(['?', '#', '@']) {
+            let problem = format!(
+                "{url:?} must have no query, fragment or user; use headers or bearerTokenFile for who is asking"
+            );
+            return Err(problem).at(path, "url");
+        }
+        if let Some(file) = &self.bearer_token_file {
+            absolute(file, "/etc/stellage/prometheus/de-fra-1/token").at(path, "bearerTokenFile")?;
+        }
+        if let Some(file) = &self.ca {
+            absolute(file, "/etc/stellage/prometheus/de-fra-1/ca.crt").at(path, "ca")?;
+            if url.starts_with("http://") {
+                return Err("must be left out: url begins with http://").at(path, "ca");
+            }
+        }
+        if self.headers.len() > MAX_HEADERS {
+            let problem = format!(
+                "has {} entries; must have at most {MAX_HEADERS}",
+                self.headers.len()
+            );
+            return Err(problem).at(path, "headers");
+        }
+        for (name, value) in &self.headers {
+            let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+            if name.is_empty() || name.len() > MAX_HEADER || !name.bytes().all(is_inner) {
+                let problem = format!("{name:?} must be the name of a header, such as X-Scope-OrgID");
+                return Err(problem).at(path, "headers");
+            }
+            let path = format!("{path}.headers");
+            if name.eq_ignore_ascii_case("authorization") && self.bearer_token_file.is_some() {
+                return Err("must be left out: bearerTokenFile sets it").at(&path, name);
+            }
+            let is_visible = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+            if value.len() > MAX_HEADER || value.trim() != value || !value.bytes().all(is_visible) {
+                let problem = format!(
+                    "must be at most {MAX_HEADER} visible ASCII characters, without spaces at its ends"
+                );
+                return Err(problem).at(&path, name);
+            }
+        }
+        Ok(Prometheus {
+            url: url.trim_end_matches('/').to_owned(),
+            bearer_token_file: self.bearer_token_file,
+            headers: self.headers,
+            ca: self.ca,
+        })
+    }
+}
+
+fn absolute(path: &Path, example: &str) -> Result<(), String> {
+    if path.is_absolute() {
+        return Ok(());
+    }
+    let path = path.display().to_string();
+    Err(format!("{path:?} must be an absolute path, such as {example}"))
 }
 
 /// The value of a label that is not empty.
@@ -791,6 +871,11 @@ kubevirt:
   softStopGrace: 90s
   deadlines: {create: 45m, other: 10m}
   callsAtOnce: 8
+  prometheus:
+    url: https://prometheus.example/tenant/
+    bearerTokenFile: /etc/stellage/prometheus/de-fra-1/token
+    headers: {X-Scope-OrgID: platform}
+    ca: /etc/stellage/prometheus/de-fra-1/ca.crt
 "#;
 
     /// The region that sets least.
@@ -897,6 +982,13 @@ kubevirt:
             (read.deadlines.soft_stop_grace.as_secs(), read.calls_at_once),
             (90, 8)
         );
+        let prometheus = Prometheus {
+            url: "https://prometheus.example/tenant".to_owned(),
+            bearer_token_file: Some("/etc/stellage/prometheus/de-fra-1/token".into()),
+            headers: [("X-Scope-OrgID".to_owned(), "platform".to_owned())].into(),
+            ca: Some("/etc/stellage/prometheus/de-fra-1/ca.crt".into()),
+        };
+        assert_eq!(read.usage, Some(UsageFrom::Prometheus(prometheus)));
     }
 
     #[test]
@@ -916,6 +1008,9 @@ kubevirt:
             (read.deadlines.soft_stop_grace.as_secs(), read.calls_at_once),
             (120, 32)
         );
+        assert_eq!(read.usage, None);
+        let with_pod_metrics = kubevirt(&format!("{}\n  podMetrics: true", POD.trim()));
+        assert_eq!(with_pod_metrics.usage, Some(UsageFrom::PodMetrics));
         let kube_ovn = POD.replace(
             "profile: pod",
             "profile: kubeOvn, subnet: public, ipv4: [{prefix: 192.0.2.0/28, gateway: 192.0.2.1}]",
@@ -990,6 +1085,18 @@ create: 45m | create: 25h | kubevirt.deadlines.create | 24 hours
 create: 45m | start: 45m | kubevirt.deadlines.start | unknown field
 deadlines: {create: 45m, other: 10m} | deadlines: [45m] | kubevirt.deadlines | a map of fields
 callsAtOnce: 8 | callsAtOnce: 0 | kubevirt.callsAtOnce | 1 to 1000
+callsAtOnce: 8 | podMetrics: true | kubevirt.podMetrics | prometheus is set
+https://prom | prom | kubevirt.prometheus.url | https:// or http://
+https://prom | http://prom | kubevirt.prometheus.ca | url begins with http://
+https://prom | https://ada:secret@prom | kubevirt.prometheus.url | no query, fragment or user
+example/tenant/ | example/?tenant=a | kubevirt.prometheus.url | no query, fragment or user
+    url: https://prometheus.example/tenant/ |  | kubevirt.prometheus | missing field `url`
+bearerTokenFile: / | bearerTokenFile: | kubevirt.prometheus.bearerTokenFile | an absolute path
+bearerTokenFile: / | token: / | kubevirt.prometheus.token | unknown field
+ca: / | ca: | kubevirt.prometheus.ca | an absolute path
+X-Scope-OrgID: platform | 'X Scope': platform | kubevirt.prometheus.headers | such as X-Scope-OrgID
+X-Scope-OrgID: platform | X-Scope-OrgID: plättform | kubevirt.prometheus.headers.X-Scope-OrgID | visible ASCII
+X-Scope-OrgID: platform | Authorization: platform | kubevirt.prometheus.headers.Authorization | bearerTokenFile sets it
 "#;
 
     #[test]

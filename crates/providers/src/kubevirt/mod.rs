@@ -7,7 +7,8 @@
 //! - [`plan`](mod@plan): what to do next; pure;
 //! - [`backup`]: what to do next about a backup; pure;
 //! - [`trial`]: a server without an Instance, for a test of the region;
-//! - [`observe`]: what the objects of a server say about it; pure.
+//! - [`observe`]: what the objects of a server say about it; pure;
+//! - `usage`: what its servers use.
 
 pub mod backup;
 pub(crate) mod cluster;
@@ -18,8 +19,10 @@ pub mod observe;
 pub mod plan;
 pub mod slim;
 pub mod trial;
+pub(crate) mod usage;
 
 pub use cluster::ConnectError;
+pub use usage::{Known, known};
 
 #[cfg(test)]
 mod model;

@@ -82,6 +82,7 @@ pub fn region() -> KubeVirt {
             other: Duration::from_secs(900),
         },
         calls_at_once: 32,
+        usage: None,
     }
 }
 

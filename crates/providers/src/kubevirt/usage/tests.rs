@@ -1,0 +1,1 @@
+//! Usage, with a stand-in for Prometheus that answers what a test says.
