@@ -263,8 +263,12 @@ impl<P: Provider> Reconciler<P> {
         Ok(asked)
     }
 
-    /// The address of an instance in its private network.
+    /// The address of an instance in its private network. A real server gets its own from the network, by DHCP.
     fn private_address(&self, instance: &Instance) -> Option<String> {
+        let catalogue = self.controller.catalogue.current();
+        if catalogue.kubevirt(&instance.spec.region).is_some() {
+            return None;
+        }
         self.controller.networks.address(instance).ok().flatten()
     }
 
