@@ -33,8 +33,8 @@ use providers::{
     simulator::{Faults, SimulatedUsage},
 };
 use resources::{
-    Account, ApiKey, Backup, Delivery, Instance, Invoice, OperationKind, Webhook, delivery::FINISHED_LABEL,
-    invoice::SETTLED_LABEL, tracking,
+    Account, ApiKey, Backup, Delivery, Instance, Invoice, OperationKind, PrivateNetwork, Webhook,
+    delivery::FINISHED_LABEL, invoice::SETTLED_LABEL, tracking,
 };
 use runtime::{
     CheckedClock, Clock, Health, Metrics, ServerTime, Store, SystemClock,
@@ -166,6 +166,7 @@ pub async fn serve(
     let usage = usage(&common, catalogue.clone());
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
+    let mut on_networks: Vec<Box<dyn Listener<PrivateNetwork>>> = Vec::new();
     let mut on_backups: Vec<Box<dyn Listener<Backup>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
     let mut api_url = None;
@@ -194,6 +195,7 @@ pub async fn serve(
         );
         on_accounts.push(listeners.accounts);
         on_instances.push(listeners.instances);
+        on_networks.push(listeners.networks);
         on_backups.push(listeners.backups);
         on_webhooks.push(listeners.webhooks);
         watch_tenant_objects::<ApiKey>(&watches, vec![listeners.keys]);
@@ -231,6 +233,7 @@ pub async fn serve(
     if let Some(Candidate { slots, .. }) = &candidate {
         on_accounts.push(Box::new(slots.accounts.clone()));
         on_instances.push(Box::new(slots.instances.clone()));
+        on_networks.push(Box::new(slots.networks.clone()));
         on_backups.push(Box::new(slots.backups.clone()));
         on_webhooks.push(Box::new(slots.webhooks.clone()));
     }
@@ -249,6 +252,7 @@ pub async fn serve(
             metrics,
         ));
     }
+    let networks = watch_tenant_objects(&watches, on_networks);
     let webhooks = watch_tenant_objects(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);
     if let Some(candidate) = candidate {
@@ -263,6 +267,7 @@ pub async fn serve(
         let stores = Stores {
             accounts,
             instances,
+            networks,
             backups,
             webhooks,
             deliveries: watches.spawn_selected::<Delivery>(unfinished, vec![Box::new(deliveries)]),
@@ -428,6 +433,7 @@ fn service(
     let service = Service::with_calls(dependencies, settings.max_api_calls.into())
         .with_instance_quota(common.default_instance_quota)
         .with_key_quota(common.api_keys_per_account)
+        .with_network_quota(common.private_networks_per_account)
         .with_backup_limits(common.backups_per_instance, common.backups_per_account)
         .with_event_log(common.delivery_log == DeliveryLog::All)
         .with_log_retention(common.delivery_retention_hours)

@@ -15,6 +15,7 @@ use resources::{
     account::DEFAULT_INSTANCE_QUOTA,
     api_key::DEFAULT_KEY_QUOTA,
     backup::{DEFAULT_PER_ACCOUNT, DEFAULT_PER_INSTANCE},
+    private_network::DEFAULT_NETWORK_QUOTA,
 };
 use runtime::{
     http::{
@@ -134,6 +135,10 @@ pub struct CommonSettings {
     /// API keys that an account may have
     #[arg(long, env = "STELLAGE_API_KEYS_PER_ACCOUNT", default_value_t = DEFAULT_KEY_QUOTA, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub api_keys_per_account: u32,
+
+    /// Private networks that an account may have
+    #[arg(long, env = "STELLAGE_PRIVATE_NETWORKS_PER_ACCOUNT", default_value_t = DEFAULT_NETWORK_QUOTA, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub private_networks_per_account: u32,
 
     /// Manual backups of one instance that may wait, run or be completed
     #[arg(long, env = "STELLAGE_BACKUPS_PER_INSTANCE", default_value_t = DEFAULT_PER_INSTANCE, value_parser = clap::value_parser!(u32).range(1..=2000))]

@@ -128,6 +128,7 @@ const WEBHOOKS: &str = "count/webhooks.stellage.dev";
 const KEYS: &str = "count/apikeys.stellage.dev";
 const DELIVERIES: &str = "count/deliveries.stellage.dev";
 const BACKUPS: &str = "count/backups.stellage.dev";
+const NETWORKS: &str = "count/privatenetworks.stellage.dev";
 
 /// The hard limits of an account's quota.
 async fn hard(quotas: &Api<ResourceQuota>) -> BTreeMap<String, String> {
@@ -180,6 +181,7 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
             (KEYS, "50"),
             (DELIVERIES, "34k"),
             (BACKUPS, "1062"),
+            (NETWORKS, "10"),
         ]
         .map(|(k, v)| (k.to_owned(), v.to_owned())),
     );

@@ -9,7 +9,9 @@ use kube::{
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
-use resources::{Account, ApiKey, Backup, Delivery, Instance, Invoice, InvoiceNumber, InvoicePage, Webhook};
+use resources::{
+    Account, ApiKey, Backup, Delivery, Instance, Invoice, InvoiceNumber, InvoicePage, PrivateNetwork, Webhook,
+};
 use serde_json::{Value, json};
 
 use crate::support;
@@ -43,7 +45,7 @@ fn whole_instance() -> Value {
 fn whole_instance_status() -> Value {
     json!({
         "id": "i-abcdefgh01234567", "state": "resizing", "observedGeneration": 3,
-        "ipAddress": "198.18.0.1", "ipv6Address": "2001:db8::1", "plan": "starter", "image": "ubuntu-24.04",
+        "ipAddress": "198.18.0.1", "ipv6Address": "2001:db8::1", "privateIPAddress": "10.128.4.7", "plan": "starter", "image": "ubuntu-24.04",
         "diskSizeGB": 40, "power": "Running", "powerState": "Running",
         "operation": { "kind": "Resize", "startedAt": "2026-11-21T10:00:00Z", "endsIn": "Running", "plan": "business", "image": "ubuntu-24.04", "restoreFrom": "before", "forced": true, "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" },
         "startRequestedAt": "2026-11-21T10:00:00Z", "powerOffRequestedAt": "2026-11-21T10:00:01.5Z",
@@ -61,6 +63,14 @@ fn whole_instance_status() -> Value {
         "outbox": [{ "id": "evt_a", "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": "{}", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" }],
         "providerState": { "any": "thing" },
         "conditions": [condition()],
+    })
+}
+
+/// A PrivateNetwork with all its fields.
+fn whole_network() -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "PrivateNetwork", "metadata": { "name": "pn-whole" },
+        "spec": { "name": "backend", "region": "fr-par-1", "prefix": "10.128.4.0/24" },
     })
 }
 
@@ -342,6 +352,13 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             Some("kinds-round-trip"),
         ),
         (
+            whole_network(),
+            Some(
+                json!({ "id": "pn-abcdefgh01234567", "prefix": "10.128.4.0/24", "conditions": [condition()] }),
+            ),
+            Some("kinds-round-trip"),
+        ),
+        (
             whole_backup(),
             Some(whole_backup_status()),
             Some("kinds-round-trip"),
@@ -391,6 +408,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         }
         let typed: Value = match kind.as_str() {
             "Instance" => spec_of(&serde_json::from_value::<Instance>(object.clone()).unwrap()),
+            "PrivateNetwork" => spec_of(&serde_json::from_value::<PrivateNetwork>(object.clone()).unwrap()),
             "Backup" => spec_of(&serde_json::from_value::<Backup>(object.clone()).unwrap()),
             "Webhook" => spec_of(&serde_json::from_value::<Webhook>(object.clone()).unwrap()),
             "Delivery" => spec_of(&serde_json::from_value::<Delivery>(object.clone()).unwrap()),
@@ -636,6 +654,13 @@ async fn a_bad_manifest_is_refused_in_words_that_name_the_field_and_the_fix() {
         manifest["spec"][field] = value;
         manifest
     };
+    let network = |name: &str, spec: Value| {
+        json!({
+            "apiVersion": "stellage.dev/v1", "kind": "PrivateNetwork",
+            "metadata": { "name": name, "namespace": "default" }, "spec": spec,
+        })
+    };
+    let prefix = |prefix: &str| network("pn-bad", json!({ "region": "fr-par-1", "prefix": prefix }));
     let account = |name: &str, spec: Value| json!({ "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name }, "spec": spec });
     let email = "ada@example.com";
     let cases = [
@@ -736,6 +761,31 @@ async fn a_bad_manifest_is_refused_in_words_that_name_the_field_and_the_fix() {
             instance("powerState", json!("On")),
             "spec.powerState",
             "supported values: \"Running\", \"Stopped\"",
+        ),
+        (
+            network("backend", json!({ "region": "fr-par-1" })),
+            "metadata.name",
+            "must be pn- followed by",
+        ),
+        (
+            network("pn-bad", json!({ "region": "Paris" })),
+            "spec.region",
+            "such as fr-par-1",
+        ),
+        (prefix("10.128.4.0"), "spec.prefix", "such as 10.128.4.0/24"),
+        (
+            prefix("10.128.4.1/24"),
+            "spec.prefix",
+            "begins at its first address",
+        ),
+        (prefix("192.0.2.0/24"), "spec.prefix", "from 10.0.0.0/8"),
+        (prefix("fd00::/64"), "spec.prefix", "an IPv4 prefix"),
+        (prefix("10.0.0.0/8"), "spec.prefix", "from /16 to /28"),
+        (prefix("10.1.2.0/29"), "spec.prefix", "from /16 to /28"),
+        (
+            prefix("10.0.0.0/16"),
+            "spec.prefix",
+            "must not overlap 10.0.2.0/24",
         ),
         (
             account("bad", json!({ "email": "nobody" })),

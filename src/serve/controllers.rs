@@ -16,6 +16,7 @@ use controllers::{
     ledger::Ledger,
     mail::Mailer,
     monitoring::{Monitor, MonitoringController},
+    network::{NetworkController, Networks},
     notifier::{self, Notifier},
     webhook::{self, WebhookController},
 };
@@ -23,7 +24,7 @@ use providers::{
     Clusters, Regions, UsageSource,
     simulator::{Faults, Pools, Simulator},
 };
-use resources::{Account, Backup, Delivery, Instance, Invoice, Webhook};
+use resources::{Account, Backup, Delivery, Instance, Invoice, PrivateNetwork, Webhook};
 use runtime::{
     ByNamespace, CheckedClock, Clock, Health, ReconcileQueue, ServerTime, Store,
     events::Events,
@@ -39,6 +40,7 @@ use sender::{ReceiverClient, TargetRules};
 pub(super) struct Stores {
     pub(super) accounts: Store<Account>,
     pub(super) instances: Store<Instance>,
+    pub(super) networks: Store<PrivateNetwork>,
     pub(super) backups: Store<Backup>,
     pub(super) webhooks: Store<Webhook>,
     /// Unfinished deliveries.
@@ -52,6 +54,7 @@ pub(super) struct Stores {
 pub(super) struct Slots {
     pub(super) accounts: ListenerSlot<Account>,
     pub(super) instances: ListenerSlot<Instance>,
+    pub(super) networks: ListenerSlot<PrivateNetwork>,
     pub(super) backups: ListenerSlot<Backup>,
     pub(super) webhooks: ListenerSlot<Webhook>,
     pub(super) deliveries: ListenerSlot<Delivery>,
@@ -156,6 +159,7 @@ impl Candidate {
                     .wait_until_ready()
                     .await
                     .and(stores.instances.wait_until_ready().await)
+                    .and(stores.networks.wait_until_ready().await)
                     .and(stores.backups.wait_until_ready().await)
                     .and(stores.webhooks.wait_until_ready().await)
                     .and(stores.deliveries.wait_until_ready().await)
@@ -200,6 +204,8 @@ struct Controllers<'a> {
     directory: AccountDirectory,
     queue: ReconcileQueue<Instance>,
     instances: ByNamespace<Instance>,
+    networks: Networks,
+    network_queue: ReconcileQueue<PrivateNetwork>,
     backups: BackupIndex,
     backup_queue: ReconcileQueue<Backup>,
     restores: Restores,
@@ -274,6 +280,7 @@ impl<'a> Controllers<'a> {
                 quotas: account::DefaultQuotas {
                     instances: common.default_instance_quota,
                     api_keys: common.api_keys_per_account,
+                    private_networks: common.private_networks_per_account,
                     backups: common.backups_per_account,
                     unfinished_deliveries: settings.delivery.pending_deliveries_per_account
                         + settings.delivery.held_deliveries_per_account,
@@ -289,6 +296,8 @@ impl<'a> Controllers<'a> {
             monitor: Monitor::new(clock.now()),
             directory,
             queue,
+            networks: Networks::new(instances.clone()),
+            network_queue: ReconcileQueue::default(),
             instances,
             backups,
             backup_queue,
@@ -314,6 +323,7 @@ impl<'a> Controllers<'a> {
             .fill(vec![listeners.deliveries], &stores.deliveries);
         slots.invoices.fill(self.on_invoices(), &stores.invoices);
         slots.instances.fill(self.on_instances(), &stores.instances);
+        slots.networks.fill(self.on_networks(), &stores.networks);
         slots.backups.fill(self.on_backups(), &stores.backups);
         slots.accounts.fill(self.on_accounts(), &stores.accounts);
     }
@@ -327,10 +337,24 @@ impl<'a> Controllers<'a> {
             Box::new(self.queue.clone()),
             invoices_before,
             Box::new(self.instances.clone()),
+            self.networks.instance_listener(self.network_queue.clone()),
             self.monitor.listener(),
             invoices_after,
             self.restores.listener(),
             backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
+        ]
+    }
+
+    /// The listeners for the watch of `PrivateNetworks`. The index comes first: the others look networks up in it.
+    fn on_networks(&self) -> Vec<Box<dyn Listener<PrivateNetwork>>> {
+        let [index, waiting] = self
+            .networks
+            .listeners(self.network_queue.clone(), self.queue.clone());
+        vec![
+            index,
+            self.accounts.content_listener(),
+            Box::new(self.network_queue.clone()),
+            waiting,
         ]
     }
 
@@ -360,9 +384,11 @@ impl<'a> Controllers<'a> {
         let owner_changed = self.webhooks.owner_changed();
         let (queue, backup_queue) = (self.queue.clone(), self.backup_queue.clone());
         let (instances, backups) = (self.instances.clone(), self.backups.clone());
+        let (networks, network_queue) = (self.networks.clone(), self.network_queue.clone());
         let directory = self.directory.listener(move |namespace| {
             owner_changed(namespace);
             queue.again(instances.of(namespace));
+            network_queue.again(networks.of(namespace));
             backup_queue.again(backups.within(namespace));
         });
         vec![
@@ -398,6 +424,7 @@ impl<'a> Controllers<'a> {
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
             instances: self.instances.clone(),
             backups: self.backups.clone(),
+            networks: self.networks.clone(),
             monitor: self.monitor.clone(),
             ledger: self.ledger.clone(),
             invoices: self.candidate.settings.invoices.settings(),
@@ -448,6 +475,20 @@ impl<'a> Controllers<'a> {
         }
     }
 
+    fn network_controller(&self, provider: Arc<Regions>) -> NetworkController<Regions> {
+        NetworkController {
+            client: self.watches.client.clone(),
+            provider,
+            directory: self.directory.clone(),
+            networks: self.networks.clone(),
+            catalogue: self.candidate.catalogue.clone(),
+            clock: self.candidate.checked_clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            concurrency: self.candidate.settings.concurrency,
+            provider_timeout: self.provider_timeout(),
+        }
+    }
+
     fn monitoring_controller(&self) -> MonitoringController {
         let settings = &self.candidate.settings.monitoring;
         MonitoringController {
@@ -475,6 +516,7 @@ impl<'a> Controllers<'a> {
         let Stores {
             accounts,
             instances,
+            networks,
             backups,
             webhooks,
             deliveries,
@@ -483,6 +525,7 @@ impl<'a> Controllers<'a> {
         let client = self.watches.client.clone();
         let provider = self.provider(&instances);
         let controller = self.instance_controller(provider.clone());
+        let network_controller = self.network_controller(provider.clone());
         let backup_controller = self.backup_controller(provider, instances.clone());
         let monitoring = self.monitoring_controller();
         let grace = self.candidate.common.process.shutdown_grace();
@@ -516,6 +559,7 @@ impl<'a> Controllers<'a> {
                     .run(accounts.clone(), self.invoice_queue, invoices, term.clone()),
                 self.accounts.run(accounts, &self.watches, term.clone()),
                 controller.run(self.queue, instances, term.clone()),
+                network_controller.run(self.network_queue, networks, term.clone()),
                 backup_controller.run(self.backup_queue, backups, term.clone()),
                 monitoring.run(term.clone()),
             )

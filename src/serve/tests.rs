@@ -109,6 +109,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         webhooks: watches.spawn(Vec::new()),
         deliveries: watches.spawn(Vec::new()),
         instances: watches.spawn(Vec::new()),
+        networks: watches.spawn(Vec::new()),
         backups: watches.spawn(Vec::new()),
         invoices: watches.spawn(Vec::new()),
     };
@@ -119,6 +120,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         shown.webhooks.wait_until_ready().await.unwrap();
         shown.deliveries.wait_until_ready().await.unwrap();
         shown.instances.wait_until_ready().await.unwrap();
+        shown.networks.wait_until_ready().await.unwrap();
         shown.backups.wait_until_ready().await.unwrap();
         shown.invoices.wait_until_ready().await.unwrap();
         // Everything that is due happens within a few turns.

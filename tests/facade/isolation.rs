@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::ListParams};
 use reqwest::Method;
-use resources::{ApiKey, Backup, Delivery, Instance, InstanceState, Webhook};
+use resources::{ApiKey, Backup, Delivery, Instance, InstanceState, PrivateNetwork, Webhook};
 use serde_json::{Value, json};
 
 use super::{
@@ -32,6 +32,7 @@ pub(super) fn without_traces(answer: &Answer) -> (u16, String, Vec<String>) {
 /// The objects of an account that paths can name.
 struct Ids {
     instance: String,
+    network: String,
     backup: String,
     webhook: String,
     delivery: String,
@@ -50,6 +51,8 @@ impl Ids {
         let account = events::account_uid(tenant).await;
         events::write_page(tenant, &account, vec![event.clone()]).await;
         let id = |answer: &Answer| answer.json()["data"]["id"].as_str().unwrap().to_owned();
+        let body = json!({ "region": "fr-par-1" });
+        let network = contract::expect(tenant, 201, Method::POST, "/v1/networks", Some(&body), &[]).await;
         let instance = create(tenant, "web").await;
         wait_for(tenant, &instance, "running").await;
         // Its samples can be read.
@@ -66,6 +69,7 @@ impl Ids {
         Self {
             instance,
             invoice: invoice.unwrap(),
+            network: id(&network),
             backup: id(&backup),
             webhook: webhook["id"].as_str().unwrap().to_owned(),
             delivery: id(&delivery),
@@ -77,6 +81,7 @@ impl Ids {
     fn unknown() -> Self {
         Self {
             instance: "i-0000000000000000".to_owned(),
+            network: "pn-0000000000000000".to_owned(),
             backup: "bkp_0000000000000000".to_owned(),
             webhook: "wh_0000000000000000".to_owned(),
             delivery: "dlv_0000000000000000".to_owned(),
@@ -89,6 +94,7 @@ impl Ids {
     fn nonsense() -> Self {
         Self {
             instance: "nonsense".to_owned(),
+            network: "nonsense".to_owned(),
             backup: "nonsense".to_owned(),
             webhook: "nonsense".to_owned(),
             delivery: "nonsense".to_owned(),
@@ -103,6 +109,7 @@ impl Ids {
         let id = match path {
             path if !path.contains("{id}") => return path.to_owned(),
             path if path.starts_with("/v1/instances/") => &self.instance,
+            path if path.starts_with("/v1/networks/") => &self.network,
             path if path.starts_with("/v1/backups/") => &self.backup,
             path if path.starts_with("/v1/webhooks/") => &self.webhook,
             path if path.starts_with("/v1/events/") => &self.event,
@@ -119,6 +126,7 @@ async fn look(tenant: &Tenant) -> Vec<String> {
     let everything = ListParams::default();
     let (kube, namespace) = (tenant.kube.clone(), &tenant.namespace);
     let instances: Api<Instance> = Api::namespaced(kube.clone(), namespace);
+    let networks: Api<PrivateNetwork> = Api::namespaced(kube.clone(), namespace);
     let backups: Api<Backup> = Api::namespaced(kube.clone(), namespace);
     let hooks: Api<Webhook> = Api::namespaced(kube.clone(), namespace);
     let deliveries: Api<Delivery> = Api::namespaced(kube.clone(), namespace);
@@ -126,6 +134,9 @@ async fn look(tenant: &Tenant) -> Vec<String> {
     let keys: Api<ApiKey> = Api::namespaced(kube, namespace);
     let mut seen: Vec<String> = Vec::new();
     for object in instances.list(&everything).await.unwrap() {
+        seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
+    }
+    for object in networks.list(&everything).await.unwrap() {
         seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
     }
     for object in backups.list(&everything).await.unwrap() {
@@ -199,6 +210,7 @@ async fn a_list_and_the_account_show_ones_own_alone() {
         let answer = contract::expect(&bob, 200, Method::GET, &path, None, &[]).await;
         for id in [
             &theirs.instance,
+            &theirs.network,
             &theirs.backup,
             &theirs.webhook,
             &theirs.event,

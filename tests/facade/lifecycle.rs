@@ -13,7 +13,6 @@ async fn an_instance_goes_through_all_its_operations() {
     let mut body = new_instance("web-1");
     body["tags"] = json!(["env:prod", "env:prod", "b"]);
     body["backup_enabled"] = json!(true);
-    body["private_network"] = json!("pn-abc1");
     body["ssh_keys"] = json!([
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com\n"
     ]);

@@ -10,6 +10,7 @@ mod isolation;
 mod lifecycle;
 mod limits;
 mod memory;
+mod networks;
 mod repeats;
 mod secrets;
 mod tracking;

@@ -4,9 +4,9 @@ has both lists.
 */}}
 
 {{- define "stellage.rules.api" -}}
-# The facade creates, changes and deletes instances and webhooks for account holders. It never writes their status.
+# The facade creates, changes and deletes instances, private networks and webhooks for account holders. It never writes their status.
 - apiGroups: ["stellage.dev"]
-  resources: ["instances", "webhooks"]
+  resources: ["instances", "privatenetworks", "webhooks"]
   verbs: ["get", "list", "watch", "create", "patch", "delete"]
 # The facade creates and deletes backups for account holders.
 - apiGroups: ["stellage.dev"]
@@ -45,6 +45,10 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["instances"]
   verbs: ["get", "list", "watch", "patch", "delete"]
+# The controller reads private networks and sets its finalizer (a patch of metadata); it deletes those of a deleted account.
+- apiGroups: ["stellage.dev"]
+  resources: ["privatenetworks"]
+  verbs: ["list", "watch", "patch", "delete"]
 # The controller makes scheduled backups, deletes those that newer ones have replaced, and sets its finalizer (a patch of metadata).
 - apiGroups: ["stellage.dev"]
   resources: ["backups"]
@@ -53,12 +57,12 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["webhooks"]
   verbs: ["get", "list", "watch", "patch", "delete"]
-# The controller writes what it has observed. Backups and webhooks are only ever written whole.
+# The controller writes what it has observed. Backups, private networks and webhooks are only ever written whole.
 - apiGroups: ["stellage.dev"]
   resources: ["accounts/status", "instances/status"]
   verbs: ["update", "patch"]
 - apiGroups: ["stellage.dev"]
-  resources: ["backups/status", "webhooks/status"]
+  resources: ["backups/status", "privatenetworks/status", "webhooks/status"]
   verbs: ["update"]
 # The controller records what is owed and what was sent, and deletes old records.
 - apiGroups: ["stellage.dev"]
@@ -270,14 +274,14 @@ subjects:
 {{- define "stellage.rules.tenant.view" -}}
 # What is in an account's namespace, but for its keys and Secrets.
 - apiGroups: ["stellage.dev"]
-  resources: ["instances", "backups", "webhooks", "deliveries", "eventlogs"]
+  resources: ["instances", "privatenetworks", "backups", "webhooks", "deliveries", "eventlogs"]
   verbs: ["get", "list", "watch"]
 {{- end -}}
 
 {{- define "stellage.rules.tenant.edit" -}}
 # No status, which the operator writes alone. What was delivered can only be read.
 - apiGroups: ["stellage.dev"]
-  resources: ["instances", "backups", "webhooks"]
+  resources: ["instances", "privatenetworks", "backups", "webhooks"]
   verbs: ["create", "update", "patch", "delete", "deletecollection"]
 {{- end -}}
 

@@ -39,6 +39,8 @@ pub struct AccountQuotas {
     pub webhooks: Quota,
     /// API keys.
     pub api_keys: Quota,
+    /// Private networks.
+    pub private_networks: Quota,
     /// Manual backups, and the completed backups of deleted instances.
     pub backups: Quota,
 }

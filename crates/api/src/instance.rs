@@ -112,6 +112,9 @@ pub struct Instance {
     /// IPv6 address; `null` until it is known.
     #[schema(required, format = Ipv6, example = "2001:db8::7")]
     pub ipv6_address: Option<String>,
+    /// IPv4 address in its private network; `null` without one, and until it is known.
+    #[schema(required, format = Ipv4, example = "10.128.4.7")]
+    pub private_ip_address: Option<String>,
     /// Disk in GB. It never shrinks.
     #[schema(example = 40)]
     pub disk_size: i32,
@@ -213,9 +216,9 @@ pub struct CreateInstance {
     #[serde(default)]
     #[schema(required = false, default = false)]
     pub monitoring_enabled: bool,
-    /// Private network to attach.
+    /// Identifier of the private network to attach the server to. It must be in the same region.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false, pattern = "^pn-[a-z0-9]+(-[a-z0-9]+)*$", max_length = 63)]
+    #[schema(nullable = false, pattern = "^pn-[a-z0-9]{16}$")]
     pub private_network: Option<String>,
     /// Labels of your choice, for finding instances.
     #[serde(default)]

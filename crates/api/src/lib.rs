@@ -47,6 +47,7 @@
 //!
 //! - [`envelope`]: what is around every answer; [`error`]: errors; [`time`]: times;
 //! - [`instance`]: servers; [`console`]: access to their consoles; [`backup`]: their backups; [`monitoring`]: their usage, and alerts;
+//!   [`network`]: private networks;
 //! - [`catalogue`]: what can be ordered;
 //! - [`webhook`]: receivers; [`delivery`]: what is sent to them; [`event`]: what has happened;
 //! - [`account`]: the account; [`key`]: its API keys; [`invoice`]: what it is billed; [`money`]: amounts and prices;
@@ -67,6 +68,7 @@ pub mod invoice;
 pub mod key;
 pub mod money;
 pub mod monitoring;
+pub mod network;
 pub mod schema;
 pub mod time;
 pub mod webhook;
@@ -90,6 +92,7 @@ pub use invoice::{
 pub use key::{CreateKey, Key, NewKey};
 pub use money::{Money, UnitMoney};
 pub use monitoring::{Alert, AlertStatus, InstanceSeries, InstanceSeriesPoints};
+pub use network::{ChangeNetwork, CreateNetwork, PrivateNetwork};
 pub use resources::{AlertMetric, EventType, InstanceState, KeyScope, Plan};
 pub use time::{Milliseconds, Seconds};
 pub use webhook::{

@@ -36,6 +36,7 @@ pub fn shared() -> Value {
     };
     json!({
         "InstanceId": id("i-", "an instance", "4q7hz0c9k2m8x1ta"),
+        "NetworkId": id("pn-", "a private network", "hz0c9k2m8x1ta4q7"),
         "BackupId": id("bkp_", "a backup", "9c2m8x1ta4q7hz0k"),
         "WebhookId": id("wh_", "a webhook", "4q7hz0c9k2m8x1ta"),
         "DeliveryId": id("dlv_", "a delivery", "4q7hz0c9k2m8x1ta"),
@@ -86,7 +87,7 @@ macro_rules! references {
 }
 
 references! {
-    instance_id: "InstanceId", backup_id: "BackupId", webhook_id: "WebhookId", delivery_id: "DeliveryId", key_id: "KeyId",
+    instance_id: "InstanceId", network_id: "NetworkId", backup_id: "BackupId", webhook_id: "WebhookId", delivery_id: "DeliveryId", key_id: "KeyId",
     instance_status: "InstanceStatus", delivery_status: "DeliveryStatus", key_scope: "KeyScope", detail_code: "DetailCode",
     series_points: "SeriesPoints",
 }

@@ -3,6 +3,7 @@
 //!
 //! - [`account`]: gives each Account its namespace, quota and RoleBinding;
 //! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
+//! - [`network`]: makes private networks, and gives addresses in them;
 //! - [`backup`]: makes, keeps and deletes backups;
 //! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
 //! - [`monitoring`]: samples the usage of servers;
@@ -21,6 +22,7 @@ pub mod invoice;
 pub mod ledger;
 pub mod mail;
 pub mod monitoring;
+pub mod network;
 pub mod notifier;
 mod provider_call;
 mod secrets;

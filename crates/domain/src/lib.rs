@@ -1,6 +1,6 @@
 //! What to do next, as pure functions of spec, status, what was observed, and the time.
 //!
-//! - [`account`], [`instance`], [`backup`], [`webhook`], [`delivery`], [`alert`], [`invoice`]: what is decided about each;
+//! - [`account`], [`instance`], [`network`], [`backup`], [`webhook`], [`delivery`], [`alert`], [`invoice`]: what is decided about each;
 //! - [`event`]: the bodies of events, and the outbox;
 //! - [`provider`]: what a provider reports;
 //! - [`catalogue`]: what can be ordered, and what it costs;
@@ -17,6 +17,7 @@ pub mod event;
 mod fair_queue;
 pub mod instance;
 pub mod invoice;
+pub mod network;
 pub mod nonce;
 pub mod provider;
 pub mod user_data;

@@ -60,7 +60,7 @@ pub struct Reservation {
 }
 
 /// These Instances, the oldest first: of several with one address, the first keeps it.
-pub(crate) fn oldest_first<I: std::borrow::Borrow<Instance>>(mut instances: Vec<I>) -> Vec<I> {
+pub fn oldest_first<I: std::borrow::Borrow<Instance>>(mut instances: Vec<I>) -> Vec<I> {
     instances.sort_by_cached_key(|instance| {
         let metadata = &instance.borrow().metadata;
         (origin::created_at(metadata), origin::uid(metadata).to_owned())
@@ -74,6 +74,7 @@ pub(crate) fn in_status(instance: &Instance) -> Addresses {
     Addresses {
         ipv4: status.and_then(|status| status.ip_address.clone()),
         ipv6: status.and_then(|status| status.ipv6_address.clone()),
+        private: None,
     }
 }
 
@@ -157,6 +158,7 @@ impl Ipam {
             addresses: Addresses {
                 ipv4,
                 ipv6: known.ipv6.clone().or_else(given),
+                private: None,
             },
             trouble,
         }
@@ -331,7 +333,7 @@ mod tests {
     fn known(ipv4: &str) -> Addresses {
         Addresses {
             ipv4: Some(ipv4.to_owned()),
-            ipv6: None,
+            ..Addresses::default()
         }
     }
 

@@ -24,11 +24,12 @@ use tokio_util::sync::CancellationToken;
 
 use domain::{
     provider::{
-        Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Trouble, Usage, Window,
+        Addresses, BackupObservation, Deadlines, Observation, Progress, ProviderError, Series, Trouble,
+        Usage, Window,
     },
     user_data::UserData,
 };
-use resources::{Backup, Instance};
+use resources::{Backup, Instance, PrivateNetwork};
 
 pub use self::regions::{Clusters, RegionalUsage, Regions};
 
@@ -90,6 +91,26 @@ pub trait Provider: Send + Sync + 'static {
 
     /// Advances `status.operation` by one step, if there is one, and returns the server's state. The caller sets a timeout.
     fn step(&self, step: Step<'_>) -> impl Future<Output = Result<Observation, ProviderError>> + Send;
+
+    /// Makes a private network, as far as that is left to the provider, and says whether servers can be attached to it. `account` is the
+    /// public id of its account. The caller sets a timeout.
+    fn make_network(
+        &self,
+        network: &PrivateNetwork,
+        account: &str,
+    ) -> impl Future<Output = Result<Progress, ProviderError>> + Send {
+        let _ = (network, account);
+        async { Ok(Progress::Done) }
+    }
+
+    /// Removes what [`make_network`](Self::make_network) has made, and says whether it is gone. The caller sets a timeout.
+    fn remove_network(
+        &self,
+        network: &PrivateNetwork,
+    ) -> impl Future<Output = Result<Progress, ProviderError>> + Send {
+        let _ = network;
+        async { Ok(Progress::Done) }
+    }
 
     /// Begins the backup of an instance's disk as it is now, or finds the one that has already begun: a backup is named
     /// by the Backup's UID. What happens to the server later does not change it. The caller sets a timeout.

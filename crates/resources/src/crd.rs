@@ -86,7 +86,8 @@ mod tests {
     use crate::{
         AccountSpec, AccountStatus, ApiKeySpec, BackupSpec, BackupStatus, DeliverySpec, DeliveryStatus,
         EventLogSpec, InstanceSpec, InstanceStatus, InvoiceNumberSpec, InvoicePageSpec, InvoiceSpec,
-        InvoiceStatus, WebhookSpec, WebhookStatus, api_key::ApiKeyStatus, crds,
+        InvoiceStatus, PrivateNetworkSpec, PrivateNetworkStatus, WebhookSpec, WebhookStatus,
+        api_key::ApiKeyStatus, crds,
     };
 
     /// Calls `see` with every schema below `path`.
@@ -163,6 +164,11 @@ mod tests {
                 of::<InstanceSpec>("spec"),
                 of::<InstanceStatus>("status"),
             ),
+            (
+                "PrivateNetwork",
+                of::<PrivateNetworkSpec>("spec"),
+                of::<PrivateNetworkStatus>("status"),
+            ),
             ("Backup", of::<BackupSpec>("spec"), of::<BackupStatus>("status")),
             (
                 "Webhook",
@@ -227,10 +233,11 @@ mod tests {
                 )
             })
             .collect();
-        let expected: [(&str, &[&str]); 10] = [
+        let expected: [(&str, &[&str]); 11] = [
             ("Account", &["ID", "Email", "Namespace", "Ready", "Age"]),
             ("ApiKey", &["Scope", "Ends-In", "Expires", "Last-Used", "Age"]),
             ("Instance", &["State", "Plan", "Region", "IP", "Ready", "Age"]),
+            ("PrivateNetwork", &["Region", "Prefix", "Ready", "Age"]),
             ("Backup", &["Instance", "Phase", "Size-GB", "Age"]),
             (
                 "Webhook",

@@ -59,6 +59,17 @@ pub fn backup_name(id: &str) -> Option<String> {
     Some(format!("bkp-{suffix}"))
 }
 
+/// The id of a `PrivateNetwork`: its name if that has the form `pn-<16 of [a-z0-9]>`, else `pn-` and a suffix derived from its UID.
+pub fn network_id(name: &str, uid: &str) -> String {
+    network_name(name).unwrap_or_else(|| format!("pn-{}", derived_suffix(uid.as_bytes())))
+}
+
+/// The name of the `PrivateNetwork` with this id, if REST created it; `None` if `id` is not the id of one.
+pub fn network_name(id: &str) -> Option<String> {
+    let is_id = id.strip_prefix("pn-").is_some_and(is_suffix);
+    is_id.then(|| id.to_owned())
+}
+
 /// The name of a Backup that is derived from `seed`.
 pub fn derived_backup_name(seed: &str) -> String {
     format!("bkp-{}", derived_suffix(seed.as_bytes()))

@@ -327,7 +327,7 @@ pub struct InstanceSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data_ref: Option<UserDataReference>,
 
-    /// Private network to attach, `pn-…`. Immutable.
+    /// Name of the PrivateNetwork to attach the server to, `pn-…`, in the same namespace and region. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = Rule::new("self.matches('^pn-[a-z0-9]+(-[a-z0-9]+)*$')").message("must be the identifier of a private network, pn- followed by lower-case letters and digits"))]
@@ -410,6 +410,10 @@ pub struct InstanceStatus {
     /// IPv6 address. Once known, it is never removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6_address: Option<String>,
+
+    /// Address in the private network. Once known, it is never removed.
+    #[serde(default, rename = "privateIPAddress", skip_serializing_if = "Option::is_none")]
+    pub private_ip_address: Option<String>,
 
     /// The plan in effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]

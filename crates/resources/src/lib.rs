@@ -1,6 +1,6 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
 //!
-//! - [`account`], [`api_key`], [`instance`], [`backup`], [`webhook`], [`delivery`], [`event_log`], [`invoice`],
+//! - [`account`], [`api_key`], [`instance`], [`private_network`], [`backup`], [`webhook`], [`delivery`], [`event_log`], [`invoice`],
 //!   [`invoice_page`], [`invoice_number`]: the kinds;
 //! - [`event`]: event types and outbox entries; [`alert`]: alerts in the status of an instance;
 //! - [`ids`]: public identifiers, derived from names and UIDs;
@@ -40,6 +40,7 @@ pub mod money;
 mod names;
 pub mod origin;
 pub mod plan;
+pub mod private_network;
 pub mod public_id;
 pub mod quota;
 pub mod refusal;
@@ -69,6 +70,7 @@ pub use invoice_number::{InvoiceNumber, InvoiceNumberSpec};
 pub use invoice_page::{InvoiceLine, InvoicePage, InvoicePageSpec, InvoicedHours, LedgerEntry};
 pub use merge_patch::merge_patch;
 pub use plan::{Plan, PlanSize};
+pub use private_network::{PrivateNetwork, PrivateNetworkSpec, PrivateNetworkStatus};
 pub use refusal::Refusal;
 pub use revision::revision;
 pub use webhook::{
@@ -113,6 +115,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         Account::crd(),
         ApiKey::crd(),
         Instance::crd(),
+        PrivateNetwork::crd(),
         Backup::crd(),
         Webhook::crd(),
         crd::without_subresources(Delivery::crd()),

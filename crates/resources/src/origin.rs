@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-/// Annotation of Accounts, Instances, Webhooks and Backups: `<UID> <creation time>` of the first object. The operator writes it
+/// Annotation of Accounts, Instances, `PrivateNetworks`, Webhooks and Backups: `<UID> <creation time>` of the first object. The operator writes it
 /// with its first write to the object, or when it creates one. An admission policy lets nobody else write it but cluster administrators.
 pub const ORIGIN_ANNOTATION: &str = "stellage.dev/origin";
 

@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{Backup, Instance, Webhook, ids};
+use crate::{Backup, Instance, PrivateNetwork, Webhook, ids};
 
 /// The public id of the objects of one kind.
 pub trait PublicId: Copy + Debug + Display + Eq + Hash + Ord + Serialize + Send + Sync + 'static {
@@ -85,6 +85,10 @@ public_id!(
     BackupId, "bkp_", ids::backup_name
 );
 public_id!(
+    /// `pn-` and 16 of `[a-z0-9]`; also the name of a private network created through REST.
+    NetworkId, "pn-", ids::network_name
+);
+public_id!(
     /// `dlv_` and 16 of `[a-z0-9]`; the object is named `dlv-…`.
     DeliveryId, "dlv_", ids::delivery_name_of
 );
@@ -118,6 +122,13 @@ impl BackupId {
     /// The id of an object.
     pub fn of(backup: &Backup) -> Self {
         Self::parse(&backup.id()).unwrap_or(Self([b'0'; 16]))
+    }
+}
+
+impl NetworkId {
+    /// The id of an object.
+    pub fn of(network: &PrivateNetwork) -> Self {
+        Self::parse(&network.id()).unwrap_or(Self([b'0'; 16]))
     }
 }
 

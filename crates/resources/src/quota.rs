@@ -12,8 +12,10 @@ pub const KEYS: &str = "count/apikeys.stellage.dev";
 pub const DELIVERIES: &str = "count/deliveries.stellage.dev";
 /// Its Backups.
 pub const BACKUPS: &str = "count/backups.stellage.dev";
+/// Its `PrivateNetworks`.
+pub const NETWORKS: &str = "count/privatenetworks.stellage.dev";
 /// Everything that is counted.
-pub const ALL: [&str; 5] = [INSTANCES, WEBHOOKS, KEYS, DELIVERIES, BACKUPS];
+pub const ALL: [&str; 6] = [INSTANCES, WEBHOOKS, KEYS, DELIVERIES, BACKUPS, NETWORKS];
 
 /// Whether a request is refused because a quota is used up, as far as Kubernetes has counted.
 pub fn is_exceeded(refusal: &Status) -> bool {

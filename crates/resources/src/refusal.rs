@@ -34,16 +34,19 @@ pub enum Cause {
     BackupTooLarge,
     /// The backup to restore is in another region, and cannot be moved.
     BackupRegionDiffers,
+    /// There is no such private network in the region, or no address in it is free.
+    PrivateNetworkUnavailable,
 }
 
 impl Cause {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Spec,
         Self::OriginTaken,
         Self::BackupUnavailable,
         Self::BackupImageDiffers,
         Self::BackupTooLarge,
         Self::BackupRegionDiffers,
+        Self::PrivateNetworkUnavailable,
     ];
 
     /// Reason of the conditions.
@@ -55,6 +58,7 @@ impl Cause {
             Self::BackupImageDiffers => "BackupImageDiffers",
             Self::BackupTooLarge => "BackupTooLarge",
             Self::BackupRegionDiffers => "BackupRegionDiffers",
+            Self::PrivateNetworkUnavailable => "PrivateNetworkUnavailable",
         }
     }
 

@@ -305,7 +305,7 @@ struct Import<'a> {
     cluster: &'a Cluster,
     /// The same cluster, as the operator's user.
     operator: &'a Cluster,
-    kinds: [Kind; 14],
+    kinds: [Kind; 15],
     header: Header,
     operator_namespace: &'a str,
     /// The account to import, if not all are.

@@ -11,7 +11,8 @@ use kube::{
 };
 
 use resources::{
-    Account, ApiKey, Backup, Delivery, EventLog, Instance, Invoice, InvoiceNumber, InvoicePage, Webhook,
+    Account, ApiKey, Backup, Delivery, EventLog, Instance, Invoice, InvoiceNumber, InvoicePage,
+    PrivateNetwork, Webhook,
 };
 
 /// Secrets and ConfigMaps in the operator's namespace that all replicas share: the key that seals sessions, and the prices.
@@ -54,12 +55,14 @@ impl Which {
     }
 }
 
-pub(super) fn all() -> [Kind; 14] {
+pub(super) fn all() -> [Kind; 15] {
     [
         foreign::<Namespace>(Which::Namespaces),
         foreign::<Secret>(Which::Shared(SHARED_SECRETS)),
         foreign::<ConfigMap>(Which::Shared(SHARED_MAPS)),
         written::<Webhook>(),
+        // Before the instances that are in them.
+        written::<PrivateNetwork>(),
         written::<Instance>(),
         foreign::<Secret>(Which::Secrets),
         written::<Backup>(),

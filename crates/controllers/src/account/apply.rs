@@ -24,7 +24,8 @@ use super::{
 };
 use domain::account::{self as decide, Claim, Contents, NamespaceRefusal, NamespaceView, Outcome, Removal};
 use resources::{
-    ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, Delivery, EventLog, Instance, Webhook,
+    ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, Delivery, EventLog, Instance, PrivateNetwork,
+    Webhook,
     account::{ADOPTED_FOR_ANNOTATION, FINALIZER},
     conditions, ids, origin,
     webhook::WEBHOOK_SECRET_LABEL,
@@ -42,6 +43,7 @@ const UNTIL_CLOSED: Duration = Duration::from_millis(500);
 const QUOTA_POLL: Duration = Duration::from_millis(500);
 const INSTANCES: (&str, &str) = ("instance", "instances");
 const PROTECTED: (&str, &str) = ("protected instance", "protected instances");
+const NETWORKS: (&str, &str) = ("private network", "private networks");
 const BACKUPS: (&str, &str) = ("backup", "backups");
 const COMPLETED: (&str, &str) = ("completed backup", "completed backups");
 /// Maximum number of concurrent deletions.
@@ -110,6 +112,7 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Opti
                 work.contents::<Webhook>(("webhook", "webhooks"), "", is_used)
                     .await?,
                 work.contents::<Backup>(BACKUPS, "", is_used).await?,
+                work.contents::<PrivateNetwork>(NETWORKS, "", is_used).await?,
             ];
             match decide::in_use(account, &used) {
                 Some(refusal) => work.refuse(account, refusal).await,
@@ -488,6 +491,7 @@ impl Work<'_> {
                 // A failed backup has no end to wait for.
                 self.contents::<Backup>(BACKUPS, "status.phase!=Failed", |_| true)
                     .await?,
+                self.contents::<PrivateNetwork>(NETWORKS, "", |_| true).await?,
             ];
             if let Some(contents) = decide::enumerated(&rest) {
                 ledger.reopen(&super::uid(account));
@@ -496,6 +500,13 @@ impl Work<'_> {
                 let all = ListParams::default();
                 self.delete_all::<Instance>(&all, "list the instances", "delete an instance")
                     .await?;
+                // They stay until their instances are gone.
+                self.delete_all::<PrivateNetwork>(
+                    &all,
+                    "list the private networks",
+                    "delete a private network",
+                )
+                .await?;
                 return Ok(Some(CHECK_AGAIN));
             }
             if account.owned_namespace().is_some() && !ledger.is_closed(&super::uid(account), &self.namespace)

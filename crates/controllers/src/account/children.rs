@@ -16,7 +16,7 @@ use resources::{
     ACCOUNT_LABEL, Account, MANAGED_BY,
     account::MADE_FOR_ANNOTATION,
     origin,
-    quota::{ALL, BACKUPS, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
+    quota::{ALL, BACKUPS, DELIVERIES, INSTANCES, KEYS, NETWORKS, WEBHOOKS},
     tracking,
 };
 
@@ -51,6 +51,8 @@ pub struct DefaultQuotas {
     pub instances: u32,
     /// API keys. The spec cannot override this.
     pub api_keys: u32,
+    /// Private networks. The spec cannot override this.
+    pub private_networks: u32,
     /// Manual backups. The spec cannot override this.
     pub backups: u32,
     /// Deliveries that are pending or held.
@@ -68,6 +70,7 @@ pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> QuotaLimits 
         (INSTANCES, i64::from(account.instance_quota(defaults.instances))),
         (WEBHOOKS, i64::from(account.webhook_quota())),
         (KEYS, i64::from(defaults.api_keys)),
+        (NETWORKS, i64::from(defaults.private_networks)),
         (DELIVERIES, deliveries(account, defaults)),
         (BACKUPS, backups(account, defaults)),
     ])
@@ -294,6 +297,7 @@ pub(super) mod tests {
     pub(in super::super) const DEFAULTS: DefaultQuotas = DefaultQuotas {
         instances: 100,
         api_keys: 50,
+        private_networks: 10,
         backups: 1000,
         unfinished_deliveries: 10_000,
         finished_deliveries: 1000,
@@ -310,6 +314,7 @@ pub(super) mod tests {
             (INSTANCES, 100),
             (WEBHOOKS, 20),
             (KEYS, 50),
+            (NETWORKS, 10),
             (DELIVERIES, 34_000),
             (BACKUPS, 3610),
         ]);

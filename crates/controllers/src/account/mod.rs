@@ -159,7 +159,7 @@ impl AccountController {
         })
     }
 
-    /// The listener for the watch of Instances or Backups. It must receive every change: a deleted Account waits until its last
+    /// The listener for the watch of Instances, `PrivateNetworks` or Backups. It must receive every change: a deleted Account waits until its last
     /// instance and its last backup are gone.
     pub fn content_listener<K: Queued>(&self) -> Box<dyn Listener<K>> {
         let shared = self.shared.clone();

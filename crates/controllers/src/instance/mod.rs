@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use reconcile::Reconciler;
 
 use super::{backup::BackupIndex, invoice::InvoiceSettings, ledger::Ledger};
-use crate::monitoring::Monitor;
+use crate::{monitoring::Monitor, network::Networks};
 use domain::event::{Outbox, payload::User};
 use providers::{Instances, Provider};
 use resources::{Instance, origin};
@@ -46,6 +46,8 @@ pub struct InstanceController<P> {
     pub instances: ByNamespace<Instance>,
     /// The backups of the instances.
     pub backups: BackupIndex,
+    /// The private networks of the instances.
+    pub networks: Networks,
     /// Turns samples of server usage into alerts.
     pub monitor: Arc<Monitor>,
     /// Tells whether the end of an instance has been recorded for billing.

@@ -202,7 +202,11 @@ impl<P: Provider> Reconciler<P> {
                 images.join(", ")
             )));
         }
-        None
+        // Last, because it is given an address.
+        if accepted {
+            return None;
+        }
+        self.controller.networks.address(instance).err()
     }
 
     /// Whether the spec asks for an installation that has not begun.
@@ -237,7 +241,10 @@ impl<P: Provider> Reconciler<P> {
         match question(&instance, gate, self.controller.clock.now()) {
             Question::Nothing => return Ok(Ok(Asked::Nothing(Addresses::default()))),
             Question::Addresses => {
-                return Ok(Ok(Asked::Nothing(self.controller.provider.reserve(&instance))));
+                return Ok(Ok(Asked::Nothing(Addresses {
+                    private: self.private_address(&instance),
+                    ..self.controller.provider.reserve(&instance)
+                })));
             }
             Question::Step if self.is_suspect(&instance) && class == Class::Normal => {
                 return Ok(Err(LookAgain(Duration::ZERO)));
@@ -254,6 +261,15 @@ impl<P: Provider> Reconciler<P> {
         // If it cannot be stored, the step is cancelled and its slot freed.
         let (asked, ()) = tokio::try_join!(step, self.store(draft))?;
         Ok(asked)
+    }
+
+    /// The address of an instance in its private network. A real server gets its own from the network, by DHCP.
+    fn private_address(&self, instance: &Instance) -> Option<String> {
+        let catalogue = self.controller.catalogue.current();
+        if catalogue.kubevirt(&instance.spec.region).is_some() {
+            return None;
+        }
+        self.controller.networks.address(instance).ok().flatten()
     }
 
     /// Has the provider perform one step.
@@ -295,7 +311,10 @@ impl<P: Provider> Reconciler<P> {
         let (provider, limit) = (&*controller.provider, controller.provider_timeout);
         let region = &instance.spec.region;
         match provider_call::within(provider, region, &controller.metrics, limit, span, step).await {
-            Ok(observation) => Asked::Answer(observation),
+            Ok(mut observation) => {
+                observation.addresses.private = self.private_address(instance);
+                Asked::Answer(observation)
+            }
             Err(error @ ProviderError::Unreachable { .. }) => Asked::Failure(error),
             Err(error) => {
                 tracing::warn!(instance = key(instance), %error, "provider call failed");

@@ -25,6 +25,7 @@ use crate::{
     invoice::{self, InvoiceController},
     ledger::Ledger,
     monitoring::Monitor,
+    network::Networks,
 };
 use domain::{
     backup::BackupLimits,
@@ -522,6 +523,7 @@ impl Operator {
             holder_of: Arc::new(move |namespace| holders.holder_of(namespace)),
             instances: by_namespace.clone(),
             backups: index.clone(),
+            networks: Networks::new(by_namespace.clone()),
             monitor: monitor.clone(),
             ledger: ledger.clone(),
             invoices: billing,

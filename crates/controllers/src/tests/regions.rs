@@ -69,8 +69,10 @@ async fn what_a_region_does_not_offer_is_refused_with_kubectl_before_anything_is
         let refused = ready(spec, Value::Null).await;
         assert_eq!(refused, ("InvalidSpec".to_owned(), message.to_owned()));
     }
-    let simulated =
-        json!({ "region": "fr-par-1", "image": "beos-5", "backupEnabled": true, "privateNetwork": "pn-a" });
+    let without_network = json!({ "region": "fr-par-1", "privateNetwork": "pn-a" });
+    let (reason, message) = ready(without_network, Value::Null).await;
+    assert_eq!(reason, "PrivateNetworkUnavailable", "{message}");
+    let simulated = json!({ "region": "fr-par-1", "image": "beos-5", "backupEnabled": true });
     let (reason, message) = ready(simulated, Value::Null).await;
     assert_eq!(reason, "Running", "{message}");
 }

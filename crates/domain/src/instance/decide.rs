@@ -321,6 +321,7 @@ fn visible(status: &InstanceStatus) -> impl PartialEq + '_ {
         status.state,
         &status.ip_address,
         &status.ipv6_address,
+        &status.private_ip_address,
         status.plan,
         &status.image,
         status.disk_size_gb,
@@ -367,6 +368,9 @@ impl Machine<'_> {
         }
         if addresses.ipv6.is_some() {
             self.status.ipv6_address.clone_from(&addresses.ipv6);
+        }
+        if addresses.private.is_some() {
+            self.status.private_ip_address.clone_from(&addresses.private);
         }
     }
 

@@ -83,6 +83,9 @@ fn of_refusal(cause: Cause, message: &str) -> String {
     let what = match cause {
         Cause::Spec => return message.replace("spec.", ""),
         Cause::OriginTaken => return message.to_owned(),
+        Cause::PrivateNetworkUnavailable => {
+            return "the private network that it is to be in does not exist in its region, or has no free address; delete the instance and create another".to_owned();
+        }
         Cause::BackupUnavailable => "is gone or was not completed",
         Cause::BackupImageDiffers => "has another image than it is to have",
         Cause::BackupTooLarge => "needs the disk of a larger plan",
@@ -226,6 +229,15 @@ mod tests {
             assert_eq!(reason, cause.reason());
             assert!(message.contains(says) && !message.contains("spec."), "{message}");
         }
+        let no_network = json!({
+            "observedGeneration": 2, "state": null,
+            "conditions": [ready("False", "PrivateNetworkUnavailable", "spec.privateNetwork x is not a PrivateNetwork")],
+        });
+        let (_, message) = explained(&json!({}), &no_network).unwrap();
+        assert!(
+            message.contains("private network") && !message.contains("spec."),
+            "{message}"
+        );
         let of_another_field = json!({
             "observedGeneration": 2, "state": null,
             "conditions": [ready("False", "InvalidSpec", "spec.image x is unknown; or set spec.restoreFrom")],

@@ -71,6 +71,8 @@ pub struct Addresses {
     pub ipv4: Option<String>,
     /// IPv6 address.
     pub ipv6: Option<String>,
+    /// Address in its private network.
+    pub private: Option<String>,
 }
 
 /// Why a server is off.

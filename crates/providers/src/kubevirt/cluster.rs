@@ -837,6 +837,7 @@ fn annotated(machine: &VirtualMachine) -> Addresses {
     Addresses {
         ipv4: machine.annotation(IPV4).map(str::to_owned),
         ipv6: machine.annotation(IPV6).map(str::to_owned),
+        private: None,
     }
 }
 

@@ -380,6 +380,7 @@ pub fn addresses(
         return Addresses {
             ipv4: of(&reserved.ipv4, IPV4),
             ipv6: of(&reserved.ipv6, IPV6),
+            private: None,
         };
     }
     let interfaces = run.into_iter().flat_map(|run| &run.status.interfaces);
@@ -396,6 +397,7 @@ pub fn addresses(
     Addresses {
         ipv4: first(IpAddr::is_ipv4),
         ipv6: first(IpAddr::is_ipv6),
+        private: None,
     }
 }
 

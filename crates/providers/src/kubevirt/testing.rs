@@ -112,6 +112,7 @@ pub fn reserved() -> Addresses {
     Addresses {
         ipv4: Some("203.0.113.27".to_owned()),
         ipv6: Some("2001:db8:10::1b".to_owned()),
+        private: None,
     }
 }
 

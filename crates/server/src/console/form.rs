@@ -291,6 +291,7 @@ impl<'a> FieldProblem<'a> {
             "user_data" => ("user_data", "User data"),
             "tags" => ("tags", "Tags"),
             "private_network" => ("private_network", "Private network"),
+            "prefix" => ("prefix", "Prefix"),
             "confirm" => ("confirm", "The name to type"),
             "url" => ("url", "URL of the receiver"),
             "events" => ("events", "Events"),

@@ -8,7 +8,7 @@
 //!   Connect;
 //! - `middleware`, with `same_origin`: the middleware around every page;
 //! - `page`, `form`, `refresh`, `text`, `assets`: what pages are made of; their templates are in `crates/server/templates/console/`;
-//! - `instances`, `backups`, `alerts`, `webhooks`, `events`, `invoices`, `keys`, `account`: the pages.
+//! - `instances`, `backups`, `networks`, `alerts`, `webhooks`, `events`, `invoices`, `keys`, `account`: the pages.
 
 mod account;
 mod alerts;
@@ -21,6 +21,7 @@ mod instances;
 mod invoices;
 mod keys;
 mod middleware;
+mod networks;
 mod oidc;
 mod oidc_sign_in;
 mod page;
@@ -159,6 +160,7 @@ pub fn router(dependencies: Dependencies) -> Router {
         .route("/console/link", get(sign_in::show_link).post(sign_in::with_link))
         .merge(instances::routes())
         .merge(backups::routes())
+        .merge(networks::routes())
         .merge(alerts::routes())
         .merge(webhooks::routes())
         .merge(events::routes())

@@ -39,6 +39,7 @@ fn example() -> Account {
             instances: quota(3, Some(20)),
             webhooks: quota(1, Some(20)),
             api_keys: quota(2, Some(50)),
+            private_networks: quota(1, Some(10)),
             backups: quota(4, Some(1000)),
         },
         rate_limit_per_hour: 3600,

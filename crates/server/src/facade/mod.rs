@@ -3,7 +3,7 @@
 //! A request passes through `middleware` (request id, key, scope, rate limit, panics, metrics, error format) to a handler in
 //! the folder of its resource, which reads the request with the extractors, calls the service and responds.
 //!
-//! - `instances`, `backups`, `monitoring`, `webhooks`, `deliveries`, `events`, `invoices`, `account`, `keys`, `catalogue`: the resources, with
+//! - `instances`, `networks`, `backups`, `monitoring`, `webhooks`, `deliveries`, `events`, `invoices`, `account`, `keys`, `catalogue`: the resources, with
 //!   their bodies and views;
 //! - `middleware`: around every handler; `rate_limit`: rate limits; `extract`: extractors; `response`: responses and errors;
 //! - [`openapi`]: the routes, and the document generated from them.
@@ -19,6 +19,7 @@ mod invoices;
 mod keys;
 mod middleware;
 mod monitoring;
+mod networks;
 pub mod openapi;
 mod rate_limit;
 mod response;

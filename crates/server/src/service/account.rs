@@ -20,6 +20,10 @@ impl Service {
                 used: self.credentials.count(&tenant.namespace, self.clock.now()),
                 limit: Some(self.key_quota),
             },
+            private_networks: Quota {
+                used: self.networks.index().count(&tenant.namespace),
+                limit: limit(self.network_quota),
+            },
             backups: Quota {
                 used: self.counted_backups(&tenant.namespace),
                 limit: Some(self.backup_limits.per_account),

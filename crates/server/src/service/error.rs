@@ -113,12 +113,13 @@ impl From<CallError> for Error {
 }
 
 /// What a quota counts, in the API server's message and in words.
-const COUNTED: [(&str, &str); 5] = [
+const COUNTED: [(&str, &str); 6] = [
     (quota::INSTANCES, "instances"),
     (quota::WEBHOOKS, "webhooks"),
     (quota::KEYS, "API keys"),
     (quota::DELIVERIES, "deliveries"),
     (quota::BACKUPS, "backups"),
+    (quota::NETWORKS, "private networks"),
 ];
 
 /// What the quota of a refusal limits: the message lists what is requested, what is used, and the limits.

@@ -1,6 +1,6 @@
 //! Everything that an account holder can do, independent of HTTP. The REST facade builds on it.
 //!
-//! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
+//! - [`instances`], [`alerts`], [`networks`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
 //! - [`usage`]: the usage of instances, which their source is asked for; [`console`]: tickets for the consoles of servers;
 //! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, its API keys and its sign-ins to the console;
 //! - [`credentials`]: the index of keys and accounts, for authentication, and the day on which a key was last used;
@@ -26,6 +26,7 @@ pub mod index;
 pub mod instances;
 pub mod invoices;
 pub mod keys;
+pub mod networks;
 pub mod precondition;
 pub mod store;
 pub mod usage;
@@ -42,8 +43,8 @@ pub use resources::public_id as id;
 use domain::{catalogue::Catalogue, nonce};
 use providers::UsageSource;
 use resources::{
-    Account, ApiKey, Backup, Instance, Webhook, account::DEFAULT_INSTANCE_QUOTA, api_key::DEFAULT_KEY_QUOTA,
-    backup,
+    Account, ApiKey, Backup, Instance, PrivateNetwork, Webhook, account::DEFAULT_INSTANCE_QUOTA,
+    api_key::DEFAULT_KEY_QUOTA, backup, private_network::DEFAULT_NETWORK_QUOTA,
 };
 use runtime::{Clock, FairPermits, Health, shared_catalogue::SharedCatalogue, watch::Listener};
 
@@ -53,6 +54,7 @@ use self::{
     index::{Index as _, OrderedIndex},
     instances::InstanceIndex,
     invoices::OpenSums,
+    networks::IndexedNetwork,
     store::{ApiCalls, KeyedLocks, MAX_CALLS, Store},
     webhooks::IndexedWebhook,
 };
@@ -81,6 +83,7 @@ pub type ReceiverCheck = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 pub struct Service {
     calls: Arc<ApiCalls>,
     instances: Store<InstanceIndex>,
+    networks: Store<OrderedIndex<IndexedNetwork>>,
     backups: Store<OrderedIndex<IndexedBackup>>,
     webhooks: Store<OrderedIndex<IndexedWebhook>>,
     credentials: Arc<Credentials>,
@@ -96,6 +99,8 @@ pub struct Service {
     backup_limits: BackupLimits,
     /// Keys that an account may have.
     key_quota: usize,
+    /// Private networks that an account may have.
+    network_quota: u32,
     /// Whether the operator logs events.
     has_event_log: bool,
     /// How long logged events are shown.
@@ -117,6 +122,8 @@ pub struct Service {
 pub struct Listeners {
     /// For the watch of instances.
     pub instances: Box<dyn Listener<Instance>>,
+    /// For the watch of private networks.
+    pub networks: Box<dyn Listener<PrivateNetwork>>,
     /// For the watch of backups.
     pub backups: Box<dyn Listener<Backup>>,
     /// For the watch of webhooks.
@@ -195,6 +202,7 @@ impl Service {
         let calls = Arc::new(ApiCalls::new(client, at_once));
         Self {
             instances: Store::new(calls.clone(), Arc::default()),
+            networks: Store::new(calls.clone(), Arc::default()),
             backups: Store::new(calls.clone(), Arc::default()),
             webhooks: Store::new(calls.clone(), Arc::default()),
             calls,
@@ -209,6 +217,7 @@ impl Service {
                 per_account: size(backup::DEFAULT_PER_ACCOUNT),
             },
             key_quota: size(DEFAULT_KEY_QUOTA),
+            network_quota: DEFAULT_NETWORK_QUOTA,
             has_event_log: true,
             log_retention: SignedDuration::from_hours(24),
             operator_namespace: "stellage-system".to_owned(),
@@ -237,6 +246,15 @@ impl Service {
     pub fn with_key_quota(self, quota: u32) -> Self {
         Self {
             key_quota: size(quota),
+            ..self
+        }
+    }
+
+    /// Sets how many private networks an account may have; 10 without this.
+    #[must_use]
+    pub fn with_network_quota(self, network_quota: u32) -> Self {
+        Self {
+            network_quota,
             ..self
         }
     }
@@ -284,6 +302,7 @@ impl Service {
     pub fn listeners(&self) -> Listeners {
         Listeners {
             instances: index::listener(self.instances.shared_index()),
+            networks: index::listener(self.networks.shared_index()),
             backups: index::listener(self.backups.shared_index()),
             webhooks: index::listener(self.webhooks.shared_index()),
             keys: self.credentials.key_listener(),
@@ -291,9 +310,10 @@ impl Service {
         }
     }
 
-    /// Whether instances, backups and webhooks have been listed once.
+    /// Whether instances, private networks, backups and webhooks have been listed once.
     pub fn is_synced(&self) -> bool {
         self.instances.index().progress().is_synced()
+            && self.networks.index().progress().is_synced()
             && self.backups.index().progress().is_synced()
             && self.webhooks.index().progress().is_synced()
     }

@@ -130,7 +130,7 @@ impl Cloud {
             progress,
             addresses: Addresses {
                 ipv4: address.filter(|_| self.fault != Fault::ForgetsAddresses),
-                ipv6: None,
+                ..Addresses::default()
             },
             state: BTreeMap::new(),
             recheck_after,

@@ -183,7 +183,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
         let busy = Observation {
             addresses: Addresses {
                 ipv4: Some("198.18.0.7".into()),
-                ipv6: None,
+                ..Addresses::default()
             },
             progress: Progress::Busy,
             ..Observation::default()

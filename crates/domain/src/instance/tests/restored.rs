@@ -39,7 +39,7 @@ fn seen(power: Option<Power>, progress: Progress) -> Observation {
         progress,
         addresses: Addresses {
             ipv4: Some("198.18.0.1".to_owned()),
-            ipv6: None,
+            ..Addresses::default()
         },
         ..Observation::default()
     }

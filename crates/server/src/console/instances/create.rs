@@ -10,6 +10,7 @@ use crate::console::{
     backups::view::Backup,
     call::Call,
     form::{Form, INSTALL},
+    networks::Network,
     page::{Shell, page},
     refusal::Refusal,
     session_request::SessionRequest,
@@ -29,6 +30,7 @@ struct CreatePage {
     /// Whether the chosen region has backups.
     has_backups: bool,
     has_private_networks: bool,
+    networks: Vec<Network>,
     images: Vec<ImageOffer>,
     backups: Vec<Backup>,
 }
@@ -43,6 +45,8 @@ struct Offers {
     images: Vec<ImageOffer>,
     /// Backups that can be restored in the chosen region.
     backups: Vec<Backup>,
+    /// Private networks of all regions.
+    networks: Vec<Network>,
 }
 
 impl Offers {
@@ -61,6 +65,7 @@ async fn orders(request: &SessionRequest, asked: &str, backup: &str) -> Result<O
     let backups: List<Backup> = request
         .get(&Call::get("/v1/backups?status=completed&limit=100"))
         .await?;
+    let networks: List<Network> = request.get(&Call::get("/v1/networks?limit=100")).await?;
     let of_backup = backups.data.iter().find(|offer| offer.id == backup);
     let region = Some(asked)
         .filter(|asked| !asked.is_empty())
@@ -73,6 +78,7 @@ async fn orders(request: &SessionRequest, asked: &str, backup: &str) -> Result<O
         plans: plans.data,
         images: offers::images(request, &region).await?,
         backups: backups.data.into_iter().filter(restores).collect(),
+        networks: networks.data,
         regions,
         region,
     })
@@ -111,6 +117,7 @@ fn filled(request: &SessionRequest, status: StatusCode, form: Form, offers: Offe
         regions: offers.regions,
         images: offers.images,
         backups: offers.backups,
+        networks: offers.networks,
     };
     page(status, &template)
 }

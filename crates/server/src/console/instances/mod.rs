@@ -6,7 +6,7 @@
 
 mod charts;
 mod create;
-mod offers;
+pub(super) mod offers;
 mod operate;
 mod server_console;
 mod view;

@@ -155,6 +155,7 @@ pub fn change(mut fields: Fields) -> Result<ChangeInstance, Error> {
         "id",
         "ip_address",
         "ipv6_address",
+        "private_ip_address",
         "created_at",
         "updated_at",
         "metrics",

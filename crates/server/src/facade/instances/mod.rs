@@ -1,13 +1,14 @@
 //! `/v1/instances`: list, create, detail, change, delete.
 //!
 //! - `actions`: start, stop, poweroff, reboot, rebuild; `console`: access to the consoles;
-//! - `body`: request bodies; `installation`: the image or backup that they name;
+//! - `body`: request bodies; `installation` and `network`: the image or backup, and the private network, that they name;
 //! - `view`: instances as responses show them.
 
 pub mod actions;
 pub mod body;
 pub mod console;
 mod installation;
+mod network;
 pub mod view;
 
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use axum::{
 };
 use http::StatusCode;
 
-use self::installation::NamedBackup;
+use self::{installation::NamedBackup, network::NamedNetwork};
 use super::{
     App,
     extract::{
@@ -114,12 +115,15 @@ pub async fn create(
     let request = post.idempotent.as_ref();
     let backup = NamedBackup::find(&app, &tenant.namespace, &post.fields).await;
     backup.check(&mut post.fields);
+    let network = NamedNetwork::find(&app, &tenant.namespace, &post.fields).await?;
+    network.check(&mut post.fields);
     let user_data = post.fields.peek("user_data").map(str::to_owned);
     let user_data = user_data.as_deref();
     let wanted = body::create(post.fields, &app.service.catalogue())
         .and_then(|body| Ok((backup.or(body.image.clone())?, body::spec(body))));
     let created = match wanted {
-        Ok((installation, spec)) => {
+        Ok((installation, mut spec)) => {
+            spec.private_network = network.name();
             let service = &app.service;
             let created = service.create_instance(tenant, spec, user_data, &installation, request);
             created.await?

@@ -69,6 +69,7 @@ pub fn detail(item: &IndexedInstance, metrics: Option<InstanceMetrics>) -> api::
         image: image(instance).to_owned(),
         ip_address: status.and_then(|s| s.ip_address.clone()),
         ipv6_address: status.and_then(|s| s.ipv6_address.clone()),
+        private_ip_address: status.and_then(|s| s.private_ip_address.clone()),
         disk_size: status.and_then(|s| s.disk_size_gb).unwrap_or(size.disk_gb),
         memory: size.memory_gb,
         vcpu: size.vcpu,
@@ -134,7 +135,7 @@ mod tests {
             json!({
                 "id": "i-abcdefgh01234567", "name": "web-1", "status": "provisioning", "plan": "starter",
                 "status_reason": "provisioning", "status_message": "the server is being created",
-                "region": "fr-par-1", "image": "debian-13", "ip_address": null, "ipv6_address": null, "disk_size": 40,
+                "region": "fr-par-1", "image": "debian-13", "ip_address": null, "ipv6_address": null, "private_ip_address": null, "disk_size": 40,
                 "memory": 2, "vcpu": 1, "backup_enabled": false, "monitoring_enabled": false,
                 "deletion_protection": false, "tags": [],
                 "created_at": "2026-11-21T10:00:00Z",

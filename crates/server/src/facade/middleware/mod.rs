@@ -543,6 +543,7 @@ mod tests {
     fn synced_facade(facade: Facade) -> Facade {
         let mut listeners = facade.app.service.listeners();
         listeners.instances.changed(&Change::Replaced(Vec::new()));
+        listeners.networks.changed(&Change::Replaced(Vec::new()));
         listeners.backups.changed(&Change::Replaced(Vec::new()));
         listeners.webhooks.changed(&Change::Replaced(Vec::new()));
         facade

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::super::{
     backups, deliveries,
     instances::{self, actions},
-    keys, monitoring,
+    keys, monitoring, networks,
     response::error::{self, Detail, ErrorCode},
     webhooks,
 };
@@ -22,6 +22,7 @@ use crate::service::{
     idempotency,
     index::Indexed as _,
     instances::{IndexedInstance, check_state},
+    networks::IndexedNetwork,
     precondition,
     webhooks::IndexedWebhook,
 };
@@ -34,10 +35,12 @@ use domain::{
     instance::Action,
     provider::{Series, Window},
 };
-use resources::{ApiKey, Backup, Delivery, DeliveryPhase, Instance, Webhook};
+use resources::{ApiKey, Backup, Delivery, DeliveryPhase, Instance, PrivateNetwork, Webhook};
 
 /// The id of an instance.
 pub(super) const ID: &str = "i-4q7hz0c9k2m8x1ta";
+/// The id of a private network.
+const NETWORK_ID: &str = "pn-hz0c9k2m8x1ta4q7";
 /// The id of a backup.
 const BACKUP_ID: &str = "bkp_9c2m8x1ta4q7hz0k";
 /// The id of a webhook.
@@ -112,6 +115,20 @@ fn backup_object(phase: &str) -> Option<ShownBackup> {
         is_instance_deleted: false,
         item: Arc::new(IndexedBackup::of(Arc::new(backup))),
     })
+}
+
+/// A private network.
+pub fn network() -> Option<api::PrivateNetwork> {
+    let object = json!({
+        "metadata": { "name": NETWORK_ID, "namespace": "demo", "creationTimestamp": "2026-11-21T10:00:00Z" },
+        "spec": { "name": "backend", "region": "fr-par-1" },
+        "status": { "prefix": "10.128.4.0/24", "conditions": [{
+            "type": "Ready", "status": "True", "reason": "Ready", "message": "",
+            "lastTransitionTime": "2026-11-21T10:00:00Z",
+        }] },
+    });
+    let network: PrivateNetwork = serde_json::from_value(object).ok()?;
+    Some(networks::view(&IndexedNetwork::of(Arc::new(network)), 2))
 }
 
 fn alert_object() -> Option<ShownAlert> {

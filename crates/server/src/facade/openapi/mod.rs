@@ -23,7 +23,7 @@ use super::{
     App, account, backups, catalogue, deliveries, events,
     extract::query::Known,
     instances::{self, actions, console},
-    invoices, keys, monitoring, response,
+    invoices, keys, monitoring, networks, response,
     webhooks::{self, actions as webhook_actions},
 };
 
@@ -53,6 +53,7 @@ pub struct Served {
     tags(
         (name = "instances", description = "Virtual servers."),
         (name = "actions", description = "Operations on a virtual server. Requests that repeat an `Idempotency-Key` are carried out once."),
+        (name = "networks", description = "Private networks, which servers of the account share with nobody else."),
         (name = "backups", description = "Backups of virtual servers. `POST /v1/instances/{id}/rebuild` and `POST /v1/instances` restore them."),
         (name = "monitoring", description = "The usage of monitored servers over time, and the alerts that follow from it."),
         (name = "webhooks", description = "Receivers of the account's events."),
@@ -79,6 +80,8 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(actions::reboot))
         .routes(routes!(actions::rebuild))
         .routes(routes!(console::open))
+        .routes(routes!(networks::list, networks::create))
+        .routes(routes!(networks::detail, networks::change, networks::delete))
         .routes(routes!(backups::list_of_instance, backups::create))
         .routes(routes!(backups::list))
         .routes(routes!(backups::detail, backups::delete))
@@ -220,6 +223,11 @@ mod tests {
             "DELETE /v1/instances/{id}",
             "DELETE /v1/webhooks/{id}",
             "DELETE /v1/keys/{id}",
+            "DELETE /v1/networks/{id}",
+            "GET /v1/networks",
+            "GET /v1/networks/{id}",
+            "PATCH /v1/networks/{id}",
+            "POST /v1/networks",
             "GET /v1/account",
             "GET /v1/alerts",
             "GET /v1/backups",

@@ -69,7 +69,13 @@ impl IndexedInstance {
         let text = text.to_ascii_lowercase();
         let has = |own: &str| own.to_ascii_lowercase().contains(&text);
         let status = self.instance.status.as_ref();
-        let addresses = status.map(|status| [&status.ip_address, &status.ipv6_address]);
+        let addresses = status.map(|status| {
+            [
+                &status.ip_address,
+                &status.ipv6_address,
+                &status.private_ip_address,
+            ]
+        });
         has(self.instance.display_name())
             || has(&self.id.to_string())
             || addresses
@@ -147,6 +153,18 @@ impl InstanceIndex {
         namespaces
             .get(namespace)
             .map_or(0, |namespace| namespace.lists.all.len())
+    }
+
+    /// Number of instances in the private network with this name.
+    pub fn in_network(&self, namespace: &str, network: &str) -> usize {
+        let namespaces = self.namespaces.read();
+        let Some(namespace) = namespaces.get(namespace) else {
+            return 0;
+        };
+        let all = namespace.slots.iter().flatten();
+        let is_in =
+            |item: &&Arc<IndexedInstance>| item.instance.spec.private_network.as_deref() == Some(network);
+        all.filter(is_in).count()
     }
 
     /// The instances of a namespace with alerts in their status, in no order.

@@ -1,0 +1,295 @@
+//! The addresses of servers in private networks. No I/O: fed by the watches. An address that is in a status is taken; only others are
+//! given.
+
+use std::{collections::HashMap, sync::Arc, time::Instant};
+
+use ipnet::Ipv4Net;
+use parking_lot::Mutex;
+
+use domain::{network, provider::Addresses};
+use providers::ipam::{Ipam, oldest_first};
+use resources::{Instance, PrivateNetwork, Refusal, origin, refusal::Cause};
+use runtime::{
+    ByNamespace, ObjectRef, ReconcileQueue,
+    watch::{Change, Listener},
+};
+
+/// The private networks, as shown by their watch, and the addresses in them. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Networks {
+    all: ByNamespace<PrivateNetwork>,
+    instances: ByNamespace<Instance>,
+    /// Those in which this process has given an address.
+    pools: Arc<Mutex<HashMap<ObjectRef, Pool>>>,
+}
+
+/// The addresses of one network.
+struct Pool {
+    prefix: Ipv4Net,
+    ipam: Arc<Ipam>,
+}
+
+fn namespace(instance: &Instance) -> &str {
+    instance.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+impl Networks {
+    /// Those of these instances, which are as their watch shows them.
+    pub fn new(instances: ByNamespace<Instance>) -> Self {
+        Self {
+            instances,
+            ..Self::default()
+        }
+    }
+
+    /// The networks of a namespace, in no order.
+    pub fn of(&self, namespace: &str) -> Vec<Arc<PrivateNetwork>> {
+        self.all.of(namespace)
+    }
+
+    /// The network that an instance names, if there is one.
+    pub fn of_instance(&self, instance: &Instance) -> Option<Arc<PrivateNetwork>> {
+        let name = instance.spec.private_network.as_ref()?;
+        let mut all = self.all.of(namespace(instance)).into_iter();
+        all.find(|network| network.metadata.name.as_ref() == Some(name))
+    }
+
+    /// The instances that name a network.
+    pub(super) fn attached(&self, network: &PrivateNetwork) -> Vec<Arc<Instance>> {
+        let namespace = network.metadata.namespace.as_deref().unwrap_or_default();
+        let mut all = self.instances.of(namespace);
+        all.retain(|instance| instance.spec.private_network == network.metadata.name);
+        all
+    }
+
+    /// The address of an instance in the private network that it names; `None` if it names none. An instance without an address is given
+    /// one. An error says why it cannot have one.
+    pub fn address(&self, instance: &Instance) -> Result<Option<String>, Refusal> {
+        let Some(name) = &instance.spec.private_network else {
+            return Ok(None);
+        };
+        let known = instance
+            .status
+            .as_ref()
+            .and_then(|status| status.private_ip_address.clone());
+        if known.is_some() {
+            return Ok(known);
+        }
+        let refuse = |message: String| {
+            Err(Refusal {
+                cause: Cause::PrivateNetworkUnavailable,
+                message: format!("spec.privateNetwork {name} {message}"),
+            })
+        };
+        let Some(network) = self
+            .of_instance(instance)
+            .filter(|network| !network.is_deleting())
+        else {
+            return refuse(
+                "is not a PrivateNetwork in this namespace; create it, or delete this instance and create another".to_owned(),
+            );
+        };
+        let region = &network.spec.region;
+        if *region != instance.spec.region {
+            return refuse(format!(
+                "is in region {region}, not in {}; delete this instance and create another",
+                instance.spec.region
+            ));
+        }
+        let prefix = network
+            .status
+            .as_ref()
+            .and_then(|status| status.prefix.as_deref());
+        let Some(prefix) = prefix.and_then(|text| text.parse().ok()) else {
+            let why = network.ready().map_or("", |ready| ready.message.as_str());
+            return refuse(format!("has no addresses yet: {why}"));
+        };
+        let reservation = self.pool(&network, prefix).reserve(
+            origin::uid(&instance.metadata),
+            &Addresses::default(),
+            Instant::now(),
+        );
+        match reservation.addresses.ipv4 {
+            Some(address) => Ok(Some(address)),
+            None => refuse(format!(
+                "has no free address in {prefix}; delete an instance in it, or create this one in another network"
+            )),
+        }
+    }
+
+    /// The addresses of a network. At first, those that are in the status of an instance are taken.
+    fn pool(&self, network: &PrivateNetwork, prefix: Ipv4Net) -> Arc<Ipam> {
+        let mut pools = self.pools.lock();
+        let key = ObjectRef::of(network);
+        if let Some(pool) = pools.get(&key).filter(|pool| pool.prefix == prefix) {
+            return pool.ipam.clone();
+        }
+        let ipam = Arc::new(Ipam::new(
+            &network.spec.region,
+            vec![network::addresses(prefix)],
+            None,
+        ));
+        for instance in oldest_first(self.attached(network)) {
+            let status = instance.status.as_ref();
+            let taken = Addresses {
+                ipv4: status.and_then(|status| status.private_ip_address.clone()),
+                ..Addresses::default()
+            };
+            ipam.adopt(origin::uid(&instance.metadata), &taken, None);
+        }
+        let pool = Pool {
+            prefix,
+            ipam: ipam.clone(),
+        };
+        pools.insert(key, pool);
+        ipam
+    }
+
+    /// The listener for the watch of Instances, which must be called after that of their index. It releases addresses, and queues the
+    /// deleted networks that wait for the end of an instance.
+    pub fn instance_listener(&self, queue: ReconcileQueue<PrivateNetwork>) -> Box<dyn Listener<Instance>> {
+        let networks = self.clone();
+        Box::new(move |change: &Change<Instance>| {
+            let Change::Deleted(instance) = change else { return };
+            let Some(name) = &instance.spec.private_network else {
+                return;
+            };
+            if let Some(pool) = networks
+                .pools
+                .lock()
+                .get(&ObjectRef::new(namespace(instance), name))
+            {
+                pool.ipam.release(origin::uid(&instance.metadata), Instant::now());
+            }
+            let waiting = networks
+                .of_instance(instance)
+                .filter(|network| network.is_deleting());
+            queue.again(waiting);
+        })
+    }
+
+    /// The listeners for the watch of `PrivateNetworks`: their index, and what queues the instances and networks that may have waited for
+    /// a change.
+    pub fn listeners(
+        &self,
+        queue: ReconcileQueue<PrivateNetwork>,
+        instances: ReconcileQueue<Instance>,
+    ) -> [Box<dyn Listener<PrivateNetwork>>; 2] {
+        let networks = self.clone();
+        let changed = move |change: &Change<PrivateNetwork>| {
+            let (Change::Applied(network) | Change::Deleted(network)) = change else {
+                return;
+            };
+            let waits = |instance: &Arc<Instance>| {
+                let status = instance.status.as_ref();
+                status.is_none_or(|status| status.state.is_none())
+            };
+            instances.again(networks.attached(network).into_iter().filter(waits));
+            if let Change::Deleted(network) = change {
+                networks.pools.lock().remove(&ObjectRef::of(&**network));
+                let namespace = network.metadata.namespace.as_deref().unwrap_or_default();
+                queue.again(networks.of(namespace));
+            }
+        };
+        [Box::new(self.all.clone()), Box::new(changed)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn instance(name: &str, region: &str, address: Option<&str>) -> Arc<Instance> {
+        Arc::new(
+            serde_json::from_value(json!({
+                "metadata": { "name": name, "namespace": "demo", "uid": name },
+                "spec": { "plan": "starter", "region": region, "image": "debian-13", "privateNetwork": "pn-a" },
+                "status": { "privateIPAddress": address },
+            }))
+            .unwrap(),
+        )
+    }
+
+    fn network(metadata: Value, status: Value) -> Arc<PrivateNetwork> {
+        let mut object = json!({
+            "metadata": { "name": "pn-a", "namespace": "demo", "uid": "n" },
+            "spec": { "region": "fr-par-1" }, "status": status,
+        });
+        for (key, value) in metadata.as_object().into_iter().flatten() {
+            object["metadata"][key] = value.clone();
+        }
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn networks(network: Option<Arc<PrivateNetwork>>, instances: Vec<Arc<Instance>>) -> Networks {
+        let mut index = ByNamespace::default();
+        index.changed(&Change::Replaced(instances));
+        let networks = Networks::new(index);
+        let [mut all, _] = networks.listeners(ReconcileQueue::default(), ReconcileQueue::default());
+        all.changed(&Change::Replaced(network.into_iter().collect()));
+        networks
+    }
+
+    #[test]
+    fn each_instance_gets_an_address_of_its_own_and_keeps_it() {
+        let has = instance("a", "fr-par-1", Some("10.128.4.5"));
+        let networks = networks(
+            Some(network(json!({}), json!({ "prefix": "10.128.4.0/28" }))),
+            vec![has.clone()],
+        );
+        assert_eq!(networks.address(&has).unwrap().as_deref(), Some("10.128.4.5"));
+        let mut all = std::collections::HashSet::from(["10.128.4.5".to_owned()]);
+        for i in 0..12 {
+            let new = instance(&format!("i{i}"), "fr-par-1", None);
+            let given = networks.address(&new).unwrap().unwrap();
+            assert_eq!(networks.address(&new).unwrap(), Some(given.clone()));
+            assert!(all.insert(given));
+        }
+        let refused = networks.address(&instance("last", "fr-par-1", None)).unwrap_err();
+        assert!(
+            refused.message.contains("has no free address in 10.128.4.0/28"),
+            "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn an_instance_whose_network_is_not_there_is_refused() {
+        let new = instance("a", "fr-par-1", None);
+        let ready = || json!({ "prefix": "10.128.4.0/24" });
+        for (network, region, says) in [
+            (None, "fr-par-1", "is not a PrivateNetwork"),
+            (
+                Some(network(
+                    json!({ "deletionTimestamp": "2026-11-21T10:00:00Z" }),
+                    ready(),
+                )),
+                "fr-par-1",
+                "is not a PrivateNetwork",
+            ),
+            (
+                Some(network(json!({ "namespace": "other" }), ready())),
+                "fr-par-1",
+                "is not a PrivateNetwork",
+            ),
+            (
+                Some(network(json!({}), ready())),
+                "de-fra-1",
+                "is in region fr-par-1, not in de-fra-1",
+            ),
+            (
+                Some(network(json!({}), json!({}))),
+                "fr-par-1",
+                "has no addresses yet",
+            ),
+        ] {
+            let networks = networks(network, vec![new.clone()]);
+            let refused = networks.address(&instance("a", region, None)).unwrap_err();
+            assert!(refused.message.contains(says), "{refused:?}");
+        }
+        let mut none = (*new).clone();
+        none.spec.private_network = None;
+        assert_eq!(networks(None, Vec::new()).address(&none).unwrap(), None);
+    }
+}

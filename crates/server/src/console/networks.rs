@@ -1,0 +1,148 @@
+//! Private networks: list, create, delete.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{Router, extract::Path, response::Response, routing::get};
+use http::{Method, StatusCode};
+use serde_json::json;
+
+use super::{
+    App,
+    call::{Call, segment, with_query},
+    form::Form,
+    instances::offers,
+    page::{Pager, Shell, Shown, page},
+    refresh::Refresh,
+    refusal::Refusal,
+    session_request::SessionRequest,
+    text::Moment as _,
+};
+use api::{List, RegionOffer, Single};
+
+const SECTION: &str = "networks";
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/console/networks", get(list).post(create))
+        .route("/console/networks/{id}/delete", get(show_delete).post(delete))
+}
+
+/// A private network.
+pub(super) type Network = Shown<api::PrivateNetwork>;
+
+#[derive(Template)]
+#[template(path = "console/networks/list.html")]
+struct ListPage {
+    shell: Shell,
+    items: Vec<Network>,
+    /// Those that have private networks.
+    regions: Vec<RegionOffer>,
+    pager: Pager,
+    form: Form,
+    refresh: Refresh,
+}
+
+fn create_call(form: &Form) -> Call {
+    let mut body = json!({ "region": form.value("region") });
+    for field in ["name", "prefix"] {
+        let text = form.text(field);
+        if !text.is_empty() {
+            body[field] = json!(text);
+        }
+    }
+    Call::with(Method::POST, "/v1/networks", body).once(form.key())
+}
+
+async fn shown(request: SessionRequest, status: StatusCode, mut form: Form) -> Result<Response, Refusal> {
+    let call = Call::get(with_query("/v1/networks", &[("page", request.query.get("page"))]));
+    let List {
+        data: items,
+        pagination,
+    }: List<Network> = request.get(&call).await?;
+    let mut regions = offers::regions(&request).await?;
+    regions.retain(|region| region.private_networks);
+    if form.value("region").is_empty()
+        && let Some(first) = regions.first()
+    {
+        form = form.with("region", &first.id);
+    }
+    let mut calls = vec![call];
+    if request.may_write() && !regions.is_empty() {
+        calls.push(create_call(&form));
+    }
+    let is_under_way = items.iter().any(|network| !network.ready);
+    let template = ListPage {
+        shell: request.shell_with(SECTION, "Private networks", &calls),
+        pager: Pager::new(pagination, "/console/networks", &request.query),
+        refresh: request.refresh(is_under_way),
+        items,
+        regions,
+        form,
+    };
+    Ok(page(status, &template))
+}
+
+async fn list(request: SessionRequest) -> Result<Response, Refusal> {
+    shown(request, StatusCode::OK, Form::new()).await
+}
+
+async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Refusal> {
+    match request.send(&create_call(&form)).await {
+        Ok(_) => Ok(request
+            .done("/console/networks", "The private network is created.")
+            .await),
+        Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
+            form.refused(&refusal);
+            shown(request, refusal.status, form).await
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/networks/delete.html")]
+struct DeletePage {
+    shell: Shell,
+    network: Network,
+    form: Form,
+}
+
+async fn delete_page(
+    request: &SessionRequest,
+    status: StatusCode,
+    id: &str,
+    form: Form,
+) -> Result<Response, Refusal> {
+    let path = format!("/v1/networks/{id}");
+    let found: Single<Network> = request.get(&Call::get(path.clone())).await?;
+    let template = DeletePage {
+        shell: request.shell_with(SECTION, "Delete private network", &[Call::delete(path)]),
+        network: found.data,
+        form,
+    };
+    Ok(page(status, &template))
+}
+
+async fn show_delete(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
+    delete_page(&request, StatusCode::OK, &segment(&id), Form::new()).await
+}
+
+async fn delete(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    match request.send(&Call::delete(format!("/v1/networks/{id}"))).await {
+        Ok(_) => Ok(request
+            .done("/console/networks", "The private network is deleted.")
+            .await),
+        Err(refusal) if refusal.status == StatusCode::CONFLICT => {
+            form.refused(&refusal);
+            delete_page(&request, refusal.status, &id, form).await
+        }
+        Err(refusal) => Err(refusal),
+    }
+}

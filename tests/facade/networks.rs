@@ -1,0 +1,279 @@
+//! Private networks through REST and kubectl, with simulated servers.
+
+use kube::Api;
+use reqwest::Method;
+use resources::{Instance, PrivateNetwork, conditions};
+use serde_json::{Value, json};
+
+use super::{
+    contract::{code, expect},
+    new_instance, wait_for,
+};
+use crate::support::{Tenant, eventually, kubectl, shared};
+
+/// Creates a network, waits until it is ready, and returns it as REST shows it.
+async fn network(tenant: &Tenant, body: &Value) -> Value {
+    let created = expect(tenant, 201, Method::POST, "/v1/networks", Some(body), &[]).await;
+    let path = created.header("location").to_owned();
+    let shown = async || expect(tenant, 200, Method::GET, &path, None, &[]).await.json()["data"].clone();
+    eventually("the network to be ready", shown, |shown| shown["ready"] == true).await
+}
+
+fn within(id: &Value) -> Value {
+    let mut body = new_instance("web");
+    body["private_network"] = id.clone();
+    body
+}
+
+/// The message about the field `private_network` or `prefix` of a refused request.
+async fn refused(tenant: &Tenant, path: &str, body: &Value) -> String {
+    let answer = expect(tenant, 422, Method::POST, path, Some(body), &[]).await;
+    answer.json()["error"]["details"][0]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+#[tokio::test]
+async fn instances_in_a_private_network_have_addresses_in_it_and_it_stays_while_they_are_there() {
+    let tenant = Tenant::new("rest-networks").await;
+    let made = network(
+        &tenant,
+        &json!({ "name": "backend", "region": "fr-par-1", "prefix": "10.7.0.0/28" }),
+    )
+    .await;
+    assert_eq!(
+        (&made["name"], &made["prefix"], &made["instances"]),
+        (&json!("backend"), &json!("10.7.0.0/28"), &json!(0))
+    );
+    let path = format!("/v1/networks/{}", made["id"].as_str().unwrap());
+    let mut addresses = Vec::new();
+    let mut instances = Vec::new();
+    for _ in 0..2 {
+        let created = expect(
+            &tenant,
+            201,
+            Method::POST,
+            "/v1/instances",
+            Some(&within(&made["id"])),
+            &[],
+        )
+        .await;
+        let id = created.json()["data"]["id"].as_str().unwrap().to_owned();
+        let shown = wait_for(&tenant, &id, "running").await;
+        let address: std::net::Ipv4Addr = shown["private_ip_address"].as_str().unwrap().parse().unwrap();
+        let [10, 7, 0, last] = address.octets() else {
+            panic!("{address}")
+        };
+        assert!((2..15).contains(&last), "{address}");
+        addresses.push(address);
+        instances.push(id);
+    }
+    assert_ne!(addresses[0], addresses[1]);
+    let alone = expect(
+        &tenant,
+        201,
+        Method::POST,
+        "/v1/instances",
+        Some(&new_instance("alone")),
+        &[],
+    )
+    .await;
+    let alone = alone.json()["data"]["id"].as_str().unwrap().to_owned();
+    assert_eq!(
+        wait_for(&tenant, &alone, "running").await["private_ip_address"],
+        Value::Null
+    );
+
+    let in_use = expect(&tenant, 409, Method::DELETE, &path, None, &[]).await;
+    assert_eq!(code(&in_use), "conflict");
+    assert!(in_use.text.contains("has 2 instances"), "{}", in_use.text);
+    let renamed = expect(
+        &tenant,
+        200,
+        Method::PATCH,
+        &path,
+        Some(&json!({ "name": "db" })),
+        &[],
+    )
+    .await;
+    assert_eq!(
+        (
+            &renamed.json()["data"]["name"],
+            &renamed.json()["data"]["instances"]
+        ),
+        (&json!("db"), &json!(2))
+    );
+    // An object that somebody else has deleted goes with its last instance.
+    let name = made["id"].as_str().unwrap();
+    let plane = shared().await.plane;
+    kubectl(
+        plane,
+        &[
+            "delete",
+            "privatenetwork",
+            name,
+            "-n",
+            &tenant.namespace,
+            "--wait=false",
+        ],
+        None,
+    )
+    .unwrap();
+    let networks: Api<PrivateNetwork> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let why = async || {
+        let network = networks.get_opt(name).await.unwrap();
+        network.and_then(|network| Some(network.ready()?.reason.clone()))
+    };
+    eventually("what it waits for", why, |why| why.as_deref() == Some("InUse")).await;
+    let stripped = kubectl(
+        plane,
+        &[
+            "patch",
+            "privatenetwork",
+            name,
+            "-n",
+            &tenant.namespace,
+            "--as=somebody",
+            "--type=merge",
+            "-p",
+            r#"{"metadata":{"finalizers":null}}"#,
+        ],
+        None,
+    );
+    assert!(stripped.is_err(), "{stripped:?}");
+    for id in &instances {
+        expect(
+            &tenant,
+            204,
+            Method::DELETE,
+            &format!("/v1/instances/{id}"),
+            None,
+            &[],
+        )
+        .await;
+    }
+    eventually(
+        "the end of the network",
+        async || networks.get_opt(name).await.unwrap(),
+        Option::is_none,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn networks_of_an_account_do_not_overlap_and_are_limited_in_number() {
+    let tenant = Tenant::new("rest-networks-many").await;
+    let first = network(&tenant, &json!({ "region": "fr-par-1", "prefix": "10.7.0.0/16" })).await;
+    let overlapping = json!({ "region": "fr-par-1", "prefix": "10.7.3.0/24" });
+    let message = refused(&tenant, "/v1/networks", &overlapping).await;
+    assert_eq!(
+        message,
+        format!(
+            "overlaps 10.7.0.0/16 of private network {}",
+            first["id"].as_str().unwrap()
+        )
+    );
+    let mut prefixes = vec![first["prefix"].clone()];
+    for _ in 0..9 {
+        let made = network(&tenant, &json!({ "region": "fr-par-1" })).await;
+        assert!(!prefixes.contains(&made["prefix"]), "{prefixes:?}");
+        prefixes.push(made["prefix"].clone());
+    }
+    let eleventh = json!({ "region": "fr-par-1" });
+    let refused = expect(&tenant, 403, Method::POST, "/v1/networks", Some(&eleventh), &[]).await;
+    assert_eq!(code(&refused), "resource_limit_exceeded");
+    let with_kubectl = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "PrivateNetwork",
+        "metadata": { "name": "pn-more", "namespace": tenant.namespace }, "spec": { "region": "fr-par-1" },
+    });
+    let refused = kubectl(
+        shared().await.plane,
+        &["create", "-f", "-"],
+        Some(&with_kubectl.to_string()),
+    )
+    .unwrap_err();
+    assert!(refused.contains("exceeded quota"), "{refused}");
+    let account = expect(&tenant, 200, Method::GET, "/v1/account", None, &[])
+        .await
+        .json();
+    assert_eq!(
+        account["data"]["quotas"]["private_networks"],
+        json!({ "used": 10, "limit": 10 })
+    );
+}
+
+#[tokio::test]
+async fn an_instance_is_not_attached_to_a_network_that_is_not_its_accounts_in_its_region_with_a_free_address()
+{
+    let (ada, bob) = (
+        Tenant::new("rest-networks-ada").await,
+        Tenant::new("rest-networks-bob").await,
+    );
+    let theirs = network(&ada, &json!({ "region": "fr-par-1" })).await;
+    let unknown = refused(&bob, "/v1/instances", &within(&json!("pn-0000000000000000"))).await;
+    assert_eq!(unknown, "is not the id of a private network of this account");
+    assert_eq!(
+        refused(&bob, "/v1/instances", &within(&theirs["id"])).await,
+        unknown
+    );
+    let own = network(&bob, &json!({ "region": "de-fra-1", "prefix": "10.7.0.0/28" })).await;
+    let elsewhere = refused(&bob, "/v1/instances", &within(&own["id"])).await;
+    assert_eq!(elsewhere, "is in region de-fra-1, not in fr-par-1");
+    let mut body = within(&own["id"]);
+    body["region"] = json!("de-fra-1");
+    for _ in 0..13 {
+        expect(&bob, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+    }
+    let full = refused(&bob, "/v1/instances", &body).await;
+    assert!(full.contains("has no free address"), "{full}");
+}
+
+#[tokio::test]
+async fn with_kubectl_an_instance_waits_for_its_network_and_says_so() {
+    let tenant = Tenant::new("rest-networks-kubectl").await;
+    let instance = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance",
+        "metadata": { "name": "web", "namespace": tenant.namespace },
+        "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "privateNetwork": "pn-backend" },
+    });
+    let plane = shared().await.plane;
+    kubectl(plane, &["create", "-f", "-"], Some(&instance.to_string())).unwrap();
+    let is_waiting = |instance: Option<&Instance>| {
+        let status = instance.and_then(|instance| instance.status.as_ref());
+        let ready = status.and_then(|status| conditions::find(&status.conditions, conditions::READY));
+        ready.is_some_and(|ready| ready.reason == "PrivateNetworkUnavailable")
+    };
+    let waiting = tenant.wait("web", "what it waits for", is_waiting).await;
+    assert_eq!(waiting.status.unwrap().state, None);
+    let network = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "PrivateNetwork",
+        "metadata": { "name": "pn-backend", "namespace": tenant.namespace }, "spec": { "region": "fr-par-1" },
+    });
+    kubectl(plane, &["create", "-f", "-"], Some(&network.to_string())).unwrap();
+    let has_address = |instance: Option<&Instance>| {
+        let status = instance.and_then(|instance| instance.status.as_ref());
+        status.is_some_and(|status| status.private_ip_address.is_some())
+    };
+    let attached = tenant.wait("web", "an address", has_address).await;
+    let address = attached.status.unwrap().private_ip_address.unwrap();
+    assert!(address.starts_with("10."), "{address}");
+    // It has another id, by which REST knows it.
+    let list = expect(&tenant, 200, Method::GET, "/v1/networks", None, &[])
+        .await
+        .json();
+    assert_eq!(
+        (&list["data"][0]["name"], &list["data"][0]["instances"]),
+        (&json!("pn-backend"), &json!(1))
+    );
+    let id = &list["data"][0]["id"];
+    expect(
+        &tenant,
+        201,
+        Method::POST,
+        "/v1/instances",
+        Some(&within(id)),
+        &[],
+    )
+    .await;
+}
