@@ -11,10 +11,14 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
+<<<<<<< ours
     names::{BACKUP_UID, BOOT, DISK, INSTANCE_UID, Server, Snapshot},
+=======
+    names::{BOOT, CREATED_BY, DISK, INSTANCE_UID, Server},
+>>>>>>> theirs
     observe::plan_of,
     plan::{Action, Answer, Kind, Reach, Refusal, Seen, plan},
-    slim::{DataVolume, RunStrategy, VirtualMachineInstance},
+    slim::{DataVolume, Pod, RunStrategy, VirtualMachineInstance},
     testing::{ACCOUNT_UID, UID, at, merge, parse_run, parse_vm, region},
 };
 use domain::{
@@ -462,7 +466,12 @@ impl World {
                     let found = found.map(|claim| serde_json::from_value(claim["metadata"].clone()).unwrap());
                     Answer::Claims(found.collect())
                 }
-                _ => Answer::Pods(Vec::new()),
+                // A launcher's Pod stays until its run is deleted.
+                _ => {
+                    let its =
+                        |run: &&Value| *selector == format!("{CREATED_BY}={}", text(run, "/metadata/uid"));
+                    Answer::Pods(self.run.iter().filter(its).map(|_| Pod::default()).collect())
+                }
             },
             Action::Patch {
                 kind: Kind::VirtualMachine,

@@ -1345,7 +1345,7 @@ impl Planner<'_> {
             if is_rerun && run.is_deleting() && !run.is_final() && !vm.is_deleting() {
                 set(&mut state, state::OUTSIDE, run.uid());
             }
-            if self.is_interrupted(run)? {
+            if self.is_interrupted(vm, run)? {
                 set(&mut state, state::INTERRUPTED, run.uid());
             }
             if run.is_running() && self.seal(vm)? {
@@ -1391,6 +1391,10 @@ impl Planner<'_> {
         let Some(vm) = vm.filter(|_| !self.seen.is_stale) else {
             return Err(ProviderError::Unavailable(NOT_NOW.to_owned()));
         };
+        // Nor why it is off, before that is known.
+        if self.run_of(vm).is_some_and(|run| self.has_just_ended(vm, run)) {
+            return Err(ProviderError::Unavailable(NOT_NOW.to_owned()));
+        }
         Ok(Observation {
             recheck_after: Some(SOON),
             ..self.at_rest(vm, &self.known()).0
@@ -1437,13 +1441,24 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether the platform is shutting a run down, rather than its guest.
-    fn is_interrupted(&self, run: &VirtualMachineInstance) -> Step<bool> {
+    /// Whether a run has ended since the server was last seen, without a crash, and nobody has asked for that.
+    fn has_just_ended(&self, vm: &VirtualMachine, run: &VirtualMachineInstance) -> bool {
+        run.status.phase == Phase::Succeeded
+            && !run.is_deleting()
+            && self.status.power == Some(PowerState::Running)
+            && vm.spec.run_strategy == Some(RunStrategy::RerunOnFailure)
+            && is(&self.status.provider_state, state::RUN, run.uid())
+    }
+
+    /// Whether the platform is shutting a run down, or has, rather than its guest.
+    fn is_interrupted(&self, vm: &VirtualMachine, run: &VirtualMachineInstance) -> Step<bool> {
+        let state = &self.status.provider_state;
         let ready = run.condition("Ready");
-        let is_ending =
-            ready.is_some_and(|ready| ready.status == "False" && ready.is_because("PodTerminating"));
-        let is_known = is(&self.status.provider_state, state::INTERRUPTED, run.uid());
-        if !is_ending || !run.is_running() || is_known {
+        let is_ending = run.is_running()
+            && ready.is_some_and(|ready| ready.status == "False" && ready.is_because("PodTerminating"));
+        // Its controller may have been too slow to say so, as in the drain of a large node.
+        let has_just_ended = self.has_just_ended(vm, run);
+        if !(is_ending || has_just_ended) || is(state, state::INTERRUPTED, run.uid()) {
             return Ok(false);
         }
         let action = Action::List {
@@ -1455,10 +1470,10 @@ impl Planner<'_> {
         };
         // After a migration, the launcher on the node before is ending too.
         let is_its = |pod: &&Pod| pod.spec.node_name == run.status.node_name;
-        Ok(pods
-            .iter()
-            .filter(is_its)
-            .any(|pod| pod.metadata.deletion_timestamp.is_some()))
+        let mut its = pods.iter().filter(is_its).peekable();
+        // After a guest's own shutdown, the Pod stays until the run is deleted.
+        let is_gone = has_just_ended && its.peek().is_none();
+        Ok(is_gone || its.any(|pod| pod.metadata.deletion_timestamp.is_some()))
     }
 
     /// Keeps CDI from filling the disk of a running server anew. Returns whether that is certain now.

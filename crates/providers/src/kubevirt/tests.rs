@@ -955,13 +955,7 @@ fn row_11_a_lost_start_is_found_and_begun_again() {
 
 #[test]
 fn row_12_a_guest_that_shuts_itself_down_stays_off_also_right_after_its_boot() {
-    let observation = at_rest(
-        &resting("Running", &json!({})),
-        ON,
-        &json!({}),
-        Some(("run-1", "Succeeded", json!({}))),
-    );
-    assert_eq!(observation.power, Some(Power::Off(OffCause::GuestShutdown)));
+    assert_eq!(off_cause(&[json!({})]), OffCause::GuestShutdown);
     // Nobody saw the run of this boot, but virt-controller did.
     let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
     let over = booted_vm(&instance, &json!({ "status": { "observedGeneration": 3 } }));
@@ -1122,6 +1116,35 @@ fn row_20_a_drain_is_told_from_a_shutdown_by_the_launchers_pod() {
             "{node} {deleted}"
         );
     }
+}
+
+/// Why a server is off whose run has ended, by the launchers' Pods that are left.
+fn off_cause(pods: &[Value]) -> OffCause {
+    let instance = resting("Running", &json!({}));
+    let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+    let run = run_of(&on, "run-1", "Succeeded", &json!({}));
+    let mut seen = seen(Some(&on), Some(&run));
+    let too_early = next(&instance, &seen, 1);
+    assert_eq!(short(&too_early.action.unwrap()), "list Pod");
+    assert!(too_early.outcome.is_err(), "why it is off is not known yet");
+    let pods = pods
+        .iter()
+        .map(|pod| serde_json::from_value(pod.clone()).unwrap());
+    answer(&instance, &mut seen, 1, Answer::Pods(pods.collect()));
+    match observed(next(&instance, &seen, 1)).power {
+        Some(Power::Off(cause)) => cause,
+        power => panic!("{power:?}"),
+    }
+}
+
+#[test]
+fn row_20_a_drain_of_which_only_the_end_was_seen_is_told_by_the_pod_that_is_going_or_gone() {
+    let going = json!({ "metadata": { "deletionTimestamp": at(1) } });
+    assert_eq!(off_cause(&[going]), OffCause::Interrupted);
+    assert_eq!(off_cause(&[]), OffCause::Interrupted);
+    let elsewhere = json!({ "spec": { "nodeName": "n2" } });
+    assert_eq!(off_cause(&[elsewhere]), OffCause::Interrupted);
+    assert_eq!(off_cause(&[json!({})]), OffCause::GuestShutdown);
 }
 
 #[test]
