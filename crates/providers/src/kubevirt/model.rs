@@ -11,11 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-<<<<<<< ours
-    names::{BACKUP_UID, BOOT, DISK, INSTANCE_UID, Server, Snapshot},
-=======
-    names::{BOOT, CREATED_BY, DISK, INSTANCE_UID, Server},
->>>>>>> theirs
+    names::{BACKUP_UID, BOOT, CREATED_BY, DISK, INSTANCE_UID, Server, Snapshot},
     observe::plan_of,
     plan::{Action, Answer, Kind, Reach, Refusal, Seen, plan},
     slim::{DataVolume, Pod, RunStrategy, VirtualMachineInstance},
