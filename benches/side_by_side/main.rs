@@ -56,7 +56,9 @@ mod sizes;
 #[allow(
     dead_code,
     unused_imports,
+    clippy::enum_glob_use,
     clippy::expect_used,
+    clippy::large_futures,
     clippy::panic,
     clippy::similar_names,
     clippy::too_many_lines,

@@ -88,6 +88,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
+    #[expect(clippy::too_many_arguments, reason = "the parts that it is made of")]
     pub(super) fn new(
         mut settings: ControllerSettings,
         common: &CommonSettings,

@@ -194,7 +194,7 @@ async fn row_45_a_guest_whose_agent_hangs_is_backed_up_as_after_a_power_cut() {
 #[tokio::test]
 async fn row_46_a_snapshot_that_is_never_ready_fails_after_an_hour_and_is_deleted() {
     let (case, id) = Case::running("kv-never-ready").await;
-    case.region.puppet.snapshots(&case.namespace, Snapshots::AreCut);
+    case.region.puppet.snapshots(&case.namespace, Snapshots::Cut);
     let backup = case.begin_backup(&id).await;
     let made = async || {
         case.snapshots()
@@ -226,14 +226,14 @@ async fn row_46_a_snapshot_that_is_never_ready_fails_after_an_hour_and_is_delete
 #[tokio::test]
 async fn row_47_a_backup_whose_data_is_lost_fails_and_one_lost_later_leaves_the_server_running() {
     let (case, id) = Case::running("kv-lost").await;
-    case.region.puppet.snapshots(&case.namespace, Snapshots::AreLost);
+    case.region.puppet.snapshots(&case.namespace, Snapshots::Lost);
     let backup = case.begin_backup(&id).await;
     let view = case.ended(&backup).await;
     assert_eq!(view["error"]["code"], "snapshot_failed", "{view:#}");
     let left = case.snapshots().await.list(&ListParams::default()).await.unwrap();
     assert!(left.items.is_empty(), "{:#?}", left.items);
 
-    case.region.puppet.snapshots(&case.namespace, Snapshots::AreReady);
+    case.region.puppet.snapshots(&case.namespace, Snapshots::Ready);
     let backup = case.back_up(&id).await;
     let run = case.run(&id).await;
     let snapshot = case.snapshot().await.name_any();
@@ -257,7 +257,7 @@ async fn row_61_a_backup_that_the_storage_does_not_release_says_so_and_holds_its
     let (case, id) = Case::running("kv-held").await;
     let backup = case.back_up(&id).await;
     let backup = backup["id"].as_str().unwrap();
-    case.region.puppet.snapshots(&case.namespace, Snapshots::AreHeld);
+    case.region.puppet.snapshots(&case.namespace, Snapshots::Held);
     let name = backup.replace('_', "-");
     let backups = case.backups();
     backups.delete(&name, &DeleteParams::default()).await.unwrap();
@@ -280,7 +280,7 @@ async fn row_61_a_backup_that_the_storage_does_not_release_says_so_and_holds_its
         serde_json::to_string(&status.conditions).unwrap()
     };
     eventually("the account to wait", says, |says| says.contains("ackup")).await;
-    case.region.puppet.snapshots(&case.namespace, Snapshots::AreReady);
+    case.region.puppet.snapshots(&case.namespace, Snapshots::Ready);
     let gone = async || accounts.get_opt("kv-held").await.unwrap().is_none();
     eventually("the account to go", gone, |gone| *gone).await;
 }

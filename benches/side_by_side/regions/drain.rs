@@ -45,6 +45,7 @@ const READ: u64 = 20;
 const READS_EVERY: Duration = Duration::from_millis(50);
 
 /// Measures it.
+#[expect(clippy::too_many_lines, reason = "one step after another")]
 pub async fn measure(table: &mut Table, stage: &mut Stage, tenant: &Tenant, sizes: &Sizes) -> Result<()> {
     say("(g) starting virt-controller with all servers");
     let begun = Instant::now();

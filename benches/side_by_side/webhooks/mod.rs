@@ -11,13 +11,6 @@
 
 pub mod fairness;
 pub mod hostile;
-#[path = "../../../tests/support/receivers/mod.rs"]
-#[allow(
-    clippy::unwrap_used,
-    clippy::enum_glob_use,
-    reason = "the tests' receivers, where whatever fails ends the run, and whose lints are those of tests"
-)]
-pub mod kit;
 pub mod rates;
 pub mod receivers;
 pub mod sender;
@@ -27,7 +20,8 @@ use std::{fs, path::Path, time::Duration};
 
 use serde_json::{Value, json};
 
-use self::{kit::Authority, receivers::Receivers};
+use self::receivers::Receivers;
+use crate::support::receivers::{self as kit, Authority};
 use crate::{
     Result,
     account::Account,

@@ -362,6 +362,7 @@ impl KubeVirt {
     }
 
     /// Names and process ids of the servers that run.
+    #[allow(dead_code, reason = "for the benches")]
     pub fn pids(&self) -> Vec<(&'static str, u32)> {
         let own = [&self.virt_api, &self.virt_controller];
         let own = own

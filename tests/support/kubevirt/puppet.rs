@@ -109,13 +109,13 @@ pub enum Import {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Snapshots {
     #[default]
-    AreReady,
+    Ready,
     /// They are cut, but never ready.
-    AreCut,
+    Cut,
     /// Their data is lost.
-    AreLost,
+    Lost,
     /// The storage keeps those that are deleted.
-    AreHeld,
+    Held,
 }
 
 /// The puppet, on a thread of its own, which ends when this is dropped.
@@ -177,7 +177,7 @@ impl Puppet {
                     play_disks(context.clone(), disks),
                     play_snapshots(context, snapshots),
                 );
-                stopped.run_until_cancelled(play).await;
+                stopped.run_until_cancelled(Box::pin(play)).await;
             });
         };
         let thread = std::thread::Builder::new().name("puppet".to_owned()).spawn(play);

@@ -104,7 +104,7 @@ pub fn start(
         return Ok(None);
     };
     let client = export::Client::new(metrics.clone())?;
-    let spans = SpanExporter::builder()
+    let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(client.clone())
         .with_protocol(Protocol::HttpBinary)
@@ -121,7 +121,7 @@ pub fn start(
         .then(|| send_audit(&url, client, resource.clone()))
         .transpose()?;
     let traces = SdkTracerProvider::builder()
-        .with_batch_exporter(spans)
+        .with_batch_exporter(exporter)
         // Whether to make a span is decided before it is made.
         .with_sampler(Sampler::AlwaysOn)
         .with_resource(resource)

@@ -27,7 +27,7 @@ pub(super) async fn play(snapshot: Arc<DynamicObject>, context: Arc<Context>) ->
     let api = Api::<DynamicObject>::namespaced_with(context.client.clone(), &namespace, &kinds::SNAPSHOT);
     let params = PatchParams::default();
     if snapshot.metadata.deletion_timestamp.is_some() {
-        if wanted != Snapshots::AreHeld && snapshot.finalizers().iter().any(|it| it == BOUND) {
+        if wanted != Snapshots::Held && snapshot.finalizers().iter().any(|it| it == BOUND) {
             let release = json!({"metadata": {"uid": snapshot.metadata.uid, "finalizers": null}});
             api.patch(&name, &params, &Patch::Merge(release)).await?;
         }
@@ -38,9 +38,9 @@ pub(super) async fn play(snapshot: Arc<DynamicObject>, context: Arc<Context>) ->
         api.patch(&name, &params, &Patch::Merge(hold)).await?;
     }
     let known = &snapshot.data["status"];
-    let error = (wanted == Snapshots::AreLost)
+    let error = (wanted == Snapshots::Lost)
         .then(|| json!({"message": "VolumeSnapshotContent is missing", "time": now()}));
-    let is_ready = matches!(wanted, Snapshots::AreReady | Snapshots::AreHeld);
+    let is_ready = matches!(wanted, Snapshots::Ready | Snapshots::Held);
     if known["readyToUse"] == is_ready && known["error"].is_object() == error.is_some() {
         return Ok(Action::await_change());
     }

@@ -381,7 +381,8 @@ fn a_guest_with_an_agent_holds_still_until_its_snapshot_is_cut_and_the_size_is_t
 
 #[test]
 fn what_the_guest_did_not_know_is_noted() {
-    let table: [(&str, fn(&mut Case), &str); 4] = [
+    type Change = fn(&mut Case);
+    let table: [(&str, Change, &str); 4] = [
         (
             "no agent",
             |case| case.run.as_mut().unwrap()["status"]["conditions"] = json!([]),

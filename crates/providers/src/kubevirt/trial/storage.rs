@@ -115,7 +115,7 @@ impl StorageTrial {
     /// Deletes all of it, and waits until nothing is left.
     pub async fn remove(&mut self) {
         loop {
-            match self.answer(&self.look(Kind::Snapshot, &self.server.name)).await {
+            match self.answer(&look(Kind::Snapshot, &self.server.name)).await {
                 Some(Answer::Snapshot(found)) if found.metadata.deletion_timestamp.is_none() => {
                     let uid = found.metadata.uid.unwrap_or_default();
                     let (kind, name) = (Kind::Snapshot, self.server.name.clone());
@@ -197,11 +197,6 @@ impl StorageTrial {
         })
     }
 
-    fn look(&self, kind: Kind, name: &str) -> Action {
-        let name = name.to_owned();
-        Action::Get { kind, name }
-    }
-
     /// Makes a call. What fails is noted.
     async fn answer(&mut self, action: &Action) -> Option<Answer> {
         match self.cluster.call(&self.server.namespace, action).await {
@@ -238,7 +233,7 @@ impl StorageTrial {
 
     /// Waits until a disk is filled.
     async fn filled(&mut self, name: &str) {
-        let look = self.look(Kind::DataVolume, name);
+        let look = look(Kind::DataVolume, name);
         loop {
             if let Some(Answer::DataVolume(disk)) = self.answer(&look).await {
                 if disk.phase() == "Succeeded" {
@@ -255,7 +250,7 @@ impl StorageTrial {
 
     /// Waits until the snapshot is ready.
     async fn ready(&mut self) {
-        let look = self.look(Kind::Snapshot, &self.server.name);
+        let look = look(Kind::Snapshot, &self.server.name);
         loop {
             if let Some(Answer::Snapshot(snapshot)) = self.answer(&look).await {
                 if snapshot.is_ready() {
@@ -294,4 +289,9 @@ impl Drop for StorageTrial {
     fn drop(&mut self) {
         self.shutdown.cancel();
     }
+}
+
+fn look(kind: Kind, name: &str) -> Action {
+    let name = name.to_owned();
+    Action::Get { kind, name }
 }

@@ -160,7 +160,7 @@ impl RegionUsage {
             let mut values = Vec::new();
             let query = queries::query(figure, &selected, seconds);
             #[expect(clippy::cast_possible_truncation, reason = "a time of ours, in whole seconds")]
-            let each = |value: prometheus::Value<'_>| values.push((value.at.round() as i64, value.value));
+            let each = |value: prometheus::Value<'_>| values.push((value.at.round() as i64, value.number));
             prometheus.query(&query, Some(range), each).await?;
             Ok((figure, values))
         });
@@ -206,23 +206,23 @@ impl RegionUsage {
             let mut state = self.state.lock();
             let known = usable(&state);
             let is_over = |asking: &Shared<_>| asking.peek().is_some();
-            let asking = match state.asking.clone().filter(|asking| !is_over(asking)) {
-                Some(asking) => asking,
-                None => {
-                    if let Some(known) = known.as_ref().filter(|known| known.is_within(FRESH, now)) {
-                        return Ok(known.clone());
-                    }
-                    if let Some((at, error)) = &state.failed
-                        && now.duration_since(*at).abs() < PAUSE
-                    {
-                        return known.ok_or_else(|| error.clone());
-                    }
-                    // In a task of its own, which goes on if whoever asks waits no longer.
-                    let refresh = tokio::spawn(self.clone().refresh(now));
-                    let asking = refresh.map(drop).boxed().shared();
-                    state.asking = Some(asking.clone());
-                    asking
+            let under_way = state.asking.clone().filter(|asking| !is_over(asking));
+            let asking = if let Some(asking) = under_way {
+                asking
+            } else {
+                if let Some(known) = known.as_ref().filter(|known| known.is_within(FRESH, now)) {
+                    return Ok(known.clone());
                 }
+                if let Some((at, error)) = &state.failed
+                    && now.duration_since(*at).abs() < PAUSE
+                {
+                    return known.ok_or_else(|| error.clone());
+                }
+                // In a task of its own, which goes on if whoever asks waits no longer.
+                let refresh = tokio::spawn(self.clone().refresh(now));
+                let asking = refresh.map(drop).boxed().shared();
+                state.asking = Some(asking.clone());
+                asking
             };
             (known, asking)
         };
@@ -304,12 +304,12 @@ impl RegionUsage {
                 let key = key.of(value.namespace, value.name);
                 if figure == Figure::SampledAt {
                     // By Prometheus' clock, which may differ from ours.
-                    let age = SignedDuration::try_from_secs_f64(value.at - value.value).unwrap_or_default();
+                    let age = SignedDuration::try_from_secs_f64(value.at - value.number).unwrap_or_default();
                     let at = now.saturating_sub(age).unwrap_or(now);
                     let before = before.and_then(|before| before.servers.get(key));
                     servers.insert(key.into(), Measured::begin(at, before));
                 } else if let Some(measured) = servers.get_mut(key) {
-                    measured.take(figure, value.value);
+                    measured.take(figure, value.number);
                 }
             });
             match answer.await {
@@ -377,7 +377,7 @@ pub async fn known(
             clippy::cast_sign_loss,
             reason = "a number of series"
         )]
-        let each = |value: prometheus::Value<'_>| count = value.value as usize;
+        let each = |value: prometheus::Value<'_>| count = value.number as usize;
         let answer = prometheus.query(&query, None, each).await;
         answer.map(|_| count).map_err(|error| error.to_string())
     };

@@ -72,7 +72,7 @@ pub(super) struct Value<'a> {
     pub(super) name: &'a str,
     /// The time that it is about, in seconds since 1970.
     pub(super) at: f64,
-    pub(super) value: f64,
+    pub(super) number: f64,
 }
 
 /// The client of one server.
