@@ -17,7 +17,8 @@
 //! - `availability`: the time until a process serves and leads, and until another one follows a dead leader, and the requests that fail
 //!   while replicas are replaced;
 //! - `invoices`: the month's end of many accounts, and of one with very many lines;
-//! - `regions`: servers in a cluster with KubeVirt, compared with a bare client that applies the same objects, and with simulated ones.
+//! - `regions`: servers in a cluster with KubeVirt, compared with a bare client that applies the same objects, and with simulated ones;
+//! - `usage`: asking Prometheus about all servers of a region.
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
 //! running instances), `load` and `wire` (the load generator and its HTTP client), `client` (processes for clients), `churn`
@@ -67,6 +68,7 @@ mod sizes;
 )]
 mod support;
 mod table;
+mod usage;
 mod webhooks;
 mod wire;
 mod writes;
@@ -125,6 +127,7 @@ enum Part {
     Availability,
     Invoices,
     Regions,
+    Usage,
 }
 
 impl Part {
@@ -151,6 +154,7 @@ impl Part {
             Self::Availability => availability::measure(table, sizes).await,
             Self::Invoices => invoices::measure(table, sizes).await,
             Self::Regions => regions::measure(table, sizes).await,
+            Self::Usage => usage::measure(table, sizes).await,
         }
     }
 }

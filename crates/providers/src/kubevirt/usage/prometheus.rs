@@ -143,14 +143,14 @@ impl Prometheus {
         let result = answer.data.map(|data| data.result).unwrap_or_default();
         for series in &result {
             for (at, value) in series.value.iter().chain(&series.values) {
-                let value = value
+                let number = value
                     .parse()
                     .map_err(|_| QueryError::Nonsense(format!("the value {:?}", shown(value))))?;
                 each(Value {
                     namespace: series.metric.namespace,
                     name: series.metric.name,
                     at: *at,
-                    value,
+                    number,
                 });
             }
         }
