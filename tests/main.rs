@@ -37,6 +37,7 @@ mod leader;
 mod listen;
 mod local_run;
 mod logs;
+mod made_keys;
 mod mail;
 mod metrics;
 mod monitoring;

@@ -10,6 +10,7 @@ use super::ServeError;
 use crate::settings::{CommonSettings, ControllerSettings};
 use controllers::{
     account::{self, AccountController, AccountDirectory},
+    api_key::ApiKeyController,
     backup::{self, BackupController, BackupIndex, Restores},
     instance::InstanceController,
     invoice::{self, InvoiceController},
@@ -447,6 +448,15 @@ impl<'a> Controllers<'a> {
         }
     }
 
+    fn api_key_controller(&self) -> ApiKeyController {
+        ApiKeyController {
+            client: self.watches.client.clone(),
+            directory: self.directory.clone(),
+            metrics: self.watches.metrics.clone(),
+            clock: self.candidate.clock.clone(),
+        }
+    }
+
     fn monitoring_controller(&self) -> MonitoringController {
         let settings = &self.candidate.settings.monitoring;
         MonitoringController {
@@ -484,6 +494,7 @@ impl<'a> Controllers<'a> {
         let controller = self.instance_controller(provider.clone());
         let backup_controller = self.backup_controller(provider, instances.clone());
         let monitoring = self.monitoring_controller();
+        let api_keys = self.api_key_controller();
         let grace = self.candidate.common.process.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.candidate.identity);
         let notifier_events = Events::new(client.clone(), "notifier", &self.candidate.identity);
@@ -514,6 +525,7 @@ impl<'a> Controllers<'a> {
                 self.invoices
                     .run(accounts.clone(), self.invoice_queue, invoices, term.clone()),
                 self.accounts.run(accounts, &self.watches, term.clone()),
+                api_keys.run(&self.watches, term.clone()),
                 controller.run(self.queue, instances, term.clone()),
                 backup_controller.run(self.backup_queue, backups, term.clone()),
                 monitoring.run(term.clone()),

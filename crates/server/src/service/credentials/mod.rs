@@ -431,7 +431,7 @@ impl Tables {
         let mut digest = KeyDigest::default();
         // A key that is being deleted is revoked, even if a finalizer delays the deletion.
         if object.metadata.deletion_timestamp.is_some()
-            || hex::decode_to_slice(&object.spec.sha256, &mut digest).is_err()
+            || hex::decode_to_slice(object.sha256().unwrap_or_default(), &mut digest).is_err()
         {
             return;
         }

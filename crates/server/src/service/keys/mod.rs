@@ -339,7 +339,7 @@ mod tests {
             Some(ids::suffix_of_account(&ids::account_id("uid")))
         );
         let digest = sha2::Sha256::digest(format!("uid\n{a}"));
-        assert_eq!(spec.sha256, hex::encode(digest));
+        assert_eq!(spec.sha256, Some(hex::encode(digest)));
         assert_eq!(spec.last_characters.as_deref(), Some(&a[59..]));
         for other in [
             &a[..62],
