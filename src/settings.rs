@@ -15,6 +15,7 @@ use resources::{
     account::DEFAULT_INSTANCE_QUOTA,
     api_key::DEFAULT_KEY_QUOTA,
     backup::{DEFAULT_PER_ACCOUNT, DEFAULT_PER_INSTANCE},
+    validation,
 };
 use runtime::{
     http::{
@@ -247,6 +248,10 @@ impl ApiSettings {
     }
 }
 
+fn installation(text: &str) -> Result<String, &'static str> {
+    validation::installation(text).map(|()| text.to_owned())
+}
+
 /// Settings of the controllers.
 #[derive(Args, Clone, Debug)]
 pub struct ControllerSettings {
@@ -258,6 +263,11 @@ pub struct ControllerSettings {
     /// fewer rights
     #[arg(long, env = "STELLAGE_API_SERVICE_ACCOUNT")]
     pub api_service_account: Option<String>,
+
+    /// Name of this installation, with which its new API keys begin, where there are several or may be one day: 1 to 12 lower-case
+    /// letters and digits, the first a letter, such as eu1
+    #[arg(long, env = "STELLAGE_INSTALLATION", value_parser = installation)]
+    pub installation: Option<String>,
 
     /// Name of this replica in the Lease; default: the host's name and a random suffix
     #[arg(long, env = "STELLAGE_IDENTITY")]

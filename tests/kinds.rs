@@ -340,7 +340,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             }, "invoicesClosedUntil": "2026-11-21T10:00:00Z" },
     });
     let account_status = json!({
-        "id": "usr_a", "namespace": "x", "observedGeneration": 3, "notifiedAt": ["2026-11-21T10:00:00Z"], "conditions": [condition()],
+        "id": "usr_a", "installation": "eu1", "namespace": "x", "observedGeneration": 3, "notifiedAt": ["2026-11-21T10:00:00Z"], "conditions": [condition()],
     });
     let whole = [
         (

@@ -1,15 +1,16 @@
 //! API keys that the operator makes and writes into a Secret: `spec.writeSecretRef`.
 
+use control_plane::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, PostParams},
 };
 use reqwest::{Method, StatusCode};
-use resources::{ApiKey, conditions};
+use resources::{ApiKey, KeyScope, api_key::new_key, conditions};
 use serde_json::{Value, json};
 
-use crate::support::{Tenant, eventually, kubectl, remember_secret, shared};
+use crate::support::{Operator, Tenant, eventually, kubectl, own_plane, remember_secret, shared, stellage};
 
 fn api_key(name: &str, secret: &str) -> ApiKey {
     serde_json::from_value(json!({
@@ -92,6 +93,76 @@ async fn with_kubectl_alone_a_key_gets_into_a_secret_works_and_goes_with_its_obj
     let left = async || secrets.get_opt("second-key").await.unwrap().is_some();
     eventually("the Secret to go with its key", left, |is_left| !is_left).await;
     tenant.key = other;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_manifest_of_the_quickstart_makes_an_account_a_key_and_a_server_at_once() {
+    let plane = own_plane().await;
+    let mut operator = Operator::start(
+        &plane,
+        &["run", "--provisioning-seconds", "0.5", "--installation", "eu1"],
+    )
+    .await;
+    let manifest = include_str!("../examples/quickstart.yaml");
+    kubectl(&plane, &["apply", "-f", "-"], Some(manifest)).unwrap();
+    for what in ["account/ada", "apikey/first", "instance/web"] {
+        let wait = [
+            "-n",
+            "ada",
+            "wait",
+            "--for=condition=Ready",
+            what,
+            "--timeout=180s",
+        ];
+        kubectl(&plane, &wait, None).unwrap();
+    }
+    let client = plane.client(Identity::Admin).await.unwrap();
+    let secret = Api::<Secret>::namespaced(client, "ada")
+        .get("first-key")
+        .await
+        .unwrap();
+    let key = text(&secret, "key");
+    remember_secret(&key);
+    // The installation has a name: keys begin with it, and the account shows it.
+    assert!(key.starts_with("stl_eu1_"));
+    let by_command = stellage(&plane, &["key", "create", "--account", "ada"]).unwrap();
+    let by_command = by_command.trim_end();
+    remember_secret(by_command);
+    assert!(by_command.starts_with("stl_eu1_"));
+    let account = async |key: &str| {
+        let request = reqwest::Client::new()
+            .get(format!("{}/v1/account", operator.url))
+            .bearer_auth(key);
+        let answer = request.send().await.unwrap();
+        answer.json::<Value>().await.unwrap()["data"]["installation"].clone()
+    };
+    for key in [&*key, by_command] {
+        eventually(
+            "the key to work",
+            async || account(key).await,
+            |shown| *shown == "eu1",
+        )
+        .await;
+    }
+    // A key from before the installation had its name, or from another one.
+    let listed: Value =
+        serde_json::from_str(&kubectl(&plane, &["get", "account", "ada", "-o", "json"], None).unwrap())
+            .unwrap();
+    let uid = listed["metadata"]["uid"].as_str().unwrap();
+    for installation in [None, Some("us2")] {
+        let (key, spec) = new_key(installation, uid, KeyScope::Read, None);
+        remember_secret(&key);
+        let object = ApiKey::new(installation.unwrap_or("before"), spec);
+        let object = serde_json::to_string(&object).unwrap();
+        kubectl(&plane, &["-n", "ada", "create", "-f", "-"], Some(&object)).unwrap();
+        eventually(
+            "the other key to work",
+            async || account(&key).await,
+            |shown| *shown == "eu1",
+        )
+        .await;
+    }
+    operator.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -269,6 +269,7 @@ impl<'a> Controllers<'a> {
             accounts: AccountController::new(account::Deps {
                 client: watches.client.clone(),
                 namespace: common.process.namespace.clone(),
+                installation: settings.installation.clone(),
                 service_account: settings.service_account.clone(),
                 api_service_account: settings.api_service_account.clone(),
                 quotas: account::DefaultQuotas {

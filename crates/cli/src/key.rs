@@ -110,7 +110,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
     let account = account::wait_for_namespace(cluster, account, PATIENCE).await?;
     let uid = origin::uid(&account.metadata);
-    let (key, spec) = new_key(uid, args.scope, args.expires);
+    let (key, spec) = new_key(account.installation(), uid, args.scope, args.expires);
     let name = args
         .name
         .unwrap_or_else(|| format!("key-{}", &ids::random_suffix()[..8]));

@@ -91,7 +91,7 @@ impl ApiKeyController {
             return Ok(true);
         }
         let uid = origin::uid(&account.metadata);
-        let (value, made) = new_key(uid, key.spec.scope, key.spec.expires_at);
+        let (value, made) = new_key(account.installation(), uid, key.spec.scope, key.spec.expires_at);
         let is_free = match &existing {
             None => create(&secrets, &key, reference, value).await?,
             Some(secret) if owns(&key, secret) => {
@@ -228,5 +228,105 @@ impl Reconcile for Reconciler {
             }
         }
         Some(self.backoffs.next(object_ref))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use parking_lot::Mutex;
+    use serde_json::Value;
+
+    use super::*;
+    use resources::{Account, api_key};
+    use runtime::{SystemClock, testing::answered_by, watch::Change};
+
+    /// A controller that knows the account `ada`.
+    fn controller(client: Client) -> ApiKeyController {
+        let directory = AccountDirectory::default();
+        let ready = json!({
+            "type": "NamespaceReady", "status": "True", "reason": "a", "message": "", "lastTransitionTime": "2026-11-27T10:00:00Z",
+        });
+        let account: Account = serde_json::from_value(json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "ada", "uid": "uid-a" },
+            "spec": { "email": "ada@example.com" }, "status": { "namespace": "ada", "conditions": [ready] },
+        }))
+        .unwrap();
+        let accounts = vec![Arc::new(account)];
+        directory.listener(|_| {}).changed(&Change::Replaced(accounts));
+        ApiKeyController {
+            client,
+            directory,
+            metrics: Metrics::new(),
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    fn key(status: &Value) -> Value {
+        json!({
+            "apiVersion": "stellage.dev/v1", "kind": "ApiKey",
+            "metadata": { "name": "first", "namespace": "ada", "uid": "uid-k", "resourceVersion": "7" },
+            "spec": { "writeSecretRef": { "name": "first-key", "key": "key" } }, "status": status,
+        })
+    }
+
+    /// A Secret whose controller has this UID, with content that somebody knows.
+    fn secret(owner: &str) -> Value {
+        let owner = json!({ "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "name": "first", "uid": owner, "controller": true });
+        json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": { "name": "first-key", "namespace": "ada", "resourceVersion": "5", "ownerReferences": [owner] },
+            "data": { "key": "a25vd24=" },
+        })
+    }
+
+    /// Makes the key where the cluster has these objects; returns whether it was made, and the writes.
+    async fn make(stored: Value, found: Value) -> (bool, Vec<(Method, Value)>) {
+        let writes = Arc::new(Mutex::new(Vec::new()));
+        let seen = writes.clone();
+        let client = answered_by(move |method, path, body| {
+            let answer = match (&method, path.contains("/secrets/")) {
+                (&Method::GET, true) => found.clone(),
+                (&Method::GET, false) => stored.clone(),
+                _ => {
+                    seen.lock().push((method, body));
+                    json!({ "metadata": { "name": "first" } })
+                }
+            };
+            async move { (200, answer) }
+        });
+        let shown: ApiKey = serde_json::from_value(key(&json!({}))).unwrap();
+        let is_made = controller(client).make(&shown).await.unwrap();
+        let writes = writes.lock().clone();
+        (is_made, writes)
+    }
+
+    #[tokio::test]
+    async fn what_is_in_a_secret_of_the_key_is_replaced_before_the_key_works_and_never_taken_over() {
+        let (is_made, writes) = make(key(&json!({})), secret("uid-k")).await;
+        let [(Method::PATCH, patch), (Method::PUT, status)] = &writes[..] else {
+            panic!("{writes:?}")
+        };
+        assert!(is_made);
+        assert_eq!(patch["metadata"]["resourceVersion"], "5");
+        let value = patch["stringData"]["key"].as_str().unwrap();
+        assert!(api_key::account_of(value).is_some(), "{value}");
+        assert_eq!(status["metadata"]["resourceVersion"], "7");
+        assert_eq!(
+            status["status"]["sha256"],
+            hex::encode(api_key::digest("uid-a", value))
+        );
+    }
+
+    #[tokio::test]
+    async fn the_secret_of_another_key_and_one_whose_key_has_been_made_meanwhile_are_left_alone() {
+        let (is_made, writes) = make(key(&json!({})), secret("uid-other")).await;
+        let [(Method::PUT, status)] = &writes[..] else {
+            panic!("{writes:?}")
+        };
+        assert!(!is_made && status["status"].get("sha256").is_none(), "{status}");
+        let made = json!({ "sha256": "0".repeat(64) });
+        let (is_made, writes) = make(key(&made), secret("uid-k")).await;
+        assert!(is_made && writes.is_empty(), "{writes:?}");
     }
 }

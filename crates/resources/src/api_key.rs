@@ -7,7 +7,7 @@ use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{conditions, ids, names, text, times};
+use super::{conditions, ids, names, text, times, validation};
 
 /// API keys that an account may have unless the operator's settings say otherwise (decisions, section 8).
 pub const DEFAULT_KEY_QUOTA: u32 = 50;
@@ -75,8 +75,8 @@ pub enum KeyScope {
 pub struct ApiKeySpec {
     /// SHA-256, as 64 lower-case hexadecimal digits, of the bytes of the Account's UID, one line feed (0x0A), and the key as it
     /// stands after `Bearer `. The UID is that in the Account's annotation `stellage.dev/origin`, or else its `metadata.uid`. The key
-    /// is `stl_`, the 16 characters after `usr_` in the Account's `status.id`, and 43 random letters and digits. In any other
-    /// account the digest is worth nothing. Immutable.
+    /// is `stl_`, the Account's `status.installation` and `_` if there is one, the 16 characters after `usr_` in the Account's `status.id`,
+    /// and 43 random letters and digits. In any other account the digest is worth nothing. Immutable.
     #[x_kube(validation = Rule::new("self.matches('^[0-9a-f]{64}$')").message("must be the SHA-256 of the key as 64 lower-case hexadecimal digits; `stellage key create` creates one"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: delete this ApiKey and create another"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -206,19 +206,31 @@ impl ConsoleLink {
 }
 
 /// The public id, without `usr_`, of the Account that a key names, so that its UID is found without a search; `None` for a key
-/// of another form.
+/// of another form. The installation in which the key was made is for whoever passes requests on to one of several: the account may have
+/// moved, and the installation may have got another name.
 pub fn account_of(key: &str) -> Option<&str> {
     let rest = key.strip_prefix(PREFIX)?;
+    let rest = match rest.split_once('_') {
+        Some((installation, rest)) => validation::installation(installation).map(|()| rest).ok()?,
+        None => rest,
+    };
     let has_form =
         rest.len() == ids::SUFFIX + RANDOM && rest.bytes().all(|byte| byte.is_ascii_alphanumeric());
     has_form.then(|| &rest[..ids::SUFFIX])
 }
 
-/// A new key for the Account with this UID, and the spec of its object. Without punctuation after the prefix, so that a double click
-/// selects it.
-pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
+/// A new key of this installation for the Account with this UID, and the spec of its object. Without punctuation but underscores, so that a double
+/// click selects it.
+pub fn new_key(
+    installation: Option<&str>,
+    account_uid: &str,
+    scope: KeyScope,
+    expires_at: Option<Timestamp>,
+) -> (String, ApiKeySpec) {
     let account = ids::account_id(account_uid);
-    let key = format!("{PREFIX}{}{}", ids::suffix_of_account(&account), random());
+    let installation = installation.map(|name| format!("{name}_")).unwrap_or_default();
+    let account = ids::suffix_of_account(&account);
+    let key = format!("{PREFIX}{installation}{account}{}", random());
     let spec = ApiKeySpec {
         sha256: Some(hex::encode(digest(account_uid, &key))),
         write_secret_ref: None,
