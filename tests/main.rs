@@ -49,5 +49,6 @@ mod tenants;
 mod traces;
 mod transfer;
 mod user_data;
+mod versions;
 mod webhooks;
 mod writes;
