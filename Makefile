@@ -5,6 +5,9 @@ CACHE = $${STELLAGE_CACHE_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}/stellage}
 CARGO_DENY = $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
 CARGO_CYCLONEDX_VERSION := 0.5.9
 CARGO_CYCLONEDX = $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)
+MDBOOK_VERSION := 0.5.4
+MDBOOK = $(CACHE)/mdbook-$(MDBOOK_VERSION)
+ACTIONLINT_VERSION := 1.7.12
 TARGET = $${CARGO_TARGET_DIR:-target}
 VERSION = $$(cargo pkgid --package stellage | sed 's/.*[@\#]//')
 COMMIT = $$(git describe --always --dirty --abbrev=40 --exclude '*')
@@ -15,7 +18,7 @@ IMAGE = localhost/stellage:$(VERSION)
 TEST_THREADS = $${RUST_TEST_THREADS:-1024}
 
 .DEFAULT_GOAL := help
-.PHONY: help run test e2e e2e-kubevirt lines lint bench crds chart image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx
+.PHONY: help run test e2e e2e-kubevirt lines lint bench crds chart promised site image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx mdbook
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -45,10 +48,11 @@ e2e-kubevirt: image ## Take a server with a guest through its life in such a clu
 lines: ## Count the lines of code, of its tests and of the docs, per folder
 	@.ci/lines
 
-lint: tools cargo-deny ## Check format, clippy, rustdoc, licences, duplicate versions, sources, advisories
+lint: tools cargo-deny ## Check format, clippy, rustdoc, workflows, licences, duplicate versions, sources, advisories
 	@cargo fmt --all --check
 	@cargo clippy --locked --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --quiet
+	@go run github.com/rhysd/actionlint/cmd/actionlint@v$(ACTIONLINT_VERSION) -shellcheck=
 	@cargo fetch --locked --quiet
 	@"$(CARGO_DENY)/bin/cargo-deny" --offline --locked check bans licenses sources
 	@if [ -d "$${CARGO_HOME:-$$HOME/.cargo}/advisory-dbs" ]; then \
@@ -65,6 +69,13 @@ crds: tools ## Generate crds/ from the Rust types
 
 chart: tools ## Write what is generated in charts/, and deploy/rbac.yaml
 	@STELLAGE_WRITE_CHART=1 cargo test --quiet --locked --workspace --test integration -- chart::files
+
+promised: tools ## Write into tests/promised what v1 promises from the next release on (docs/versions.md)
+	@STELLAGE_WRITE_PROMISED=1 cargo test --quiet --locked --workspace --test integration -- versions::
+
+# Links that lead out of docs/ go to the repository.
+site: tools mdbook ## Make the site of the documentation in target/site (REPOSITORY: its URL; REF: a tag, branch or commit)
+	@REPOSITORY="$${REPOSITORY:-https://example.com/stellage}" REF="$${REF:-$(COMMIT)}" "$(MDBOOK)/bin/mdbook" build
 
 # Linked statically, the program needs no other files.
 image: tools ## Pack the container image into target/image, without a container engine (IMAGE: its name)
@@ -112,3 +123,8 @@ cargo-cyclonedx: tools
 	@[ -x "$(CARGO_CYCLONEDX)/bin/cargo-cyclonedx" ] || { \
 	    echo "Installing cargo-cyclonedx $(CARGO_CYCLONEDX_VERSION) into $(CARGO_CYCLONEDX), once; this takes some minutes."; \
 	    cargo install --quiet --locked cargo-cyclonedx@$(CARGO_CYCLONEDX_VERSION) --root "$(CARGO_CYCLONEDX)"; }
+
+mdbook: tools
+	@[ -x "$(MDBOOK)/bin/mdbook" ] || { \
+	    echo "Installing mdbook $(MDBOOK_VERSION) into $(MDBOOK), once; this takes some minutes."; \
+	    cargo install --quiet --locked mdbook@$(MDBOOK_VERSION) --root "$(MDBOOK)"; }

@@ -16,6 +16,7 @@ use resources::{
     api_key::DEFAULT_KEY_QUOTA,
     backup::{DEFAULT_PER_ACCOUNT, DEFAULT_PER_INSTANCE},
     private_network::DEFAULT_NETWORK_QUOTA,
+    validation,
 };
 use runtime::{
     http::{
@@ -252,6 +253,10 @@ impl ApiSettings {
     }
 }
 
+fn installation(text: &str) -> Result<String, &'static str> {
+    validation::installation(text).map(|()| text.to_owned())
+}
+
 /// Settings of the controllers.
 #[derive(Args, Clone, Debug)]
 pub struct ControllerSettings {
@@ -263,6 +268,11 @@ pub struct ControllerSettings {
     /// fewer rights
     #[arg(long, env = "STELLAGE_API_SERVICE_ACCOUNT")]
     pub api_service_account: Option<String>,
+
+    /// Name of this installation, with which its new API keys begin, where there are several or may be one day: 1 to 12 lower-case
+    /// letters and digits, the first a letter, such as eu1
+    #[arg(long, env = "STELLAGE_INSTALLATION", value_parser = installation)]
+    pub installation: Option<String>,
 
     /// Name of this replica in the Lease; default: the host's name and a random suffix
     #[arg(long, env = "STELLAGE_IDENTITY")]

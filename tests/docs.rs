@@ -21,7 +21,10 @@ fn read(path: &str) -> String {
 fn pages() -> Vec<String> {
     let mut pages = [
         "CHANGELOG.md",
+        "CODE_OF_CONDUCT.md",
         "CONTRIBUTING.md",
+        "GOVERNANCE.md",
+        "MAINTAINERS.md",
         "README.md",
         "SECURITY.md",
         "examples/receivers/README.md",
@@ -302,7 +305,129 @@ fn every_page_under_docs_is_linked_from_the_readme() {
         .map(|link| link.split('#').next().unwrap_or_default().to_owned())
         .collect();
     for page in pages().iter().filter(|page| page.starts_with("docs/")) {
-        assert!(linked.contains(page), "the README does not link {page}");
+        // The contents of the site.
+        let is_map = page == "docs/SUMMARY.md";
+        assert!(linked.contains(page) || is_map, "the README does not link {page}");
+    }
+}
+
+#[test]
+fn the_site_has_every_page_once_begins_with_the_quickstart_and_leads_into_the_repository() {
+    let contents = links(&read("docs/SUMMARY.md"));
+    assert_eq!(contents[0], "quickstart.md");
+    let mut wanted = pages();
+    wanted.retain(|page| page.starts_with("docs/") && page != "docs/SUMMARY.md");
+    let mut shown: Vec<String> = contents.iter().map(|page| format!("docs/{page}")).collect();
+    shown.sort();
+    assert_eq!(shown, wanted);
+    // mdbook hands a preprocessor its context and the book, and takes the book back.
+    let page = "See [the chart](../charts/stellage/README.md#values), [keys](operations.md#api-keys), `[a](../b)` and <https://example.com/../c>.";
+    let inner = serde_json::json!({ "Chapter": { "name": "b", "content": "[d](../d)", "sub_items": [] } });
+    let chapter = serde_json::json!({ "Chapter": { "name": "a", "content": page, "sub_items": [inner] } });
+    let book = serde_json::json!([{ "root": "." }, { "items": [chapter] }]);
+    let script = root().join(".ci/site-links");
+    assert!(
+        Command::new(&script)
+            .args(["supports", "html"])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut command = Command::new(&script);
+    command
+        .env("REPOSITORY", "https://example.com/stellage")
+        .env("REF", "v0.1.0");
+    let book = crate::support::run(&mut command, Some(&book.to_string())).unwrap();
+    let book: serde_json::Value = serde_json::from_str(&book).unwrap();
+    let chapter = &book["items"][0]["Chapter"];
+    let text = chapter["content"].as_str().unwrap();
+    assert!(
+        text.contains(
+            "[the chart](https://example.com/stellage/blob/v0.1.0/charts/stellage/README.md#values)"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains("[keys](operations.md#api-keys)") && text.contains("<https://example.com/../c>"),
+        "{text}"
+    );
+    assert_eq!(
+        chapter["sub_items"][0]["Chapter"]["content"],
+        "[d](https://example.com/stellage/blob/v0.1.0/d)"
+    );
+}
+
+#[test]
+fn krew_and_homebrew_get_the_archives_of_the_release_with_their_digests() {
+    let folder = tempfile::tempdir().unwrap();
+    let platforms = ["linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64"];
+    let digest = |platform: &str| {
+        use sha2::Digest as _;
+        hex::encode(sha2::Sha256::digest(platform))
+    };
+    for platform in platforms {
+        let archive = folder.path().join(format!("stellage-1.2.3-{platform}.tar.gz"));
+        fs::write(archive, platform).unwrap();
+    }
+    let mut command = Command::new(root().join(".ci/manifests"));
+    command
+        .args(["1.2.3", "https://example.com/stellage"])
+        .arg(folder.path());
+    crate::support::run(&mut command, None).unwrap();
+    let written = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    let krew: serde_json::Value = serde_saphyr::from_str(&written("krew.yaml")).unwrap();
+    let formula = written("stellage.rb");
+    assert_eq!(krew["spec"]["version"], "v1.2.3");
+    for (index, platform) in platforms.into_iter().enumerate() {
+        let url =
+            format!("https://example.com/stellage/releases/download/v1.2.3/stellage-1.2.3-{platform}.tar.gz");
+        let found = &krew["spec"]["platforms"][index];
+        assert_eq!(
+            (&found["uri"], &found["sha256"]),
+            (&url.clone().into(), &digest(platform).into())
+        );
+        assert_eq!(found["bin"], cli::PLUGIN);
+        let text = format!("url \"{url}\"\n      sha256 \"{}\"", digest(platform));
+        assert!(formula.contains(&text), "{formula}");
+    }
+}
+
+#[test]
+fn what_github_reads_is_yaml_and_dependabot_looks_where_there_is_something() {
+    let parsed = |file: &Path| -> serde_json::Value {
+        let text = fs::read_to_string(file).unwrap();
+        serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+    };
+    let mut forms = 0;
+    for entry in fs::read_dir(root().join(".github/ISSUE_TEMPLATE")).unwrap() {
+        let path = entry.unwrap().path();
+        let form = parsed(&path);
+        if !path.ends_with("config.yml") {
+            assert!(
+                form["name"].is_string() && form["body"].is_array(),
+                "{}",
+                path.display()
+            );
+            forms += 1;
+        }
+    }
+    assert!(forms >= 3, "{forms}");
+    let dependabot = parsed(&root().join(".github/dependabot.yml"));
+    for update in dependabot["updates"].as_array().unwrap() {
+        let file = match update["package-ecosystem"].as_str().unwrap() {
+            "cargo" => "Cargo.toml",
+            "gomod" => "go.mod",
+            "npm" => "package.json",
+            "docker" => "Dockerfile",
+            _ => ".github/workflows/ci.yaml",
+        };
+        let several = update["directories"].as_array().cloned().unwrap_or_default();
+        for folder in several.iter().chain(update.get("directory")) {
+            let path = root()
+                .join(folder.as_str().unwrap().trim_start_matches('/'))
+                .join(file);
+            assert!(path.exists(), "{}", path.display());
+        }
     }
 }
 
@@ -445,7 +570,7 @@ fn every_file_that_the_pages_for_contributors_name_is_there() {
 
 #[test]
 fn workflows_name_each_action_by_its_commit_with_the_version_beside_it() {
-    for file in ["ci", "release"] {
+    for file in ["ci", "release", "scheduled", "site"] {
         let workflow = read(&format!(".github/workflows/{file}.yaml"));
         let used = workflow.lines().filter_map(|line| line.split_once("uses: "));
         for (_, action) in used.filter(|(_, action)| !action.starts_with("./")) {

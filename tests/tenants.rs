@@ -25,7 +25,7 @@ async fn an_api_key_that_would_break_the_list_of_keys_or_the_terminal_is_refused
     let tenant = Tenant::new("keys-refused").await;
     let plane = support::shared().await.plane;
     let manifest = |field: &str, value: &str| {
-        let mut object = json!(ApiKey::new("key", new_key("uid", KeyScope::Write, None).1));
+        let mut object = json!(ApiKey::new("key", new_key(None, "uid", KeyScope::Write, None).1));
         object["spec"][field] = json!(value);
         object.to_string()
     };
@@ -269,7 +269,7 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
     }
     let keys: Api<ApiKey> = Api::namespaced(webhooks.clone().into_client(), &tenant.namespace);
     let administrators: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
-    let mut forged = ApiKey::new("forged", new_key("uid", KeyScope::Read, None).1);
+    let mut forged = ApiKey::new("forged", new_key(None, "uid", KeyScope::Read, None).1);
     forged.status = Some(serde_json::from_value(json!({ "lastUsedOn": "2026-11-21" })).unwrap());
     for api in [&keys, &administrators] {
         let made = api.create(&PostParams::default(), &forged).await.unwrap();

@@ -10,6 +10,7 @@ use super::ServeError;
 use crate::settings::{CommonSettings, ControllerSettings};
 use controllers::{
     account::{self, AccountController, AccountDirectory},
+    api_key::ApiKeyController,
     backup::{self, BackupController, BackupIndex, Restores},
     instance::InstanceController,
     invoice::{self, InvoiceController},
@@ -276,6 +277,7 @@ impl<'a> Controllers<'a> {
             accounts: AccountController::new(account::Deps {
                 client: watches.client.clone(),
                 namespace: common.process.namespace.clone(),
+                installation: settings.installation.clone(),
                 service_account: settings.service_account.clone(),
                 api_service_account: settings.api_service_account.clone(),
                 quotas: account::DefaultQuotas {
@@ -490,6 +492,15 @@ impl<'a> Controllers<'a> {
         }
     }
 
+    fn api_key_controller(&self) -> ApiKeyController {
+        ApiKeyController {
+            client: self.watches.client.clone(),
+            directory: self.directory.clone(),
+            metrics: self.watches.metrics.clone(),
+            clock: self.candidate.clock.clone(),
+        }
+    }
+
     fn monitoring_controller(&self) -> MonitoringController {
         let settings = &self.candidate.settings.monitoring;
         MonitoringController {
@@ -529,6 +540,7 @@ impl<'a> Controllers<'a> {
         let network_controller = self.network_controller(provider.clone());
         let backup_controller = self.backup_controller(provider, instances.clone());
         let monitoring = self.monitoring_controller();
+        let api_keys = self.api_key_controller();
         let grace = self.candidate.common.process.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.candidate.identity);
         let notifier_events = Events::new(client.clone(), "notifier", &self.candidate.identity);
@@ -559,6 +571,7 @@ impl<'a> Controllers<'a> {
                 self.invoices
                     .run(accounts.clone(), self.invoice_queue, invoices, term.clone()),
                 self.accounts.run(accounts, &self.watches, term.clone()),
+                api_keys.run(&self.watches, term.clone()),
                 controller.run(self.queue, instances, term.clone()),
                 network_controller.run(self.network_queue, networks, term.clone()),
                 backup_controller.run(self.backup_queue, backups, term.clone()),

@@ -287,6 +287,7 @@ async fn tour(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) {
     let key = format!("/v1/keys/{}", key["id"].as_str().unwrap());
     call(tenant, Method::GET, &key, Value::Null).await;
     call(tenant, Method::DELETE, &key, Value::Null).await;
+    made_key(plane, &tenant.namespace);
     call(tenant, Method::DELETE, &web, Value::Null).await;
     let gone = async || tenant.call(Method::GET, &web, None).await.status;
     eventually("the instance to be gone", gone, |status| {
@@ -294,6 +295,30 @@ async fn tour(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) {
     })
     .await;
     call(tenant, Method::DELETE, &hook, Value::Null).await;
+}
+
+/// Has the operator write a key into a Secret.
+fn made_key(plane: &ControlPlane, namespace: &str) {
+    let key = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "made" },
+        "spec": { "writeSecretRef": { "name": "made" } },
+    });
+    kubectl(
+        plane,
+        &["-n", namespace, "create", "-f", "-"],
+        Some(&key.to_string()),
+    )
+    .unwrap();
+    let ready = [
+        "-n",
+        namespace,
+        "wait",
+        "--for=condition=Ready",
+        "apikey/made",
+        "--timeout=180s",
+    ];
+    kubectl(plane, &ready, None).unwrap();
+    kubectl(plane, &["-n", namespace, "delete", "apikey", "made"], None).unwrap();
 }
 
 /// A webhook whose receiver is down: deliveries are written, retried and given up, and the account holder is

@@ -1,6 +1,7 @@
 //! The Helm charts, with the real Helm, which is built once if it is not there.
 //!
 //! - `alerts`: alerts, their runbooks and the dashboard, with the real promtool;
+//! - `clusters`: what differs between clusters, and an operator with other names;
 //! - `files`: what is generated, and what has to agree with the program;
 //! - `optional`: what is in the chart only if values ask for it;
 //! - `region`: the chart of a region, and what its token grants;
@@ -10,6 +11,7 @@
 //! - `tenants`: what the roles for tenants allow.
 
 mod alerts;
+mod clusters;
 mod files;
 mod installed;
 mod optional;

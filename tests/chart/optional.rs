@@ -63,6 +63,16 @@ async fn an_optional_object_is_there_if_it_is_asked_for_and_not_otherwise() {
             vec![],
         ),
         (
+            json!({ "podMonitor": { "enabled": true } }),
+            vec!["PodMonitor stellage"],
+            vec![],
+        ),
+        (
+            json!({ "extraObjects": [{ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "more" } }] }),
+            vec!["ConfigMap more"],
+            vec![],
+        ),
+        (
             json!({ "prometheusRule": { "enabled": true } }),
             vec!["PrometheusRule stellage"],
             vec![],

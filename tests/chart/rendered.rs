@@ -8,7 +8,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{files::read, objects};
+use super::{clusters::example, files::read, objects};
 use crate::support::{
     self, bare_plane,
     helm::{Helm, chart},
@@ -88,10 +88,13 @@ fn misleading_names() -> Value {
 }
 
 /// The sets of values to try.
-fn sets() -> Vec<(&'static str, Value)> {
+pub(super) fn sets() -> Vec<(&'static str, Value)> {
     let mut in_one = everything();
     in_one["mode"] = json!("all");
-    vec![
+    in_one["serviceMonitor"]["enabled"] = json!(false);
+    in_one["podMonitor"] = json!({ "enabled": true, "labels": { "release": "prometheus" } });
+    let clusters = ["k3s", "gke", "eks", "aks", "openshift"].map(|cluster| (cluster, example(cluster)));
+    let mut sets = vec![
         ("the defaults", json!({})),
         ("one process", json!({ "mode": "all" })),
         ("everything", everything()),
@@ -106,7 +109,17 @@ fn sets() -> Vec<(&'static str, Value)> {
                 "api": { "replicas": 1, "topologySpreadConstraints": [] }, "controller": { "replicas": 1 },
             }),
         ),
-    ]
+        (
+            "another control plane",
+            json!({
+                "kubeconfig": { "existingSecret": "plane" }, "dnsConfig": { "options": [{ "name": "ndots", "value": "1" }] },
+                "commonLabels": { "cost": "cloud" },
+                "extraObjects": [{ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "more" } }],
+            }),
+        ),
+    ];
+    sets.extend(clusters);
+    sets
 }
 
 /// Kinds of other projects that the chart can create. Their schemas have megabytes, so only their metadata is
@@ -115,7 +128,10 @@ fn foreign_kinds() -> String {
     let kinds = [
         ("monitoring.coreos.com", "ServiceMonitor", "servicemonitors"),
         ("monitoring.coreos.com", "PrometheusRule", "prometheusrules"),
+        ("monitoring.coreos.com", "PodMonitor", "podmonitors"),
         ("gateway.networking.k8s.io", "HTTPRoute", "httproutes"),
+        ("networking.gke.io", "HealthCheckPolicy", "healthcheckpolicies"),
+        ("networking.gke.io", "GCPBackendPolicy", "gcpbackendpolicies"),
     ];
     let crds = kinds.map(|(group, kind, plural)| {
         json!({
@@ -578,7 +594,7 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_notes_warn_of_missing_mail_and_of_an_uninstall_that_deletes_the_crds() {
+async fn the_notes_warn_of_missing_mail_of_simulated_servers_and_of_an_uninstall_that_deletes_the_crds() {
     let plane = support::shared().await.plane;
     let helm = Helm::on(plane).await;
     let chart = chart();
@@ -602,6 +618,25 @@ async fn the_notes_warn_of_missing_mail_and_of_an_uninstall_that_deletes_the_crd
         with.contains("NOTES:") && !with.contains("will NOT be told"),
         "{with}"
     );
+    assert!(
+        without.contains("Servers are SIMULATED in all regions"),
+        "{without}"
+    );
+    let catalogue = json!({ "regions": ["fr-par-1", in_cluster("de-fra-1")] });
+    let regions = json!({ "de-fra-1": { "secretName": "region-de-fra-1" } });
+    let some = helm
+        .with(&arguments, &json!({ "catalogue": catalogue, "regions": regions }))
+        .unwrap();
+    assert!(some.contains("Servers are SIMULATED in fr-par-1: "), "{some}");
+    let catalogue = json!({ "regions": [in_cluster("de-fra-1")] });
+    let real = helm
+        .with(&arguments, &json!({ "catalogue": catalogue, "regions": regions }))
+        .unwrap();
+    assert!(!real.contains("SIMULATED"), "{real}");
+    let by_hand = json!({ "policies": { "install": false }, "serviceAccounts": { "controller": "brain" } });
+    let by_hand = helm.with(&arguments, &by_hand).unwrap();
+    let command = "stellage crds --with-policies --operator-namespace default --service-account brain --api-service-account notes-stellage-api | kubectl";
+    assert!(by_hand.contains(command), "{by_hand}");
     let accounts_first = "kubectl delete accounts --all";
     assert!(!with.contains(accounts_first), "{with}");
     let without_crds = helm

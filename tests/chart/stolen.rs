@@ -181,6 +181,15 @@ fn secret_of(owner: &Value) -> Value {
     })
 }
 
+/// The reference to the ApiKey `made`, which this creates, as the controlling owner.
+fn owning_key(plane: &ControlPlane) -> Value {
+    let mut key = key("owned", "read");
+    key["metadata"]["name"] = json!("made");
+    let create = ["create", "-o", "jsonpath={.metadata.uid}", "-f", "-"];
+    let uid = kubectl(plane, &create, Some(&key.to_string())).unwrap();
+    json!({ "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "name": "made", "uid": uid, "controller": true })
+}
+
 /// The reference to the Instance `web`, which this creates, as the controlling owner.
 fn owning_instance(plane: &ControlPlane) -> Value {
     let instance = json!({
@@ -462,6 +471,10 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     thief.may("-n owned patch secret signing -p {\"data\":{\"a\":null}}");
     thief.may_not_touch_the_secret_of_somebody_else();
     thief.may("-n owned delete secret signing");
+    thief.may_not(
+        "-n owned create secret generic mine",
+        "creates only Secrets of the type Opaque",
+    );
     thief.may_create(&config_map("stellage-prices"));
     thief.may_not_create(&config_map("stellage-catalogue"), "creates only the ConfigMap");
     // What it has no use for at all.
@@ -470,7 +483,6 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
         "-n owned create token default",
         "-n stellage-system create token stellage-api",
         "-n stellage-system get secrets",
-        "-n owned create secret generic mine",
         "-n owned create deployment mine --image=mine",
         "delete crd instances.stellage.dev",
         "delete validatingadmissionpolicybinding operator-namespaces.stellage.dev",
@@ -1091,6 +1103,15 @@ async fn with_the_facades_token_no_delivery_is_forged_or_settled_and_only_secret
         ));
         thief.may(&format!("-n owned delete secret {secret}"));
     }
+    // Keys are written again until one works, and go with their ApiKey.
+    let mut key = secret_of(&owning_key(&plane));
+    key["metadata"]["name"] = json!("first-key");
+    thief.may_create(&key);
+    thief.may("-n owned patch secret first-key -p {\"data\":{\"a\":null}}");
+    thief.may_not(
+        "-n owned delete secret first-key",
+        "those of an ApiKey it changes alone",
+    );
     // User data is written once.
     let mut user_data = secret_of(&owning_instance(&plane));
     user_data["metadata"]["name"] = json!("boot");

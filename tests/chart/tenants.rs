@@ -66,6 +66,50 @@ async fn view_reads_edit_writes_and_admin_makes_keys_but_nobody_writes_a_status_
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn only_who_may_create_secrets_may_have_the_operator_write_a_key_into_one() {
+    const NAMESPACE: &str = "chart-key-secrets";
+    let plane = support::shared().await.plane;
+    kubectl(plane, &["create", "namespace", NAMESPACE], None).unwrap();
+    let bind = |name: &str, role: &str| {
+        let (role, user) = (format!("--clusterrole={role}"), "--user=keys");
+        kubectl(
+            plane,
+            &["-n", NAMESPACE, "create", "rolebinding", name, &role, user],
+            None,
+        )
+        .unwrap();
+    };
+    bind("keys", "stellage-admin");
+    let create = |spec: Value| {
+        let key = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "spec": spec,
+            "metadata": { "generateName": "k-", "namespace": NAMESPACE },
+        });
+        let create = ["create", "--dry-run=server", "--as", "keys", "-f", "-"];
+        kubectl(plane, &create, Some(&key.to_string()))
+    };
+    let into_a_secret = || create(json!({ "writeSecretRef": { "name": "first" } }));
+    let refused = into_a_secret().unwrap_err();
+    assert!(
+        refused.contains("which you may not do in this namespace"),
+        "{refused}"
+    );
+    create(json!({ "sha256": "0".repeat(64) })).unwrap();
+    let role = [
+        "create",
+        "clusterrole",
+        "chart-key-secrets",
+        "--verb=create",
+        "--resource=secrets",
+    ];
+    kubectl(plane, &role, None).unwrap();
+    bind("secrets", "chart-key-secrets");
+    eventually("the right to count", async || into_a_secret(), Result::is_ok)
+        .await
+        .unwrap();
+}
+
 /// A manifest of a webhook or an instance.
 fn manifest(kind: &str, name: &str, url: &str) -> String {
     let spec = match kind {

@@ -212,7 +212,7 @@ async fn expired_keys_keep_nobody_from_creating_keys_and_sign_in_links() {
         .await;
         // Until Kubernetes has counted 50. It may have missed one that was created while it counted anew.
         let refused = loop {
-            let (_, spec) = new_key("uid", KeyScope::Read, Some(jiff::Timestamp::UNIX_EPOCH));
+            let (_, spec) = new_key(None, "uid", KeyScope::Read, Some(jiff::Timestamp::UNIX_EPOCH));
             let name = format!("old-{}", ids::random_suffix());
             let old = ApiKey::new(&name, spec);
             if let Err(error) = keys.create(&PostParams::default(), &old).await {

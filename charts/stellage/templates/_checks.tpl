@@ -10,6 +10,9 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- fail (printf "serviceAccounts.api and serviceAccounts.controller are both %s, which gives the REST API the rights of the controllers: name two, or set mode to all" .api) }}
 {{- end }}
 {{- end }}
+{{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled }}
+{{- fail "serviceMonitor.enabled and podMonitor.enabled would scrape each pod twice: choose one" }}
+{{- end }}
 {{- with .Values.api.autoscaling }}
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) }}
 {{- fail (printf "api.autoscaling.minReplicas (%d) must be at most api.autoscaling.maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) }}

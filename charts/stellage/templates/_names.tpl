@@ -18,6 +18,9 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{/* The labels of every object. `stellage doctor` finds pods and service accounts by part-of, whatever their names. */}}
 {{- define "stellage.labels" -}}
+{{- with .Values.commonLabels }}
+{{- toYaml . }}
+{{ end -}}
 {{ include "stellage.selector" . }}
 app.kubernetes.io/part-of: stellage
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}

@@ -35,6 +35,7 @@ A Deployment of `component` (api, controller, all or console-gateway), which run
 {{- /* Whole folders: Kubernetes never updates a file that is mounted alone, and the catalogue, certificates and tokens are read again. */}}
 {{- $volumes := list }}
 {{- if $catalogue }}{{ $volumes = append $volumes (dict "name" "catalogue" "configMap" $catalogue) }}{{ end }}
+{{- with $values.kubeconfig.existingSecret }}{{ $volumes = append $volumes (dict "name" "kubeconfig" "secret" . "key" $.component) }}{{ end }}
 {{- if and $values.receivers.caSecret (not $servesConsoles) }}{{ $volumes = append $volumes (dict "name" "receiver-ca" "secret" $values.receivers.caSecret) }}{{ end }}
 {{- if and $controls $values.smtp.caSecret }}{{ $volumes = append $volumes (dict "name" "smtp-ca" "secret" $values.smtp.caSecret) }}{{ end }}
 {{- if and $servesApi $values.oidc.existingSecret }}{{ $volumes = append $volumes (dict "name" "oidc" "secret" $values.oidc.existingSecret) }}{{ end }}
@@ -84,21 +85,26 @@ spec:
         {{- toYaml $labels | nindent 8 }}
       annotations:
         kubectl.kubernetes.io/default-container: stellage
+        {{- if and $controls $values.smtp.url (not $values.smtp.existingSecret) }}
+        checksum/smtp: {{ sha256sum $values.smtp.url }}
+        {{- end }}
         {{- with $pods.podAnnotations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
     spec:
       serviceAccountName: {{ .serviceAccount | quote }}
-      automountServiceAccountToken: true
+      automountServiceAccountToken: {{ empty $values.kubeconfig.existingSecret }}
       enableServiceLinks: false
       # Longer than what the program takes to end: it accepts requests for {{ $delay }} s more, and then finishes what is in progress.
       terminationGracePeriodSeconds: {{ add $delay $grace 10 }}
+      {{- with $values.podSecurityContext }}
       securityContext:
-        runAsNonRoot: true
-        runAsUser: 65532
-        runAsGroup: 65532
-        fsGroup: 65532
-        seccompProfile: {type: RuntimeDefault}
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.dnsConfig }}
+      dnsConfig:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
       containers:
         - name: stellage
           image: {{ include "stellage.image" $root | quote }}
@@ -107,6 +113,10 @@ spec:
           env:
             - name: STELLAGE_NAMESPACE
               value: {{ $root.Release.Namespace | quote }}
+            {{- if $values.kubeconfig.existingSecret }}
+            - name: KUBECONFIG
+              value: /etc/stellage/kubeconfig/{{ .component }}
+            {{- end }}
             {{- if not $servesConsoles }}
             # Receivers must not have the addresses of this pod and its node.
             - name: POD_IPS
@@ -196,10 +206,10 @@ spec:
             failureThreshold: 2
           resources:
             {{- toYaml $pods.resources | nindent 12 }}
+          {{- with $values.securityContext }}
           securityContext:
-            allowPrivilegeEscalation: false
-            readOnlyRootFilesystem: true
-            capabilities: {drop: [ALL]}
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
           {{- if or $volumes $pods.extraVolumeMounts }}
           volumeMounts:
             {{- range $volumes }}
@@ -214,8 +224,8 @@ spec:
         {{- range $volumes }}
         - name: {{ .name }}
           {{- if .secret }}
-          # Mode 0440.
-          secret: {secretName: {{ .secret | quote }}, defaultMode: 288}
+          # Mode 0444: files belong to root, the pod's user has no fixed id, and nobody else is in the pod.
+          secret: {secretName: {{ .secret | quote }}, defaultMode: 292{{ with .key }}, items: [{key: {{ . }}, path: {{ . }}}]{{ end }}}
           {{- else }}
           configMap: {name: {{ .configMap | quote }}}
           {{- end }}

@@ -81,10 +81,13 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["accounts"]
   verbs: ["get"]
-# The controller deletes the keys of a deleted account.
+# The controller deletes the keys of a deleted account, and makes those that are to be written into a Secret.
 - apiGroups: ["stellage.dev"]
   resources: ["apikeys"]
-  verbs: ["list", "delete"]
+  verbs: ["get", "list", "watch", "delete"]
+- apiGroups: ["stellage.dev"]
+  resources: ["apikeys/status"]
+  verbs: ["update"]
 # The controller creates and labels the namespace of an account, and deletes it if it created it. RBAC cannot be limited by label; the
 # admission policy operator-namespaces.stellage.dev keeps it to those, and away from kube-* and its own.
 - apiGroups: [""]
@@ -144,10 +147,11 @@ has both lists.
 
 {{- define "stellage.rules.account.controller" -}}
 # The controller signs with the secrets of webhooks and removes those that have expired. It reads the user data of a server that it installs. Those labelled for webhooks, which it lists by
-# that label, go with their account. The admission policy operator-secrets.stellage.dev keeps it from writing others.
+# that label, go with their account. It creates those of API keys that it makes. The admission policy operator-secrets.stellage.dev keeps it
+# from writing others.
 - apiGroups: [""]
   resources: ["secrets"]
-  verbs: ["get", "list", "patch", "delete"]
+  verbs: ["get", "list", "create", "patch", "delete"]
 {{- end -}}
 
 {{- define "stellage.rules.lease" -}}

@@ -14,6 +14,9 @@ pub struct Account {
     /// Name of the account.
     #[schema(example = "demo")]
     pub name: String,
+    /// Name of the installation that the account is in; `null` if it has none.
+    #[schema(required, pattern = "^[a-z][a-z0-9]{0,11}$", example = "eu1")]
+    pub installation: Option<String>,
     /// E-mail address of the account holder, for notifications.
     #[schema(format = Email, example = "ada@example.com")]
     pub email: String,

@@ -105,7 +105,7 @@ async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let expires_at = now.saturating_add(KEY_LASTS).unwrap_or(now);
     // Nobody learns the key: the link gives a session, but no access to the API.
-    let (_, mut spec) = new_key(uid, args.scope, Some(expires_at));
+    let (_, mut spec) = new_key(None, uid, args.scope, Some(expires_at));
     spec.last_characters = None;
     let (token, made) = new_link(uid, now);
     let name = format!("console-{}", &ids::random_suffix()[..8]);

@@ -5,13 +5,17 @@ use std::path::PathBuf;
 use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
-use super::{CliError, output};
+use super::{CliError, objects, output, program};
 use resources::POLICIES;
 
 const EXAMPLES: &str = "\
 Examples:
   stellage crds --with-policies | kubectl apply --server-side -f -
+  stellage crds --with-policies --operator-namespace cloud --service-account cloud-controller --api-service-account cloud-api
   stellage crds --output-dir crds";
+
+/// The namespace of the operator in the files of the policies.
+const NAMESPACE: &str = "stellage-system";
 
 /// Print the CRDs as YAML, or write them to files.
 #[derive(Args, Debug)]
@@ -22,9 +26,93 @@ pub struct CrdsArgs {
     #[arg(long)]
     with_policies: bool,
 
+    #[command(flatten)]
+    operator: Operator,
+
     /// Write one file per CRD into this folder instead of printing them
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
+}
+
+/// Whom the policies let do what only the operator may. `stellage doctor` prints what an installation needs.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Operator {
+    /// Namespace of the operator, for the policies; stellage-system by default
+    #[arg(long, value_name = "NAMESPACE", requires = "with_policies", value_parser = objects::name)]
+    operator_namespace: Option<String>,
+
+    /// Service account of the operator, or of the controllers if --api-service-account is given, for the policies; stellage, or
+    /// stellage-controller and stellage-api, by default
+    #[arg(long, value_name = "NAME", requires = "with_policies", value_parser = objects::name)]
+    service_account: Option<String>,
+
+    /// Service account of the REST API, if it has one of its own, for the policies
+    #[arg(long, value_name = "NAME", requires = "service_account", value_parser = objects::name)]
+    api_service_account: Option<String>,
+}
+
+impl Operator {
+    /// `controller` also serves the REST API if `api` is not given.
+    pub(super) fn new(namespace: &str, controller: Option<&str>, api: Option<&str>) -> Self {
+        let is_default = matches!(
+            (controller, api),
+            (Some("stellage"), None) | (Some("stellage-controller"), Some("stellage-api"))
+        );
+        Self {
+            operator_namespace: Some(namespace.to_owned()).filter(|name| name != NAMESPACE),
+            service_account: controller.filter(|_| !is_default).map(ToOwned::to_owned),
+            api_service_account: api.filter(|_| !is_default).map(ToOwned::to_owned),
+        }
+    }
+
+    /// What installs the CRDs and the policies for this operator.
+    pub(super) fn command(&self) -> String {
+        let options = [
+            ("--operator-namespace", &self.operator_namespace),
+            ("--service-account", &self.service_account),
+            ("--api-service-account", &self.api_service_account),
+        ];
+        let options = options
+            .into_iter()
+            .filter_map(|(option, value)| Some(format!(" {option} {}", value.as_ref()?)));
+        format!(
+            "{} crds --with-policies{} | kubectl apply --server-side -f -",
+            program(),
+            options.collect::<String>()
+        )
+    }
+
+    /// A policy's file for this operator. The chart does the same (templates/policies.yaml), and a test compares the two.
+    fn name_in(&self, policy: &str) -> String {
+        let namespace = self.operator_namespace.as_deref().unwrap_or(NAMESPACE);
+        let policy = policy.replace(NAMESPACE, namespace);
+        let Some(controller) = &self.service_account else {
+            return policy;
+        };
+        let api = self.api_service_account.as_ref().unwrap_or(controller);
+        // In one process, nobody is the controllers alone.
+        let alone = self.api_service_account.as_ref().map_or("", |_| controller);
+        let user = format!("'system:serviceaccount:{namespace}:");
+        let names = [
+            (
+                format!("{user}stellage', {user}stellage-controller'"),
+                format!("{user}{controller}'"),
+            ),
+            (
+                format!("== {user}stellage-controller'"),
+                format!("== {user}{alone}'"),
+            ),
+            (format!("{user}stellage-api'"), format!("{user}{api}'")),
+            (
+                "['stellage', 'stellage-controller']".to_owned(),
+                format!("['{controller}']"),
+            ),
+            ("['stellage-api']".to_owned(), format!("['{api}']")),
+        ];
+        names
+            .iter()
+            .fold(policy, |policy, (from, to)| policy.replace(from, to))
+    }
 }
 
 /// First line of every generated file.
@@ -34,7 +122,7 @@ pub(super) fn run(args: &CrdsArgs) -> Result<(), CliError> {
     let crds = resources::crds();
     let Some(folder) = &args.output_dir else {
         let mut documents = crds.iter().map(yaml).collect::<Result<Vec<_>, _>>()?;
-        documents.extend(args.policies().map(|(_, policy)| policy.to_owned()));
+        documents.extend(args.policies().map(|(_, policy)| policy));
         output::line(documents.join("---\n").trim_end());
         return Ok(());
     };
@@ -52,8 +140,9 @@ pub(super) fn run(args: &CrdsArgs) -> Result<(), CliError> {
 }
 
 impl CrdsArgs {
-    fn policies(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        self.with_policies.then_some(POLICIES).into_iter().flatten()
+    fn policies(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let policies = self.with_policies.then_some(POLICIES).into_iter().flatten();
+        policies.map(|(name, policy)| (name, self.operator.name_in(policy)))
     }
 }
 

@@ -110,7 +110,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
     let account = account::wait_for_namespace(cluster, account, PATIENCE).await?;
     let uid = origin::uid(&account.metadata);
-    let (key, spec) = new_key(uid, args.scope, args.expires);
+    let (key, spec) = new_key(account.installation(), uid, args.scope, args.expires);
     let name = args
         .name
         .unwrap_or_else(|| format!("key-{}", &ids::random_suffix()[..8]));
@@ -196,8 +196,9 @@ async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
     let keys = cluster.call(&what, api.list(&ListParams::default())).await?.items;
     if !keys.iter().any(|key| key.name_any() == args.name) {
         let digest = hex::encode(api_key::digest(origin::uid(&account.metadata), &args.name));
-        let is_meant =
-            |key: &&ApiKey| key.spec.sha256 == digest || key.spec.name.as_deref() == Some(args.name.as_str());
+        let is_meant = |key: &&ApiKey| {
+            key.sha256() == Some(&digest) || key.spec.name.as_deref() == Some(args.name.as_str())
+        };
         let account = args.account;
         return Err(match keys.iter().find(is_meant) {
             Some(key) => CliError::OtherKeyName {

@@ -154,7 +154,7 @@ pub enum CliError {
     },
     /// The CRDs are not installed.
     #[error(
-        "this cluster does not know the kinds of stellage.dev\nInstall them: {stellage} crds --with-policies | kubectl apply --server-side -f -",
+        "this cluster does not know the kinds of stellage.dev\nInstall the chart; or, without Helm: {stellage} crds --with-policies --operator-namespace stellage-system | kubectl apply --server-side -f -",
         stellage = program()
     )]
     CrdsMissing,

@@ -13,6 +13,7 @@
 //! - `provider_call`, `finalizers`: calls of the provider and writes of finalizers, for all.
 
 pub mod account;
+pub mod api_key;
 pub mod backup;
 mod delivery;
 mod event_log;

@@ -199,6 +199,11 @@ pub struct AccountStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
 
+    /// Name of the installation, if it has one. New API keys begin with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 12))]
+    pub installation: Option<String>,
+
     /// The namespace that belongs to this account, once it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
@@ -221,6 +226,11 @@ pub struct AccountStatus {
 }
 
 impl Account {
+    /// Name of the installation, if it has one.
+    pub fn installation(&self) -> Option<&str> {
+        self.status.as_ref()?.installation.as_deref()
+    }
+
     /// The namespace that this account asks for: `spec.namespace`, else its name.
     pub fn wanted_namespace(&self) -> &str {
         self.spec

@@ -1,12 +1,13 @@
 //! `ApiKey`: one REST key, stored only as the digest of a random secret.
 
 use jiff::{SignedDuration, Timestamp, civil::Date};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{ids, text, times};
+use super::{conditions, ids, names, text, times, validation};
 
 /// API keys that an account may have unless the operator's settings say otherwise (decisions, section 8).
 pub const DEFAULT_KEY_QUOTA: u32 = 50;
@@ -63,18 +64,29 @@ pub enum KeyScope {
     printcolumn(name = "Expires", type_ = "string", json_path = ".spec.expiresAt"),
     printcolumn(name = "Last-Used", type_ = "string", json_path = ".status.lastUsedOn"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "For", type_ = "string", json_path = ".spec.name", priority = 1)
+    printcolumn(name = "For", type_ = "string", json_path = ".spec.name", priority = 1),
+    selectable = ".spec.writeSecretRef.name"
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.sha256) != has(self.writeSecretRef)")
+    .message("give either sha256, of a key that you have made, or writeSecretRef, for a key that the operator makes"))]
+#[x_kube(validation = Rule::new("has(self.sha256) == has(oldSelf.sha256)")
+    .message("sha256 and writeSecretRef are immutable: delete this ApiKey and create another"))]
 pub struct ApiKeySpec {
     /// SHA-256, as 64 lower-case hexadecimal digits, of the bytes of the Account's UID, one line feed (0x0A), and the key as it
     /// stands after `Bearer `. The UID is that in the Account's annotation `stellage.dev/origin`, or else its `metadata.uid`. The key
-    /// is `stl_`, the 16 characters after `usr_` in the Account's `status.id`, and 43 random letters and digits. In any other
-    /// account the digest is worth nothing. Immutable.
+    /// is `stl_`, the Account's `status.installation` and `_` if there is one, the 16 characters after `usr_` in the Account's `status.id`,
+    /// and 43 random letters and digits. In any other account the digest is worth nothing. Immutable.
     #[x_kube(validation = Rule::new("self.matches('^[0-9a-f]{64}$')").message("must be the SHA-256 of the key as 64 lower-case hexadecimal digits; `stellage key create` creates one"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: delete this ApiKey and create another"))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
-    pub sha256: String,
+    pub sha256: Option<String>,
+
+    /// Instead of `sha256`: the operator makes the key and writes it into a Secret, so that it needs no other tool. Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: delete this ApiKey and create another"))]
+    pub write_secret_ref: Option<WriteSecretReference>,
 
     /// What the key is for, in the words of whoever created it: up to 63 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -98,15 +110,52 @@ pub struct ApiKeySpec {
     pub last_characters: Option<String>,
 }
 
-/// What the operator has seen of a key. The REST API writes it.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+/// The Secret that the operator writes a key into, once.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
+pub struct WriteSecretReference {
+    /// Name of a Secret in the same namespace, which must not exist: the operator creates it, and it goes with the ApiKey. Whoever may read
+    /// it has the key.
+    #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = names::of_object())]
+    pub name: String,
+    /// Key in that Secret, whose value is the REST key.
+    #[serde(default = "default_entry")]
+    #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[-._a-zA-Z0-9]+$')").message("must be letters, digits, '-', '_' or '.'"))]
+    pub key: String,
+}
+
+fn default_entry() -> String {
+    "key".to_owned()
+}
+
+/// What the operator has seen of a key, and made. The REST API writes the day of its last use, the controllers the rest.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(oldSelf.sha256) || has(self.sha256)").message("sha256 is never taken away"))]
 pub struct ApiKeyStatus {
     /// The latest day, in UTC, on which a request came with the key, or from the console of somebody who has signed in with it. It is
     /// written within seconds of the first request of a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_latest_day")]
     pub last_used_on: Option<Date>,
+
+    /// With `spec.writeSecretRef`: the digest of the key in the Secret, as `spec.sha256` otherwise is. It is never changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("is never changed"))]
+    pub sha256: Option<String>,
+
+    /// With `spec.writeSecretRef`: the last four characters of the key in the Secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4))]
+    pub last_characters: Option<String>,
+
+    /// With `spec.writeSecretRef`: Ready (the key is in the Secret, and works).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "conditions::schema")]
+    pub conditions: Vec<Condition>,
 }
 
 /// The digest of a key: SHA-256 of the Account's UID, a line feed and the key.
@@ -157,21 +206,34 @@ impl ConsoleLink {
 }
 
 /// The public id, without `usr_`, of the Account that a key names, so that its UID is found without a search; `None` for a key
-/// of another form.
+/// of another form. The installation in which the key was made is for whoever passes requests on to one of several: the account may have
+/// moved, and the installation may have got another name.
 pub fn account_of(key: &str) -> Option<&str> {
     let rest = key.strip_prefix(PREFIX)?;
+    let rest = match rest.split_once('_') {
+        Some((installation, rest)) => validation::installation(installation).map(|()| rest).ok()?,
+        None => rest,
+    };
     let has_form =
         rest.len() == ids::SUFFIX + RANDOM && rest.bytes().all(|byte| byte.is_ascii_alphanumeric());
     has_form.then(|| &rest[..ids::SUFFIX])
 }
 
-/// A new key for the Account with this UID, and the spec of its object. Without punctuation after the prefix, so that a double click
-/// selects it.
-pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
+/// A new key of this installation for the Account with this UID, and the spec of its object. Without punctuation but underscores, so that a double
+/// click selects it.
+pub fn new_key(
+    installation: Option<&str>,
+    account_uid: &str,
+    scope: KeyScope,
+    expires_at: Option<Timestamp>,
+) -> (String, ApiKeySpec) {
     let account = ids::account_id(account_uid);
-    let key = format!("{PREFIX}{}{}", ids::suffix_of_account(&account), random());
+    let installation = installation.map(|name| format!("{name}_")).unwrap_or_default();
+    let account = ids::suffix_of_account(&account);
+    let key = format!("{PREFIX}{installation}{account}{}", random());
     let spec = ApiKeySpec {
-        sha256: hex::encode(digest(account_uid, &key)),
+        sha256: Some(hex::encode(digest(account_uid, &key))),
+        write_secret_ref: None,
         name: None,
         scope,
         expires_at,
@@ -209,6 +271,18 @@ impl ApiKey {
     /// Whether the key has expired at `now`.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.spec.expires_at.is_some_and(|end| end <= now)
+    }
+
+    /// The digest of the key, in hexadecimal digits; `None` until the operator has made the key.
+    pub fn sha256(&self) -> Option<&str> {
+        let made = || self.status.as_ref()?.sha256.as_deref();
+        self.spec.sha256.as_deref().or_else(made)
+    }
+
+    /// The last characters of the key.
+    pub fn last_characters(&self) -> Option<&str> {
+        let made = || self.status.as_ref()?.last_characters.as_deref();
+        self.spec.last_characters.as_deref().or_else(made)
     }
 
     /// The day on which it was last used.

@@ -65,6 +65,17 @@ pub fn label(value: &str, most: usize) -> Result<(), String> {
     }
 }
 
+/// Checks the name of an installation, which its API keys begin with.
+pub fn installation(value: &str) -> Result<(), &'static str> {
+    let is_good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let begins_well = value.starts_with(|first: char| first.is_ascii_lowercase());
+    if begins_well && value.len() <= 12 && value.bytes().all(is_good) {
+        Ok(())
+    } else {
+        Err("must be 1 to 12 lower-case letters and digits, the first a letter, such as eu1")
+    }
+}
+
 /// A region code `<country>-<city>-<n>`.
 pub fn region(value: &str) -> Result<(), &'static str> {
     let mut parts = value.split('-');

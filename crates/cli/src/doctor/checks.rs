@@ -17,10 +17,12 @@ use serde::Deserialize;
 
 use super::{
     Check, Outcome,
+    rights::Component,
     snapshot::{Invoices, Missing, OURS, Objects, Read, Snapshot, User},
 };
 use crate::{
     crd_differences::{self, Differences},
+    crds::Operator,
     program, transfer,
 };
 use domain::{
@@ -46,11 +48,12 @@ const NAMED: usize = 3;
 
 /// All checks, ordered so that each comes after those that it depends on.
 pub(super) fn all(snapshot: &Snapshot) -> Vec<Check> {
+    let apply = operator(&snapshot.namespace, &snapshot.users).command();
     vec![
         kubernetes(&snapshot.version),
         clock(snapshot.clocks),
-        crds(&snapshot.crds),
-        policies(&snapshot.policies, &snapshot.bindings, &snapshot.users),
+        crds(&snapshot.crds, &apply),
+        policies(&snapshot.policies, &snapshot.bindings, &snapshot.users, &apply),
         rights(&snapshot.users, &snapshot.rights),
         pods(&snapshot.pods),
         leader(&snapshot.lease, snapshot.clocks),
@@ -160,16 +163,29 @@ fn clock((here, server): (Timestamp, Option<Timestamp>)) -> Check {
     }
 }
 
-fn crds(found: &Read<Vec<CustomResourceDefinition>>) -> Check {
+/// The operator that was found, as its admission policies have to name it.
+fn operator(namespace: &str, users: &Read<Vec<User>>) -> Operator {
+    match users.as_deref().unwrap_or_default() {
+        [one] => Operator::new(namespace, Some(&one.name), None),
+        [one, other] => match (one.component, other.component) {
+            (Some(Component::Api), _) | (_, Some(Component::Controller)) => {
+                Operator::new(namespace, Some(&other.name), Some(&one.name))
+            }
+            (_, Some(Component::Api)) | (Some(Component::Controller), _) => {
+                Operator::new(namespace, Some(&one.name), Some(&other.name))
+            }
+            _ => Operator::new(namespace, Some("CONTROLLER"), Some("API")),
+        },
+        _ => Operator::new(namespace, None, None),
+    }
+}
+
+fn crds(found: &Read<Vec<CustomResourceDefinition>>, apply: &str) -> Check {
     let name = "CRDs";
     let found = match found {
         Ok(found) => found,
         Err(why) => return unread(name, why),
     };
-    let apply = format!(
-        "{} crds --with-policies | kubectl apply --server-side -f -",
-        program()
-    );
     let (mut missing, mut unestablished, mut older, mut newer, mut other) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for ours in resources::crds() {
@@ -293,6 +309,7 @@ fn policies(
     policies: &Read<Vec<ValidatingAdmissionPolicy>>,
     bindings: &Read<Vec<ValidatingAdmissionPolicyBinding>>,
     users: &Read<Vec<User>>,
+    apply: &str,
 ) -> Check {
     let name = "policies";
     let users = users.as_deref().unwrap_or_default();
@@ -342,10 +359,7 @@ fn policies(
             others.push(policy.clone());
         }
     }
-    let apply = format!(
-        "Upgrade the release with policies.install; without Helm: {} crds --with-policies | kubectl apply --server-side -f -",
-        program()
-    );
+    let apply = format!("Upgrade the release with policies.install; without Helm: {apply}");
     if !missing.is_empty() {
         return failed(name, format!("missing: {}", some(&missing)), apply);
     }
@@ -364,7 +378,9 @@ fn policies(
                 service_accounts(users.iter().map(|user| &user.name)),
                 some(&misnamed)
             ),
-            "Upgrade the release with policies.install, which puts the names in; without Helm, change them in the policies as crds/operator-only.yaml says. Until then the operator's writes are refused, or it may do more than it should.",
+            format!(
+                "{apply}. Until then the operator's writes are refused, or it may do more than it should."
+            ),
         );
     }
     if !others.is_empty() {
@@ -1123,6 +1139,7 @@ mod tests {
                 &Ok(of_files("ValidatingAdmissionPolicy", namespace)),
                 &Ok(of_files("ValidatingAdmissionPolicyBinding", namespace)),
                 &Ok(users.collect()),
+                "",
             );
             (check.outcome, check.message)
         };
@@ -1135,6 +1152,40 @@ mod tests {
             assert_eq!(outcome, Outcome::Failed, "{accounts:?}: {message}");
         }
         assert_eq!(judge("elsewhere", &["stellage"]).0, Outcome::Failed);
+    }
+
+    #[test]
+    fn the_command_names_the_operator_that_was_found_unless_it_has_the_default_names() {
+        let command = |namespace: &str, accounts: &[(&str, &str)]| {
+            let users = accounts.iter().map(|(name, component)| {
+                let labels = [("app.kubernetes.io/component".to_owned(), (*component).to_owned())];
+                User::new(namespace, (*name).to_owned(), Some(&labels.into()))
+            });
+            let command = operator(namespace, &Ok(users.collect())).command();
+            let command = command
+                .strip_prefix("stellage crds --with-policies")
+                .and_then(|rest| rest.strip_suffix(" | kubectl apply --server-side -f -"));
+            command.unwrap().trim().to_owned()
+        };
+        let defaults = [("stellage-api", "api"), ("stellage-controller", "controller")];
+        assert_eq!(command("stellage-system", &[("stellage", "all")]), "");
+        assert_eq!(command("stellage-system", &defaults), "");
+        assert_eq!(command("stellage-system", &[]), "");
+        assert_eq!(command("cloud", &defaults), "--operator-namespace cloud");
+        assert_eq!(command("cloud", &[]), "--operator-namespace cloud");
+        assert_eq!(
+            command("stellage-system", &[("brain", "controller"), ("web", "api")]),
+            "--service-account brain --api-service-account web"
+        );
+        assert_eq!(
+            command("cloud", &[("a", "api"), ("z", "controller")]),
+            "--operator-namespace cloud --service-account z --api-service-account a"
+        );
+        assert_eq!(command("stellage-system", &[("x", "all")]), "--service-account x");
+        assert_eq!(
+            command("stellage-system", &[("x", ""), ("y", "")]),
+            "--service-account CONTROLLER --api-service-account API"
+        );
     }
 
     #[test]

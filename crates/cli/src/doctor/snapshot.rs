@@ -37,6 +37,8 @@ use runtime::{client::Pages, lease::LEASE_NAME};
 pub(super) const OURS: &str = "app.kubernetes.io/part-of=stellage";
 /// Label that says what a pod or a service account is for.
 const COMPONENT: &str = "app.kubernetes.io/component";
+/// The service accounts that reconcile and serve REST: not the console gateway's, which writes nothing.
+const OPERATORS: &str = "app.kubernetes.io/part-of=stellage,app.kubernetes.io/component!=console-gateway";
 /// Number of concurrent access reviews.
 pub(super) const REVIEWS: usize = 16;
 
@@ -68,7 +70,7 @@ pub(super) struct User {
     /// What it authenticates as: `system:serviceaccount:NAMESPACE:NAME`.
     pub(super) id: String,
     /// `None` if its labels do not say.
-    component: Option<Component>,
+    pub(super) component: Option<Component>,
 }
 
 impl User {
@@ -96,6 +98,8 @@ pub(super) struct Snapshot {
     /// The times of this machine and of the API server at the same moment.
     pub(super) clocks: (Timestamp, Option<Timestamp>),
     pub(super) version: Info,
+    /// The operator's.
+    pub(super) namespace: String,
     /// The CRDs in this program's API group.
     pub(super) crds: Read<Vec<CustomResourceDefinition>>,
     pub(super) policies: Read<Vec<ValidatingAdmissionPolicy>>,
@@ -142,6 +146,7 @@ impl Snapshot {
         Ok(Self {
             clocks,
             version,
+            namespace: namespace.to_owned(),
             crds: crds.map(|crds| crds.all.into_iter().filter(is_ours).collect()),
             policies: all(cluster, "list the admission policies")
                 .await
@@ -184,7 +189,7 @@ where
 async fn users(cluster: &Cluster, namespace: &str, names: &[String]) -> Read<Vec<User>> {
     let api = Api::<ServiceAccount>::namespaced(cluster.client.clone(), namespace);
     if names.is_empty() {
-        let labelled = ListParams::default().labels(OURS);
+        let labelled = ListParams::default().labels(OPERATORS);
         let list = api.list_metadata(&labelled);
         let found = cluster.call("list the operator's service accounts", list).await;
         let found = found.map_err(words)?.items;

@@ -308,7 +308,7 @@ fn types(resource: &ApiResource) -> TypeMeta {
     }
 }
 
-/// Whether a Secret is for webhooks or instances.
+/// Whether a Secret is for webhooks, or belongs to an instance or an API key.
 fn is_ours(secret: &DynamicObject) -> bool {
     let is_labelled = [WEBHOOK_SECRET_LABEL, USER_DATA_LABEL]
         .iter()

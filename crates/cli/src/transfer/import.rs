@@ -78,7 +78,7 @@ pub(crate) async fn run(args: ImportArgs, which: &ClusterArgs) -> Result<(), Cli
     let (header, counts) = file::check(&mut open(&args.file)?).map_err(refused)?;
     let cluster = Cluster::of(which).await?;
     let namespace = &args.operator_namespace;
-    check_crds(&cluster).await?;
+    check_crds(&cluster, namespace).await?;
     let only = match &args.account {
         Some(name) => Some(Only::find(name, &args.file)?),
         None => None,
@@ -236,7 +236,7 @@ fn refused(path: &Path, reason: String) -> CliError {
 
 /// Refuses CRDs without a field of this program: the API server would drop it from each object, and tell nobody. The file has no others,
 /// since its writer is not newer than this program.
-async fn check_crds(cluster: &Cluster) -> Result<(), CliError> {
+async fn check_crds(cluster: &Cluster, operator_namespace: &str) -> Result<(), CliError> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let mut lacks = Vec::new();
     for ours in resources::crds() {
@@ -255,7 +255,7 @@ async fn check_crds(cluster: &Cluster) -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::Transfer(format!(
-        "the CRDs of this cluster are older than this program, and would drop what they lack: {}\nInstall the operator of this version first, or: {} crds --with-policies | kubectl apply --server-side -f -",
+        "the CRDs of this cluster are older than this program, and would drop what they lack: {}\nInstall the operator of this version first; without Helm, `{} doctor --operator-namespace {operator_namespace}` prints the command.",
         lacks.join(", "),
         program()
     )))

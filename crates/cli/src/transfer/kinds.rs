@@ -42,7 +42,7 @@ pub(super) enum Which {
     Numbers,
     /// The namespaces of accounts, and others that have objects of ours.
     Namespaces,
-    /// In those namespaces, the Secrets of webhooks and instances: what signs deliveries, and user data.
+    /// In those namespaces, the Secrets of webhooks, instances and API keys: what signs deliveries, user data, and keys that the operator made.
     Secrets,
     /// In the operator's namespace, those with these names.
     Shared(&'static [&'static str]),
@@ -64,9 +64,9 @@ pub(super) fn all() -> [Kind; 15] {
         // Before the instances that are in them.
         written::<PrivateNetwork>(),
         written::<Instance>(),
+        written::<ApiKey>(),
         foreign::<Secret>(Which::Secrets),
         written::<Backup>(),
-        written::<ApiKey>(),
         record::<Delivery>(),
         record::<EventLog>(),
         // Before the invoices, so that no number is given again if the import ends midway.
@@ -127,4 +127,5 @@ pub(super) fn owns_all(owner: &OwnerReference) -> bool {
     let is_a = |kind: &str, version: &str| owner.kind == kind && owner.api_version == version;
     is_a(&Webhook::kind(&()), &Webhook::api_version(&()))
         || is_a(&Instance::kind(&()), &Instance::api_version(&()))
+        || is_a(&ApiKey::kind(&()), &ApiKey::api_version(&()))
 }

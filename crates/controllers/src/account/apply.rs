@@ -681,7 +681,8 @@ impl Work<'_> {
     }
 
     /// Like [`write_status`](Self::write_status), for a status that has already been decided.
-    async fn put_status(&self, account: &Account, status: AccountStatus) -> Result<bool, AccountError> {
+    async fn put_status(&self, account: &Account, mut status: AccountStatus) -> Result<bool, AccountError> {
+        status.installation.clone_from(&self.shared.deps.installation);
         if account.status.as_ref() == Some(&status) {
             return Ok(false);
         }

@@ -64,6 +64,8 @@ pub struct Deps {
     pub client: Client,
     /// The operator's namespace, which holds its service account; no Account may claim it.
     pub namespace: String,
+    /// Name of this installation, if it has one.
+    pub installation: Option<String>,
     /// Name of the service account of the controllers, or of the whole operator.
     pub service_account: String,
     /// Name of the facade's service account, if it has one of its own.

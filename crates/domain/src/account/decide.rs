@@ -431,6 +431,8 @@ pub fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountSt
     }
     AccountStatus {
         id: Some(ids::account_id(origin::uid(&account.metadata))),
+        // Written by the controller, which knows it.
+        installation: account.installation().map(ToOwned::to_owned),
         namespace: owned.is_some().then(|| wanted.to_owned()),
         // Written by the notifier.
         notified_at: account

@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for RegionEntry {
             type Value = RegionEntry;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a region code, or a map with code and kubevirt")
+                formatter.write_str("a region code, or a map with code and kubevirt or cell")
             }
 
             fn visit_str<E: de::Error>(self, code: &str) -> Result<RegionEntry, E> {
@@ -109,7 +109,15 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct RegionSection {
     code: String,
-    kubevirt: Fields<KubeVirtSection>,
+    /// Reserved: the installation that the region belongs to, where several share a catalogue.
+    cell: Option<String>,
+    #[serde(default, deserialize_with = "not_null")]
+    kubevirt: Option<Fields<KubeVirtSection>>,
+}
+
+/// A section that may be missing, but not empty.
+fn not_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
 }
 
 #[derive(Debug, Deserialize)]
@@ -250,12 +258,20 @@ fn region(entry: RegionEntry, path: &str) -> Result<Region, Wrong> {
             Ok(Region { code, kubevirt: None })
         }
         RegionEntry::Real(section) => {
-            let RegionSection { code, kubevirt } = *section;
+            let RegionSection { code, cell, kubevirt } = *section;
             check_code(&code).at(path, "code")?;
-            let kubevirt = kubevirt.0.read(&format!("{path}.kubevirt"))?;
+            if let Some(cell) = &cell {
+                validation::installation(cell).at(path, "cell")?;
+            }
+            let kubevirt = kubevirt
+                .map(|section| section.0.read(&format!("{path}.kubevirt")))
+                .transpose()?;
+            if kubevirt.is_none() && cell.is_none() {
+                return Err((path.to_owned(), "missing field `kubevirt`".to_owned()));
+            }
             Ok(Region {
                 code,
-                kubevirt: Some(Arc::new(kubevirt)),
+                kubevirt: kubevirt.map(Arc::new),
             })
         }
     }
@@ -1120,6 +1136,11 @@ X-Scope-OrgID: platform | Authorization: platform | kubevirt.prometheus.headers.
             ("[a]", "regions[0]", "a region code, or a map"),
             ("{code: fr-par-1}", "regions[0]", "missing field `kubevirt`"),
             (
+                "{code: fr-par-1, cell: EU-1}",
+                "regions[0].cell",
+                "lower-case letters and digits",
+            ),
+            (
                 "{code: fr-par-1, kubevirt: null}",
                 "regions[0].kubevirt",
                 "a map of fields",
@@ -1137,6 +1158,13 @@ X-Scope-OrgID: platform | Authorization: platform | kubevirt.prometheus.headers.
             );
             assert!(error.contains(allowed), "{region}: {error}");
         }
+    }
+
+    #[test]
+    fn a_region_may_say_which_installation_it_belongs_to_real_or_not() {
+        let real = format!("cell: eu1\n{}", BRIDGE.trim_start());
+        let regions = parse(&["{code: fr-par-1, cell: us2}", &real]).unwrap();
+        assert!(regions[0].kubevirt.is_none() && regions[1].kubevirt.is_some());
     }
 
     #[test]

@@ -19,6 +19,7 @@ fn view(tenant: &Tenant, quotas: AccountQuotas) -> Account {
     Account {
         id: tenant.id.to_string(),
         name: tenant.account.to_string(),
+        installation: tenant.installation.as_deref().map(ToOwned::to_owned),
         email: tenant.email.to_string(),
         created_at: Seconds(tenant.created_at),
         quotas,
@@ -33,6 +34,7 @@ fn example() -> Account {
     Account {
         id: "usr_7hz0c9k2m8x1ta4q".to_owned(),
         name: "demo".to_owned(),
+        installation: Some("eu1".to_owned()),
         email: "ada@example.com".to_owned(),
         created_at: Seconds("2026-11-21T09:00:00Z".parse().unwrap_or_default()),
         quotas: AccountQuotas {

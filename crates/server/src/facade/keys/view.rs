@@ -15,7 +15,7 @@ pub fn key(key: &ApiKey) -> Key {
         created_at: Seconds(origin::created_at(&key.metadata).unwrap_or(Timestamp::UNIX_EPOCH)),
         expires_at: key.spec.expires_at.map(Seconds),
         last_used_on: key.last_used_on(),
-        last_characters: key.spec.last_characters.clone(),
+        last_characters: key.last_characters().map(ToOwned::to_owned),
     }
 }
 

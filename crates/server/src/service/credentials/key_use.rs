@@ -168,7 +168,7 @@ mod tests {
             }));
             let (texts, objects): (Vec<String>, Vec<ApiKey>) = (0..count)
                 .map(|number| {
-                    let (text, spec) = new_key("uid", resources::KeyScope::Read, None);
+                    let (text, spec) = new_key(None, "uid", resources::KeyScope::Read, None);
                     let mut object = ApiKey::new(&format!("key-{number}"), spec);
                     object.metadata.namespace = Some("demo".to_owned());
                     object.metadata.uid = Some(format!("uid-{number}"));

@@ -45,6 +45,8 @@ pub struct Tenant {
     pub namespace: Box<str>,
     /// Public id of the account holder, `usr_…`.
     pub id: Box<str>,
+    /// Name of the installation, if it has one.
+    pub installation: Option<Box<str>>,
     /// E-mail address of the account holder.
     pub email: Box<str>,
     /// The account holder, as invoices name it now.
@@ -438,7 +440,7 @@ impl Tables {
         let mut digest = KeyDigest::default();
         // A key that is being deleted is revoked, even if a finalizer delays the deletion.
         if object.metadata.deletion_timestamp.is_some()
-            || hex::decode_to_slice(&object.spec.sha256, &mut digest).is_err()
+            || hex::decode_to_slice(object.sha256().unwrap_or_default(), &mut digest).is_err()
         {
             return;
         }
@@ -508,6 +510,7 @@ impl Tables {
                 .and_then(|billing| billing.tax_note.as_deref())
                 .map(Box::from),
             created_at: age(&account.metadata).0,
+            installation: account.installation().map(Into::into),
             instance_quota: account.instance_quota(instance_quota),
             webhook_quota: account.webhook_quota(),
             is_terminating: account.metadata.deletion_timestamp.is_some(),
@@ -655,7 +658,7 @@ mod tests {
     /// A key as `stellage key create` makes it.
     fn new_key(account: &Account, namespace: &str) -> (String, ApiKey) {
         let uid = account.metadata.uid.as_deref().unwrap();
-        let (text, spec) = resources::api_key::new_key(uid, KeyScope::Write, None);
+        let (text, spec) = resources::api_key::new_key(None, uid, KeyScope::Write, None);
         let mut object = key(namespace, "a", "", NOW);
         object.spec = spec;
         (text, object)

@@ -121,7 +121,7 @@ mod tests {
         }));
         service.show_demo_account();
         let now = service.now();
-        let (_, spec) = new_key("uid", KeyScope::Write, None);
+        let (_, spec) = new_key(None, "uid", KeyScope::Write, None);
         let mut object = ApiKey::new("link", spec);
         object.metadata.namespace = Some("demo".to_owned());
         object.metadata.uid = Some("key".to_owned());

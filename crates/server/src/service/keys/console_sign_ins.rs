@@ -34,7 +34,7 @@ impl Service {
         // Whole seconds, as the API shows times.
         let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
         let expires_at = now.saturating_add(KEY_LASTS).unwrap_or(now);
-        let (_, mut spec) = new_key(&tenant.uid, KeyScope::Write, Some(expires_at));
+        let (_, mut spec) = new_key(None, &tenant.uid, KeyScope::Write, Some(expires_at));
         spec.last_characters = None;
         let name = format!("signin-{}", &ids::random_suffix()[..8]);
         let mut object = ApiKey::new(&name, spec);

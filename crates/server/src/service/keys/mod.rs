@@ -87,7 +87,12 @@ impl Service {
                 }
                 return Err(refusal);
             }
-            let (key, mut spec) = new_key(&tenant.uid, new.scope, new.expires_at);
+            let (key, mut spec) = new_key(
+                tenant.installation.as_deref(),
+                &tenant.uid,
+                new.scope,
+                new.expires_at,
+            );
             spec.name = new.name.clone().filter(|text| !text.is_empty());
             let object = ApiKey {
                 metadata: ObjectMeta {
@@ -308,7 +313,7 @@ mod tests {
     #[tokio::test]
     async fn an_account_has_as_many_keys_as_the_operator_allows() {
         let service = Service::without_cluster().with_key_quota(1);
-        let (key, spec) = new_key("uid", KeyScope::Write, None);
+        let (key, spec) = new_key(None, "uid", KeyScope::Write, None);
         let mut object = ApiKey::new("key-1", spec);
         object.metadata.namespace = Some("demo".to_owned());
         object.metadata.uid = Some("key".to_owned());
@@ -328,7 +333,7 @@ mod tests {
 
     #[test]
     fn keys_are_random_easy_to_select_name_their_account_and_are_stored_as_a_digest() {
-        let new = || new_key("uid", KeyScope::Read, None);
+        let new = || new_key(None, "uid", KeyScope::Read, None);
         let ((a, spec), (b, _)) = (new(), new());
         assert_ne!(a, b);
         assert_eq!(a.len(), 63);
@@ -339,7 +344,7 @@ mod tests {
             Some(ids::suffix_of_account(&ids::account_id("uid")))
         );
         let digest = sha2::Sha256::digest(format!("uid\n{a}"));
-        assert_eq!(spec.sha256, hex::encode(digest));
+        assert_eq!(spec.sha256, Some(hex::encode(digest)));
         assert_eq!(spec.last_characters.as_deref(), Some(&a[59..]));
         for other in [
             &a[..62],
@@ -349,6 +354,27 @@ mod tests {
             &a.replace(&a[60..], "-_-"),
         ] {
             assert_eq!(api_key::account_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_key_begins_with_the_installation_that_has_a_name_and_names_its_account_all_the_same() {
+        let (key, _) = new_key(Some("eu1"), "uid", KeyScope::Read, None);
+        let account = ids::account_id("uid");
+        let account = ids::suffix_of_account(&account);
+        assert_eq!(key.len(), 67);
+        assert!(key.starts_with(&format!("stl_eu1_{account}")), "{key}");
+        assert_eq!(api_key::account_of(&key), Some(account));
+        for other in [
+            "stl__",
+            "stl_EU1_",
+            "stl_1eu_",
+            "stl_e-u_",
+            "stl_eu1_eu1_",
+            "stl_abcdefghijklm_",
+        ] {
+            let key = key.replace("stl_eu1_", other);
+            assert_eq!(api_key::account_of(&key), None, "{key}");
         }
     }
 }
