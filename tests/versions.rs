@@ -66,20 +66,20 @@ fn lean(value: &mut Value) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Written {
     /// The client: what it may leave out, and how large it may be, stays.
-    ByClients,
+    Clients,
     /// Stellage: what is always there, stays.
-    ByStellage,
+    Stellage,
     /// Both, as an object of Kubernetes.
-    ByBoth,
+    Both,
 }
 
 impl Written {
     fn by_clients(self) -> bool {
-        self != Self::ByStellage
+        self != Self::Stellage
     }
 
     fn by_stellage(self) -> bool {
-        self != Self::ByClients
+        self != Self::Clients
     }
 }
 
@@ -148,7 +148,7 @@ impl<'a> Comparison<'a> {
         for name in is.difference(&was).filter(|_| written.by_clients()) {
             self.breaks(path, &format!("{name} is required now"));
         }
-        for name in was.difference(&is).filter(|_| written == Written::ByStellage) {
+        for name in was.difference(&is).filter(|_| written == Written::Stellage) {
             self.breaks(path, &format!("{name} is no longer always there"));
         }
         let (was, is) = (names(old, "enum"), names(new, "enum"));
@@ -188,7 +188,8 @@ impl<'a> Comparison<'a> {
 
     /// Limits only get wider.
     fn bounds(&mut self, path: &str, old: &Value, new: &Value) {
-        let bounds: [(&str, fn(f64, f64) -> bool); 8] = [
+        type IsNarrower = fn(f64, f64) -> bool;
+        let bounds: [(&str, IsNarrower); 8] = [
             ("maxLength", |was, is| is < was),
             ("maxItems", |was, is| is < was),
             ("maxProperties", |was, is| is < was),
@@ -234,12 +235,7 @@ impl<'a> Comparison<'a> {
                     operation["requestBody"]["content"]["application/json"]["schema"].clone()
                 };
                 if !body(old).is_null() {
-                    self.schema(
-                        &format!("{name} body"),
-                        &body(old),
-                        &body(new),
-                        Written::ByClients,
-                    );
+                    self.schema(&format!("{name} body"), &body(old), &body(new), Written::Clients);
                 }
                 if new["requestBody"]["required"] == true && old["requestBody"]["required"] != true {
                     self.breaks(&name, "its body is required now");
@@ -256,7 +252,7 @@ impl<'a> Comparison<'a> {
                             &path,
                             &content["schema"],
                             &new["content"][media]["schema"],
-                            Written::ByStellage,
+                            Written::Stellage,
                         );
                     }
                 }
@@ -276,7 +272,7 @@ impl<'a> Comparison<'a> {
         for (key, parameter) in &old {
             let path = format!("{name} {key}");
             match new.get(key) {
-                Some(now) => self.schema(&path, &parameter["schema"], &now["schema"], Written::ByClients),
+                Some(now) => self.schema(&path, &parameter["schema"], &now["schema"], Written::Clients),
                 None => self.breaks(&path, "is gone"),
             }
         }
@@ -337,9 +333,9 @@ fn no_kind_loses_what_the_last_release_had() {
         for part in ["spec", "status"] {
             let of = |kind: &Value| kind["schema"]["properties"][part].clone();
             let written = if part == "spec" {
-                Written::ByBoth
+                Written::Both
             } else {
-                Written::ByStellage
+                Written::Stellage
             };
             if !of(old).is_null() {
                 comparison.schema(&format!("{kind}.{part}"), &of(old), &of(new), written);
@@ -387,7 +383,8 @@ fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
         comparison.schema("o", &old, &new, written);
         !comparison.broken.is_empty()
     };
-    let changes: [(&str, fn(&mut Value), [bool; 2]); 9] = [
+    type Change = fn(&mut Value);
+    let changes: [(&str, Change, [bool; 2]); 9] = [
         ("nothing", |_| {}, [false, false]),
         (
             "a new optional field",
@@ -434,12 +431,12 @@ fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
     ];
     for (what, change, [breaks_clients, breaks_readers]) in changes {
         assert_eq!(
-            differ(&change, Written::ByClients),
+            differ(&change, Written::Clients),
             breaks_clients,
             "{what}, in a request"
         );
         assert_eq!(
-            differ(&change, Written::ByStellage),
+            differ(&change, Written::Stellage),
             breaks_readers,
             "{what}, in an answer"
         );

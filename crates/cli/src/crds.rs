@@ -38,8 +38,8 @@ pub struct CrdsArgs {
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Operator {
     /// Namespace of the operator, for the policies; stellage-system by default
-    #[arg(long, value_name = "NAMESPACE", requires = "with_policies", value_parser = objects::name)]
-    operator_namespace: Option<String>,
+    #[arg(long = "operator-namespace", value_name = "NAMESPACE", requires = "with_policies", value_parser = objects::name)]
+    namespace: Option<String>,
 
     /// Service account of the operator, or of the controllers if --api-service-account is given, for the policies; stellage, or
     /// stellage-controller and stellage-api, by default
@@ -59,7 +59,7 @@ impl Operator {
             (Some("stellage"), None) | (Some("stellage-controller"), Some("stellage-api"))
         );
         Self {
-            operator_namespace: Some(namespace.to_owned()).filter(|name| name != NAMESPACE),
+            namespace: Some(namespace.to_owned()).filter(|name| name != NAMESPACE),
             service_account: controller.filter(|_| !is_default).map(ToOwned::to_owned),
             api_service_account: api.filter(|_| !is_default).map(ToOwned::to_owned),
         }
@@ -68,7 +68,7 @@ impl Operator {
     /// What installs the CRDs and the policies for this operator.
     pub(super) fn command(&self) -> String {
         let options = [
-            ("--operator-namespace", &self.operator_namespace),
+            ("--operator-namespace", &self.namespace),
             ("--service-account", &self.service_account),
             ("--api-service-account", &self.api_service_account),
         ];
@@ -84,7 +84,7 @@ impl Operator {
 
     /// A policy's file for this operator. The chart does the same (templates/policies.yaml), and a test compares the two.
     fn name_in(&self, policy: &str) -> String {
-        let namespace = self.operator_namespace.as_deref().unwrap_or(NAMESPACE);
+        let namespace = self.namespace.as_deref().unwrap_or(NAMESPACE);
         let policy = policy.replace(NAMESPACE, namespace);
         let Some(controller) = &self.service_account else {
             return policy;

@@ -120,19 +120,22 @@ pub fn start(
         .otlp_audit
         .then(|| send_audit(&url, client, resource.clone()))
         .transpose()?;
-    let traces = SdkTracerProvider::builder()
+    let provider = SdkTracerProvider::builder()
         .with_batch_exporter(exporter)
         // Whether to make a span is decided before it is made.
         .with_sampler(Sampler::AlwaysOn)
         .with_resource(resource)
         .build();
     let tracer = Tracer {
-        sdk: traces.tracer("stellage"),
+        sdk: provider.tracer("stellage"),
         ratio: settings.trace_ratio,
     };
     let _ = TRACER.set(tracer);
     tracing::info!(endpoint = %url, ratio = settings.trace_ratio, "sending traces");
-    Ok(Some(Sending { traces, audit }))
+    Ok(Some(Sending {
+        traces: provider,
+        audit,
+    }))
 }
 
 impl Sending {
