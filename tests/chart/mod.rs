@@ -3,6 +3,7 @@
 //! - `alerts`: alerts, their runbooks and the dashboard, with the real promtool;
 //! - `files`: what is generated, and what has to agree with the program;
 //! - `optional`: what is in the chart only if values ask for it;
+//! - `priority`: what an API server that has too much to do serves first;
 //! - `region`: the chart of a region, and what its token grants;
 //! - `rendered`: several sets of values, with a real API server;
 //! - `installed`: the chart installed, run, upgraded, rolled back and uninstalled;
@@ -13,6 +14,7 @@ mod alerts;
 mod files;
 mod installed;
 mod optional;
+mod priority;
 mod region;
 mod rendered;
 mod stolen;

@@ -62,9 +62,20 @@ async fn an_optional_object_is_there_if_it_is_asked_for_and_not_otherwise() {
             vec![],
         ),
         (
-            json!({ "prometheusRule": { "enabled": true } }),
+            json!({ "prometheusRule": { "enabled": true, "targetLabels": { "job": "stellage" } } }),
             vec!["PrometheusRule stellage"],
             vec![],
+        ),
+        (
+            json!({ "priorityAndFairness": { "enabled": false } }),
+            vec![],
+            vec![
+                "FlowSchema stellage-api",
+                "FlowSchema stellage-controller",
+                "FlowSchema stellage-lease",
+                "PriorityLevelConfiguration stellage-api",
+                "PriorityLevelConfiguration stellage-controller",
+            ],
         ),
         (
             json!({ "dashboard": { "enabled": true } }),
@@ -206,7 +217,7 @@ async fn every_object_has_the_label_of_its_release_by_which_one_sees_what_an_uni
 async fn the_alert_about_a_backlog_fires_at_a_tenth_of_what_may_wait() {
     let helm = Helm::alone().await;
     let values = json!({
-        "prometheusRule": { "enabled": true }, "controller": { "settings": { "pendingDeliveriesInAll": 2500 } },
+        "serviceMonitor": { "enabled": true }, "prometheusRule": { "enabled": true }, "controller": { "settings": { "pendingDeliveriesInAll": 2500 } },
     });
     let text = helm.template("stellage-system", &values).unwrap();
     let pending = text

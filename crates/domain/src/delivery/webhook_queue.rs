@@ -236,12 +236,18 @@ impl WebhookQueue {
         if counts_as != job.counted {
             let account = &self.facts.namespace;
             match std::mem::replace(&mut job.counted, counts_as) {
-                Some(Counted::Owed) => totals.owed.remove(account, &job.webhook),
+                Some(Counted::Owed) => {
+                    totals.owed.remove(account, &job.webhook);
+                    totals.owe_no_more(job.order.created_at);
+                }
                 Some(Counted::Held) => totals.held.remove(account, &job.webhook),
                 None => {}
             }
             match counts_as {
-                Some(Counted::Owed) => totals.owed.add(account, &job.webhook),
+                Some(Counted::Owed) => {
+                    totals.owed.add(account, &job.webhook);
+                    totals.owe(job.order.created_at);
+                }
                 Some(Counted::Held) => totals.held.add(account, &job.webhook),
                 None => {}
             }
