@@ -181,6 +181,7 @@ async fn with_the_values_that_the_documentation_names_nothing_is_left_for_the_wh
         "policies.install",
         "rbac.install",
         "rbac.aggregate",
+        "priorityAndFairness.enabled",
     ];
     let documentation = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/install.md"));
     let mut off = json!({});

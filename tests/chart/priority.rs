@@ -175,7 +175,20 @@ async fn while_the_facade_waits_for_a_busy_api_server_the_lease_is_renewed_and_t
     let created = lease(json!({ "holderIdentity": "a" }));
     let taken = controllers.call(Method::POST, LEASES, created).await;
     assert_eq!(taken, (StatusCode::CREATED, expected.clone()));
-    let renewed = lease(json!({ "holderIdentity": "a", "leaseDurationSeconds": 15 }));
+    let version = [
+        "get",
+        "lease",
+        "stellage-controller",
+        "-n",
+        NAMESPACE,
+        "-o",
+        "jsonpath={.metadata.resourceVersion}",
+    ];
+    let version = kubectl(&plane, &version, None).unwrap();
+    let mut renewed = lease(json!({ "holderIdentity": "a", "leaseDurationSeconds": 15 }));
+    if let Some(renewed) = &mut renewed {
+        renewed["metadata"]["resourceVersion"] = json!(version);
+    }
     let renewed = controllers.call(Method::PUT, &path, renewed).await;
     assert_eq!(renewed, (StatusCode::OK, expected));
     eventually("the facade to be still waiting", get_facade, |status| {

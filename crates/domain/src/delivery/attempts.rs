@@ -113,7 +113,7 @@ impl Dispatcher {
                 continue;
             };
             let account = queue.facts.namespace.clone();
-            let is_suspect = queue.is_suspect();
+            let (is_suspect, delays) = (queue.is_suspect(), queue.delays());
             if is_suspect && !self.slots.has_room_for_suspect(&account, now.mono) {
                 queue.waits_in = ReadyQueue::Parked;
                 self.parked.push(&account, webhook);
@@ -132,7 +132,7 @@ impl Dispatcher {
             let event = job.event();
             let number = job.next_attempt();
             let request = job.request().map(ToOwned::to_owned);
-            let is_expected = !is_suspect && job.is_sent_at_once();
+            let is_expected = !delays && job.is_sent_at_once();
             self.slots.take(&account, is_suspect);
             let slow = self.timer(now.mono + SLOW, Timer::Slow(key.clone()));
             let flight = Flight {

@@ -31,6 +31,13 @@ fn a_receipt_is_expected_unless_the_receiver_or_its_account_holder_delayed_it() 
     world.settle();
     assert_eq!(receipts(&mut world), [(true, 1)]);
 
+    // So does what a dead leader has left.
+    world.record("ns", "i-2b", Fate::Good);
+    world.crash(|_| false);
+    world.pass(20 * SECOND);
+    world.settle();
+    assert_eq!(receipts(&mut world), [(true, 20)]);
+
     world.receivers.insert(webhook.clone(), Receiver::Down);
     world.record("ns", "i-3", Fate::Good);
     world.settle();
@@ -55,6 +62,7 @@ fn a_receipt_is_expected_unless_the_receiver_or_its_account_holder_delayed_it() 
     world.pass(3 * SECOND);
     world.settle();
     assert_eq!(receipts(&mut world), [(false, 3)], "its receiver was slow");
+    world.heal();
     world.audit_end();
 }
 
