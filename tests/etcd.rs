@@ -78,7 +78,7 @@ async fn make_objects(tenant: &Tenant) {
         let name = format!("web-{number}");
         tenant
             .apply(&name, |instance| {
-                instance.spec.tags = vec!["web".to_owned(), "shop".to_owned()]
+                instance.spec.tags = vec!["web".to_owned(), "shop".to_owned()];
             })
             .await;
         let instance = tenant.wait_for_state(&name, InstanceState::Running).await;
