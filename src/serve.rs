@@ -40,7 +40,6 @@ use runtime::{
     CheckedClock, Clock, Health, Metrics, ServerTime, Store, SystemClock,
     client::{self, Observers},
     cluster_addresses::ClusterAddresses,
-    events::Events,
     http::{self, tls::CertificateError},
     kubeconfig::{ClusterArgs, KubeconfigFailure},
     lease, open_files, ops,
@@ -172,7 +171,7 @@ pub async fn serve(
     let mut api_url = None;
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen")?;
-        let certificate = settings.tls.certificate()?;
+        let certificate = settings.tls.certificate(&metrics)?;
         api_url = Some(url(&listener, certificate.is_some()));
         let catalogue = catalogue.clone();
         let clock = Arc::new(CheckedClock::new(clock.clone(), server_time.clone()));
@@ -229,7 +228,7 @@ pub async fn serve(
             )
         })
         .transpose()?;
-    let complain = complain(&watches, candidate.as_ref());
+    let complain = complain(candidate.as_ref());
     if let Some(Candidate { slots, .. }) = &candidate {
         on_accounts.push(Box::new(slots.accounts.clone()));
         on_instances.push(Box::new(slots.instances.clone()));
@@ -359,9 +358,9 @@ async fn reload(
 }
 
 /// When the catalogue's file cannot be used, a process that runs the controllers also publishes a Kubernetes Event about the Lease.
-fn complain(watches: &Watches, candidate: Option<&Candidate>) -> impl Fn(&str) + Send + use<> {
+fn complain(candidate: Option<&Candidate>) -> impl Fn(&str) + Send + use<> {
     let lease = candidate.map(|candidate| {
-        let events = Events::new(watches.client.clone(), "catalogue", &candidate.identity);
+        let events = candidate.events("catalogue");
         (events, lease::named_in(&candidate.common.process.namespace))
     });
     move |reason: &str| {

@@ -19,6 +19,8 @@ use resources::{
     validation,
 };
 use runtime::{
+    Metrics,
+    events::EventLevel,
     http::{
         ConnectionLimits,
         tls::{Certificate, CertificateError},
@@ -59,6 +61,10 @@ pub struct ProcessSettings {
     /// Seconds to wait for running requests and reconciles after SIGTERM
     #[arg(long, env = "STELLAGE_SHUTDOWN_GRACE_SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub shutdown_grace_seconds: u64,
+
+    /// Which Kubernetes Events are written: none (`off`), only Warnings, or all
+    #[arg(long, env = "STELLAGE_KUBERNETES_EVENTS", value_enum, default_value_t)]
+    pub kubernetes_events: EventLevel,
 
     /// Log lines as JSON rather than text
     #[arg(long, env = "STELLAGE_LOG_JSON")]
@@ -106,10 +112,10 @@ pub struct TlsSettings {
 
 impl TlsSettings {
     /// The certificate, if there is one.
-    pub fn certificate(&self) -> Result<Option<Certificate>, CertificateError> {
+    pub fn certificate(&self, metrics: &Metrics) -> Result<Option<Certificate>, CertificateError> {
         let files = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
         files
-            .map(|(chain, key)| Certificate::load(chain, key))
+            .map(|(chain, key)| Certificate::load(chain, key, metrics))
             .transpose()
     }
 }

@@ -13,7 +13,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(path: &str) -> String {
+pub fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
@@ -192,7 +192,8 @@ pub struct DescribedMetric {
 /// The table of metrics.
 pub fn described_metrics() -> BTreeMap<String, DescribedMetric> {
     let page = read("docs/metrics.md");
-    let described = rows(&page, "stellage_").map(|cells| {
+    let described = rows(&page, "stellage_").chain(rows(&page, "process_"));
+    let described = described.map(|cells| {
         let labels = cells[2].split(['`', ',', ' ', '–']);
         let metric = DescribedMetric {
             kind: cells[1].to_owned(),

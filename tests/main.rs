@@ -25,6 +25,7 @@ mod console_oidc;
 mod delivery;
 mod docs;
 mod doctor;
+mod etcd;
 mod examples;
 mod facade;
 mod gitops;

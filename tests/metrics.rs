@@ -8,6 +8,7 @@ use std::{
 
 use reqwest::Method;
 use resources::InstanceState;
+use serde_json::json;
 
 use crate::{
     docs::described_metrics,
@@ -105,7 +106,10 @@ async fn make_everything_happen(plane: &OwnPlane, operator: &Operator) {
     tenant
         .apply("web", |instance| instance.spec.monitoring_enabled = true)
         .await;
-    tenant.wait_for_state("web", InstanceState::Running).await;
+    let web = tenant.wait_for_state("web", InstanceState::Running).await;
+    let backups = format!("/v1/instances/{}/backups", web.id());
+    let made = tenant.call(Method::POST, &backups, Some(&json!({}))).await;
+    assert_eq!(made.status, 201, "{made:?}");
     // An e-mail reports it.
     tenant
         .wait_for_webhook("bad", "it to be disabled", |webhook| {

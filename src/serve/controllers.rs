@@ -12,6 +12,7 @@ use controllers::{
     account::{self, AccountController, AccountDirectory},
     api_key::ApiKeyController,
     backup::{self, BackupController, BackupIndex, Restores},
+    census::Census,
     instance::InstanceController,
     invoice::{self, InvoiceController},
     ledger::Ledger,
@@ -122,6 +123,18 @@ impl Candidate {
         })
     }
 
+    /// Publishes the Kubernetes Events of a controller.
+    pub(super) fn events(&self, controller: &'static str) -> Events {
+        self.events_behind(WritePressure::default(), controller)
+    }
+
+    /// The same, for one whose Events give way to what else it has to write.
+    fn events_behind(&self, write_pressure: WritePressure, controller: &'static str) -> Events {
+        let client = self.watches.client.clone();
+        Events::behind(write_pressure, client, controller, &self.identity)
+            .limited_to(self.common.process.kubernetes_events)
+    }
+
     /// Watches that end with a term. Readiness does not wait for them: a replica that does not lead serves without them, and a
     /// leader that cannot list what they watch still serves the facade.
     pub(super) fn watches_of(&self, term: &CancellationToken) -> Watches {
@@ -227,7 +240,6 @@ impl<'a> Controllers<'a> {
         let Candidate {
             settings,
             common,
-            identity,
             catalogue,
             clock,
             server_time,
@@ -270,7 +282,7 @@ impl<'a> Controllers<'a> {
             clock: clock.clone(),
             server_time: server_time.clone(),
             metrics: watches.metrics.clone(),
-            events: Events::new(watches.client.clone(), "invoice-controller", identity),
+            events: candidate.events("invoice-controller"),
         });
         Self {
             candidate,
@@ -292,7 +304,7 @@ impl<'a> Controllers<'a> {
                 clusters: candidate.clusters.clone(),
                 ledger: ledger.clone(),
                 has_mail: candidate.mailer.is_configured(),
-                identity: identity.clone(),
+                events: candidate.events("account-controller"),
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),
             }),
@@ -435,12 +447,9 @@ impl<'a> Controllers<'a> {
             catalogue: self.candidate.catalogue.clone(),
             clock: self.candidate.checked_clock.clone(),
             metrics: self.watches.metrics.clone(),
-            events: Events::behind(
-                write_pressure.clone(),
-                client.clone(),
-                "instance-controller",
-                &self.candidate.identity,
-            ),
+            events: self
+                .candidate
+                .events_behind(write_pressure.clone(), "instance-controller"),
             write_pressure,
             client,
             concurrency: self.candidate.settings.concurrency,
@@ -463,6 +472,7 @@ impl<'a> Controllers<'a> {
             instances,
             restores: self.restores.clone(),
             instance_queue: self.queue.clone(),
+            catalogue: self.candidate.catalogue.clone(),
             limits: domain::backup::BackupLimits {
                 per_instance: usize::try_from(self.candidate.common.backups_per_instance)
                     .unwrap_or(usize::MAX),
@@ -470,7 +480,7 @@ impl<'a> Controllers<'a> {
             },
             clock: self.candidate.checked_clock.clone(),
             metrics: self.watches.metrics.clone(),
-            events: Events::new(client.clone(), "backup-controller", &self.candidate.identity),
+            events: self.candidate.events("backup-controller"),
             client,
             concurrency: self.candidate.settings.concurrency,
             write_concurrency: self.candidate.settings.write_concurrency,
@@ -534,16 +544,24 @@ impl<'a> Controllers<'a> {
             deliveries,
             invoices,
         } = stores;
-        let client = self.watches.client.clone();
         let provider = self.provider(&instances);
         let controller = self.instance_controller(provider.clone());
         let network_controller = self.network_controller(provider.clone());
-        let backup_controller = self.backup_controller(provider, instances.clone());
+        let backup_controller = self.backup_controller(provider.clone(), instances.clone());
+        let census = Census {
+            accounts: accounts.clone(),
+            instances: instances.clone(),
+            invoices: invoices.clone(),
+            catalogue: self.candidate.catalogue.clone(),
+            provider,
+            clock: self.candidate.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+        };
         let monitoring = self.monitoring_controller();
         let api_keys = self.api_key_controller();
         let grace = self.candidate.common.process.shutdown_grace();
-        let webhook_events = Events::new(client.clone(), "webhook-controller", &self.candidate.identity);
-        let notifier_events = Events::new(client.clone(), "notifier", &self.candidate.identity);
+        let webhook_events = self.candidate.events("webhook-controller");
+        let notifier_events = self.candidate.events("notifier");
         let (shown_webhooks, tenure) = (webhooks.clone(), leadership.tenure.clone());
         let stores = webhook::Stores {
             webhooks,
@@ -576,6 +594,7 @@ impl<'a> Controllers<'a> {
                 network_controller.run(self.network_queue, networks, term.clone()),
                 backup_controller.run(self.backup_queue, backups, term.clone()),
                 monitoring.run(term.clone()),
+                census.run(term),
             )
         };
         let overdue = async {

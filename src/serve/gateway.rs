@@ -46,7 +46,7 @@ pub async fn serve_gateway(
         watches.shutdown.clone(),
     ));
     let listener = bind(settings.listen, "--console-listen")?;
-    let certificate = settings.tls.certificate()?;
+    let certificate = settings.tls.certificate(&metrics)?;
     let gateway_url = url(&listener, certificate.is_some());
     let (gateway, listeners) = Gateway::new(Dependencies {
         client: watches.client.clone(),
@@ -54,7 +54,8 @@ pub async fn serve_gateway(
         catalogue,
         clock: Arc::new(CheckedClock::new(Arc::new(SystemClock), time)),
         health: health.clone(),
-        events: Events::new(watches.client.clone(), "console-gateway", "console-gateway"),
+        events: Events::new(watches.client.clone(), "console-gateway", "console-gateway")
+            .limited_to(process.kubernetes_events),
         limits: settings.limits,
     });
     let forget_unused = |instance: &mut Instance| {

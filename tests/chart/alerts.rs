@@ -21,15 +21,25 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The rules of the chart's PrometheusRule, with these values.
-async fn rules(values: Value) -> Vec<Value> {
-    let values = json!({ "prometheusRule": values });
+/// The rules of the chart's PrometheusRule, with these values: what is recorded, and alerts.
+async fn all_rules(values: Value) -> Vec<Value> {
+    let values = json!({ "serviceMonitor": { "enabled": true }, "prometheusRule": values });
     let rendered = Helm::alone().await.template("stellage-system", &values).unwrap();
     let rule = objects(&rendered)
         .into_iter()
         .find(|object| object["kind"] == "PrometheusRule")
         .unwrap();
-    rule["spec"]["groups"][0]["rules"].as_array().unwrap().clone()
+    let groups = rule["spec"]["groups"].as_array().unwrap().iter();
+    groups
+        .flat_map(|group| group["rules"].as_array().unwrap().clone())
+        .collect()
+}
+
+/// The alerts among them.
+async fn rules(values: Value) -> Vec<Value> {
+    let mut rules = all_rules(values).await;
+    rules.retain(|rule| rule["alert"].is_string());
+    rules
 }
 
 fn text<'a>(value: &'a Value, name: &str) -> &'a str {
@@ -55,14 +65,22 @@ fn words(expression: &str) -> impl Iterator<Item = &str> {
     expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
 }
 
+/// What an expression takes from what is recorded.
+fn recorded(expression: &str) -> impl Iterator<Item = &str> {
+    let parts = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
+    parts.filter(|part| part.starts_with("stellage:"))
+}
+
 /// Fails the test if a metric is not in the table of docs/metrics.md, or is used in a way that its type does not
 /// allow.
 fn assert_exists(what: &str, expression: &str) {
     let table = described_metrics();
     let metrics: Vec<&str> = words(expression)
-        .filter(|word| word.starts_with("stellage_"))
+        .filter(|word| word.starts_with("stellage_") || word.starts_with("process_"))
         .collect();
-    assert!(!metrics.is_empty(), "{what}: {expression}");
+    let is_other =
+        recorded(expression).next().is_some() || expression.contains("apiserver_storage_size_bytes");
+    assert!(!metrics.is_empty() || is_other, "{what}: {expression}");
     for metric in metrics {
         let base = metric.strip_suffix("_bucket").unwrap_or(metric);
         let described = table
@@ -105,8 +123,15 @@ async fn alerts_and_dashboard_use_metrics_and_labels_that_exist() {
         .chain(["le", "namespace", "service", "pod"])
         .collect();
     let mut all: Vec<(String, String)> = Vec::new();
-    for rule in rules(json!({ "enabled": true })).await {
-        all.push((text(&rule, "alert").to_owned(), text(&rule, "expr").to_owned()));
+    let rules = all_rules(json!({ "enabled": true })).await;
+    let records: BTreeSet<&str> = rules.iter().filter_map(|rule| rule["record"].as_str()).collect();
+    for rule in &rules {
+        let name = rule["alert"].as_str().or(rule["record"].as_str()).unwrap();
+        let expression = text(rule, "expr");
+        for record in recorded(expression) {
+            assert!(records.contains(record), "{name}: nothing records {record}");
+        }
+        all.push((name.to_owned(), expression.to_owned()));
     }
     for (title, expressions) in panels() {
         all.extend(
@@ -200,7 +225,7 @@ async fn each_alert_has_a_section_that_says_what_it_means_how_to_look_and_what_t
     for rule in &rules {
         let annotations = &rule["annotations"];
         let (path, anchor) = text(annotations, "runbook_url").split_once('#').unwrap();
-        assert_eq!(path, "docs/runbooks.md");
+        assert_eq!(path, "https://stellage.dev/docs/runbooks");
         assert!(anchors.contains(anchor), "{anchor}");
         assert_eq!(anchor, text(rule, "alert").to_lowercase());
         let severity = text(&rule["labels"], "severity");
@@ -221,6 +246,37 @@ async fn the_links_to_runbooks_lead_where_the_value_says() {
     }
 }
 
+#[tokio::test]
+async fn rules_select_the_targets_that_the_values_name_and_are_refused_where_none_could_match() {
+    let helm = Helm::alone().await;
+    let refused = |values: Value| helm.template("stellage-system", &values).unwrap_err();
+    let said = refused(json!({ "prometheusRule": { "enabled": true } }));
+    assert!(said.contains("prometheusRule.targetLabels"), "{said}");
+    let said = refused(json!({ "prometheusRule": { "runbooks": "docs/runbooks.md" } }));
+    assert!(said.contains("runbooks"), "it is no URL: {said}");
+    let values =
+        json!({ "prometheusRule": { "enabled": true, "targetLabels": { "job": "cloud", "zone": "a" } } });
+    let rendered = helm.template("stellage-system", &values).unwrap();
+    assert!(
+        rendered.contains(r#"sum(stellage_leader{job=\"cloud\",zone=\"a\"})"#),
+        "{rendered}"
+    );
+    assert!(!rendered.contains(r#"service=\"stellage-metrics\""#));
+}
+
+#[tokio::test]
+async fn an_objective_says_how_fast_may_fail_what_may_fail() {
+    let rules = rules(json!({ "enabled": true, "objectives": { "writes": 99.5 } })).await;
+    let of = |alert: &str| {
+        let rule = rules.iter().find(|rule| rule["alert"] == alert).unwrap();
+        text(rule, "expr").to_owned()
+    };
+    let fast = of("StellageWritesBurnFast");
+    assert!(fast.contains("> 0.072 ") && fast.contains("> 0.03 "), "{fast}");
+    let slow = of("StellageWritesBurnSlow");
+    assert!(slow.contains("> 0.005 "), "{slow}");
+}
+
 /// A folder with a file `rules.yaml`.
 fn folder_with(rules: &[Value]) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
@@ -232,7 +288,7 @@ fn folder_with(rules: &[Value]) -> (tempfile::TempDir, PathBuf) {
 
 #[tokio::test]
 async fn promtool_finds_nothing_wrong_with_the_rules_and_with_the_expressions_of_the_dashboard() {
-    let mut rules = rules(json!({ "enabled": true })).await;
+    let mut rules = all_rules(json!({ "enabled": true })).await;
     for (position, expression) in panels().into_values().flatten().enumerate() {
         let expression = expression.replace("$__rate_interval", "5m");
         rules.push(json!({ "record": format!("panel:{position}"), "expr": expression }));
@@ -251,13 +307,12 @@ async fn promtool_finds_nothing_wrong_with_the_rules_and_with_the_expressions_of
 
 #[tokio::test]
 async fn each_alert_fires_when_it_should_and_otherwise_not_says_promtool() {
-    let mut rules = rules(json!({ "enabled": true })).await;
-    for rule in &mut rules {
+    let mut rules = all_rules(json!({ "enabled": true })).await;
+    for rule in rules.iter_mut().filter(|rule| rule["alert"].is_string()) {
         rule["annotations"] = json!({ "summary": rule["annotations"]["summary"] });
     }
     let source = read(&root().join("tests/chart/alerts.yaml"));
-    for rule in &rules {
-        let alert = text(rule, "alert");
+    for alert in rules.iter().filter_map(|rule| rule["alert"].as_str()) {
         for case in ["fires", "does not fire"] {
             assert!(
                 source.contains(&format!("\n  - name: {alert} {case}\n")),

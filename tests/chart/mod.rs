@@ -4,6 +4,7 @@
 //! - `clusters`: what differs between clusters, and an operator with other names;
 //! - `files`: what is generated, and what has to agree with the program;
 //! - `optional`: what is in the chart only if values ask for it;
+//! - `priority`: what an API server that has too much to do serves first;
 //! - `region`: the chart of a region, and what its token grants;
 //! - `rendered`: several sets of values, with a real API server;
 //! - `installed`: the chart installed, run, upgraded, rolled back and uninstalled;
@@ -15,6 +16,7 @@ mod clusters;
 mod files;
 mod installed;
 mod optional;
+mod priority;
 mod region;
 mod rendered;
 mod stolen;

@@ -73,9 +73,20 @@ async fn an_optional_object_is_there_if_it_is_asked_for_and_not_otherwise() {
             vec![],
         ),
         (
-            json!({ "prometheusRule": { "enabled": true } }),
+            json!({ "prometheusRule": { "enabled": true, "targetLabels": { "job": "stellage" } } }),
             vec!["PrometheusRule stellage"],
             vec![],
+        ),
+        (
+            json!({ "priorityAndFairness": { "enabled": false } }),
+            vec![],
+            vec![
+                "FlowSchema stellage-api",
+                "FlowSchema stellage-controller",
+                "FlowSchema stellage-lease",
+                "PriorityLevelConfiguration stellage-api",
+                "PriorityLevelConfiguration stellage-controller",
+            ],
         ),
         (
             json!({ "dashboard": { "enabled": true } }),
@@ -181,6 +192,7 @@ async fn with_the_values_that_the_documentation_names_nothing_is_left_for_the_wh
         "policies.install",
         "rbac.install",
         "rbac.aggregate",
+        "priorityAndFairness.enabled",
     ];
     let documentation = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/install.md"));
     let mut off = json!({});
@@ -217,7 +229,7 @@ async fn every_object_has_the_label_of_its_release_by_which_one_sees_what_an_uni
 async fn the_alert_about_a_backlog_fires_at_a_tenth_of_what_may_wait() {
     let helm = Helm::alone().await;
     let values = json!({
-        "prometheusRule": { "enabled": true }, "controller": { "settings": { "pendingDeliveriesInAll": 2500 } },
+        "serviceMonitor": { "enabled": true }, "prometheusRule": { "enabled": true }, "controller": { "settings": { "pendingDeliveriesInAll": 2500 } },
     });
     let text = helm.template("stellage-system", &values).unwrap();
     let pending = text

@@ -51,6 +51,11 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- end }}
 {{- end }}
 {{- end }}
+{{- with .Values.prometheusRule }}
+{{- if and .enabled (not .targetLabels) (not $.Values.serviceMonitor.enabled) (not (default dict $.Values.podMonitor).enabled) }}
+{{- fail "prometheusRule.enabled also needs serviceMonitor.enabled, or prometheusRule.targetLabels, the labels that Prometheus gives to Stellage's targets: otherwise no alert could ever fire" }}
+{{- end }}
+{{- end }}
 {{- $variables := list }}
 {{- range .Values.api.extraEnv }}
 {{- $variables = append $variables .name }}

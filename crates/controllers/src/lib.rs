@@ -6,6 +6,7 @@
 //! - [`network`]: makes private networks, and gives addresses in them;
 //! - [`backup`]: makes, keeps and deletes backups;
 //! - [`invoice`]: keeps the ledger of each account, and issues its invoices; [`ledger`]: what the others need to know about that;
+//! - [`census`]: counts objects for the metrics;
 //! - [`monitoring`]: samples the usage of servers;
 //! - [`webhook`]: keeps the status of webhooks; `delivery` sends them the events and keeps the records, `event_log` logs the events, and
 //!   `secrets` has what signs them;
@@ -15,6 +16,7 @@
 pub mod account;
 pub mod api_key;
 pub mod backup;
+pub mod census;
 mod delivery;
 mod event_log;
 mod finalizers;

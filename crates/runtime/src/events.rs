@@ -56,10 +56,23 @@ const REFILL: Duration = Duration::from_mins(5);
 /// Number of Events after which objects without recent Events are forgotten.
 const FORGET_EVERY: usize = 1024;
 
+/// Which Kubernetes Events are published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum EventLevel {
+    /// None.
+    Off,
+    /// Those of the type Warning.
+    Warnings,
+    /// Those of the types Normal and Warning.
+    #[default]
+    All,
+}
+
 /// Publishes the Events of one controller. Cheap to clone.
 #[derive(Clone)]
 pub struct Events {
     queue: mpsc::Sender<Published>,
+    level: EventLevel,
     controller: &'static str,
     instance: Arc<str>,
     filter: Arc<SpamFilter>,
@@ -155,10 +168,17 @@ impl Events {
         tokio::spawn(write(client, waiting, write_pressure));
         Self {
             queue,
+            level: EventLevel::All,
             controller,
             instance: instance.into(),
             filter: Arc::new(SpamFilter::new(DefaultClock::default())),
         }
+    }
+
+    /// The same, but it publishes no others than these.
+    #[must_use]
+    pub fn limited_to(self, level: EventLevel) -> Self {
+        Self { level, ..self }
     }
 
     /// Publishes one Event about `object`; `action` is what the controller was doing.
@@ -166,6 +186,9 @@ impl Events {
     where
         K: Resource<DynamicType = ()>,
     {
+        if self.level == EventLevel::Off || self.level == EventLevel::Warnings && !warning {
+            return;
+        }
         if !self.filter.lets_through(object.meta().uid.as_deref(), warning) {
             tracing::debug!(reason, "dropped an Event: there are too many about this object");
             return;
@@ -322,6 +345,23 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert_eq!(events.queue.capacity(), BACKLOG);
+    }
+
+    #[tokio::test]
+    async fn only_the_events_that_are_wanted_are_published() {
+        let client = answered_by(async |_, _, event| (201, event));
+        for (level, published) in [
+            (EventLevel::Off, 0),
+            (EventLevel::Warnings, 1),
+            (EventLevel::All, 2),
+        ] {
+            let events = Events::new(client.clone(), "test", "test").limited_to(level);
+            for warning in [false, true] {
+                events.publish(&ConfigMap::default(), warning, "Started", "Start", "");
+            }
+            // Nothing has been written meanwhile: this thread runs the writers, too.
+            assert_eq!(BACKLOG - events.queue.capacity(), published, "{level:?}");
+        }
     }
 
     #[test]

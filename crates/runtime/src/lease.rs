@@ -274,6 +274,9 @@ impl LeaderElection {
 
     async fn attempt(&self, observed: &mut Observed) -> Result<Attempt, CallError> {
         let lease = self.api.get_opt(LEASE_NAME).await?;
+        if let Some(lease) = &lease {
+            self.show_transitions(lease);
+        }
         let step = observed.decide(
             lease.as_ref(),
             &self.identity,
@@ -304,8 +307,17 @@ impl LeaderElection {
         };
     }
 
+    /// Replicas that wait show them, too: counters of leaders would begin anew with each of them.
+    fn show_transitions(&self, lease: &Lease) {
+        let transitions = lease.spec.as_ref().and_then(|spec| spec.lease_transitions);
+        self.metrics
+            .lease_transitions
+            .set(transitions.unwrap_or_default().into());
+    }
+
     fn lead(&self, lease: Lease, begun: Instant) -> Leadership {
         self.metrics.leader.set(1);
+        self.show_transitions(&lease);
         self.held(&lease, begun);
         let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
         let tenure = Tenure::until(begun + self.times.renew_deadline);

@@ -51,6 +51,7 @@ pub mod object_ref;
 pub mod objects;
 pub mod open_files;
 pub mod ops;
+mod process_metrics;
 pub mod reconcile_queue;
 pub mod restored;
 pub mod server_time;

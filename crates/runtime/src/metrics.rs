@@ -20,7 +20,9 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::instance_metrics::InstanceMetrics;
+use resources::InstanceState;
+
+use super::{instance_metrics::InstanceMetrics, process_metrics::ProcessMetrics};
 
 /// Labels of a REST request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -97,6 +99,28 @@ pub struct ResourceLabels {
     pub resource: String,
 }
 
+/// Label of the receipts of events.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReceiverLabels {
+    /// `healthy`, or `failing` if the receiver or its account holder delayed it.
+    pub receiver: &'static str,
+}
+
+/// Label of dropped deliveries.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct LimitLabels {
+    /// The limit that left no room: that of the `webhook`, of the `account` or of `all`.
+    pub limit: &'static str,
+}
+
+/// Labels of the numbers of instances.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StateLabels {
+    /// Code of the region, or `simulated`.
+    pub region: String,
+    pub state: &'static str,
+}
+
 /// Label for metrics by outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabels {
@@ -104,12 +128,14 @@ pub struct OutcomeLabels {
     pub outcome: &'static str,
 }
 
-/// Label for metrics by region, of regions whose servers run in a cluster with KubeVirt.
+/// Label for metrics by region: the code of one whose servers run in a cluster with KubeVirt, or `simulated` for all others.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RegionLabels {
-    /// The region's code.
     pub region: String,
 }
+
+/// The time within which a server has to run after its creation was requested, for the objective of the chart's alerts.
+pub const CREATED_IN_TIME: Duration = Duration::from_mins(5);
 
 /// Every metric of the program. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -154,9 +180,14 @@ pub struct Metrics {
     /// Deliveries that wait for an attempt.
     pub deliveries_pending: Gauge,
     pub deliveries_held: Gauge,
+    /// Seconds from an event to its receipt.
+    pub event_receipt_seconds: Family<ReceiverLabels, Histogram>,
+    /// Seconds since the oldest event that is owed to a webhook, in the leader.
+    pub oldest_owed_seconds: Gauge<f64, AtomicU64>,
     /// Deliveries dropped because there were too many.
-    pub deliveries_dropped: Counter,
+    pub deliveries_dropped: Family<LimitLabels, Counter>,
     pub webhooks_disabled: Gauge,
+    pub accounts_with_disabled_webhooks: Gauge,
     /// Seconds for which the lock of the webhook controller's state was held.
     pub webhook_lock_seconds: Histogram,
     /// E-mails to account holders.
@@ -171,6 +202,22 @@ pub struct Metrics {
     pub usage_samples: Family<OutcomeLabels, Counter>,
     /// Monitored instances, in the leader.
     pub monitored_instances: Gauge,
+    /// Accepted instances, in the leader.
+    pub instance_states: Family<StateLabels, Gauge>,
+    /// Seconds from the request for a server until it runs.
+    pub create_seconds: Family<RegionLabels, Histogram>,
+    /// Servers that did not run in time, see [`CREATED_IN_TIME`].
+    pub creates_late: Family<RegionLabels, Counter>,
+    /// Accounts with an instance about which the provider could not be asked last, in the leader.
+    pub accounts_with_provider_failures: Family<RegionLabels, Gauge>,
+    /// Accounts whose condition Ready is not True, in the leader.
+    pub accounts_not_ready: Gauge,
+    /// Backups that ended.
+    pub backups: Family<OutcomeLabels, Counter>,
+    /// Unix time of the last completed backup, in the leader.
+    pub last_backup: Family<RegionLabels, Gauge<f64, AtomicU64>>,
+    /// Invoices that should have been issued, in the leader.
+    pub invoices_overdue: Gauge,
     /// The usage of instances, where it is shown.
     pub instances: InstanceMetrics,
     /// 1 while the cluster of a region can be reached and its state is known.
@@ -189,6 +236,10 @@ pub struct Metrics {
     pub operations_overdue: Family<RegionLabels, Gauge>,
     /// 1 while this replica holds the Lease and writes.
     pub leader: Gauge,
+    /// How often the Lease has changed its holder, as it says itself.
+    pub lease_transitions: Gauge,
+    /// Unix time of the end of the certificate, of a process that serves TLS.
+    certificate_expiry: Family<Vec<(String, String)>, Gauge>,
 }
 
 /// The method as a label; `other` for methods that are not expected, since anybody can make them up.
@@ -208,6 +259,21 @@ pub fn method_label(method: &Method) -> &'static str {
 /// Buckets from a tenth of a millisecond to half a minute.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_1, 2.5, 14))
+}
+
+/// Buckets from a tenth of a second, for what may wait behind others, to the end of the retry schedule.
+fn receipt_seconds() -> Histogram {
+    Histogram::new([
+        0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 43_200.0,
+    ])
+}
+
+/// Buckets from a second to an hour.
+fn create_seconds() -> Histogram {
+    let in_time = CREATED_IN_TIME.as_secs_f64();
+    Histogram::new([
+        1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 180.0, in_time, 600.0, 900.0, 1800.0, 3600.0,
+    ])
 }
 
 /// Buckets from a microsecond to a second.
@@ -246,6 +312,28 @@ impl Metrics {
         }
     }
 
+    /// Counts a server that runs, this long after it was requested.
+    pub fn created(&self, region: &str, took: Duration) {
+        let region = region.to_owned();
+        self.create_seconds
+            .get_or_create_owned(&RegionLabels { region })
+            .observe(took.as_secs_f64());
+    }
+
+    /// Shows a completed backup, unless there is a later one.
+    pub fn backed_up(&self, region: &str, at: Timestamp) {
+        let region = region.to_owned();
+        let gauge = self.last_backup.get_or_create_owned(&RegionLabels { region });
+        gauge.set(gauge.get().max(at.as_duration().as_secs_f64()));
+    }
+
+    /// Shows when the certificate of this process ends.
+    pub fn certificate_ends(&self, at: Timestamp) {
+        self.certificate_expiry
+            .get_or_create_owned(&Vec::new())
+            .set(at.as_second());
+    }
+
     /// Shows nothing more of a region, whose cluster the catalogue does not name any more.
     pub fn forget_region(&self, region: &str) {
         let labels = RegionLabels {
@@ -256,13 +344,23 @@ impl Metrics {
             &self.region_servers,
             &self.orphan_servers,
             &self.operations_overdue,
+            &self.accounts_with_provider_failures,
         ] {
             gauge.remove(&labels);
+        }
+        self.create_seconds.remove(&labels);
+        self.last_backup.remove(&labels);
+        for state in InstanceState::ALL {
+            self.instance_states.remove(&StateLabels {
+                region: region.to_owned(),
+                state: state.as_str(),
+            });
         }
         for counter in [
             &self.lost_starts,
             &self.servers_interrupted,
             &self.servers_crashed,
+            &self.creates_late,
         ] {
             counter.remove(&labels);
         }
@@ -282,10 +380,17 @@ impl Metrics {
             &self.deliveries_pending,
             &self.deliveries_held,
             &self.webhooks_disabled,
+            &self.accounts_with_disabled_webhooks,
+            &self.accounts_not_ready,
+            &self.invoices_overdue,
             &self.monitored_instances,
         ] {
             gauge.set(0);
         }
+        self.oldest_owed_seconds.set(0.0);
+        self.instance_states.clear();
+        self.accounts_with_provider_failures.clear();
+        self.last_backup.clear();
         self.queue_depth.clear();
         self.orphan_servers.clear();
         self.operations_overdue.clear();
@@ -355,8 +460,11 @@ impl Metrics {
             event_log_writes: Family::default(),
             deliveries_pending: Gauge::default(),
             deliveries_held: Gauge::default(),
-            deliveries_dropped: Counter::default(),
+            event_receipt_seconds: Family::new_with_constructor(receipt_seconds),
+            oldest_owed_seconds: Gauge::default(),
+            deliveries_dropped: Family::default(),
             webhooks_disabled: Gauge::default(),
+            accounts_with_disabled_webhooks: Gauge::default(),
             webhook_lock_seconds: short_seconds(),
             mails: Family::default(),
             mail_configured: Gauge::default(),
@@ -364,6 +472,14 @@ impl Metrics {
             trace_exports: Family::default(),
             usage_samples: Family::default(),
             monitored_instances: Gauge::default(),
+            instance_states: Family::default(),
+            create_seconds: Family::new_with_constructor(create_seconds),
+            creates_late: Family::default(),
+            accounts_with_provider_failures: Family::default(),
+            accounts_not_ready: Gauge::default(),
+            backups: Family::default(),
+            last_backup: Family::default(),
+            invoices_overdue: Gauge::default(),
             instances: InstanceMetrics::default(),
             region_up: Family::default(),
             operations_overdue: Family::default(),
@@ -373,17 +489,23 @@ impl Metrics {
             servers_interrupted: Family::default(),
             servers_crashed: Family::default(),
             leader: Gauge::default(),
+            lease_transitions: Gauge::default(),
+            certificate_expiry: Family::default(),
         };
-        let mut registry = Registry::with_prefix("stellage");
-        metrics.register_common(&mut registry);
+        let mut registry = Registry::default();
+        let process = registry.sub_registry_with_prefix("process");
+        process.register_collector(Box::new(ProcessMetrics));
+        let ours = registry.sub_registry_with_prefix("stellage");
+        metrics.register_common(ours);
         if facade {
-            metrics.register_facade(&mut registry);
+            metrics.register_facade(ours);
         }
         if controllers {
-            metrics.register_controllers(&mut registry);
-            metrics.register_deliveries(&mut registry);
-            metrics.register_monitoring(&mut registry);
-            metrics.register_regions(&mut registry);
+            metrics.register_controllers(ours);
+            metrics.register_objects(ours);
+            metrics.register_deliveries(ours);
+            metrics.register_monitoring(ours);
+            metrics.register_regions(ours);
         }
         Self {
             registry: Arc::new(registry),
@@ -425,6 +547,11 @@ impl Metrics {
             "trace_exports",
             "Requests to the receiver of traces",
             self.trace_exports.clone(),
+        );
+        registry.register(
+            "certificate_expiry_timestamp_seconds",
+            "Unix time of the end of the certificate that is served",
+            self.certificate_expiry.clone(),
         );
     }
 
@@ -479,6 +606,50 @@ impl Metrics {
             "leader",
             "1 while this replica is the leader",
             self.leader.clone(),
+        );
+        registry.register(
+            "lease_transitions",
+            "How often the Lease has changed its holder",
+            self.lease_transitions.clone(),
+        );
+    }
+
+    fn register_objects(&self, registry: &mut Registry) {
+        registry.register(
+            "instances",
+            "Accepted instances by region and state",
+            self.instance_states.clone(),
+        );
+        registry.register(
+            "instance_create_duration_seconds",
+            "Time from the request for a server until it runs",
+            self.create_seconds.clone(),
+        );
+        registry.register(
+            "instance_creates_late",
+            "Servers that did not run within five minutes of the request",
+            self.creates_late.clone(),
+        );
+        registry.register(
+            "accounts_with_provider_failures",
+            "Accounts with an instance whose last provider call failed",
+            self.accounts_with_provider_failures.clone(),
+        );
+        registry.register(
+            "accounts_not_ready",
+            "Accounts that are not ready",
+            self.accounts_not_ready.clone(),
+        );
+        registry.register("backups", "Backups that ended", self.backups.clone());
+        registry.register(
+            "backup_last_completed_timestamp_seconds",
+            "Unix time of the last completed backup",
+            self.last_backup.clone(),
+        );
+        registry.register(
+            "invoices_overdue",
+            "Invoices that should have been issued an hour ago",
+            self.invoices_overdue.clone(),
         );
     }
 
@@ -569,6 +740,21 @@ impl Metrics {
             "deliveries_dropped",
             "Deliveries dropped because there were too many",
             self.deliveries_dropped.clone(),
+        );
+        registry.register(
+            "event_receipt_delay_seconds",
+            "Time from an event to its receipt by a webhook",
+            self.event_receipt_seconds.clone(),
+        );
+        registry.register(
+            "oldest_owed_delivery_age_seconds",
+            "Time since the oldest event that is owed to a webhook",
+            self.oldest_owed_seconds.clone(),
+        );
+        registry.register(
+            "accounts_with_disabled_webhooks",
+            "Accounts with a disabled webhook",
+            self.accounts_with_disabled_webhooks.clone(),
         );
         registry.register(
             "webhooks_disabled",
@@ -687,5 +873,42 @@ mod tests {
         assert!(!shown().contains(&line("orphan_servers")));
         metrics.forget_region("de-fra-1");
         assert!(!shown().contains("de-fra-1"), "{}", shown());
+    }
+
+    #[test]
+    fn every_process_shows_what_it_uses_under_the_usual_names() {
+        let page = Metrics::of(false, false).render(Format::Prometheus).unwrap();
+        let value = |name: &str| {
+            let line = page.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_else(|| panic!("{page}"))
+                .trim()
+                .parse::<f64>()
+                .unwrap()
+        };
+        assert!(value("process_cpu_seconds_total ") >= 0.0);
+        let resident = value("process_resident_memory_bytes ");
+        assert!(
+            resident > 1e6 && resident < value("process_virtual_memory_bytes "),
+            "{page}"
+        );
+        assert!(value("process_open_fds ") >= 3.0 && value("process_threads ") >= 1.0);
+        let age = Timestamp::now().as_duration().as_secs_f64() - value("process_start_time_seconds ");
+        assert!((0.0..3600.0 * 24.0).contains(&(age + 2.0)), "{age}");
+    }
+
+    #[test]
+    fn what_only_the_leader_counts_goes_with_it() {
+        let metrics = Metrics::new();
+        metrics.accounts_not_ready.set(7);
+        metrics.oldest_owed_seconds.set(7.0);
+        metrics.backed_up("simulated", Timestamp::from_second(7).unwrap());
+        metrics.backed_up("simulated", Timestamp::from_second(5).unwrap());
+        let shown = || metrics.render(Format::OpenMetrics).unwrap();
+        let last = "stellage_backup_last_completed_timestamp_seconds{region=\"simulated\"} 7.0\n";
+        assert!(shown().contains(last), "{}", shown());
+        metrics.resign();
+        assert!(shown().contains("\nstellage_accounts_not_ready 0\n"));
+        assert!(shown().contains("\nstellage_oldest_owed_delivery_age_seconds 0.0\n"));
+        assert!(!shown().contains("stellage_backup_last_completed_timestamp_seconds{"));
     }
 }

@@ -25,7 +25,10 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use parking_lot::Mutex;
-use runtime::http::{self as server, ConnectionLimits, tls::Certificate};
+use runtime::{
+    Metrics,
+    http::{self as server, ConnectionLimits, tls::Certificate},
+};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -64,7 +67,8 @@ impl Handler {
     /// Starts it with the certificate in this folder, in a thread of its own: tests that share a region have a runtime each.
     pub fn start(certificates: &Path) -> Self {
         let file = |name: &str| certificates.join(name);
-        let certificate = Certificate::load(&file("handler.pem"), &file("handler.key")).unwrap();
+        let certificate =
+            Certificate::load(&file("handler.pem"), &file("handler.key"), &Metrics::new()).unwrap();
         let serving = CancellationToken::new();
         let (told, port) = std::sync::mpsc::channel();
         let shutdown = serving.clone();

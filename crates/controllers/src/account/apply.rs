@@ -182,7 +182,7 @@ impl Work<'_> {
         let reason = refusal.reason;
         let message = refusal.message.clone();
         if self.write_status(account, &Outcome::Refused(refusal)).await? {
-            let events = &self.shared.events;
+            let events = &self.shared.deps.events;
             events.publish(account, true, reason, "ClaimNamespace", &message);
         }
         Ok(Some(again))
@@ -236,7 +236,7 @@ impl Work<'_> {
         self.put_status(&account, status).await?;
         if adopted && !was_owned {
             let note = format!("adopted namespace {}", self.namespace);
-            let events = &self.shared.events;
+            let events = &self.shared.deps.events;
             events.publish(&account, false, "NamespaceAdopted", "ClaimNamespace", &note);
         }
         Ok(next)
@@ -266,7 +266,7 @@ impl Work<'_> {
                     .doing("create the namespace")
                     .await?;
                 let note = format!("created namespace {}", self.namespace);
-                let events = &self.shared.events;
+                let events = &self.shared.deps.events;
                 events.publish(account, false, "NamespaceCreated", "ClaimNamespace", &note);
             }
             Start::Repair => {
@@ -481,7 +481,7 @@ impl Work<'_> {
                 let note = format!("cannot be deleted yet: {in_the_way}");
                 let outcome = Outcome::HeldBack { adopted, in_the_way };
                 if self.write_status(account, &outcome).await? {
-                    let events = &self.shared.events;
+                    let events = &self.shared.deps.events;
                     events.publish(account, true, "DeletionHeldBack", "Delete", &note);
                 }
                 return Ok(Some(CHECK_AGAIN));

@@ -78,8 +78,8 @@ pub struct Deps {
     pub ledger: Ledger,
     /// Whether a mail server is configured, so that account holders are notified about their webhooks.
     pub has_mail: bool,
-    /// Name of this replica in Kubernetes Events.
-    pub identity: String,
+    /// Publishes Kubernetes Events.
+    pub events: Events,
     /// Where reconciles are counted.
     pub metrics: Metrics,
     /// Source of the time.
@@ -120,7 +120,6 @@ pub struct AccountController {
 
 struct Shared {
     deps: Deps,
-    events: Events,
     claims: Mutex<Claims>,
     /// Queue of Accounts to reconcile; `None` while another replica is the leader, so that nothing accumulates.
     queue: Mutex<Option<mpsc::UnboundedSender<ObjectRef>>>,
@@ -132,11 +131,10 @@ struct Shared {
 }
 
 impl AccountController {
-    /// A controller with no state yet. Must be called in a Tokio runtime, because it spawns a task to write Events.
+    /// A controller with no state yet.
     pub fn new(deps: Deps) -> Self {
         Self {
             shared: Arc::new(Shared {
-                events: Events::new(deps.client.clone(), "account-controller", &deps.identity),
                 claims: Mutex::new(Claims::new(deps.quotas)),
                 deps,
                 queue: Mutex::default(),

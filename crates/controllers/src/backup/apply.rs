@@ -19,7 +19,10 @@ use domain::{
 };
 use providers::Provider;
 use resources::{Backup, BackupStatus, backup::FINALIZER, tracking::CONTROLLER_MANAGER};
-use runtime::client::{self, CallError, bounded};
+use runtime::{
+    client::{self, CallError, bounded},
+    metrics::OutcomeLabels,
+};
 
 impl<P: Provider> Reconciler<P> {
     /// Queues the oldest failed backup of a deleted instance, if it is to be deleted.
@@ -50,6 +53,7 @@ impl<P: Provider> Reconciler<P> {
             self.publish(&written, note);
         }
         if backup.is_unfinished() && !written.is_unfinished() {
+            self.count(&decision.status);
             let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
             let mine = &written.metadata.uid;
             // Those that wait for this backup, and those that it may replace.
@@ -67,6 +71,22 @@ impl<P: Provider> Reconciler<P> {
             self.look_at_surplus(&written);
         }
         Ok(Some(written))
+    }
+
+    fn count(&self, status: &BackupStatus) {
+        let code = status.error.as_ref().map(|error| error.code.as_str());
+        let outcome = match code {
+            None => "completed",
+            Some("instance_deleted") => "instance_deleted",
+            Some("instance_not_ready") => "instance_not_ready",
+            Some(_) => "failed",
+        };
+        let metrics = &self.controller.metrics;
+        metrics
+            .backups
+            .get_or_create_owned(&OutcomeLabels { outcome })
+            .inc();
+        self.controller.show_completed(status);
     }
 
     /// Creates the second attempt of a failed scheduled backup.

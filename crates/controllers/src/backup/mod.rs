@@ -24,15 +24,16 @@ pub use index::BackupIndex;
 use reconcile::Reconciler;
 pub use restores::Restores;
 
-use super::account::AccountDirectory;
+use super::{account::AccountDirectory, census};
 use domain::{backup::BackupLimits, event::Outbox};
 use providers::Provider;
-use resources::{Backup, Instance};
+use resources::{Backup, BackupPhase, BackupStatus, Instance};
 use runtime::{
     Clock, Metrics, ReconcileQueue, Store,
     backoff::Backoffs,
     events::Events,
     metrics::KindLabels,
+    shared_catalogue::SharedCatalogue,
     watch::{Change, Listener},
     work_queue,
 };
@@ -54,6 +55,8 @@ pub struct BackupController<P> {
     pub restores: Restores,
     /// The reconcile queue of instances, which also knows the versions that their controller has written.
     pub instance_queue: ReconcileQueue<Instance>,
+    /// Tells which regions are simulated.
+    pub catalogue: SharedCatalogue,
     /// How many manual backups an account and an instance may have.
     pub limits: BackupLimits,
     /// Source of the time.
@@ -75,11 +78,26 @@ impl<P: Provider> BackupController<P> {
     /// so that no earlier change is missed.
     pub async fn run(self, queue: ReconcileQueue<Backup>, store: Store<Backup>, shutdown: CancellationToken) {
         let (triggers, _) = queue.open(&store);
+        for backup in store.state() {
+            if let Some(status) = &backup.status {
+                self.show_completed(status);
+            }
+        }
         let reconciler = self.with(queue);
         let controller = &reconciler.controller;
         let kind = KindLabels { kind: "Backup" };
         let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
         work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
+    }
+
+    /// Shows the time of a completed backup, if it is the last of its region.
+    fn show_completed(&self, status: &BackupStatus) {
+        if let (Some(BackupPhase::Completed), Some(at), Some(source)) =
+            (status.phase, status.completed_at, &status.source)
+        {
+            let region = census::region_label(&self.catalogue.current(), &source.region);
+            self.metrics.backed_up(region, at);
+        }
     }
 
     fn with(self, queue: ReconcileQueue<Backup>) -> Reconciler<P> {

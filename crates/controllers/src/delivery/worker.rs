@@ -12,8 +12,8 @@ use super::{
     write_queue::{CallQueue, NextWrite, Permit, WriteQueue},
 };
 use crate::{event_log, webhook::shared::Shared};
-use domain::delivery::{Command, JobKey, PageWritten, Written};
-use runtime::metrics::OutcomeLabels;
+use domain::delivery::{Command, JobKey, PageWritten, Receipt, Written};
+use runtime::metrics::{OutcomeLabels, ReceiverLabels};
 
 /// How often to poll the dispatcher even without a wake-up.
 const POLL_EVERY: Duration = Duration::from_secs(1);
@@ -80,7 +80,10 @@ pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
                     tasks.spawn(async move {
                         let report = send::attempt(&shared, &webhook, &event, number).await;
                         let now = shared.now();
-                        shared.state.lock().dispatcher.attempted(&job, report, now);
+                        let receipt = shared.state.lock().dispatcher.attempted(&job, report, now);
+                        if let Some(receipt) = receipt {
+                            count(&shared, receipt);
+                        }
                         shared.statuses.lock().touch(webhook);
                         shared.wake.worker.notify_one();
                     });
@@ -136,6 +139,20 @@ pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
             "deliveries were still running when the grace period ended; the next leader repeats them"
         );
     }
+}
+
+fn count(shared: &Shared, receipt: Receipt) {
+    let receiver = if receipt.was_expected {
+        "healthy"
+    } else {
+        "failing"
+    };
+    shared
+        .deps
+        .metrics
+        .event_receipt_seconds
+        .get_or_create_owned(&ReceiverLabels { receiver })
+        .observe(receipt.after.as_secs_f64());
 }
 
 /// The commands to carry out now, and when to poll again.

@@ -1,18 +1,18 @@
 //! Writes what has been decided about an instance.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 
 use super::reconcile::Reconciler;
-use crate::{backup, finalizers};
+use crate::{backup, census, finalizers};
 use domain::{
     event::OutboxVersion,
-    instance::{Decision, Note, Notes, tell_missed_backup},
+    instance::{Decision, Note, Notes, creation_began, tell_missed_backup},
 };
 use providers::Provider;
 use resources::{
-    Instance, InstanceStatus,
+    Instance, InstanceState, InstanceStatus,
     conditions::{self, whole_seconds},
     instance::FINALIZER,
     quota,
@@ -85,6 +85,7 @@ impl<P: Provider> Reconciler<P> {
             .as_ref()
             .map_or(0, |status| status.event_sequence);
         let written = self.write_status(&draft.instance, status).await?;
+        self.count_creation(&draft.stored, status);
         let outbox = OutboxVersion::of(&*written);
         self.controller.outbox.recorded(&outbox, before);
         if status.event_sequence > before {
@@ -100,6 +101,19 @@ impl<P: Provider> Reconciler<P> {
         }
         *draft = Draft::new(written);
         Ok(())
+    }
+
+    /// Measures how long a creation has taken, if it has ended with a server that runs.
+    fn count_creation(&self, before: &Instance, status: &InstanceStatus) {
+        let stored = before.status.as_ref();
+        let is_new = stored.is_none_or(|stored| stored.provisioned_at.is_none());
+        if is_new && status.provisioned_at.is_some() && status.state == Some(InstanceState::Running) {
+            let controller = &self.controller;
+            let took = controller.clock.now().duration_since(creation_began(before));
+            let region = census::region_label(&controller.catalogue.current(), &before.spec.region);
+            let took = Duration::try_from(took).unwrap_or_default();
+            controller.metrics.created(region, took);
+        }
     }
 
     /// Creates the scheduled backup of an instance for a time of its schedule. It is created before the status records it: creating it

@@ -3,12 +3,10 @@
 //! - `reconcile`: one reconcile of one instance: `observe` gathers what the decision depends on, `apply` writes it;
 //! - `user_data`: reads the user data for a server that is installed;
 //! - `trace`: the trace that it belongs to;
-//! - `overdue`: counts the operations that do not end;
 //! - `unreadable`: the condition of objects that do not match their schema.
 
 mod apply;
 mod observe;
-mod overdue;
 mod reconcile;
 mod trace;
 mod unreadable;
@@ -122,14 +120,6 @@ impl<P: Provider> InstanceController<P> {
             // First, so that it knows the instances before any is reconciled.
             controller.provider.run(instances, shutdown.clone()),
             work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown),
-            overdue::count(
-                &store,
-                &controller.catalogue,
-                |region| controller.provider.deadlines(region),
-                &*controller.clock,
-                &controller.metrics,
-                &shutdown,
-            ),
         );
         reports.abort();
     }

@@ -546,6 +546,7 @@ impl Operator {
             instances: instances.reader.clone(),
             restores,
             instance_queue: queue.clone(),
+            catalogue: catalogue.clone(),
             limits: LIMITS,
             clock: clock.clone(),
             metrics,

@@ -1,7 +1,7 @@
 //! The webhooks that the controller knows: the latest version of each.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -9,7 +9,7 @@ use super::{
     shared::{AT_ONCE, Shared, State},
     status_queue::LastWrites,
 };
-use domain::delivery::{Disablement, Now, WebhookKey, key, keys_after};
+use domain::delivery::{Disablement, Now, WebhookKey, key, keys_after, namespace_of};
 use resources::{Webhook, WebhookStatus, origin, revision};
 use runtime::watch::Change;
 
@@ -21,7 +21,39 @@ pub(crate) struct Webhooks {
     pub(crate) shown: u64,
     /// Webhooks that are copies of older ones.
     copies: HashSet<WebhookKey>,
-    pub(super) disabled: HashSet<WebhookKey>,
+    pub(super) disabled: Disabled,
+}
+
+/// The disabled webhooks.
+#[derive(Default)]
+pub(super) struct Disabled {
+    all: HashSet<WebhookKey>,
+    /// How many each account has, by namespace.
+    by_account: HashMap<String, usize>,
+}
+
+impl Disabled {
+    fn insert(&mut self, key: &WebhookKey) {
+        if self.all.insert(key.clone()) {
+            *self.by_account.entry(namespace_of(key).to_owned()).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, key: &WebhookKey) {
+        if self.all.remove(key)
+            && let Some(number) = self.by_account.get_mut(namespace_of(key))
+        {
+            *number -= 1;
+            if *number == 0 {
+                self.by_account.remove(namespace_of(key));
+            }
+        }
+    }
+
+    /// How many there are, and how many accounts they belong to.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.all.len(), self.by_account.len())
+    }
 }
 
 /// The latest version of a webhook, and what still has to be written to its status.
@@ -148,7 +180,7 @@ impl Shared {
         }
         self.secrets.read_first(key, &webhook);
         if webhook.disabled().is_some() {
-            state.webhooks.disabled.insert(key.clone());
+            state.webhooks.disabled.insert(key);
         } else {
             state.webhooks.disabled.remove(key);
         }

@@ -18,7 +18,7 @@ use domain::{
     webhook::urgency,
 };
 use resources::{Webhook, WebhookStatus};
-use runtime::events::Events;
+use runtime::{events::Events, metrics::LimitLabels};
 
 /// How often to check for counters to write.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -119,16 +119,29 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
 /// Updates the metrics of deliveries and webhooks.
 fn count(shared: &Shared) {
     let state = shared.state.lock();
-    let (pending, held, dropped) = state.dispatcher.totals();
-    let disabled = state.webhooks.disabled.len();
+    let (pending, held, _) = state.dispatcher.totals();
+    let (oldest, dropped) = (state.dispatcher.oldest_owed(), state.dispatcher.dropped());
+    let (disabled, accounts) = state.webhooks.disabled.counts();
     drop(state);
+    let age = oldest.map(|oldest| shared.deps.clock.now().duration_since(oldest).as_secs_f64());
     let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
     let metrics = &shared.deps.metrics;
     metrics.deliveries_pending.set(gauge(pending));
     metrics.deliveries_held.set(gauge(held));
     metrics.webhooks_disabled.set(gauge(disabled));
-    let counted = metrics.deliveries_dropped.get();
-    metrics.deliveries_dropped.inc_by(dropped.saturating_sub(counted));
+    metrics.accounts_with_disabled_webhooks.set(gauge(accounts));
+    metrics.oldest_owed_seconds.set(age.unwrap_or_default().max(0.0));
+    let limits = [
+        ("webhook", dropped.webhook),
+        ("account", dropped.account),
+        ("all", dropped.total),
+    ];
+    for (limit, number) in limits {
+        let counter = metrics
+            .deliveries_dropped
+            .get_or_create_owned(&LimitLabels { limit });
+        counter.inc_by(number.saturating_sub(counter.get()));
+    }
 }
 
 impl Shared {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 
 use super::{
-    Command, DeliveryLog, Disablement, Dispatcher, JobKey, MAX_STRETCH, Now, Report, Timer, TimerId,
+    Command, DeliveryLog, Disablement, Dispatcher, JobKey, MAX_STRETCH, Now, Receipt, Report, Timer, TimerId,
     WebhookKey,
     job::{Job, State},
     name_of,
@@ -29,6 +29,8 @@ pub(super) struct Flight {
     generation: i64,
     /// Whether its slot counts among the suspects'.
     is_suspect: bool,
+    /// Whether nothing delayed it, see [`Receipt::was_expected`].
+    is_expected: bool,
     /// When it is slow. `None` once it is.
     slow: Option<TimerId>,
     /// Its subject, if this is a first attempt.
@@ -111,7 +113,7 @@ impl Dispatcher {
                 continue;
             };
             let account = queue.facts.namespace.clone();
-            let is_suspect = queue.is_suspect();
+            let (is_suspect, delays) = (queue.is_suspect(), queue.delays());
             if is_suspect && !self.slots.has_room_for_suspect(&account, now.mono) {
                 queue.waits_in = ReadyQueue::Parked;
                 self.parked.push(&account, webhook);
@@ -130,6 +132,7 @@ impl Dispatcher {
             let event = job.event();
             let number = job.next_attempt();
             let request = job.request().map(ToOwned::to_owned);
+            let is_expected = !delays && job.is_sent_at_once();
             self.slots.take(&account, is_suspect);
             let slow = self.timer(now.mono + SLOW, Timer::Slow(key.clone()));
             let flight = Flight {
@@ -137,6 +140,7 @@ impl Dispatcher {
                 account,
                 generation,
                 is_suspect,
+                is_expected,
                 slow: Some(slow),
                 subject,
                 request,
@@ -170,11 +174,11 @@ impl Dispatcher {
         }
     }
 
-    /// Reports the outcome of a [`Command::Attempt`]. Call it once for each, even if its job or webhook is gone.
-    pub fn attempted(&mut self, key: &JobKey, report: Report, now: Now) {
-        let Some(flight) = self.flights.remove(key) else {
-            return;
-        };
+    /// Reports the outcome of a [`Command::Attempt`]. Call it once for each, even if its job or webhook is gone. Returns how the event
+    /// got to the webhook, if it did; test events do not count.
+    pub fn attempted(&mut self, key: &JobKey, report: Report, now: Now) -> Option<Receipt> {
+        let flight = self.flights.remove(key)?;
+        let receipt = self.receipt(key, &report, &flight, now);
         self.slots.give_back(&flight.account, flight.is_suspect);
         if let Some(timer) = flight.slow {
             self.timers.remove(&timer);
@@ -198,6 +202,20 @@ impl Dispatcher {
         if let Some(webhook) = &flight.webhook {
             self.make_ready(webhook);
         }
+        receipt
+    }
+
+    fn receipt(&self, key: &JobKey, report: &Report, flight: &Flight, now: Now) -> Option<Receipt> {
+        let Report::Sent { attempt, .. } = report else {
+            return None;
+        };
+        let is_received = |job: &&Job| job.state == State::InFlight && !job.test && attempt.error.is_none();
+        let job = self.jobs.get(key).filter(is_received)?;
+        let after = now.wall.duration_since(job.order.created_at);
+        Some(Receipt {
+            after: Duration::try_from(after).unwrap_or_default(),
+            was_expected: flight.is_expected && flight.slow.is_some(),
+        })
     }
 
     fn evaluate(&mut self, key: &JobKey, report: Report, flight: &Flight, now: Now) {

@@ -130,6 +130,7 @@ impl Dispatcher {
     /// Resumes the retry schedule of a job that was held for lack of room.
     pub(super) fn readmit(&mut self, key: &JobKey, drains: bool, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
+        job.was_held = true;
         let mut status = job.status();
         if status.retries == 0 {
             self.release(key, drains, now);
@@ -164,6 +165,7 @@ impl Dispatcher {
     /// attempt, unless there is no outcome within [`DeliveryLimits::patience`](super::DeliveryLimits::patience).
     pub(super) fn release(&mut self, key: &JobKey, drains: bool, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
+        job.was_held = true;
         let mut status = job.status();
         status.phase = DeliveryPhase::Pending;
         status.retries = 0;
@@ -247,7 +249,7 @@ impl Dispatcher {
         };
         queue.tally.dropped += 1;
         queue.tally.backlog = Some(Backlog::Dropped);
-        self.totals.count_dropped(&key);
+        self.totals.count_dropped(&key, scope);
         self.withdraw(&key);
         if let Some(job) = self.jobs.get_mut(&key) {
             job.state = State::Over;

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{FIRST_PAUSE, JobKey, LONGEST_PAUSE, TimerId, WebhookKey};
 use crate::event::{EventType, OutboxEntry, catalogue};
-use resources::{Delivery, DeliveryPhase, DeliveryStatus, revision};
+use resources::{Delivery, DeliveryPhase, DeliveryStatus, event_log::page_of, revision};
 
 /// An event to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ impl Content {
 /// The order in which the events of a webhook are sent: by time, then by sequence number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EventOrder {
-    created_at: Timestamp,
+    pub(super) created_at: Timestamp,
     pub(super) sequence: i64,
     /// Makes the order unique, even if somebody creates a second Delivery for an event.
     pub(super) job: JobKey,
@@ -199,6 +199,8 @@ pub(super) struct Job {
     /// Whether it was held, or left over by an earlier process. Such jobs are sent one after another, and are counted
     /// in `WebhookQueue::draining`.
     pub(super) drains: bool,
+    /// Whether it was held before, as far as this process knows.
+    pub(super) was_held: bool,
     /// Whether it is counted in `WebhookQueue::pending`.
     pub(super) is_counted: bool,
     /// What it is counted as in [`Totals`](super::Totals).
@@ -234,6 +236,7 @@ impl Job {
             awaits_disablement: false,
             dropped: false,
             drains: false,
+            was_held: false,
             is_counted: false,
             counted: None,
             yielding: None,
@@ -352,6 +355,14 @@ impl Job {
     pub(super) fn phase(&self) -> DeliveryPhase {
         self.latest_status()
             .map_or(DeliveryPhase::Pending, |status| status.phase)
+    }
+
+    /// Whether nothing but its own first attempt has come before its receipt: it was neither held, nor sent before, nor asked for again.
+    pub(super) fn is_sent_at_once(&self) -> bool {
+        let is_resent = self.record().is_some_and(|record| {
+            record.requested_attempt().is_some() || page_of(&record.metadata).is_some()
+        });
+        self.next_attempt() == 1 && !self.was_held && self.phase() != DeliveryPhase::Held && !is_resent
     }
 
     /// The nonce of a request to send it now that no attempt has answered yet. Tests are sent immediately anyway.

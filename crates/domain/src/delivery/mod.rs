@@ -70,7 +70,7 @@ pub use writes::{WriteRequest, Written};
 
 use self::{
     attempts::Flight,
-    bounds::Counts,
+    bounds::{Counts, Scope},
     event_log::Logs,
     job::{Job, State, Writing},
     observed::{Orphans, Tombstone},
@@ -303,17 +303,66 @@ struct Totals {
     held: Counts,
     /// Number of recorded ones that wait for an attempt or are in flight.
     pending: usize,
-    /// Number of those dropped.
-    dropped: u64,
+    /// When the events of those that are owed happened, and how many happened then.
+    owed_since: BTreeMap<Timestamp, usize>,
+    dropped: Dropped,
     #[cfg(test)]
     dropped_jobs: Vec<JobKey>,
 }
 
+/// Numbers of deliveries dropped since the start, by the limit that left no room for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// That of their webhook.
+    pub webhook: u64,
+    /// That of their account.
+    pub account: u64,
+    /// That of all accounts together.
+    pub total: u64,
+}
+
+impl Dropped {
+    /// All of them.
+    pub const fn sum(self) -> u64 {
+        self.webhook + self.account + self.total
+    }
+}
+
+/// How an event got to a webhook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// The time from the event to its receipt.
+    pub after: Duration,
+    /// Whether nothing about the webhook has delayed it: this was the first attempt, its receiver neither failed nor was slow, and
+    /// nobody asked for the event once more.
+    pub was_expected: bool,
+}
+
 impl Totals {
+    /// Counts an owed delivery of an event of this time.
+    fn owe(&mut self, created_at: Timestamp) {
+        *self.owed_since.entry(created_at).or_default() += 1;
+    }
+
+    /// Counts one that is no longer owed.
+    fn owe_no_more(&mut self, created_at: Timestamp) {
+        if let Some(count) = self.owed_since.get_mut(&created_at) {
+            *count -= 1;
+            if *count == 0 {
+                self.owed_since.remove(&created_at);
+            }
+        }
+    }
+
     /// Counts a delivery that is dropped.
     #[cfg_attr(not(test), expect(unused_variables, reason = "only tests ask which they are"))]
-    fn count_dropped(&mut self, job: &JobKey) {
-        self.dropped += 1;
+    fn count_dropped(&mut self, job: &JobKey, bound: Scope) {
+        let number = match bound {
+            Scope::Webhook => &mut self.dropped.webhook,
+            Scope::Account => &mut self.dropped.account,
+            Scope::Total => &mut self.dropped.total,
+        };
+        *number += 1;
         #[cfg(test)]
         self.dropped_jobs.push(job.clone());
     }
@@ -356,7 +405,8 @@ impl Dispatcher {
                 owed: Counts::new(limits.pending),
                 held: Counts::new(limits.held),
                 pending: 0,
-                dropped: 0,
+                owed_since: BTreeMap::new(),
+                dropped: Dropped::default(),
                 #[cfg(test)]
                 dropped_jobs: Vec::new(),
             },

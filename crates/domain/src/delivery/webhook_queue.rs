@@ -142,8 +142,8 @@ pub(super) struct WebhookQueue {
     window: usize,
     /// Whether the last job taken was not a first attempt.
     was_retry: bool,
-    /// Whether the last attempt that ended failed or was slow, or it has not had a success yet.
-    was_bad: bool,
+    /// Whether the last attempt that ended was a quick success, if one has ended.
+    went_well: Option<bool>,
     /// Number of slow attempts among those in flight.
     pub(super) slow_in_flight: usize,
     pub(super) waits_in: ReadyQueue,
@@ -171,7 +171,7 @@ impl WebhookQueue {
             first_in_flight: 0,
             window: FIRST_WINDOW,
             was_retry: false,
-            was_bad: true,
+            went_well: None,
             slow_in_flight: 0,
             waits_in: ReadyQueue::Idle,
             tally: Tally::default(),
@@ -188,7 +188,12 @@ impl WebhookQueue {
 
     /// Whether others are not to wait for its attempts. A quick success does not clear it while another attempt is slow.
     pub(super) fn is_suspect(&self) -> bool {
-        self.was_bad || self.slow_in_flight > 0
+        self.went_well != Some(true) || self.slow_in_flight > 0
+    }
+
+    /// Whether its receiver may keep its other events waiting.
+    pub(super) fn delays(&self) -> bool {
+        self.went_well == Some(false) || self.slow_in_flight > 0
     }
 
     /// Puts a job into its queue. Returns its ticket.
@@ -236,12 +241,18 @@ impl WebhookQueue {
         if counts_as != job.counted {
             let account = &self.facts.namespace;
             match std::mem::replace(&mut job.counted, counts_as) {
-                Some(Counted::Owed) => totals.owed.remove(account, &job.webhook),
+                Some(Counted::Owed) => {
+                    totals.owed.remove(account, &job.webhook);
+                    totals.owe_no_more(job.order.created_at);
+                }
                 Some(Counted::Held) => totals.held.remove(account, &job.webhook),
                 None => {}
             }
             match counts_as {
-                Some(Counted::Owed) => totals.owed.add(account, &job.webhook),
+                Some(Counted::Owed) => {
+                    totals.owed.add(account, &job.webhook);
+                    totals.owe(job.order.created_at);
+                }
                 Some(Counted::Held) => totals.held.add(account, &job.webhook),
                 None => {}
             }
@@ -362,11 +373,11 @@ impl WebhookQueue {
         }
         match outcome {
             Some(Outcome::Success { is_slow }) => {
-                self.was_bad = is_slow;
+                self.went_well = Some(!is_slow);
                 self.window = (self.window + 1).min(cap);
             }
             Some(Outcome::Failure) => {
-                self.was_bad = true;
+                self.went_well = Some(false);
                 self.window = (self.window / 2).max(1);
             }
             None => {}

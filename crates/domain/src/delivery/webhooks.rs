@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
+
 use super::{
-    Dispatcher, JobKey, Now, WebhookKey, key,
+    Dispatcher, Dropped, JobKey, Now, WebhookKey,
+    job::Counted,
+    key,
     webhook_queue::{Tally, WebhookFacts, WebhookGate, WebhookQueue},
 };
 
@@ -87,6 +91,11 @@ impl Dispatcher {
             flight.webhook = None;
         }
         for job_key in queue.jobs {
+            if let Some(job) = self.jobs.get(&job_key)
+                && job.counted == Some(Counted::Owed)
+            {
+                self.totals.owe_no_more(job.order.created_at);
+            }
             self.orphan(&job_key);
             self.forget(&job_key);
         }
@@ -129,7 +138,17 @@ impl Dispatcher {
     /// The numbers of pending and held deliveries of all webhooks, and of those dropped since the start.
     pub fn totals(&self) -> (usize, usize, u64) {
         let totals = &self.totals;
-        (totals.pending, totals.held.total(), totals.dropped)
+        (totals.pending, totals.held.total(), totals.dropped.sum())
+    }
+
+    /// The numbers of deliveries dropped since the start.
+    pub fn dropped(&self) -> Dropped {
+        self.totals.dropped
+    }
+
+    /// When the oldest event happened that is owed to a webhook, if any is: it waits for an attempt, or one is in flight.
+    pub fn oldest_owed(&self) -> Option<Timestamp> {
+        self.totals.owed_since.keys().next().copied()
     }
 
     /// Resets [`Tally::finished`], because the webhook's finished records are being counted again.

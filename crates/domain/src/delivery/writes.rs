@@ -6,6 +6,7 @@ use kube::api::ObjectMeta;
 
 use super::{
     Command, Dispatcher, Event, JobKey, Now, WriteClass,
+    bounds::Scope,
     job::{Source, State, Writing},
     name_of,
     webhook_queue::{Backlog, WebhookFacts, WebhookQueue},
@@ -139,7 +140,7 @@ impl Dispatcher {
                 if is_lost && let Some(queue) = self.queues.get_mut(&job.webhook) {
                     queue.tally.dropped += 1;
                     queue.tally.backlog = Some(Backlog::Refused);
-                    self.totals.count_dropped(key);
+                    self.totals.count_dropped(key, Scope::Account);
                 }
                 self.forget(key);
             }

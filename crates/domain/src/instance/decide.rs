@@ -301,6 +301,22 @@ fn limits(operation: &Operation, deadlines: &Deadlines) -> Vec<Duration> {
     grace.into_iter().chain([deadlines.of(operation.kind)]).collect()
 }
 
+/// When the creation of a server was requested: with its object, or with the last change of a spec that could not be carried out before.
+pub fn creation_began(instance: &Instance) -> Timestamp {
+    let created = instance.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let operation = instance
+        .status
+        .as_ref()
+        .and_then(|status| status.operation.as_ref());
+    match (created, operation) {
+        (Some(created), _) if instance.metadata.generation == Some(1) => created,
+        (created, operation) => operation
+            .map(Operation::counted_from)
+            .or(created)
+            .unwrap_or_else(|| instance.created_at()),
+    }
+}
+
 /// Whether an operation has not ended within its deadline.
 pub fn is_overdue(operation: &Operation, deadlines: &Deadlines, now: Timestamp) -> bool {
     elapsed(operation, now) >= deadlines.of(operation.kind)

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use parking_lot::RwLock;
 use rustls::{
     ServerConfig,
@@ -17,6 +18,9 @@ use rustls::{
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use x509_cert::der::Decode as _;
+
+use crate::Metrics;
 
 /// How often the files are read. They are small, and notifications of changes do not work on every file system.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -75,6 +79,8 @@ struct Files {
     chain: PathBuf,
     key: PathBuf,
     current: RwLock<Current>,
+    /// Where the end of the certificate is shown.
+    metrics: Metrics,
 }
 
 #[derive(Debug)]
@@ -91,15 +97,17 @@ struct Text {
 }
 
 impl Certificate {
-    /// Reads the files.
-    pub fn load(chain: &Path, key: &Path) -> Result<Self, CertificateError> {
+    /// Reads the files, and from then on shows in `metrics` when the certificate ends.
+    pub fn load(chain: &Path, key: &Path, metrics: &Metrics) -> Result<Self, CertificateError> {
         let text = Text::read(chain, key)?;
         let certified = Arc::new(text.parse(chain, key)?);
         let files = Arc::new(Files {
             chain: chain.to_owned(),
             key: key.to_owned(),
             current: RwLock::new(Current { text, certified }),
+            metrics: metrics.clone(),
         });
+        files.show_end();
         let mut config =
             ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
                 .with_safe_default_protocol_versions()?
@@ -157,8 +165,23 @@ impl Files {
         }
         let certified = Arc::new(text.parse(&self.chain, &self.key)?);
         *self.current.write() = Current { text, certified };
+        self.show_end();
         Ok(true)
     }
+
+    fn show_end(&self) {
+        let certified = self.current.read().certified.clone();
+        if let Some(end) = certified.end_entity_cert().ok().and_then(|it| end_of(it)) {
+            self.metrics.certificate_ends(end);
+        }
+    }
+}
+
+/// When a certificate ends; `None` if only rustls can read it.
+fn end_of(certificate: &[u8]) -> Option<Timestamp> {
+    let certificate = x509_cert::Certificate::from_der(certificate).ok()?;
+    let end = certificate.tbs_certificate.validity.not_after;
+    Timestamp::from_second(i64::try_from(end.to_unix_duration().as_secs()).ok()?).ok()
 }
 
 impl ResolvesServerCert for Files {
@@ -264,8 +287,14 @@ mod tests {
 
         /// Writes a new certificate and key; returns the certificate.
         fn issue(&self) -> CertificateDer<'static> {
+            self.issue_until(4096)
+        }
+
+        /// The same, for one that ends with the first day of this year.
+        fn issue_until(&self, year: i32) -> CertificateDer<'static> {
             let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+            let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+            params.not_after = rcgen::date_time_ymd(year, 1, 1);
             let certificate = params.signed_by(&key, &self.authority).unwrap();
             fs::write(self.path("tls.crt"), certificate.pem()).unwrap();
             fs::write(self.path("tls.key"), key.serialize_pem()).unwrap();
@@ -273,7 +302,7 @@ mod tests {
         }
 
         fn load(&self) -> Result<Certificate, CertificateError> {
-            Certificate::load(&self.path("tls.crt"), &self.path("tls.key"))
+            Certificate::load(&self.path("tls.crt"), &self.path("tls.key"), &Metrics::new())
         }
 
         /// Asks the server once; returns its certificate and its answer.
@@ -297,6 +326,26 @@ mod tests {
             stream.read_to_string(&mut answer).await.unwrap();
             (stream.get_ref().1.peer_certificates().unwrap()[0].clone(), answer)
         }
+    }
+
+    #[test]
+    fn the_end_of_the_certificate_is_a_metric_and_so_is_that_of_a_new_one() {
+        let site = Site::new();
+        let metrics = Metrics::new();
+        let shown = || {
+            let page = metrics.render(crate::metrics::Format::OpenMetrics).unwrap();
+            let name = "stellage_certificate_expiry_timestamp_seconds";
+            let line = page.lines().find_map(|line| line.strip_prefix(name));
+            line.map(|value| value.trim_start_matches("{}").trim().to_owned())
+        };
+        assert_eq!(shown(), None);
+        site.issue_until(2030);
+        let certificate = Certificate::load(&site.path("tls.crt"), &site.path("tls.key"), &metrics).unwrap();
+        assert_eq!(shown().as_deref(), Some("1893456000"));
+        // From 2050 on, certificates have their times in another form.
+        site.issue_until(2051);
+        assert!(certificate.files.reload().unwrap());
+        assert_eq!(shown().as_deref(), Some("2556144000"));
     }
 
     #[tokio::test]

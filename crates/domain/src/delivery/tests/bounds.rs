@@ -661,6 +661,8 @@ fn the_totals_count_all_that_is_pending_held_and_dropped() {
     flood(&mut world, "a", 7);
     flood(&mut world, "b", 6);
     assert_eq!(world.dispatcher.totals(), (4, 6, 3));
+    let dropped = world.dispatcher.dropped();
+    assert_eq!((dropped.webhook, dropped.account, dropped.total), (3, 0, 0));
     world.delete_hook(&"a/0".into());
     while world.watch_hooks() {}
     assert_eq!(world.dispatcher.totals(), (2, 3, 3));

@@ -8,6 +8,7 @@ mod event_log;
 mod fairness;
 mod ladder;
 mod races;
+mod receipts;
 mod records;
 mod requests;
 mod webhooks;

@@ -144,6 +144,8 @@ pub struct World {
     pub begun: Vec<Sending>,
     /// Every attempt that succeeded.
     pub arrived: HashSet<JobKey>,
+    /// How they got there, of events that are no tests.
+    pub receipts: Vec<Receipt>,
     pub writes: Writes,
     pub disablements: Vec<Disablement>,
     /// The revision when this process began.
@@ -197,6 +199,7 @@ impl World {
             receivers: HashMap::new(),
             begun: Vec::new(),
             arrived: HashSet::new(),
+            receipts: Vec::new(),
             writes: Writes::default(),
             disablements: Vec::new(),
             floor: 0,
@@ -786,7 +789,8 @@ impl World {
             self.arrived.insert(sending.job.clone());
         }
         let now = self.now();
-        self.dispatcher.attempted(&sending.job, report, now);
+        let receipt = self.dispatcher.attempted(&sending.job, report, now);
+        self.receipts.extend(receipt);
         self.take_commands();
     }
 
@@ -1148,6 +1152,11 @@ impl World {
                 assert_eq!(counts.of_webhook(&queue.facts.namespace, webhook), of_it);
             }
         }
+        let mut since: BTreeMap<Timestamp, usize> = BTreeMap::new();
+        for job in of(Counted::Owed) {
+            *since.entry(job.order.created_at).or_default() += 1;
+        }
+        assert_eq!(d.totals.owed_since, since);
         let yielding = d.jobs.values().filter_map(|job| Some((job.yields_as()?, job)));
         let mut count = 0;
         for (wanted, job) in yielding {

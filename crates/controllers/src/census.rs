@@ -1,0 +1,334 @@
+//! Counts objects for the metrics, four times a minute: what follows from the passing of time, or from no single change.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::{SignedDuration, Timestamp};
+use tokio_util::sync::CancellationToken;
+
+use domain::{
+    catalogue::Catalogue,
+    instance::{
+        creation_began, is_overdue,
+        user_data::{USER_DATA_INVALID, USER_DATA_MISSING},
+    },
+    provider::{Deadlines, ProviderError},
+};
+use providers::Provider;
+use resources::{
+    Account, Instance, InstanceState, Invoice, InvoicePhase, OperationKind,
+    conditions::{self, READY},
+};
+use runtime::{
+    Clock, Metrics, Store,
+    metrics::{CREATED_IN_TIME, RegionLabels, StateLabels},
+    shared_catalogue::SharedCatalogue,
+};
+
+/// How often they are counted.
+const EVERY: Duration = Duration::from_secs(15);
+/// The label of all simulated regions.
+const SIMULATED: &str = "simulated";
+/// How long after its period an open invoice is overdue: several times as long as issuing those of all accounts takes.
+const ISSUED_WITHIN: SignedDuration = SignedDuration::from_hours(1);
+/// How long an Account may take to become ready.
+const READY_WITHIN: SignedDuration = SignedDuration::from_mins(5);
+
+/// What is counted, by the leader.
+pub struct Census<P> {
+    pub accounts: Store<Account>,
+    pub instances: Store<Instance>,
+    /// Those that still need work.
+    pub invoices: Store<Invoice>,
+    pub catalogue: SharedCatalogue,
+    /// Knows the deadlines.
+    pub provider: Arc<P>,
+    pub clock: Arc<dyn Clock>,
+    pub metrics: Metrics,
+}
+
+/// The label of a region in metrics. Codes of simulated regions are the choice of account holders.
+pub(crate) fn region_label<'a>(catalogue: &Catalogue, region: &'a str) -> &'a str {
+    match catalogue.kubevirt(region) {
+        Some(_) => region,
+        None => SIMULATED,
+    }
+}
+
+/// What is counted of the instances of a region.
+#[derive(Debug, Default, PartialEq)]
+struct Counted {
+    states: BTreeMap<&'static str, i64>,
+    overdue: i64,
+    late: u64,
+    /// Namespaces with instances about which the provider could not be asked last.
+    failing: BTreeSet<String>,
+}
+
+impl<P: Provider> Census<P> {
+    /// Counts until shutdown.
+    pub async fn run(&self, shutdown: &CancellationToken) {
+        let mut last = self.clock.now();
+        loop {
+            let now = self.clock.now();
+            self.show(last, now);
+            last = now;
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(EVERY) => {}
+            }
+        }
+    }
+
+    fn show(&self, last: Timestamp, now: Timestamp) {
+        let Self {
+            metrics, provider, ..
+        } = self;
+        let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        let counted = by_region(
+            self.instances.state().iter().map(|instance| &**instance),
+            &self.catalogue.current(),
+            |region| provider.deadlines(region),
+            last,
+            now,
+        );
+        for (region, counted) in counted {
+            for state in InstanceState::ALL.map(InstanceState::as_str) {
+                let number = counted.states.get(state).copied().unwrap_or_default();
+                let region = region.clone();
+                let labels = StateLabels { region, state };
+                metrics.instance_states.get_or_create_owned(&labels).set(number);
+            }
+            let labels = RegionLabels { region };
+            let overdue = metrics.operations_overdue.get_or_create_owned(&labels);
+            overdue.set(counted.overdue);
+            let failing = metrics
+                .accounts_with_provider_failures
+                .get_or_create_owned(&labels);
+            failing.set(gauge(counted.failing.len()));
+            metrics
+                .creates_late
+                .get_or_create_owned(&labels)
+                .inc_by(counted.late);
+        }
+        let accounts = self.accounts.state();
+        let not_ready = accounts.iter().filter(|account| is_late(account, now));
+        metrics.accounts_not_ready.set(gauge(not_ready.count()));
+        let invoices = self.invoices.state();
+        let overdue = invoices.iter().filter(|invoice| is_due(invoice, now));
+        metrics.invoices_overdue.set(gauge(overdue.count()));
+    }
+}
+
+/// Whether an Account should be ready and is not. One that is being deleted may be held back by its account holder.
+fn is_late(account: &Account, now: Timestamp) -> bool {
+    let status = account.status.as_ref();
+    let list = status.map_or(&[][..], |status| &status.conditions);
+    let created = account.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let since = conditions::find(list, READY).map(|ready| ready.last_transition_time.0);
+    let since = since.or(created).unwrap_or(now);
+    account.metadata.deletion_timestamp.is_none()
+        && !conditions::is_true(list, READY)
+        && now.duration_since(since) > READY_WITHIN
+}
+
+/// Whether an invoice, or a credit note that was asked for, should have been issued.
+fn is_due(invoice: &Invoice, now: Timestamp) -> bool {
+    let since = if invoice.is_invoice() {
+        Some(invoice.spec.period.to)
+    } else {
+        invoice.metadata.creation_timestamp.as_ref().map(|time| time.0)
+    };
+    invoice.phase() == InvoicePhase::Open
+        && since.is_some_and(|since| now.duration_since(since) > ISSUED_WITHIN)
+}
+
+fn by_region<'a>(
+    instances: impl Iterator<Item = &'a Instance>,
+    catalogue: &Catalogue,
+    deadlines: impl Fn(&str) -> Deadlines,
+    last: Timestamp,
+    now: Timestamp,
+) -> BTreeMap<String, Counted> {
+    let labels = catalogue
+        .real_regions()
+        .map(|(region, _)| region)
+        .chain([SIMULATED]);
+    let mut counted: BTreeMap<String, Counted> = labels
+        .map(|region| (region.to_owned(), Counted::default()))
+        .collect();
+    for instance in instances {
+        let Some(status) = &instance.status else { continue };
+        let region = instance.spec.region.as_str();
+        let Some(counted) = counted.get_mut(region_label(catalogue, region)) else {
+            continue;
+        };
+        if let Some(state) = status.state {
+            *counted.states.entry(state.as_str()).or_default() += 1;
+        }
+        let reason = conditions::find(&status.conditions, READY).map_or("", |ready| &ready.reason);
+        if ProviderError::is_reason(reason) {
+            let namespace = instance.metadata.namespace.clone().unwrap_or_default();
+            counted.failing.insert(namespace);
+        }
+        let Some(operation) = &status.operation else {
+            continue;
+        };
+        counted.overdue += i64::from(is_overdue(operation, &deadlines(region), now));
+        // Nobody but the account holder keeps those without their user data waiting, and a backup may be of any size.
+        let awaits_its_holder =
+            [USER_DATA_MISSING, USER_DATA_INVALID].contains(&reason) || instance.spec.restore_from.is_some();
+        if operation.kind == OperationKind::Create && !awaits_its_holder {
+            let late_at = creation_began(instance) + CREATED_IN_TIME;
+            counted.late += u64::from(last < late_at && late_at <= now);
+        }
+    }
+    counted
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::{catalogue::testing::catalogue, provider::Timings};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn at(time: &str) -> Timestamp {
+        format!("2026-11-23T{time}Z").parse().unwrap()
+    }
+
+    fn instance(namespace: &str, region: &str, status: Value) -> Instance {
+        let mut object = json!({
+            "metadata": {
+                "name": "web", "namespace": namespace, "generation": 1, "creationTimestamp": "2026-11-23T12:00:00Z",
+            },
+            "spec": { "plan": "starter", "region": region, "image": "debian-13" },
+        });
+        object["status"] = status;
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn operation(kind: &str, began: &str) -> Value {
+        json!({
+            "kind": kind, "startedAt": format!("2026-11-23T{began}Z"), "endsIn": "Running", "plan": "starter", "image": "debian-13",
+        })
+    }
+
+    fn count(instances: &[Instance], last: &str, now: &str) -> [Counted; 2] {
+        let deadlines = |_: &str| Timings::default().deadlines();
+        let mut counted = by_region(instances.iter(), &catalogue(), deadlines, at(last), at(now));
+        let shown = ["de-fra-1", "simulated"].map(|region| counted.remove(region).unwrap());
+        assert!(counted.is_empty(), "{counted:?}");
+        shown
+    }
+
+    #[test]
+    fn operations_past_their_deadline_are_counted_by_region_and_all_simulated_ones_together() {
+        let with =
+            |region, kind, began| instance("ada", region, json!({ "operation": operation(kind, began) }));
+        let all = [
+            with("de-fra-1", "Start", "12:00:00"),
+            with("de-fra-1", "Start", "12:59:00"),
+            with("nl-ams-1", "Delete", "12:00:00"),
+            with("fr-par-1", "Stop", "12:00:00"),
+        ];
+        let overdue = |instances: &[Instance]| count(instances, "13:00:00", "13:00:00").map(|it| it.overdue);
+        assert_eq!(overdue(&all), [1, 2]);
+        assert_eq!(overdue(&[]), [0, 0]);
+    }
+
+    #[test]
+    fn instances_are_counted_by_state_and_accounts_with_failed_calls_once() {
+        let ready = |reason: &str| {
+            json!([{
+                "type": "Ready", "status": "False", "reason": reason, "message": "",
+                "lastTransitionTime": "2026-11-23T12:00:00Z",
+            }])
+        };
+        let all = [
+            instance(
+                "ada",
+                "de-fra-1",
+                json!({ "state": "running", "conditions": ready("ProviderTimeout") }),
+            ),
+            instance(
+                "ada",
+                "de-fra-1",
+                json!({ "state": "running", "conditions": ready("ProviderTimeout") }),
+            ),
+            instance(
+                "eve",
+                "de-fra-1",
+                json!({ "state": "error", "conditions": ready("ProvisioningFailed") }),
+            ),
+            instance("eve", "fr-par-1", json!({ "state": "stopped" })),
+            instance("eve", "fr-par-1", json!({})),
+        ];
+        let [real, simulated] = count(&all, "13:00:00", "13:00:00");
+        assert_eq!(real.states, BTreeMap::from([("running", 2), ("error", 1)]));
+        assert_eq!(simulated.states, BTreeMap::from([("stopped", 1)]));
+        assert_eq!((real.failing.len(), simulated.failing.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_creation_is_counted_as_late_once_unless_its_account_holder_keeps_it_waiting() {
+        let late = |status: Value| {
+            let all = [instance("ada", "de-fra-1", status)];
+            [
+                ("12:04:30", "12:04:45"),
+                ("12:04:45", "12:05:00"),
+                ("12:05:00", "12:05:15"),
+            ]
+            .map(|(last, now)| count(&all, last, now)[0].late)
+        };
+        assert_eq!(
+            late(json!({ "operation": operation("Create", "12:00:01") })),
+            [0, 1, 0]
+        );
+        assert_eq!(
+            late(json!({ "operation": operation("Start", "12:00:01") })),
+            [0, 0, 0]
+        );
+        assert_eq!(late(json!({ "state": "running" })), [0, 0, 0]);
+        let waiting = json!({
+            "operation": operation("Create", "12:00:01"),
+            "conditions": [{
+                "type": "Ready", "status": "False", "reason": USER_DATA_MISSING, "message": "",
+                "lastTransitionTime": "2026-11-23T12:00:00Z",
+            }],
+        });
+        assert_eq!(late(waiting), [0, 0, 0]);
+    }
+
+    #[test]
+    fn an_account_that_is_not_ready_counts_after_five_minutes_unless_it_is_being_deleted() {
+        let account = |status: &str, more: Value| -> Account {
+            let mut account = json!({
+                "metadata": { "name": "ada", "creationTimestamp": "2026-11-23T12:00:00Z" },
+                "spec": { "email": "ada@example.com" },
+                "status": { "conditions": [{
+                    "type": "Ready", "status": status, "reason": "Because", "message": "",
+                    "lastTransitionTime": "2026-11-23T12:30:00Z",
+                }] },
+            });
+            for (name, value) in more.as_object().unwrap() {
+                account["metadata"][name] = value.clone();
+            }
+            serde_json::from_value(account).unwrap()
+        };
+        let broken = account("False", json!({}));
+        assert!(!is_late(&broken, at("12:35:00")));
+        assert!(is_late(&broken, at("12:35:01")));
+        assert!(!is_late(&account("True", json!({})), at("13:00:00")));
+        let going = account("False", json!({ "deletionTimestamp": "2026-11-23T12:30:00Z" }));
+        assert!(!is_late(&going, at("13:00:00")));
+        let untouched = Account {
+            status: None,
+            ..broken
+        };
+        assert!(is_late(&untouched, at("12:06:00")));
+    }
+}
