@@ -351,3 +351,39 @@ impl RegionUsage {
         }
     }
 }
+
+/// What a Prometheus knows of virtual machines, for checks of a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// How many there are.
+    pub all: usize,
+    /// How many of them belong to the installation.
+    pub ours: usize,
+    /// Whether the scrape has renamed the labels by which servers are found.
+    pub is_renamed: bool,
+}
+
+/// Asks what a Prometheus knows of virtual machines, or returns why it does not say.
+pub async fn known(
+    settings: &domain::catalogue::region::Prometheus,
+    installation: &str,
+) -> Result<Known, String> {
+    let prometheus = Prometheus::new(settings.clone());
+    let count = async |selected: &str| {
+        let mut count = 0;
+        let query = queries::count(selected);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a number of series"
+        )]
+        let each = |value: prometheus::Value<'_>| count = value.value as usize;
+        let answer = prometheus.query(&query, None, each).await;
+        answer.map(|_| count).map_err(|error| error.to_string())
+    };
+    Ok(Known {
+        all: count("").await?,
+        ours: count(&queries::of_installation(installation)).await?,
+        is_renamed: count(r#"exported_namespace!="""#).await? > 0,
+    })
+}
