@@ -20,8 +20,8 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::{Helm, kubeconfig_of};
-use crate::support::{bare_plane, eventually, kubectl};
+use super::kubeconfig_of;
+use crate::support::{bare_plane, eventually, helm::Helm, kubectl};
 
 const NAMESPACE: &str = "stellage-system";
 /// What the API server serves at once in this test.
