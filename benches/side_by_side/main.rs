@@ -17,10 +17,7 @@
 //! - `availability`: the time until a process serves and leads, and until another one follows a dead leader, and the requests that fail
 //!   while replicas are replaced;
 //! - `invoices`: the month's end of many accounts, and of one with very many lines;
-<<<<<<< HEAD
 //! - `regions`: servers in a cluster with KubeVirt, compared with a bare client that applies the same objects, and with simulated ones;
-=======
->>>>>>> ku
 //! - `usage`: asking Prometheus about all servers of a region.
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
@@ -129,10 +126,7 @@ enum Part {
     WebhooksFairness,
     Availability,
     Invoices,
-<<<<<<< HEAD
     Regions,
-=======
->>>>>>> ku
     Usage,
 }
 
@@ -159,10 +153,7 @@ impl Part {
             Self::WebhooksFairness => webhooks::fairness::measure(table, sizes).await,
             Self::Availability => availability::measure(table, sizes).await,
             Self::Invoices => invoices::measure(table, sizes).await,
-<<<<<<< HEAD
             Self::Regions => regions::measure(table, sizes).await,
-=======
->>>>>>> ku
             Self::Usage => usage::measure(table, sizes).await,
         }
     }

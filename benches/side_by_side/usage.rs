@@ -27,10 +27,7 @@ const TIME: Aim = Aim::AtMost(2000.0);
 /// Most memory that what is known may take, in MiB.
 const MEMORY: Aim = Aim::AtMost(16.0);
 
-<<<<<<< HEAD
 #[expect(clippy::cast_precision_loss, reason = "it is small")]
-=======
->>>>>>> ku
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let servers = sizes.large;
     let now = Timestamp::now();

@@ -17,11 +17,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DynamicObject, ListParams, PostParams},
 };
-<<<<<<< HEAD
 use providers::kubevirt::{Known, known, slim::VolumeSnapshotClass};
-=======
-use providers::kubevirt::{Known, known};
->>>>>>> ku
 use runtime::client::{CallError, bounded};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;

@@ -377,11 +377,7 @@ pub async fn known(
             clippy::cast_sign_loss,
             reason = "a number of series"
         )]
-<<<<<<< HEAD
         let each = |value: prometheus::Value<'_>| count = value.number as usize;
-=======
-        let each = |value: prometheus::Value<'_>| count = value.value as usize;
->>>>>>> ku
         let answer = prometheus.query(&query, None, each).await;
         answer.map(|_| count).map_err(|error| error.to_string())
     };
