@@ -372,6 +372,7 @@ fn no_endpoint_loses_what_the_last_release_had() {
 
 #[test]
 fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
+    type Change = fn(&mut Value);
     let old = json!({
         "type": "object", "required": ["a"],
         "properties": { "a": { "type": "string", "maxLength": 63 }, "b": { "enum": ["x", "y"] }, "c": { "type": "array", "items": { "type": "integer" } } },
@@ -383,7 +384,6 @@ fn the_comparison_notices_what_v1_may_not_do_and_lets_it_grow() {
         comparison.schema("o", &old, &new, written);
         !comparison.broken.is_empty()
     };
-    type Change = fn(&mut Value);
     let changes: [(&str, Change, [bool; 2]); 9] = [
         ("nothing", |_| {}, [false, false]),
         (
