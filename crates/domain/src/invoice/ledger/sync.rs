@@ -17,7 +17,7 @@ use resources::{
 };
 
 /// How many subjects are looked at before others get a turn.
-const AT_ONCE: usize = 1000;
+const AT_ONCE: usize = 500;
 
 /// How far what exists has been looked through, for what is on no page yet.
 #[derive(Clone, Debug, Default)]
