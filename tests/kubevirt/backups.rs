@@ -220,9 +220,13 @@ async fn row_46_a_snapshot_that_is_never_ready_fails_after_an_hour_and_is_delete
     let view = case.ended(&backup).await;
     assert_eq!(view["error"]["code"], "timeout", "{view:#}");
     assert_eq!(made().await, 0);
-    let path = format!("/v1/events?instance_id={id}&limit=100");
-    let events = case.tenant.call(Method::GET, &path, None).await;
-    assert!(events.text.contains("backup.failed"), "{}", events.text);
+    let told = async || {
+        case.tenant
+            .call(Method::GET, "/v1/events?limit=100", None)
+            .await
+            .text
+    };
+    eventually("the event", told, |told| told.contains("backup.failed")).await;
 }
 
 #[tokio::test]
