@@ -27,7 +27,7 @@ use self::controllers::{Candidate, Slots, Stores};
 pub use self::gateway::serve_gateway;
 use crate::settings::{ApiSettings, CommonSettings, ControllerSettings, ProcessSettings};
 use ::controllers::mail::MailError;
-use domain::{catalogue::file::CatalogueError, delivery::DeliveryLog};
+use domain::{catalogue::file::CatalogueError, delivery::DeliveryLog, provider::PROVIDER};
 use providers::{
     RegionalUsage, UsageSource,
     simulator::{Faults, SimulatedUsage},
@@ -219,16 +219,16 @@ pub async fn serve(
         instance.shrink_to_fit();
     };
     let instances = watches.spawn_without(watcher::Config::default(), forget_unused, on_instances);
+    let backups = watch_tenant_objects(&watches, on_backups);
     if let Some(file) = catalogue_file {
         tokio::spawn(reload(
             file,
-            instances.clone(),
+            (instances.clone(), Some(backups.clone())),
             complain,
             watches.shutdown.clone(),
             metrics,
         ));
     }
-    let backups = watch_tenant_objects(&watches, on_backups);
     let webhooks = watch_tenant_objects(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);
     if let Some(candidate) = candidate {
@@ -297,13 +297,18 @@ fn catalogue(process: &ProcessSettings) -> Result<(SharedCatalogue, Option<Catal
 /// Keeps the catalogue up to date with its file.
 async fn reload(
     file: CatalogueFile,
-    instances: Store<Instance>,
+    (instances, backups): (Store<Instance>, Option<Store<Backup>>),
     complain: impl Fn(&str) + Send,
     shutdown: CancellationToken,
     metrics: Metrics,
 ) {
     // Until all are known, it is not known which regions are used.
     if instances.wait_until_ready().await.is_err() {
+        return;
+    }
+    if let Some(backups) = &backups
+        && backups.wait_until_ready().await.is_err()
+    {
         return;
     }
     let used = || {
@@ -314,7 +319,16 @@ async fn reload(
                 .as_ref()
                 .is_some_and(|status| status.state.is_some())
         });
-        accepted.map(|instance| instance.spec.region.clone()).collect()
+        let of_instances = accepted.map(|instance| instance.spec.region.clone());
+        // Those of simulated servers are nowhere.
+        let backups = backups.as_ref().map(Store::state).unwrap_or_default();
+        let of_backups = backups.iter().filter_map(|backup| {
+            let status = backup.status.as_ref()?;
+            let source = status.source.as_ref()?;
+            let is_real = status.provider_state.contains_key(PROVIDER);
+            is_real.then(|| source.region.clone())
+        });
+        of_instances.chain(of_backups).collect()
     };
     file.reload_until(shutdown, metrics, used, complain).await;
 }

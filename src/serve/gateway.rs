@@ -74,7 +74,13 @@ pub async fn serve_gateway(
     gateway.attach(instances.clone(), keys);
     if let Some(file) = catalogue_file {
         let ignore = |_: &str| ();
-        tokio::spawn(reload(file, instances, ignore, watches.shutdown.clone(), metrics));
+        tokio::spawn(reload(
+            file,
+            (instances, None),
+            ignore,
+            watches.shutdown.clone(),
+            metrics,
+        ));
     }
     health.started();
     let (serving, grace) = (shutdown.clone(), process.shutdown_grace());

@@ -20,6 +20,9 @@ use crate::{
 
 /// The region that the catalogue maps to KubeVirt; `nl-ams-1` beside it is simulated.
 pub const REGION: &str = "de-fra-1";
+/// Another one in the same cluster, which has no class of snapshots.
+pub const BARE: &str = "de-ber-1";
+const BARE_PREFIX: &str = "bare-";
 /// What the names of the namespaces of servers begin with.
 pub const PREFIX: &str = "real-";
 /// Namespace of its service account in the region.
@@ -61,10 +64,18 @@ impl Installation {
     }
 }
 
-/// Writes a catalogue with the region.
+/// Writes a catalogue with the regions.
 pub async fn catalogue(region: &Region, installation: &str, folder: &Path) -> PathBuf {
     let account = region_rights(region, installation, PREFIX).await;
-    let regions = [json!("nl-ams-1"), entry(REGION, &account, installation, PREFIX)];
+    let of_bare = format!("{installation}-bare");
+    let rights = region_rights(region, &of_bare, BARE_PREFIX).await;
+    let mut bare = entry(BARE, &rights, &of_bare, BARE_PREFIX);
+    bare["kubevirt"]["snapshotClass"].take();
+    let regions = [
+        json!("nl-ams-1"),
+        entry(REGION, &account, installation, PREFIX),
+        bare,
+    ];
     write_catalogue(&regions, folder)
 }
 
@@ -87,6 +98,7 @@ pub fn entry(code: &str, kubeconfig: &Path, installation: &str, prefix: &str) ->
             "installation": installation,
             "namespacePrefix": prefix,
             "storageClass": "disks",
+            "snapshotClass": "snapshots",
             "images": {
                 "debian-13": { "dataSource": "images/debian-13", "user": "debian" },
                 "broken-1": { "http": "https://images.example.com/broken.qcow2", "user": "root" },
@@ -120,12 +132,14 @@ pub async fn region_rights(region: &Region, installation: &str, prefix: &str) ->
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "disks" },
         "provisioner": "example.com/disks", "allowVolumeExpansion": true,
     });
-    kubectl(
-        &region.plane,
-        &["apply", "--server-side", "-f", "-"],
-        Some(&class.to_string()),
-    )
-    .unwrap();
+    let snapshots = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass", "metadata": { "name": "snapshots" },
+        "driver": "example.com/disks", "deletionPolicy": "Delete",
+    });
+    for class in [class, snapshots] {
+        let apply = ["apply", "--server-side", "-f", "-"];
+        kubectl(&region.plane, &apply, Some(&class.to_string())).unwrap();
+    }
     install_region(&region.plane, &account, NAMESPACE, &values).await;
     region.kubeconfig(NAMESPACE, &account).await
 }

@@ -1,5 +1,6 @@
 //! Real servers through KubeVirt: its own API server and controller, with the node played by a puppet (`support::kubevirt`).
 //!
+//! - `backups`: backups and restores, and regions that have none;
 //! - `plane`: what KubeVirt does that the provider is built on;
 //! - `consoles`: the consoles of servers;
 //! - `installation`: Stellage with a region there;
@@ -9,6 +10,7 @@
 //! - `servers`: what becomes of servers;
 //! - `upkeep`: tokens that change, places that are taken, what is left over, and `stellage doctor --test`.
 
+mod backups;
 mod consoles;
 mod installation;
 mod kills;

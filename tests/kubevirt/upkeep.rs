@@ -1,4 +1,4 @@
-//! What a region needs besides servers: tokens that change, places that are taken, what is left over, and what it does not offer.
+//! What a region needs besides servers: tokens that change, places that are taken, and what is left over.
 
 use std::{fs, path::Path, process::Command};
 
@@ -223,89 +223,6 @@ async fn disks_without_a_server_are_listed_as_orphans() {
     let ours = all.iter().filter(|it| it["namespace"] == case.namespace);
     let ours: Vec<_> = ours.map(|it| (&it["kind"], &it["name"])).collect();
     assert_eq!(ours, [(&json!("disk"), &json!("late"))]);
-}
-
-#[tokio::test]
-async fn backups_are_refused_with_what_is_wrong_where_a_region_has_none() {
-    let (case, id) = Case::running("kv-backups").await;
-    let call = async |method: Method, path: &str, body: Value| {
-        let answer = case.tenant.call(method, path, Some(&body)).await;
-        (answer.status, answer.text)
-    };
-    let (status, error) = call(Method::POST, &format!("/v1/instances/{id}/backups"), json!({})).await;
-    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{error}");
-    assert!(
-        error.contains("backups are not available in region de-fra-1"),
-        "{error}"
-    );
-    let order = |more: Value| {
-        let mut body = json!({ "name": "more", "region": REGION, "plan": "starter", "image": "debian-13" });
-        for (field, value) in more.as_object().unwrap() {
-            body[field] = value.clone();
-        }
-        body
-    };
-    let daily = json!({ "backup_enabled": true });
-    for (method, path, body) in [
-        (Method::POST, "/v1/instances".to_owned(), order(daily.clone())),
-        (Method::PATCH, format!("/v1/instances/{id}"), daily),
-    ] {
-        let (status, error) = call(method, &path, body).await;
-        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{error}");
-        assert!(
-            error.contains("backup_enabled")
-                && error.contains("must not be true: backups are not available in region de-fra-1"),
-            "{error}"
-        );
-    }
-
-    // A backup of a simulated server.
-    let simulated = case
-        .create(json!({ "name": "simulated", "region": "nl-ams-1" }))
-        .await;
-    case.settles(&simulated, Running).await;
-    let path = format!("/v1/instances/{simulated}/backups");
-    let answer = case.tenant.call(Method::POST, &path, Some(&json!({}))).await;
-    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
-    let backup = answer.json()["data"]["id"].as_str().unwrap().to_owned();
-    let path = format!("/v1/backups/{backup}");
-    let status = async || {
-        let answer = case.tenant.call(Method::GET, &path, None).await;
-        answer.json()["data"]["status"].clone()
-    };
-    eventually("the backup", status, |status| *status == "completed").await;
-    let restore = json!({ "backup": backup });
-    let mut new = order(restore.clone());
-    new.as_object_mut().unwrap().remove("image");
-    for (path, body) in [
-        ("/v1/instances".to_owned(), new),
-        (format!("/v1/instances/{id}/rebuild"), restore),
-    ] {
-        let (status, error) = call(Method::POST, &path, body).await;
-        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{path}: {error}");
-        assert!(
-            error.contains("is in region nl-ams-1, and cannot be restored in region de-fra-1"),
-            "{path}: {error}"
-        );
-    }
-
-    // With kubectl, the Backup says so.
-    let instance = case.tenant.instances().get(&id).await.unwrap();
-    let object = json!({
-        "apiVersion": "stellage.dev/v1", "kind": "Backup", "metadata": { "name": "by-hand", "namespace": "kv-backups" },
-        "spec": { "instance": instance.name_any() },
-    });
-    let backups: Api<resources::Backup> = Api::namespaced(case.tenant.kube.clone(), "kv-backups");
-    let object = serde_json::from_value(object).unwrap();
-    backups.create(&PostParams::default(), &object).await.unwrap();
-    let failed = async || {
-        let status = backups.get("by-hand").await.unwrap().status.unwrap_or_default();
-        serde_json::to_string(&status).unwrap()
-    };
-    eventually("the Backup to fail", failed, |status| {
-        status.contains("backups are not available in this region")
-    })
-    .await;
 }
 
 /// Runs the test of the doctor, and returns its exit status, its check, and what it said on the way.

@@ -5,7 +5,8 @@
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
 //!
-//! Helm, promtool and KubeVirt's servers, which only tests need, are built in the same way: [`helm`], [`promtool`], [`kubevirt`].
+//! Helm, promtool and KubeVirt's servers, which only tests need, are built in the same way: [`helm`], [`promtool`], [`kubevirt`],
+//! [`snapshots`].
 
 mod compile;
 mod download;
@@ -119,6 +120,11 @@ pub fn promtool(say: impl Fn(&str)) -> Result<PathBuf, Error> {
 /// the folder with `virt-api`, `virt-controller`, and `kubevirt.json`, the objects that KubeVirt's operator installs for them. Blocks.
 pub fn kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     cached(&pins::KUBEVIRT, &say)
+}
+
+/// Finds the kinds of external-snapshotter, or takes them from its Go module. Returns the file with them. Blocks.
+pub fn snapshots(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    Ok(cached(&pins::SNAPSHOTS, &say)?.join("snapshots.yaml"))
 }
 
 /// The program that `variable` names, otherwise the one in a bundle.

@@ -163,6 +163,22 @@ pub(super) const KUBEVIRT: Bundle = Bundle {
     versioned: None,
 };
 
+/// The kinds of external-snapshotter, as the tests of real servers install them. Nothing is compiled but the program that prints them.
+pub(super) const SNAPSHOTS: Bundle = Bundle {
+    name: "snapshots",
+    purpose: "the kinds of external-snapshotter (for the tests of backups of real servers)",
+    takes: "seconds",
+    instead: None,
+    disk_gb: 1,
+    go_mod: include_str!("../../snapshots/go.mod"),
+    go_sum: include_str!("../../snapshots/go.sum"),
+    main_go: Some((include_str!("../../snapshots/main.go"), "snapshots.yaml")),
+    binaries: &[],
+    downloads: &[],
+    tags: "",
+    versioned: None,
+};
+
 impl Bundle {
     /// The version of a required module, with its `v`.
     pub(super) fn version_of(&self, module: &str) -> &'static str {
@@ -232,7 +248,7 @@ mod tests {
                 .ends_with(CONTROL_PLANE.version_of("k8s.io/kubernetes"))
         );
         assert_eq!(HELM.linker_flags(), "-s -w");
-        for bundle in [CONTROL_PLANE, HELM, PROMTOOL, KUBEVIRT] {
+        for bundle in [CONTROL_PLANE, HELM, PROMTOOL, KUBEVIRT, SNAPSHOTS] {
             assert!(bundle.go_version().starts_with("1."));
             assert_eq!(bundle.key().len(), 12);
         }

@@ -54,6 +54,8 @@ pub struct Step<'a> {
     /// The user data, if the operation may install the server and there is any; or why it cannot be had. Without it, no server is
     /// installed, but one that is installed already is made to run.
     pub user_data: Result<Option<&'a UserData>, &'a Trouble>,
+    /// The Backup that the operation in progress restores, if it restores one and that is there.
+    pub restore: Option<&'a Backup>,
     /// The time.
     pub now: Timestamp,
 }

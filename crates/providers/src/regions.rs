@@ -20,7 +20,9 @@ use crate::{
 };
 use domain::{
     catalogue::region::{KubeVirt, Namespaces},
-    provider::{Addresses, BackupObservation, Deadlines, Observation, ProviderError, Series, Usage, Window},
+    provider::{
+        Addresses, BackupObservation, Deadlines, Observation, PROVIDER, ProviderError, Series, Usage, Window,
+    },
 };
 use resources::{Backup, Instance, origin};
 use runtime::{Metrics, metrics::RegionLabels, shared_catalogue::SharedCatalogue};
@@ -376,7 +378,7 @@ impl Provider for Regions {
     ) -> Result<BackupObservation, ProviderError> {
         match self.of(instance) {
             Place::Simulated => self.simulator.create_backup(backup, instance, now).await,
-            Place::In(_) => Ok(cluster::no_backups()),
+            Place::In(cluster) => cluster.backup(backup, instance, true, now).await,
             Place::OutOfReach => Err(self.clusters.unreachable(&instance.spec.region)),
         }
     }
@@ -389,14 +391,25 @@ impl Provider for Regions {
     ) -> Result<BackupObservation, ProviderError> {
         match self.of(instance) {
             Place::Simulated => self.simulator.backup_state(backup, instance, now).await,
-            Place::In(_) => Ok(cluster::no_backups()),
+            Place::In(cluster) => cluster.backup(backup, instance, false, now).await,
             Place::OutOfReach => Err(self.clusters.unreachable(&instance.spec.region)),
         }
     }
 
-    /// Regions in clusters have no backups.
     async fn delete_backup(&self, backup: &Backup) -> Result<(), ProviderError> {
-        self.simulator.delete_backup(backup).await
+        let Some(status) = &backup.status else {
+            return Ok(());
+        };
+        // Without one, it has never begun.
+        let Some(source) = &status.source else {
+            return Ok(());
+        };
+        let is_real = status.provider_state.contains_key(PROVIDER);
+        match self.clusters.place(&source.region) {
+            Place::Simulated if !is_real => self.simulator.delete_backup(backup).await,
+            Place::In(cluster) => cluster.delete_backup(backup, Timestamp::now()).await,
+            Place::Simulated | Place::OutOfReach => Err(self.clusters.unreachable(&source.region)),
+        }
     }
 }
 
@@ -730,6 +743,7 @@ regions:
                 instance: &new,
                 account: "acc",
                 user_data: Ok(None),
+                restore: None,
                 now: at(0),
             };
             let answer = regions.step(step).await;

@@ -521,6 +521,7 @@ mod tests {
             instance,
             account: "usr_1",
             user_data: Ok(None),
+            restore: None,
             now: at(second),
         }
     }

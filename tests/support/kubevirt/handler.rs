@@ -1,6 +1,7 @@
-//! Stands in for virt-handler where virt-api asks it for the consoles of guests.
+//! Stands in for virt-handler where virt-api asks it for the consoles of guests, and to freeze them.
 
 use std::{
+    collections::{HashMap, HashSet},
     path::Path,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
@@ -14,7 +15,7 @@ use axum::{
         ws::{Message, WebSocket, WebSocketUpgrade},
     },
     response::Response,
-    routing::get,
+    routing::{get, put},
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -23,6 +24,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
 };
+use parking_lot::Mutex;
 use runtime::http::{self as server, ConnectionLimits, tls::Certificate};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -35,7 +37,27 @@ pub const COMMON_NAME: &str = "kubevirt.io:system:node:virt-handler";
 /// Serves until dropped.
 pub struct Handler {
     pub port: u16,
+    agents: Arc<Agents>,
     _serving: DropGuard,
+}
+
+/// The agents in guests, by the namespaces of these.
+#[derive(Default)]
+struct Agents {
+    silent: Mutex<HashSet<String>>,
+    /// What they were told: to freeze, and to unfreeze.
+    told: Mutex<HashMap<String, Vec<&'static str>>>,
+}
+
+impl Agents {
+    async fn hear(&self, namespace: String, what: &'static str) -> StatusCode {
+        let is_silent = self.silent.lock().contains(&namespace);
+        self.told.lock().entry(namespace).or_default().push(what);
+        if is_silent && what == "freeze" {
+            std::future::pending::<()>().await;
+        }
+        StatusCode::OK
+    }
 }
 
 impl Handler {
@@ -46,6 +68,8 @@ impl Handler {
         let serving = CancellationToken::new();
         let (told, port) = std::sync::mpsc::channel();
         let shutdown = serving.clone();
+        let agents = Arc::<Agents>::default();
+        let of_server = agents.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -54,18 +78,51 @@ impl Handler {
             runtime.block_on(async {
                 let listener = server::listen("127.0.0.1:0".parse().unwrap()).unwrap();
                 told.send(listener.local_addr().unwrap().port()).unwrap();
-                serve(listener, certificate, shutdown).await;
+                serve(listener, certificate, of_server, shutdown).await;
             });
         });
         Self {
             port: port.recv().unwrap(),
+            agents,
             _serving: serving.drop_guard(),
         }
     }
+
+    /// From now on, the agents of a namespace do not answer when they are to freeze.
+    pub fn silence_agents(&self, namespace: &str) {
+        self.agents.silent.lock().insert(namespace.to_owned());
+    }
+
+    /// What the agents of a namespace were told.
+    pub fn told(&self, namespace: &str) -> Vec<&'static str> {
+        self.agents
+            .told
+            .lock()
+            .get(namespace)
+            .cloned()
+            .unwrap_or_default()
+    }
 }
 
-async fn serve(listener: TcpListener, certificate: Certificate, shutdown: CancellationToken) {
+async fn serve(
+    listener: TcpListener,
+    certificate: Certificate,
+    agents: Arc<Agents>,
+    shutdown: CancellationToken,
+) {
+    let hear = |what: &'static str| {
+        let agents = agents.clone();
+        put(async move |InPath((namespace, _)): InPath<(String, String)>| agents.hear(namespace, what).await)
+    };
     let router = Router::new()
+        .route(
+            "/v1/namespaces/{namespace}/virtualmachineinstances/{name}/freeze",
+            hear("freeze"),
+        )
+        .route(
+            "/v1/namespaces/{namespace}/virtualmachineinstances/{name}/unfreeze",
+            hear("unfreeze"),
+        )
         .route(
             "/v1/namespaces/{namespace}/virtualmachineinstances/{name}/console",
             get(

@@ -18,4 +18,6 @@ kinds! {
     /// One run of a virtual machine, from power-on to power-off.
     RUN = "kubevirt.io" "v1" "VirtualMachineInstance";
     DISK = "cdi.kubevirt.io" "v1beta1" "DataVolume";
+    /// The data of a backup.
+    SNAPSHOT = "snapshot.storage.k8s.io" "v1" "VolumeSnapshot";
 }

@@ -1,5 +1,6 @@
 //! KubeVirt without a node: its own API server and controller, with its kinds, admission and aggregated API, on a control plane;
-//! [`puppet`] plays the node, the importer of disks and the storage; [`handler`] plays virt-handler where it is asked for consoles.
+//! [`puppet`] plays the node, the importer of disks and the storage; [`handler`] plays virt-handler where it is asked for consoles, and to
+//! freeze guests.
 //!
 //! ```ignore
 //! let kubevirt = kubevirt::shared().await;
@@ -56,7 +57,7 @@ pub struct KubeVirt {
     pub puppet: Puppet,
     virt_controller: Server,
     virt_api: Server,
-    handler: Handler,
+    pub handler: Handler,
     authority: Authority,
     programs: PathBuf,
     pub plane: ControlPlane,
@@ -174,6 +175,8 @@ impl KubeVirt {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let programs = tokio::task::spawn_blocking(|| control_plane::kubevirt(|line| eprintln!("{line}")));
         let programs = programs.await.unwrap().unwrap();
+        let snapshots = tokio::task::spawn_blocking(|| control_plane::snapshots(|line| eprintln!("{line}")));
+        let snapshots = std::fs::read_to_string(snapshots.await.unwrap().unwrap()).unwrap();
         let folder = tempfile::Builder::new().prefix("stellage-kubevirt-").tempdir();
         let folder = folder.unwrap().keep();
         let authority = Authority::new();
@@ -198,6 +201,7 @@ impl KubeVirt {
             .await
             .unwrap();
         let parts = Parts::read(&programs);
+        kubectl(&plane, &["create", "-f", "-"], Some(&snapshots)).unwrap();
         install(&plane, &parts, &authority).await;
         let puppet = Puppet::start(
             plane.kubeconfig(Identity::Admin),

@@ -1,8 +1,9 @@
 //! Plays what a cluster has around KubeVirt's servers: the node with its kubelet and virt-handler ([`guests`]), and the importer of
-//! disks with the storage ([`disks`]). Everything happens at once, and well, unless a test has ordered otherwise.
+//! disks with the storage ([`disks`]), and what makes its snapshots ([`snapshots`]). Everything happens at once, and well, unless a test has ordered otherwise.
 
 mod disks;
 mod guests;
+mod snapshots;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{StreamExt as _, channel::mpsc, future::join3};
+use futures::{StreamExt as _, channel::mpsc, future::join4};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
@@ -104,6 +105,19 @@ pub enum Import {
     ExceedsQuota,
 }
 
+/// What becomes of the snapshots of a namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Snapshots {
+    #[default]
+    Ready,
+    /// They are cut, but never ready.
+    Cut,
+    /// Their data is lost.
+    Lost,
+    /// The storage keeps those that are deleted.
+    Held,
+}
+
 /// The puppet, on a thread of its own, which ends when this is dropped.
 pub struct Puppet {
     stage: Arc<Stage>,
@@ -116,6 +130,7 @@ pub struct Puppet {
 struct Stage {
     guests: Mutex<HashMap<(String, String), Guest>>,
     imports: Mutex<HashMap<String, Import>>,
+    snapshots: Mutex<HashMap<String, Snapshots>>,
     /// Namespaces in which claims are not enlarged.
     not_growing: Mutex<HashSet<String>>,
     /// The namespaces whose guests have an agent.
@@ -138,7 +153,7 @@ impl Puppet {
     /// Starts it with the kubeconfigs of an administrator, and of virt-handler.
     pub fn start(admin: PathBuf, handler: PathBuf) -> Self {
         let stage = Arc::new(Stage::default());
-        let (guests, disks) = (stage.listen(), stage.listen());
+        let (guests, disks, snapshots) = (stage.listen(), stage.listen(), stage.listen());
         let stop = CancellationToken::new();
         let (playing, stopped) = (stage.clone(), stop.clone());
         // A test's runtime ends with the test, but the puppet plays for all of them.
@@ -156,12 +171,13 @@ impl Puppet {
                     handler,
                     pods,
                 });
-                let play = join3(
+                let play = join4(
                     heartbeat(context.client.clone()),
                     play_guests(context.clone(), writer, guests),
-                    play_disks(context, disks),
+                    play_disks(context.clone(), disks),
+                    play_snapshots(context, snapshots),
                 );
-                stopped.run_until_cancelled(play).await;
+                stopped.run_until_cancelled(Box::pin(play)).await;
             });
         };
         let thread = std::thread::Builder::new().name("puppet".to_owned()).spawn(play);
@@ -193,6 +209,15 @@ impl Puppet {
 }
 
 impl Puppet {
+    /// Changes what becomes of the snapshots of a namespace.
+    pub fn snapshots(&self, namespace: &str, snapshots: Snapshots) {
+        self.stage
+            .snapshots
+            .lock()
+            .insert(namespace.to_owned(), snapshots);
+        self.stage.look_again();
+    }
+
     /// Has the storage of a namespace enlarge claims, or only say that it will when they are mounted.
     pub fn grow(&self, namespace: &str, grow: bool) {
         let mut not_growing = self.stage.not_growing.lock();
@@ -262,6 +287,16 @@ async fn play_disks(context: Arc<Context>, again: mpsc::UnboundedReceiver<()>) {
         .owns(claims, watcher::Config::default())
         .reconcile_all_on(again)
         .run(disks::play, repeat, context)
+        .for_each(async |_| {})
+        .await;
+}
+
+async fn play_snapshots(context: Arc<Context>, again: mpsc::UnboundedReceiver<()>) {
+    let snapshots = Api::<DynamicObject>::all_with(context.client.clone(), &kinds::SNAPSHOT);
+    Controller::new_with(snapshots, watcher::Config::default(), kinds::SNAPSHOT.clone())
+        .trigger_backoff(backoff())
+        .reconcile_all_on(again)
+        .run(snapshots::play, repeat, context)
         .for_each(async |_| {})
         .await;
 }

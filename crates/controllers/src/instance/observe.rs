@@ -278,10 +278,14 @@ impl<P: Provider> Reconciler<P> {
             .as_ref()
             .and_then(|status| status.operation.as_ref());
         let account = self.holder_of(instance).map(|holder| holder.id);
+        let restored = operation.and_then(|operation| operation.restore_from.as_deref());
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let restored = restored.and_then(|name| controller.backups.get(namespace, name));
         let step = controller.provider.step(Step {
             instance,
             account: account.as_deref().unwrap_or_default(),
             user_data,
+            restore: restored.as_deref(),
             now: controller.clock.now(),
         });
         let span = traces::child("provider step", SpanKind::Client);

@@ -78,8 +78,7 @@ impl Catalogue {
             Some(Some(kubevirt)) => Some(Offer {
                 region,
                 simulated: false,
-                // Not even with a snapshotClass: real servers cannot be backed up yet.
-                backups: false,
+                backups: kubevirt.snapshot_class.is_some(),
                 private_networks: kubevirt.network.private_networks == PrivateNetworks::Nad,
                 consoles: &[ConsoleType::Serial, ConsoleType::Vnc],
                 images: Images::Mapped(&kubevirt.images),
@@ -133,7 +132,9 @@ impl Catalogue {
         for code in used {
             let Some(now) = self.offer(code) else { continue };
             let problem = match next.offer(code) {
-                None => format!("region {code} has servers; it cannot be taken out before they are deleted"),
+                None => format!(
+                    "region {code} has servers or backups; it cannot be taken out before they are deleted"
+                ),
                 Some(then) if then.simulated && !now.simulated => {
                     format!("region {code} has real servers, which cannot become simulated ones")
                 }
@@ -224,12 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn private_networks_are_offered_where_the_cluster_has_them_and_backups_of_real_servers_nowhere_yet() {
+    fn private_networks_are_offered_where_the_cluster_has_them_and_backups_where_it_has_a_class_of_snapshots()
+    {
         let network = "network: {profile: pod, privateNetworks: nad}";
         let section = real("de-fra-1", ", snapshotClass: snap").replace("network: {profile: pod}", network);
         let catalogue = catalogue(&section);
         let offer = catalogue.offer("de-fra-1").unwrap();
-        assert!(!offer.backups && offer.private_networks);
+        assert!(offer.backups && offer.private_networks);
     }
 
     #[test]

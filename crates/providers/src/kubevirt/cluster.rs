@@ -1,4 +1,7 @@
-//! The cluster of a region: its watches, and the thin shell around the planner, which makes the calls that it plans.
+//! The cluster of a region: its watches, and the thin shell around the planner, which makes the calls that it plans; that about backups
+//! is in `backups`.
+
+mod backups;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -29,7 +32,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    names::{self, INSTALLATION, INSTANCE, INSTANCE_UID, IPV4, IPV6, STELLAGE, Server},
+    names::{self, INSTALLATION, INSTANCE, INSTANCE_UID, IPV4, IPV6, STELLAGE, Server, Snapshot},
     plan::{Action, Answer, Kind, Plan, Reach, Refusal, Seen, plan},
     slim::{DataVolume, Pod, VirtualMachine, VirtualMachineInstance},
 };
@@ -39,10 +42,7 @@ use crate::{
 };
 use domain::{
     catalogue::region::KubeVirt,
-    provider::{
-        Addresses, BackupObservation, BackupProgress, Notice, Observation, OffCause, PROVIDER, Power,
-        Progress, ProviderError, Trouble,
-    },
+    provider::{Addresses, Notice, Observation, OffCause, PROVIDER, Power, Progress, ProviderError, Trouble},
 };
 use resources::{Instance, origin, revision};
 use runtime::{
@@ -543,11 +543,7 @@ impl Cluster {
     async fn seen(&self, server: &Server, step: &Step<'_>) -> kube::Result<Seen> {
         let reach = self.reach(step.now);
         let user = match reach {
-            Reach::Live => self
-                .user
-                .get_or_try_init(|| who_am_i(&self.client))
-                .await?
-                .clone(),
+            Reach::Live => self.user().await?,
             Reach::Cut(_) => String::new(),
         };
         let mut seen = Seen::new(reach, step.account.to_owned(), user);
@@ -560,6 +556,7 @@ impl Cluster {
             .user_data
             .map(|data| data.cloned().map(Arc::new))
             .map_err(Trouble::clone);
+        seen.restore = step.restore.map(|backup| Snapshot::of(backup, &self.settings));
         Ok(seen)
     }
 
@@ -737,8 +734,14 @@ impl Cluster {
         Ok(matches!(answer, Answer::Refused(refusal) if refusal.status == 404))
     }
 
+    /// The user name of this process there.
+    pub(crate) async fn user(&self) -> kube::Result<String> {
+        let user = self.user.get_or_try_init(|| who_am_i(&self.client)).await?;
+        Ok(user.clone())
+    }
+
     /// Makes a call. A refusal is an answer, too.
-    async fn call(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
+    pub(crate) async fn call(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
         // Never closed.
         let _permit = self.calls.acquire().await;
         match self.answer(action, request(namespace, action)?).await {
@@ -755,6 +758,8 @@ impl Cluster {
         let client = &self.client;
         let kind = match action {
             Action::Stop { .. }
+            | Action::Freeze { .. }
+            | Action::Thaw { .. }
             | Action::Delete { .. }
             | Action::DeleteAll { .. }
             | Action::Patch { dry_run: true, .. } => {
@@ -794,6 +799,8 @@ impl Cluster {
                 Answer::Run(Arc::new(run))
             }
             Kind::DataVolume => Answer::DataVolume(client.request(request).await?),
+            Kind::Snapshot => Answer::Snapshot(client.request(request).await?),
+            Kind::SnapshotClass => Answer::SnapshotClass(client.request(request).await?),
             _ => Answer::Object(client.request::<OnlyMetadata>(request).await?.metadata),
         })
     }
@@ -946,10 +953,16 @@ fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
             (Method::PATCH, path, JSON_PATCH, Some(patch.clone()))
         }
         Action::Stop { name } => {
-            let path = format!(
-                "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{name}/stop"
-            );
+            let path = of_virt_api(namespace, "virtualmachines", name, "stop");
             (Method::PUT, path, JSON, Some(json!({ "gracePeriod": 0 })))
+        }
+        Action::Freeze { name } => {
+            let path = of_virt_api(namespace, "virtualmachineinstances", name, "freeze");
+            (Method::PUT, path, JSON, Some(json!({ "unfreezeTimeout": "30s" })))
+        }
+        Action::Thaw { name } => {
+            let path = of_virt_api(namespace, "virtualmachineinstances", name, "unfreeze");
+            (Method::PUT, path, JSON, None)
         }
         Action::Delete { kind, name, uid } => {
             let options = json!({
@@ -979,6 +992,11 @@ fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
         .map_err(kube::Error::HttpError)
 }
 
+/// The path of what virt-api does with an object.
+fn of_virt_api(namespace: &str, plural: &str, name: &str, what: &str) -> String {
+    format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/{plural}/{name}/{what}")
+}
+
 /// The path of a kind in a namespace, or of the object of that kind with this name.
 fn path(namespace: &str, kind: Kind, name: Option<&str>) -> String {
     let (group, version, plural) = kind.path();
@@ -987,23 +1005,11 @@ fn path(namespace: &str, kind: Kind, name: Option<&str>) -> String {
         group => format!("/apis/{group}/{version}"),
     };
     let within = match kind {
-        Kind::Namespace => String::new(),
+        Kind::Namespace | Kind::SnapshotClass => String::new(),
         _ => format!("/namespaces/{namespace}"),
     };
     let name = name.map(|name| format!("/{name}")).unwrap_or_default();
     format!("{root}{within}/{plural}{name}")
-}
-
-/// The answer to everything about backups: regions in clusters do not offer them.
-pub(crate) fn no_backups() -> BackupObservation {
-    BackupObservation {
-        progress: BackupProgress::Failed {
-            code: "not_available",
-            message: "backups are not available in this region".to_owned(),
-        },
-        state: BTreeMap::new(),
-        recheck_after: None,
-    }
 }
 
 /// Whether the status of an Instance says that its server is in a cluster.

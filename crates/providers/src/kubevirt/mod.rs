@@ -5,9 +5,11 @@
 //! - [`slim`]: what is read of KubeVirt's objects;
 //! - [`objects`]: what is written;
 //! - [`plan`](mod@plan): what to do next; pure;
+//! - [`backup`]: what to do next about a backup; pure;
 //! - [`trial`]: a server without an Instance, for a test of the region;
 //! - [`observe`]: what the objects of a server say about it; pure.
 
+pub mod backup;
 pub(crate) mod cluster;
 pub(crate) mod console;
 pub mod names;

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    names::{BOOT, DISK, INSTANCE_UID, Server},
+    names::{BACKUP_UID, BOOT, DISK, INSTANCE_UID, Server, Snapshot},
     observe::plan_of,
     plan::{Action, Answer, Kind, Reach, Refusal, Seen, plan},
     slim::{DataVolume, RunStrategy, VirtualMachineInstance},
@@ -86,6 +86,15 @@ fn refusal(status: u16, message: &str) -> Answer {
         reason: String::new(),
         message: message.to_owned(),
     })
+}
+
+/// The only backup, which is completed.
+fn backup() -> Snapshot {
+    Snapshot {
+        namespace: "stellage-acme".to_owned(),
+        name: "bkp-1".to_owned(),
+        uid: "backup-1".to_owned(),
+    }
 }
 
 fn text<'a>(value: &'a Value, path: &str) -> &'a str {
@@ -433,6 +442,13 @@ impl World {
                     let namespace = self.namespace.as_ref().unwrap();
                     Answer::Object(serde_json::from_value(namespace["metadata"].clone()).unwrap())
                 }
+                Kind::Snapshot if *name == backup().name => {
+                    let snapshot = json!({
+                        "metadata": { "name": name, "labels": { BACKUP_UID: backup().uid } },
+                        "status": { "readyToUse": true },
+                    });
+                    Answer::Snapshot(serde_json::from_value(snapshot).unwrap())
+                }
                 _ => refusal(404, "not found"),
             },
             Action::List { kind, selector } => match kind {
@@ -502,6 +518,7 @@ impl World {
                 self.vm_answer()
             }
             Action::Stop { .. } => self.stop(),
+            Action::Freeze { .. } | Action::Thaw { .. } => refusal(405, "not modelled"),
             Action::Delete {
                 kind: Kind::VirtualMachine,
                 uid,
@@ -675,6 +692,7 @@ impl Stellage {
         seen.run = world.runs[self.run_view].as_ref().map(parse_run);
         seen.ended.clone_from(&self.ended);
         seen.has_namespace = self.has_namespace;
+        seen.restore = Some(backup());
         seen
     }
 
@@ -801,6 +819,7 @@ enum Happening {
     Plan,
     Image,
     Rebuild,
+    Restore,
     GuestShutdown,
     GuestCrash,
     ForgottenRestart,
@@ -821,6 +840,7 @@ fn happenings() -> impl Strategy<Value = Happening> {
         2 => Just(Plan),
         1 => Just(Image),
         2 => Just(Rebuild),
+        2 => Just(Restore),
         2 => Just(GuestShutdown),
         3 => Just(GuestCrash),
         2 => Just(ForgottenRestart),
@@ -865,10 +885,18 @@ fn happen(happening: Happening, world: &mut World, stellage: &mut Stellage, numb
             };
         }
         Happening::Image => {
+            spec.restore_from = None;
             let is_debian = spec.image == "debian-13";
             spec.image = if is_debian { "ubuntu-24.04" } else { "debian-13" }.to_owned();
         }
-        Happening::Rebuild => spec.rebuild_requested_at = nonce,
+        Happening::Rebuild => {
+            spec.restore_from = None;
+            spec.rebuild_requested_at = nonce;
+        }
+        Happening::Restore => {
+            spec.restore_from = Some("by-hand".to_owned());
+            spec.rebuild_requested_at = nonce;
+        }
         Happening::Delete => {
             let metadata = serde_json::from_value(json!({ "deletionTimestamp": world.now })).unwrap();
             let metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta = metadata;
@@ -1013,6 +1041,8 @@ fn check(world: &World, stellage: &Stellage, has_reinstalled: bool) -> Result<()
         "it has lost its disk\n{}",
         trace()
     );
+    let is_restored = world.disks[disk]["spec"]["source"]["snapshot"]["name"] == "bkp-1";
+    prop_assert_eq!(is_restored, status.restored_from.is_some(), "{}", trace());
     if !has_reinstalled {
         prop_assert_eq!(world.disks.len(), 1, "{:?}\n{}", world.disks.keys(), trace());
         prop_assert_eq!(world.secrets.len(), 1, "{:?}\n{}", world.secrets.keys(), trace());
@@ -1053,7 +1083,10 @@ proptest! {
             for _ in 0..pauses * 3 {
                 go_on(&mut world, &mut stellage, &mut fate);
             }
-            has_reinstalled |= matches!(happening, Happening::Image | Happening::Rebuild);
+            has_reinstalled |= matches!(
+                happening,
+                Happening::Image | Happening::Rebuild | Happening::Restore
+            );
             happen(happening, &mut world, &mut stellage, number);
         }
         settle(&mut world, &mut stellage);

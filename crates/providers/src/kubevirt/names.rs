@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use domain::catalogue::region::KubeVirt;
-use resources::{Instance, Operation, origin};
+use resources::{Backup, Instance, Operation, origin};
 
 /// Label: what manages an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -18,6 +18,8 @@ pub const INSTALLATION: &str = "stellage.dev/installation";
 pub const ACCOUNT: &str = "stellage.dev/account-id";
 /// Label: the UID that the Instance was first created with.
 pub const INSTANCE_UID: &str = "stellage.dev/instance-uid";
+/// Label of snapshots: the UID that the Backup was first created with.
+pub const BACKUP_UID: &str = "stellage.dev/backup-uid";
 /// Label of `DataVolumes`, and so of their claims, and of Secrets: which disk of the server it is, or belongs to.
 pub const DISK: &str = "stellage.dev/disk";
 
@@ -33,6 +35,8 @@ pub const INSTALLED: &str = "stellage.dev/installed";
 pub const IPV4: &str = "stellage.dev/ipv4";
 /// Annotation: the server's IPv6 address.
 pub const IPV6: &str = "stellage.dev/ipv6";
+/// Annotation of snapshots: what the guest knew of it, `agent`, `crash` or `off`.
+pub const CONSISTENCY: &str = "stellage.dev/consistency";
 /// CDI's annotation that keeps it from filling a lost claim of a finished `DataVolume` anew, from the image.
 pub const PREPOPULATED: &str = "cdi.kubevirt.io/storage.prePopulated";
 /// CDI's annotation that keeps it from deleting a finished `DataVolume`.
@@ -91,6 +95,29 @@ impl Server {
         let digest = digest(&[&self.uid, interface]);
         let bytes = digest.iter().take(5).map(|byte| format!(":{byte:02x}"));
         format!("02{}", bytes.collect::<String>())
+    }
+}
+
+/// Where the data of a Backup is in its region: a `VolumeSnapshot`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its namespace, which is that of the account's servers.
+    pub namespace: String,
+    /// Its name: that which REST would give to the Backup.
+    pub name: String,
+    /// The UID that the Backup was first created with.
+    pub uid: String,
+}
+
+impl Snapshot {
+    /// Where the data of this Backup is.
+    pub fn of(backup: &Backup, region: &KubeVirt) -> Self {
+        let account = backup.metadata.namespace.as_deref().unwrap_or_default();
+        Self {
+            namespace: namespace(&region.namespace_prefix, account),
+            name: backup.id().replace('_', "-"),
+            uid: origin::uid(&backup.metadata).to_owned(),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{
     names::{
         BOOT, DELETE_AFTER_COMPLETION, DISK, INSTALLED, INSTANCE, IPV4, IPV6, PREPOPULATED, RUN, STELLAGE,
-        Server, account_labels, boot, hex, labels, run_labels,
+        Server, Snapshot, account_labels, boot, hex, labels, run_labels,
     },
     slim::{DataVolume, RunStrategy, VirtualMachine},
 };
@@ -44,6 +44,15 @@ pub struct Maker<'a> {
     pub addresses: &'a Addresses,
     /// What the account holder wants cloud-init to do.
     pub user_data: Option<&'a UserData>,
+}
+
+/// What a disk is filled from.
+#[derive(Clone, Copy, Debug)]
+pub enum Fill<'a> {
+    /// An image of the region.
+    Image(&'a Image),
+    /// A backup.
+    Backup(&'a Snapshot),
 }
 
 /// What a virtual machine boots with.
@@ -247,7 +256,7 @@ impl Maker<'_> {
     }
 
     /// The disk that an operation makes.
-    pub fn data_volume(&self, operation: &Operation, image: &Image, size_gb: i32) -> Value {
+    pub fn data_volume(&self, operation: &Operation, fill: Fill<'_>, size_gb: i32) -> Value {
         let name = self.server.disk(operation);
         let mut labels = json!(labels(self.region, self.account_uid, self.server));
         labels[DISK] = self.server.suffix(&name).into();
@@ -265,6 +274,13 @@ impl Maker<'_> {
             },
         });
         let named = |of: &ObjectName| json!({ "namespace": of.namespace, "name": of.name });
+        let image = match fill {
+            Fill::Image(image) => image,
+            Fill::Backup(Snapshot { namespace, name, .. }) => {
+                object["spec"]["source"]["snapshot"] = json!({ "namespace": namespace, "name": name });
+                return object;
+            }
+        };
         let source = match &image.source {
             ImageSource::DataSource(source) => {
                 let mut reference = named(source);

@@ -104,8 +104,8 @@ pub enum Problem {
     NamespaceMissing,
     /// The storage cannot make a disk larger.
     DiskCannotGrow,
-    /// The region cannot restore backups.
-    RestoreUnsupported,
+    /// The data of the backup to restore is lost, or cannot be read.
+    BackupUnreadable,
     /// Something of the server is still in use.
     StillInUse,
 }
@@ -122,13 +122,13 @@ impl Problem {
     const fn words(self) -> &'static str {
         match self {
             Self::DiskMissing => "the server's disk is missing; rebuild the instance",
-            Self::ImageFailed => "the disk cannot be filled from the image; still trying",
+            Self::ImageFailed => "the disk cannot be filled from the image or backup; still trying",
             Self::ImageTooLarge => {
                 "the image is larger than the disk of this plan; choose a larger plan or another image"
             }
             Self::ImageMissing => "the region does not have this image; choose another one",
             Self::StorageQuota => "the region has no room for the disk; still trying",
-            Self::Importing => "the disk is being filled from the image",
+            Self::Importing => "the disk is being filled",
             Self::NoCapacity => {
                 "no host in the region has room for this plan; the server starts once there is some"
             }
@@ -174,7 +174,9 @@ impl Problem {
             Self::DiskCannotGrow => {
                 "the storage of the region cannot make the disk larger; choose a plan with the same disk"
             }
-            Self::RestoreUnsupported => "the region cannot restore backups",
+            Self::BackupUnreadable => {
+                "the backup cannot be read; restore another one, or rebuild the instance from an image"
+            }
             Self::StillInUse => "the region has not released the server's disk yet; still trying",
         }
     }

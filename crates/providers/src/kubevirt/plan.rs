@@ -11,13 +11,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::{
-    names::{BOOT, CREATED_BY, INSTALLATION, INSTANCE_UID, RUN, Server, account_labels, boot},
+    names::{BOOT, CREATED_BY, INSTALLATION, INSTANCE_UID, RUN, Server, Snapshot, account_labels, boot},
     objects::{
-        self, Boot, Maker, clear_requests_patch, grow_patch, hostname, plan_patch, run_patch, seal_patch,
-        undo_boot_patch,
+        self, Boot, Fill, Maker, clear_requests_patch, grow_patch, hostname, plan_patch, run_patch,
+        seal_patch, undo_boot_patch,
     },
     observe::{self, Problem, Sign, boot_sign, disk_sign, is, is_over, plan_of, remember, set, state},
-    slim::{DataVolume, Phase, Pod, RunStrategy, VirtualMachine, VirtualMachineInstance},
+    slim::{
+        DataVolume, Phase, Pod, RunStrategy, VirtualMachine, VirtualMachineInstance, VolumeSnapshot,
+        VolumeSnapshotClass,
+    },
 };
 use domain::{
     catalogue::region::{Image, KubeVirt, Namespaces, Profile},
@@ -40,14 +43,14 @@ const FORGOTTEN: SignedDuration = SignedDuration::from_mins(5);
 /// How long to wait for the address of a running server.
 const ADDRESS_WITHIN: SignedDuration = SignedDuration::from_secs(20);
 /// What the provider reports if a region's cluster does not do something that it could.
-const NOT_NOW: &str = "the region's cluster cannot do this at the moment";
+pub(super) const NOT_NOW: &str = "the region's cluster cannot do this at the moment";
 /// What passes within this time is not told.
 const BLIP: SignedDuration = SignedDuration::from_secs(30);
 
 /// A kind of object in a region's cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// `v1 Namespace`, the only one without a namespace.
+    /// `v1 Namespace`, without a namespace.
     Namespace,
     /// `rbac.authorization.k8s.io/v1 RoleBinding`.
     RoleBinding,
@@ -67,6 +70,10 @@ pub enum Kind {
     Pod,
     /// `k8s.cni.cncf.io/v1 NetworkAttachmentDefinition`.
     NetworkAttachment,
+    /// `snapshot.storage.k8s.io/v1 VolumeSnapshot`.
+    Snapshot,
+    /// `snapshot.storage.k8s.io/v1 VolumeSnapshotClass`, without a namespace.
+    SnapshotClass,
 }
 
 impl Kind {
@@ -83,11 +90,13 @@ impl Kind {
             Self::Claim => ("", "v1", "persistentvolumeclaims"),
             Self::Pod => ("", "v1", "pods"),
             Self::NetworkAttachment => ("k8s.cni.cncf.io", "v1", "network-attachment-definitions"),
+            Self::Snapshot => ("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
+            Self::SnapshotClass => ("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses"),
         }
     }
 }
 
-/// A call to the region's cluster. All are in the namespace of [`Server`], but for those about [`Kind::Namespace`].
+/// A call to the region's cluster. All are in the namespace of [`Server`], but for those about kinds without one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Create an object.
@@ -142,6 +151,17 @@ pub enum Action {
         /// The virtual machine's name.
         name: String,
     },
+    /// `PUT /apis/subresources.kubevirt.io/v1/namespaces/…/virtualmachineinstances/…/freeze`: have the agent in the guest write all to
+    /// the disks, and hold still until [`Thaw`](Self::Thaw), or half a minute.
+    Freeze {
+        /// The run's name.
+        name: String,
+    },
+    /// `PUT …/unfreeze`: let the guest go on. Nobody waits for it: KubeVirt does the same by itself.
+    Thaw {
+        /// The run's name.
+        name: String,
+    },
     /// Delete an object, in the background.
     Delete {
         /// Its kind.
@@ -171,6 +191,10 @@ pub enum Answer {
     DataVolume(DataVolume),
     /// A list of disks.
     DataVolumes(Vec<DataVolume>),
+    /// A snapshot: created, read or changed.
+    Snapshot(VolumeSnapshot),
+    /// How snapshots are made.
+    SnapshotClass(VolumeSnapshotClass),
     /// Another object.
     Object(ObjectMeta),
     /// A list of claims.
@@ -226,6 +250,8 @@ pub struct Seen {
     pub addresses: Addresses,
     /// What the account holder wants cloud-init to do; or why that cannot be had.
     pub user_data: Result<Option<Arc<UserData>>, Trouble>,
+    /// Where the data of the backup is that the operation restores, if there is that Backup.
+    pub restore: Option<Snapshot>,
     /// Whether the virtual machine, or that there is none, is the answer to a call of this step.
     is_read: bool,
     /// Whether the virtual machine is known to have changed since.
@@ -249,6 +275,7 @@ impl Seen {
             user,
             addresses: Addresses::default(),
             user_data: Ok(None),
+            restore: None,
             is_read: false,
             is_stale: false,
             conflicts: 0,
@@ -701,13 +728,41 @@ impl Planner<'_> {
 
     /// Whether there is something to install.
     fn can_install(&self, operation: &Operation) -> Step<()> {
-        if operation.restore_from.is_some() {
-            return Err(self.failed(Problem::RestoreUnsupported, None));
-        }
-        if self.image(operation).is_none() {
-            return Err(self.failed(Problem::ImageMissing, None));
-        }
+        self.fill(operation)?;
         self.has_user_data()
+    }
+
+    /// What the disk is filled from.
+    fn fill(&self, operation: &Operation) -> Step<Fill<'_>> {
+        if operation.restore_from.is_some() {
+            return self.restore().map(Fill::Backup);
+        }
+        let image = self.image(operation).map(Fill::Image);
+        image.ok_or_else(|| self.failed(Problem::ImageMissing, None))
+    }
+
+    /// Where the data of the backup is that is restored. Whoever keeps snapshots may have lost it.
+    fn restore(&self) -> Step<&Snapshot> {
+        let lost = |raw: String| self.failed(Problem::BackupUnreadable, Some(raw));
+        let Some(wanted) = &self.seen.restore else {
+            return Err(lost("there is no Backup of that name".to_owned()));
+        };
+        let action = Action::Get {
+            kind: Kind::Snapshot,
+            name: wanted.name.clone(),
+        };
+        match self.call(action.clone())? {
+            Answer::Snapshot(found) if found.is_of(wanted) && found.is_ready() => Ok(wanted),
+            Answer::Snapshot(found) => {
+                let says = found
+                    .error()
+                    .unwrap_or("it is not ready, or that of another backup");
+                Err(lost(format!("VolumeSnapshot {}: {says}", wanted.name)))
+            }
+            Answer::Refused(refusal) if refusal.status == 404 => Err(lost(refusal.message.clone())),
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Err(self.nonsense()),
+        }
     }
 
     /// Whether it is known what cloud-init is to do.
@@ -878,14 +933,12 @@ impl Planner<'_> {
     }
 
     fn post_disk(&self, operation: &Operation) -> Step<()> {
-        let Some(image) = self.image(operation) else {
-            return Err(self.failed(Problem::ImageMissing, None));
-        };
+        let fill = self.fill(operation)?;
         let size = operation.plan.size().disk_gb;
         let size = self.status.disk_size_gb.map_or(size, |known| known.max(size));
         let action = Action::Post {
             kind: Kind::DataVolume,
-            object: self.maker().data_volume(operation, image, size),
+            object: self.maker().data_volume(operation, fill, size),
         };
         match self.call(action.clone())? {
             Answer::Refused(refusal) if refusal.status == 409 => {
@@ -1683,7 +1736,7 @@ impl Planner<'_> {
 }
 
 /// What the cluster says, for the log.
-fn says(refusal: &Refusal) -> String {
+pub(super) fn says(refusal: &Refusal) -> String {
     format!("{} {}: {}", refusal.status, refusal.reason, refusal.message)
 }
 

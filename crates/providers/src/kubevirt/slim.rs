@@ -10,7 +10,7 @@ use k8s_openapi::{
 use kube::Resource;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-use super::names::{BOOT, INSTANCE, IPV4, IPV6, RUN};
+use super::names::{BACKUP_UID, BOOT, CONSISTENCY, INSTANCE, IPV4, IPV6, RUN, Snapshot};
 
 /// When a virtual machine is to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -387,10 +387,21 @@ impl VirtualMachineInstance {
         find(&self.status.conditions, r#type)
     }
 
+    /// Whether there is an agent in its guest that answers.
+    pub fn has_agent(&self) -> bool {
+        self.condition("AgentConnected").is_some_and(Condition::is_true)
+    }
+
     /// Takes out what is not used, before it is kept in memory.
     pub fn prune(&mut self) {
         prune(&mut self.metadata);
-        let used = ["Ready", "Paused", "Synchronized", "PodScheduled"];
+        let used = [
+            "Ready",
+            "Paused",
+            "Synchronized",
+            "PodScheduled",
+            "AgentConnected",
+        ];
         self.status
             .conditions
             .retain(|condition| used.contains(&condition.r#type.as_str()));
@@ -461,6 +472,71 @@ pub struct Pod {
 pub struct PodSpec {
     /// Its node.
     pub node_name: Option<String>,
+}
+
+/// `snapshot.storage.k8s.io/v1 VolumeSnapshot`: the data of a backup.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct VolumeSnapshot {
+    /// Metadata.
+    pub metadata: ObjectMeta,
+    /// What the storage says.
+    pub status: SnapshotStatus,
+}
+
+/// The used part of a snapshot's `status`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SnapshotStatus {
+    /// The time from which its data is. The data itself may still be copied.
+    pub creation_time: Option<Timestamp>,
+    /// Whether it can be restored.
+    pub ready_to_use: Option<bool>,
+    /// What went wrong last.
+    pub error: Option<SnapshotError>,
+}
+
+/// What went wrong with a snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SnapshotError {
+    /// For the operator of the cluster.
+    pub message: Option<String>,
+}
+
+impl VolumeSnapshot {
+    /// Whether it is that of the Backup whose data is to be here.
+    pub fn is_of(&self, snapshot: &Snapshot) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        labels.and_then(|labels| labels.get(BACKUP_UID)) == Some(&snapshot.uid)
+    }
+
+    /// Whether it can be restored.
+    pub fn is_ready(&self) -> bool {
+        self.status.ready_to_use == Some(true) && self.metadata.deletion_timestamp.is_none()
+    }
+
+    /// What went wrong last.
+    pub fn error(&self) -> Option<&str> {
+        let error = self.status.error.as_ref()?;
+        Some(error.message.as_deref().unwrap_or("an error without a message"))
+    }
+
+    /// What the guest knew of it.
+    pub fn consistency(&self) -> Option<&str> {
+        let annotations = self.metadata.annotations.as_ref()?;
+        annotations.get(CONSISTENCY).map(String::as_str)
+    }
+}
+
+/// `snapshot.storage.k8s.io/v1 VolumeSnapshotClass`: how snapshots are made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeSnapshotClass {
+    /// The CSI driver.
+    pub driver: String,
+    /// What becomes of the data when a snapshot is deleted: `Delete` or `Retain`.
+    pub deletion_policy: String,
 }
 
 /// Leaves of the metadata only what is used.

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     names::{BOOT, RUN, account_labels, boot},
+    objects::Fill,
     plan::{Action, Answer, Kind, Plan, Reach, Refusal, Seen, plan},
     testing::*,
 };
@@ -73,6 +74,8 @@ fn short(action: &Action) -> String {
         Action::DeleteAll { kind, .. } => format!("delete all {kind:?}"),
         Action::ClearRequests { .. } => "clear requests".to_owned(),
         Action::Stop { .. } => "stop".to_owned(),
+        Action::Freeze { .. } => "freeze".to_owned(),
+        Action::Thaw { .. } => "thaw".to_owned(),
     }
 }
 
@@ -1861,7 +1864,7 @@ fn all_image_sources_are_written_as_cdi_wants_them() {
     ] {
         let mut image = region.images["debian-13"].clone();
         image.source = source;
-        let disk = maker.data_volume(operation(&instance), &image, 80);
+        let disk = maker.data_volume(operation(&instance), Fill::Image(&image), 80);
         assert_eq!(disk.pointer(path).and_then(Value::as_str), Some(wanted), "{disk}");
     }
 }
@@ -1922,7 +1925,7 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
                 super::objects::namespace(&region, ACCOUNT_UID, &server.namespace),
                 super::objects::role_binding(&region, ACCOUNT_UID, &server.namespace, user),
                 super::objects::network_policy(&region, ACCOUNT_UID, &server.namespace),
-                maker.data_volume(operation, image, 80),
+                maker.data_volume(operation, Fill::Image(image), 80),
             ]);
         }
         golden(&format!("{name}.json"), &format!("{:#}\n", Value::Array(all)));
@@ -2022,6 +2025,72 @@ fn every_reason_is_explained_in_the_docs() {
         .filter(|reason| !section.contains(&format!("`{reason}`")))
         .collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn row_47_a_restore_fills_the_new_disk_from_the_snapshot_and_one_that_is_lost_leaves_the_server_running() {
+    use super::names::{BACKUP_UID, Snapshot};
+    let rebuild = json!({ "kind": "Rebuild", "restoreFrom": "by-hand" });
+    let create = json!({ "kind": "Create", "restoreFrom": "by-hand" });
+    let place = Snapshot {
+        namespace: "stellage-acme".to_owned(),
+        name: "bkp-3f9k2m1x8q7r5t4v".to_owned(),
+        uid: "backup-1".to_owned(),
+    };
+    let snapshot = |uid: &str, status: Value| {
+        let object = json!({ "metadata": { "labels": { BACKUP_UID: uid } }, "status": status });
+        Answer::Snapshot(serde_json::from_value(object).unwrap())
+    };
+    let ready = || json!({ "readyToUse": true });
+    let lost = json!({ "readyToUse": false, "error": { "message": "VolumeSnapshotContent is missing" } });
+    for (order, power) in [(&rebuild, Some("Running")), (&create, None)] {
+        let instance = during(order, power);
+        let vm = vm(&instance, ON, &json!({ "status": { "created": true } }));
+        let vm = power.map(|_| &vm);
+        let run = vm.map(|vm| run_of(vm, "run-1", "Running", &json!({})));
+        let after = |restore: Option<&Snapshot>, found: Answer| {
+            let mut seen = seen(vm, run.as_ref());
+            seen.restore = restore.cloned();
+            for _ in 0..6 {
+                let plan = next(&instance, &seen, 1);
+                let Some(action) = plan.action else { return plan };
+                let answer = match &action {
+                    Action::Get {
+                        kind: Kind::Snapshot,
+                        name,
+                    } => {
+                        assert_eq!(*name, place.name);
+                        found.clone()
+                    }
+                    Action::Get { .. } => no_vm(),
+                    Action::List { .. } => Answer::DataVolumes(Vec::new()),
+                    _ => return next(&instance, &seen, 1),
+                };
+                seen.take(&action, answer);
+            }
+            panic!("{:?}", next(&instance, &seen, 1).action)
+        };
+        let Some(Action::Post { kind, object }) = after(Some(&place), snapshot("backup-1", ready())).action
+        else {
+            panic!()
+        };
+        assert_eq!(kind, Kind::DataVolume);
+        let source = json!({ "snapshot": { "namespace": "stellage-acme", "name": place.name } });
+        assert_eq!(object["spec"]["source"], source);
+        assert_eq!(object["spec"]["sourceRef"], Value::Null);
+        assert_eq!(
+            object["spec"]["storage"]["resources"]["requests"]["storage"],
+            "80Gi"
+        );
+        for (restore, found) in [
+            (None, no_vm()),
+            (Some(&place), no_vm()),
+            (Some(&place), snapshot("another", ready())),
+            (Some(&place), snapshot("backup-1", lost.clone())),
+        ] {
+            assert_eq!(failure(after(restore, found)), "BackupUnreadable");
+        }
+    }
 }
 
 #[test]

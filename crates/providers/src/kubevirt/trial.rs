@@ -108,6 +108,7 @@ impl Trial {
             instance: &self.instance,
             account: ACCOUNT,
             user_data: Ok(self.user_data.as_ref()),
+            restore: None,
             now,
         };
         let mut words = None;

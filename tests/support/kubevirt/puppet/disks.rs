@@ -77,6 +77,11 @@ fn claim_of(disk: &DynamicObject) -> PersistentVolumeClaim {
         "spec": {
             "accessModes": modes.map_or_else(|| json!(["ReadWriteOnce"]), |modes| json!(modes)),
             "volumeMode": storage["volumeMode"],
+            // As CDI has the storage restore a snapshot.
+            "dataSource": disk.data["spec"]["source"]["snapshot"].is_object().then(|| json!({
+                "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot",
+                "name": disk.data["spec"]["source"]["snapshot"]["name"],
+            })),
             "storageClassName": storage["storageClassName"],
             "resources": storage["resources"],
             "volumeName": format!("pv-{}", disk.uid().unwrap_or_default()),
