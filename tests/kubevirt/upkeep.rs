@@ -225,8 +225,8 @@ async fn disks_without_a_server_are_listed_as_orphans() {
     assert_eq!(ours, [(&json!("disk"), &json!("late"))]);
 }
 
-/// Runs the test of the doctor, and returns its exit status, its check, and what it said on the way.
-fn doctor(catalogue: &Path, more: &[&str]) -> (i32, Value, String) {
+/// Runs a test of the doctor, and returns its check, and what it said on the way.
+fn doctor(catalogue: &Path, (flag, name): (&str, &str), more: &[&str]) -> (Value, String) {
     let mut command = Command::new(STELLAGE);
     command
         .args([
@@ -235,7 +235,7 @@ fn doctor(catalogue: &Path, more: &[&str]) -> (i32, Value, String) {
             REGION,
             "--output",
             "json",
-            "--test",
+            flag,
             "--catalogue",
         ])
         .arg(catalogue)
@@ -245,9 +245,11 @@ fn doctor(catalogue: &Path, more: &[&str]) -> (i32, Value, String) {
     let report: Value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
     let checks = report["checks"].as_array().unwrap();
-    let server = checks.iter().find(|check| check["name"] == "server");
-    (output.status.code().unwrap(), server.unwrap().clone(), said)
+    let check = checks.iter().find(|check| check["name"] == name);
+    (check.unwrap().clone(), said)
 }
+
+const SERVER: (&str, &str) = ("--test", "server");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() {
@@ -260,7 +262,7 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
     let of_existing = folder.path().join("existing.yaml");
     fs::write(&of_existing, existing.to_string()).unwrap();
     let namespace = format!("{PREFIX}doctor");
-    let (_, check, said) = doctor(&of_existing, &["--timeout=60s"]);
+    let (check, said) = doctor(&of_existing, SERVER, &["--timeout=60s"]);
     assert_eq!(check["outcome"], "failed", "{check:#}\n{said}");
     assert!(
         check["message"].as_str().unwrap().contains("(NamespaceMissing)"),
@@ -285,7 +287,7 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
     region
         .puppet
         .import(&namespace, Import::Fails("no such image".to_owned()));
-    let (_, check, said) = doctor(&of_existing, &["--image=broken-1", "--timeout=170s"]);
+    let (check, said) = doctor(&of_existing, SERVER, &["--image=broken-1", "--timeout=170s"]);
     assert_eq!(check["outcome"], "failed", "{check:#}\n{said}");
     let message = check["message"].as_str().unwrap();
     assert!(
@@ -296,7 +298,7 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
 
     region.puppet.import(&namespace, Import::Succeeds);
     region.puppet.install_agents(&namespace);
-    let (_, check, said) = doctor(&of_existing, &["--image=debian-13"]);
+    let (check, said) = doctor(&of_existing, SERVER, &["--image=debian-13"]);
     assert_eq!(check["outcome"], "ok", "{check:#}\n{said}");
     assert!(
         said.contains("the agent in its guest answers") && said.contains("nothing of it is left"),
@@ -312,7 +314,11 @@ async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() 
     assert!(secrets.list(&all).await.unwrap().items.is_empty());
 
     // In a namespace of its own, and without an agent.
-    let (_, check, said) = doctor(&file, &["--image=debian-13", "--plan=business", "--timeout=40s"]);
+    let (check, said) = doctor(
+        &file,
+        SERVER,
+        &["--image=debian-13", "--plan=business", "--timeout=40s"],
+    );
     assert_eq!(check["outcome"], "unknown", "{check:#}\n{said}");
     let message = check["message"].as_str().unwrap();
     assert!(
@@ -351,6 +357,28 @@ async fn the_doctors_server_is_deleted_after_ctrl_c() {
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert!(said.contains("nothing of its server is left"), "{said}");
     assert_eq!(made().await, 0);
+    let namespaces = Api::<Namespace>::all(client).list(&ours).await.unwrap();
+    assert!(namespaces.items.is_empty(), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_restores_the_backup_of_a_disk_that_is_deleted_and_leaves_nothing() {
+    let region = kubevirt::shared().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = catalogue(&region, "doctor-storage", folder.path()).await;
+    let (check, said) = doctor(&file, ("--test-storage", "backups test"), &[]);
+    assert_eq!(check["outcome"], "ok", "{check:#}\n{said}");
+    let stages = [
+        "making a disk",
+        "making a snapshot",
+        "deleting the disk",
+        "restoring the snapshot",
+    ];
+    let at: Vec<_> = stages.iter().map(|stage| said.find(stage)).collect();
+    assert!(at.is_sorted() && at.iter().all(Option::is_some), "{said}");
+    assert!(said.contains("nothing of it is left"), "{said}");
+    let ours = ListParams::default().labels("stellage.dev/installation=doctor-storage");
+    let client = region.plane.client(Identity::Admin).await.unwrap();
     let namespaces = Api::<Namespace>::all(client).list(&ours).await.unwrap();
     assert!(namespaces.items.is_empty(), "{said}");
 }

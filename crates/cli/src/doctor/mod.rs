@@ -133,6 +133,9 @@ pub(super) async fn run(args: DoctorArgs, which: &ClusterArgs) -> Result<(), Cli
         if args.trial.test {
             checks.push(region::test(code, &region, &args.trial).await?);
         }
+        if args.trial.test_storage {
+            checks.push(region::test_storage(code, &region, &args.trial).await?);
+        }
         show(&Report::of(&checks), args.output)?;
         return conclude(&checks);
     }

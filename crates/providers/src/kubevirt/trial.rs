@@ -1,5 +1,7 @@
 //! A server that is made without an Instance, to see whether a region works: with the same planner, the same objects and the same rights
-//! as the servers of customers.
+//! as the servers of customers. [`storage`] does the same with a disk and its backup.
+
+pub mod storage;
 
 use std::sync::Arc;
 
@@ -49,11 +51,7 @@ impl Trial {
         now: Timestamp,
     ) -> Result<Self, ConnectError> {
         let is_managed = settings.namespaces == Namespaces::Managed;
-        // Where others make the namespaces, it is always the same.
-        let account = match uid.get(..8).filter(|_| is_managed) {
-            Some(begin) => format!("{ACCOUNT}-{begin}"),
-            None => ACCOUNT.to_owned(),
-        };
+        let account = account(settings, uid);
         let mut instance: Instance = serde_json::from_value(json!({
             "apiVersion": "stellage.dev/v1", "kind": "Instance",
             "metadata": { "name": ACCOUNT, "namespace": account, "uid": uid, "creationTimestamp": now },
@@ -144,6 +142,15 @@ impl Trial {
 impl Drop for Trial {
     fn drop(&mut self) {
         self.shutdown.cancel();
+    }
+}
+
+/// What the account is called in names. Where others make the namespaces, it is always the same.
+fn account(settings: &KubeVirt, uid: &str) -> String {
+    let is_managed = settings.namespaces == Namespaces::Managed;
+    match uid.get(..8).filter(|_| is_managed) {
+        Some(begin) => format!("{ACCOUNT}-{begin}"),
+        None => ACCOUNT.to_owned(),
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
 use domain::catalogue::region::{EvictionStrategy, KubeVirt, Namespaces, Network, Profile};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::storage::v1::StorageClass, apimachinery::pkg::version::Info};
+use providers::kubevirt::slim::VolumeSnapshotClass;
 use resources::Plan;
 use semver::Version;
 use serde_json::Value;
@@ -46,6 +47,7 @@ pub(in super::super) fn all(snapshot: &RegionSnapshot, region: &KubeVirt) -> Vec
         drains(&snapshot.kubevirt, region.eviction_strategy),
         storage(&region.storage_class, &snapshot.storage_class),
         migration(&region.storage_class, &snapshot.storage_profile),
+        backups(region, snapshot.snapshot_class.as_ref(), &snapshot.storage_class),
         images(&snapshot.images),
         network(&region.network, snapshot),
     ];
@@ -301,6 +303,53 @@ fn migration(class: &str, profile: &Read<Option<StorageProfile>>) -> Check {
     )
 }
 
+fn backups(
+    region: &KubeVirt,
+    found: Option<&Read<Option<VolumeSnapshotClass>>>,
+    storage: &Read<Option<StorageClass>>,
+) -> Check {
+    let name = "backups";
+    let (Some(class), Some(found)) = (&region.snapshot_class, found) else {
+        return ok(name, "the region offers none (no snapshotClass)");
+    };
+    let found = match found {
+        Err(why) => return unread(name, why),
+        Ok(None) => {
+            let fix = "Install external-snapshotter and make the class, or correct snapshotClass of the region; without it, leave snapshotClass out.";
+            return failed(name, format!("there is no VolumeSnapshotClass {class}"), fix);
+        }
+        Ok(Some(found)) => found,
+    };
+    if found.deletion_policy != "Delete" {
+        return failed(
+            name,
+            format!(
+                "{class} has the deletionPolicy {}, so backups that are deleted would leave their data; none is begun",
+                found.deletion_policy
+            ),
+            "Use a VolumeSnapshotClass with deletionPolicy: Delete.",
+        );
+    }
+    let driver = storage.as_ref().ok().and_then(Option::as_ref);
+    if let Some(other) = driver
+        .map(|class| &class.provisioner)
+        .filter(|other| **other != found.driver)
+    {
+        return failed(
+            name,
+            format!(
+                "{class} is of the driver {}, and the disks are of {other}",
+                found.driver
+            ),
+            "Use a VolumeSnapshotClass of the driver of the StorageClass.",
+        );
+    }
+    ok(
+        name,
+        format!("{class}, of the driver {}; --test-storage tries it", found.driver),
+    )
+}
+
 fn images(found: &BTreeMap<String, Read<Found>>) -> Check {
     let name = "images";
     let room = u64::try_from(Plan::Starter.size().disk_gb).unwrap_or(0);
@@ -492,7 +541,7 @@ mod tests {
             namespace_prefix: "stellage-".to_owned(),
             namespaces: Namespaces::Managed,
             storage_class: "ceph-block".to_owned(),
-            snapshot_class: None,
+            snapshot_class: Some("ceph-block-stellage".to_owned()),
             images: BTreeMap::from([("debian-13".to_owned(), image)]),
             network: Network {
                 profile,
@@ -556,6 +605,51 @@ mod tests {
         serde_json::from_value(object).map_err(|error| error.to_string())
     }
 
+    fn snapshot_class(driver: &str, policy: &str) -> VolumeSnapshotClass {
+        VolumeSnapshotClass {
+            driver: driver.to_owned(),
+            deletion_policy: policy.to_owned(),
+        }
+    }
+
+    #[test]
+    fn backups_need_a_class_of_the_disks_driver_that_leaves_no_data() {
+        let region = region(Profile::Pod);
+        for (found, outcome, says) in [
+            (
+                Ok(None),
+                Failed,
+                "there is no VolumeSnapshotClass ceph-block-stellage",
+            ),
+            (
+                Ok(Some(snapshot_class("rbd", "Retain"))),
+                Failed,
+                "would leave their data",
+            ),
+            (
+                Ok(Some(snapshot_class("zfs", "Delete"))),
+                Failed,
+                "of the driver zfs, and the disks are of rbd",
+            ),
+            (Err("forbidden".to_owned()), Unknown, "not checked: forbidden"),
+        ] {
+            let snapshot = RegionSnapshot {
+                snapshot_class: Some(found),
+                ..healthy()
+            };
+            let [(name, was, text)] = &complaints(&snapshot, &region)[..] else {
+                panic!("{says}")
+            };
+            assert_eq!((*name, *was), ("backups", outcome), "{text}");
+            assert!(text.contains(says), "{text}");
+        }
+        let snapshot = RegionSnapshot {
+            snapshot_class: None,
+            ..healthy()
+        };
+        assert_eq!(complaints(&snapshot, &region), []);
+    }
+
     const ATTACHMENT: &str =
         r#"{"cniVersion":"0.3.1","type":"bridge","bridge":"br-public","macspoofchk":true,"ipam":{}}"#;
 
@@ -581,6 +675,7 @@ mod tests {
             kubevirt: kubevirt_object(|_| {}),
             storage_class: class(|_| {}),
             storage_profile: profile(json!([{ "accessModes": ["ReadWriteMany"], "volumeMode": "Block" }])),
+            snapshot_class: Some(Ok(Some(snapshot_class("rbd", "Delete")))),
             images: BTreeMap::from([("debian-13".to_owned(), Ok(Found::Ready(Some(10 * GIB))))]),
             attachment: None,
         }

@@ -1,9 +1,11 @@
 //! `stellage doctor --region`: checks the cluster of a region, with the identity that Stellage has there.
 //!
-//! `snapshot` reads the cluster, `checks` evaluates what was read (pure), and `trial` makes a server for a test.
+//! `snapshot` reads the cluster, `checks` evaluates what was read (pure), `trial` makes a server for a test, and `storage` a
+//! disk and its backup.
 
 mod checks;
 mod snapshot;
+mod storage;
 mod trial;
 
 use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, Profile};
@@ -13,6 +15,7 @@ use serde::Deserialize;
 pub(super) use self::{
     checks::all as checks,
     snapshot::RegionSnapshot,
+    storage::run as test_storage,
     trial::{TrialArgs, run as test},
 };
 use super::rights::{Right, of_rule};

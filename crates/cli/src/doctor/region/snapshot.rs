@@ -17,6 +17,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DynamicObject, ListParams, PostParams},
 };
+use providers::kubevirt::slim::VolumeSnapshotClass;
 use runtime::client::{CallError, bounded};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -176,6 +177,8 @@ pub(in super::super) struct RegionSnapshot {
     pub(super) kubevirt: Read<Option<Installed>>,
     pub(super) storage_class: Read<Option<StorageClass>>,
     pub(super) storage_profile: Read<Option<StorageProfile>>,
+    /// The outer `None` if the region offers no backups.
+    pub(super) snapshot_class: Option<Read<Option<VolumeSnapshotClass>>>,
     /// By image identifier.
     pub(super) images: BTreeMap<String, Read<Found>>,
     /// The NetworkAttachmentDefinition's `spec.config`; the outer `None` if the network needs none.
@@ -237,10 +240,18 @@ impl RegionSnapshot {
                 &region.storage_class,
             )
             .await,
+            snapshot_class: snapshot_class(cluster, region).await,
             images,
             attachment,
         })
     }
+}
+
+async fn snapshot_class(cluster: &Cluster, region: &KubeVirt) -> Option<Read<Option<VolumeSnapshotClass>>> {
+    let name = region.snapshot_class.as_ref()?;
+    let kind = ("VolumeSnapshotClass", "volumesnapshotclasses");
+    let classes = foreign(cluster, "snapshot.storage.k8s.io", "v1", kind, None);
+    Some(get(cluster, "read the VolumeSnapshotClass", &classes, name).await)
 }
 
 fn parse<T: DeserializeOwned>(object: DynamicObject) -> Read<T> {

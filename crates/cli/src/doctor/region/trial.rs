@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use domain::provider::{Notice, Progress, ProviderError, Trouble};
 use jiff::Timestamp;
 use providers::kubevirt::trial::Trial;
@@ -18,14 +18,19 @@ use crate::{CliError, duration, instance::plans, output, region::Region};
 /// How often the server is looked at.
 const EVERY: Duration = Duration::from_secs(1);
 /// How long its deletion may take.
-const REMOVAL: Duration = Duration::from_mins(5);
+pub(super) const REMOVAL: Duration = Duration::from_mins(5);
 
 /// The server of a test.
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("trial").args(["test", "test_storage"]).multiple(true)))]
 pub(in super::super) struct TrialArgs {
     /// Also make a server there, wait until its guest has booted, and delete it
     #[arg(long, requires = "region")]
     pub(in super::super) test: bool,
+
+    /// Also make a disk there, back it up, delete it, restore it to a larger one, and delete all of it
+    #[arg(long, requires = "region")]
+    pub(in super::super) test_storage: bool,
 
     /// Image of this server; the first one of the region by default
     #[arg(long, value_name = "IMAGE", requires = "test")]
@@ -35,9 +40,9 @@ pub(in super::super) struct TrialArgs {
     #[arg(long, value_name = "PLAN", requires = "test", default_value = "starter", value_parser = plans())]
     plan: Plan,
 
-    /// How long it may take until its guest has booted, such as 5m
-    #[arg(long, value_name = "DURATION", requires = "test", default_value = "10m", value_parser = duration::parse)]
-    timeout: Duration,
+    /// How long it may take until its guest has booted, or the disk is restored, such as 5m
+    #[arg(long, value_name = "DURATION", requires = "trial", default_value = "10m", value_parser = duration::parse)]
+    pub(super) timeout: Duration,
 }
 
 /// How far the server got.
@@ -56,18 +61,25 @@ struct Reached {
 }
 
 /// Tells what happens, with the seconds since the beginning.
-struct Report {
+pub(super) struct Report {
     began: Instant,
     said: String,
 }
 
 impl Report {
+    pub(super) fn begin() -> Self {
+        Self {
+            began: Instant::now(),
+            said: String::new(),
+        }
+    }
+
     fn seconds(&self) -> u64 {
         self.began.elapsed().as_secs()
     }
 
     /// Says something, unless it is what was said last.
-    fn say(&mut self, text: &str) {
+    pub(super) fn say(&mut self, text: &str) {
         if self.said != text {
             output::note(&format!("{:>5} s  {text}", self.seconds()));
             text.clone_into(&mut self.said);
@@ -84,10 +96,7 @@ pub(in super::super) async fn run(code: &str, region: &Region, args: &TrialArgs)
         flag: "--region-kubeconfig",
         why: error.to_string(),
     })?;
-    let mut report = Report {
-        began: Instant::now(),
-        said: String::new(),
-    };
+    let mut report = Report::begin();
     let (namespace, name) = trial.place();
     report.say(&format!(
         "making the server {namespace}/{name} with {image} ({})",
@@ -142,7 +151,7 @@ fn image<'a>(code: &str, region: &'a Region, wanted: Option<&'a str>) -> Result<
 }
 
 /// A random UUID.
-fn uuid() -> String {
+pub(super) fn uuid() -> String {
     let mut bytes: [u8; 16] = rand::random();
     bytes[6] = (bytes[6] & 0x0f) | 0x40;
     bytes[8] = (bytes[8] & 0x3f) | 0x80;
@@ -294,6 +303,7 @@ mod tests {
     fn args() -> TrialArgs {
         TrialArgs {
             test: true,
+            test_storage: false,
             image: None,
             plan: Plan::Starter,
             timeout: Duration::from_secs(600),

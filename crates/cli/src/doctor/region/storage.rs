@@ -1,0 +1,150 @@
+//! `--test-storage`: backs a disk up in the region, deletes it, restores it, and deletes all of it.
+
+use std::{
+    fmt::Write as _,
+    time::{Duration, Instant},
+};
+
+use providers::kubevirt::trial::storage::{Stage, StorageTrial};
+use tokio::time::timeout;
+
+use super::{
+    super::{
+        Check,
+        checks::{failed, ok},
+    },
+    trial::{REMOVAL, Report, TrialArgs, uuid},
+};
+use crate::{CliError, region::Region};
+
+const NAME: &str = "backups test";
+
+pub(in super::super) async fn run(code: &str, region: &Region, args: &TrialArgs) -> Result<Check, CliError> {
+    let Some(class) = &region.settings.snapshot_class else {
+        let fix = "Set snapshotClass of the region.";
+        return Ok(failed(
+            NAME,
+            "the region offers no backups, so there is nothing to test",
+            fix,
+        ));
+    };
+    let trial = StorageTrial::begin(code, &region.settings, &uuid()).await;
+    let mut trial = trial.map_err(|error| CliError::Value {
+        flag: "--region-kubeconfig",
+        why: error.to_string(),
+    })?;
+    let mut report = Report::begin();
+    let began = Instant::now();
+    let outcome = tokio::select! {
+        outcome = timeout(args.timeout, trial.run(class, |stage| report.say(doing(stage)))) => Some(outcome),
+        _ = tokio::signal::ctrl_c() => None,
+    };
+    let (stage, words, took) = (trial.stage, trial.words.take(), began.elapsed());
+    report.say("deleting all of it; another Ctrl-C leaves it there");
+    let is_removed = tokio::select! {
+        removed = timeout(REMOVAL, trial.remove()) => removed.is_ok(),
+        _ = tokio::signal::ctrl_c() => false,
+    };
+    let left = if is_removed {
+        report.say("nothing of it is left");
+        None
+    } else {
+        let namespace = trial.namespace();
+        Some(format!(
+            "not all of it is deleted yet: `kubectl get volumesnapshots,datavolumes,pvc -n {namespace}` in the region's cluster"
+        ))
+    };
+    let problem = match outcome {
+        None => {
+            return Err(CliError::TestInterrupted {
+                left: left.unwrap_or_else(|| "nothing of its disks is left".to_owned()),
+            });
+        }
+        Some(Ok(Ok(()))) => None,
+        Some(Ok(Err(refusal))) => Some((stage, Some(refusal))),
+        Some(Err(_)) => Some((stage, words)),
+    };
+    Ok(judge(problem, took, left))
+}
+
+const fn doing(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Disk => "making a disk of 1 GiB",
+        Stage::Snapshot => "making a snapshot of it",
+        Stage::Deletion => "deleting the disk",
+        Stage::Restore => "restoring the snapshot to a disk of 2 GiB",
+    }
+}
+
+/// What the test has shown: what was not done, and what the cluster says of that.
+fn judge(problem: Option<(Stage, Option<String>)>, took: Duration, left: Option<String>) -> Check {
+    let seconds = took.as_secs();
+    let mut check = match problem {
+        None => ok(
+            NAME,
+            format!("a disk was backed up, deleted, and restored to a larger one in {seconds} s"),
+        ),
+        Some((stage, words)) => {
+            let (what, fix) = match stage {
+                Stage::Disk => (
+                    "a disk was not made",
+                    "Look at the StorageClass and its driver: does it make a claim, and does CDI fill it?",
+                ),
+                Stage::Snapshot => (
+                    "a snapshot was not ready",
+                    "Look at external-snapshotter's controller, the csi-snapshotter beside the driver, and the VolumeSnapshotClass.",
+                ),
+                Stage::Deletion => (
+                    "a volume was not deleted, probably because of its snapshot",
+                    "Use a class whose snapshots do not depend on their volume, as docs/kubevirt.md says (Backups): else servers with backups cannot be deleted.",
+                ),
+                Stage::Restore => (
+                    "the snapshot of a deleted volume was not restored to a larger disk",
+                    "Use a class whose snapshots outlive their volume, and a StorageClass of the same driver with allowVolumeExpansion, as docs/kubevirt.md says (Backups).",
+                ),
+            };
+            let mut message = format!("{what} within {seconds} s");
+            if let Some(words) = words {
+                let _ = write!(message, "\nThe cluster: {words}");
+            }
+            failed(NAME, message, fix)
+        }
+    };
+    if let Some(left) = left {
+        let message = format!("{}\n{left}", check.message);
+        let fix = check
+            .fix
+            .unwrap_or_else(|| "Find out what keeps it: finalizers, or the storage.".to_owned());
+        check = failed(NAME, message, fix);
+    }
+    check
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::super::Outcome, *};
+
+    #[test]
+    fn the_report_says_what_was_not_done_and_what_may_be_the_cause() {
+        let took = Duration::from_secs(61);
+        let fine = judge(None, took, None);
+        assert_eq!((fine.outcome, fine.fix), (Outcome::Ok, None));
+        for (stage, says, advises) in [
+            (Stage::Disk, "a disk was not made", "StorageClass"),
+            (Stage::Snapshot, "was not ready", "csi-snapshotter"),
+            (Stage::Deletion, "was not deleted", "do not depend"),
+            (Stage::Restore, "was not restored", "outlive"),
+        ] {
+            let check = judge(Some((stage, Some("no such pool".to_owned()))), took, None);
+            assert_eq!(check.outcome, Outcome::Failed);
+            assert!(
+                check.message.contains(says) && check.message.ends_with("no such pool"),
+                "{check:?}"
+            );
+            assert!(check.fix.unwrap().contains(advises), "{says}");
+        }
+        let left = judge(None, took, Some("not all".to_owned()));
+        assert_eq!(left.outcome, Outcome::Failed);
+        assert!(left.message.ends_with("not all") && left.fix.unwrap().contains("finalizers"));
+    }
+}
