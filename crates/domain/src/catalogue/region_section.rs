@@ -1107,9 +1107,9 @@ https://prom | http://prom | kubevirt.prometheus.ca | url begins with http://
 https://prom | https://ada:secret@prom | kubevirt.prometheus.url | no query, fragment or user
 example/tenant/ | example/?tenant=a | kubevirt.prometheus.url | no query, fragment or user
     url: https://prometheus.example/tenant/ |  | kubevirt.prometheus | missing field `url`
-bearerTokenFile: / | bearerTokenFile: | kubevirt.prometheus.bearerTokenFile | an absolute path
+bearerTokenFile: / | bearerTokenFile: ./ | kubevirt.prometheus.bearerTokenFile | an absolute path
 bearerTokenFile: / | token: / | kubevirt.prometheus.token | unknown field
-ca: / | ca: | kubevirt.prometheus.ca | an absolute path
+ca: / | ca: ./ | kubevirt.prometheus.ca | an absolute path
 X-Scope-OrgID: platform | 'X Scope': platform | kubevirt.prometheus.headers | such as X-Scope-OrgID
 X-Scope-OrgID: platform | X-Scope-OrgID: plättform | kubevirt.prometheus.headers.X-Scope-OrgID | visible ASCII
 X-Scope-OrgID: platform | Authorization: platform | kubevirt.prometheus.headers.Authorization | bearerTokenFile sets it

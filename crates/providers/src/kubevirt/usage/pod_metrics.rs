@@ -95,14 +95,14 @@ fn usage(mut pod: PodMetrics) -> Option<PodUsage> {
 
 /// A number of processors in Kubernetes' format, such as `250m`.
 fn cores(text: &str) -> Option<f64> {
-    let (number, unit) = match text.strip_suffix(['n', 'u', 'm']) {
-        Some(number) if text.ends_with('n') => (number, 1e-9),
-        Some(number) if text.ends_with('u') => (number, 1e-6),
-        Some(number) => (number, 1e-3),
+    let (number, parts) = match text.strip_suffix(['n', 'u', 'm']) {
+        Some(number) if text.ends_with('n') => (number, 1e9),
+        Some(number) if text.ends_with('u') => (number, 1e6),
+        Some(number) => (number, 1e3),
         None => (text, 1.0),
     };
     let number: f64 = number.parse().ok()?;
-    Some(number * unit).filter(|cores| cores.is_finite() && *cores >= 0.0)
+    Some(number / parts).filter(|cores| cores.is_finite() && *cores >= 0.0)
 }
 
 #[cfg(test)]
