@@ -47,6 +47,7 @@ mod support;
 mod tenants;
 mod traces;
 mod transfer;
+mod usage;
 mod user_data;
 mod webhooks;
 mod writes;

@@ -16,7 +16,8 @@
 //! - `webhooks-sender`, `webhooks-rates`, `webhooks-hostile`, `webhooks-fairness`: see `webhooks`;
 //! - `availability`: the time until a process serves and leads, and until another one follows a dead leader, and the requests that fail
 //!   while replicas are replaced;
-//! - `invoices`: the month's end of many accounts, and of one with very many lines.
+//! - `invoices`: the month's end of many accounts, and of one with very many lines;
+//! - `usage`: asking Prometheus about all servers of a region.
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
 //! running instances), `load` and `wire` (the load generator and its HTTP client), `client` (processes for clients), `churn`
@@ -58,6 +59,7 @@ mod rolling;
 mod samples;
 mod sizes;
 mod table;
+mod usage;
 mod webhooks;
 mod wire;
 mod writes;
@@ -115,6 +117,7 @@ enum Part {
     WebhooksFairness,
     Availability,
     Invoices,
+    Usage,
 }
 
 impl Part {
@@ -140,6 +143,7 @@ impl Part {
             Self::WebhooksFairness => webhooks::fairness::measure(table, sizes).await,
             Self::Availability => availability::measure(table, sizes).await,
             Self::Invoices => invoices::measure(table, sizes).await,
+            Self::Usage => usage::measure(table, sizes).await,
         }
     }
 }

@@ -30,7 +30,7 @@ enum Command {
     Build,
     /// Find or build Helm, which the tests of the chart need, and print its path
     Helm,
-    /// Find or build promtool, which the tests of metrics and alerts need, and print its path
+    /// Find or build promtool and Prometheus, which the tests of metrics, alerts and usage need, and print the path of promtool
     Promtool,
     /// Find or build KubeVirt's virt-api and virt-controller, which the tests of real servers need, and print their folder
     Kubevirt,

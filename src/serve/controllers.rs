@@ -85,6 +85,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
+    #[expect(clippy::too_many_arguments, reason = "it connects what the parts share")]
     pub(super) fn new(
         mut settings: ControllerSettings,
         common: &CommonSettings,

@@ -6,6 +6,7 @@
 //! - [`npm`]: npm packages;
 //! - [`oidc`]: an OpenID Connect provider on loopback;
 //! - [`otlp`]: a receiver of traces, which records what it gets;
+//! - [`prometheus`]: a stand-in for Prometheus with the usage of servers;
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
 //! - [`refusals`]: what the API server refused to the operator because it has no right to it;
 //! - [`rolling`]: a load balancer, and clients that must not notice that replicas are replaced;
@@ -19,6 +20,7 @@ pub mod network;
 pub mod npm;
 pub mod oidc;
 pub mod otlp;
+pub mod prometheus;
 pub mod receivers;
 pub mod refusals;
 pub mod rolling;
@@ -553,6 +555,13 @@ pub async fn promtool() -> PathBuf {
         found.unwrap().unwrap()
     };
     PROGRAM.get_or_init(find).await.clone()
+}
+
+/// Path of Prometheus, which is built with promtool.
+pub async fn prometheus() -> PathBuf {
+    promtool().await;
+    let find = || control_plane::prometheus(|line| eprintln!("{line}"));
+    tokio::task::spawn_blocking(find).await.unwrap().unwrap()
 }
 
 /// The shared control plane with one operator, which takes half a second to provision.

@@ -24,6 +24,12 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- if and (hasPrefix "/etc/stellage/regions/" $path) (not (hasKey $.Values.regions (base (dir $path)))) }}
 {{- fail (printf "the catalogue names %s for the region %s, and regions.%s.secretName is not set" $path .code (base (dir $path))) }}
 {{- end }}
+{{- $code := .code }}
+{{- range $path := values (pick (dig "kubevirt" "prometheus" dict .) "bearerTokenFile" "ca") }}
+{{- if and (hasPrefix "/etc/stellage/prometheus/" $path) (not (dig (base (dir $path)) "prometheusSecretName" "" $.Values.regions)) }}
+{{- fail (printf "the catalogue names %s for the region %s, and regions.%s.prometheusSecretName is not set" $path $code (base (dir $path))) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- range $code, $_ := .Values.regions }}

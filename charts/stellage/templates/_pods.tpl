@@ -45,6 +45,11 @@ A Deployment of `component` (api, controller, all or console-gateway), which run
 {{- $volumes = append $volumes (dict "name" (printf "region-%s" $code) "secret" $secret "path" (printf "regions/%s" $code)) }}
 {{- end }}
 {{- end }}
+{{- range $code, $region := $values.regions }}
+{{- if and $region.prometheusSecretName (not $servesConsoles) }}
+{{- $volumes = append $volumes (dict "name" (printf "prometheus-%s" $code) "secret" $region.prometheusSecretName "path" (printf "prometheus/%s" $code)) }}
+{{- end }}
+{{- end }}
 apiVersion: apps/v1
 kind: Deployment
 metadata:

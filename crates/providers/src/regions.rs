@@ -433,9 +433,10 @@ impl RegionalUsage {
         let code = instance.spec.region.as_str();
         let catalogue = self.catalogue.current();
         let Some(settings) = catalogue.kubevirt(code) else {
-            return match cluster::has_real_server(instance) {
-                true => UsageOf::Unknown,
-                false => UsageOf::Simulated,
+            return if cluster::has_real_server(instance) {
+                UsageOf::Unknown
+            } else {
+                UsageOf::Simulated
             };
         };
         let mut real = self.real.lock();

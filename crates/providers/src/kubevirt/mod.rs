@@ -20,6 +20,7 @@ pub mod trial;
 pub(crate) mod usage;
 
 pub use cluster::ConnectError;
+pub use usage::{Known, known};
 
 #[cfg(test)]
 mod model;

@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use domain::catalogue::region::{EvictionStrategy, KubeVirt, Namespaces, Network, Profile};
+use domain::catalogue::region::{EvictionStrategy, KubeVirt, Namespaces, Network, Profile, UsageFrom};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::storage::v1::StorageClass, apimachinery::pkg::version::Info};
 use resources::Plan;
@@ -48,6 +48,7 @@ pub(in super::super) fn all(snapshot: &RegionSnapshot, region: &KubeVirt) -> Vec
         migration(&region.storage_class, &snapshot.storage_profile),
         images(&snapshot.images),
         network(&region.network, snapshot),
+        usage(region.usage.as_ref(), snapshot),
     ];
     if let Profile::Bridge { .. } = region.network.profile {
         checks.push(spoofing(&region.network, snapshot.attachment.as_ref()));
@@ -151,6 +152,50 @@ fn rights(missing: &Read<(Vec<Right>, bool)>) -> Check {
         Ok((_, false)) => ok(
             name,
             "Stellage may do what it does in this cluster; those for servers were not looked at, for there are none yet",
+        ),
+    }
+}
+
+fn usage(from: Option<&UsageFrom>, snapshot: &RegionSnapshot) -> Check {
+    let name = "usage";
+    match (from, &snapshot.usage, &snapshot.apis) {
+        (None, _, _) => warning(
+            name,
+            "nothing knows it: it is shown as null, and no alert fires",
+            "Set prometheus of the region in the catalogue, or podMetrics for CPU usage alone.",
+        ),
+        (Some(UsageFrom::PodMetrics), _, Err(why)) => unread(name, why),
+        (Some(UsageFrom::PodMetrics), _, Ok(apis)) if apis.contains("metrics.k8s.io/v1beta1") => ok(
+            name,
+            "that of CPUs comes from metrics.k8s.io; all else is unknown (podMetrics)",
+        ),
+        (Some(UsageFrom::PodMetrics), _, Ok(_)) => failed(
+            name,
+            "the cluster has no API metrics.k8s.io/v1beta1",
+            "Install metrics-server; or set prometheus of the region in the catalogue, which knows more.",
+        ),
+        (Some(UsageFrom::Prometheus(_)), None, _) => unread(name, "nobody has asked Prometheus"),
+        (Some(UsageFrom::Prometheus(prometheus)), Some(Err(why)), _) => failed(
+            name,
+            format!("Prometheus at {}: {why}", prometheus.url),
+            "Correct url, bearerTokenFile, headers or ca in prometheus of the region. Its files are in the Pods of Stellage: run this there.",
+        ),
+        (Some(UsageFrom::Prometheus(_)), Some(Ok(known)), _) if known.is_renamed => failed(
+            name,
+            "Prometheus has renamed the labels of virt-handler (exported_namespace), so that no server is found",
+            "Set honorLabels: true where it scrapes virt-handler, as in KubeVirt's own ServiceMonitor.",
+        ),
+        (Some(UsageFrom::Prometheus(_)), Some(Ok(known)), _) if known.all == 0 => warning(
+            name,
+            "Prometheus answers, and has no kubevirt_vmi_cpu_usage_seconds_total",
+            "Normal if no virtual machine runs in the cluster. Else let it scrape virt-handler: monitorNamespace and monitorAccount of the KubeVirt object.",
+        ),
+        (Some(UsageFrom::Prometheus(_)), Some(Ok(known)), _) => ok(
+            name,
+            format!(
+                "Prometheus knows {} virtual machines, {} of this installation",
+                known.all, known.ours
+            ),
         ),
     }
 }
@@ -461,9 +506,10 @@ mod tests {
     use std::{path::PathBuf, time::Duration};
 
     use domain::{
-        catalogue::region::{Image, ImageSource, Namespaces, ObjectName, PrivateNetworks},
+        catalogue::region::{Image, ImageSource, Namespaces, ObjectName, PrivateNetworks, Prometheus},
         provider::Deadlines,
     };
+    use providers::kubevirt::Known;
     use serde_json::json;
 
     use super::{
@@ -477,6 +523,15 @@ mod tests {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         }
+    }
+
+    fn prometheus() -> UsageFrom {
+        UsageFrom::Prometheus(Prometheus {
+            url: "https://prometheus.example".to_owned(),
+            bearer_token_file: None,
+            headers: BTreeMap::new(),
+            ca: None,
+        })
     }
 
     fn region(profile: Profile) -> KubeVirt {
@@ -514,7 +569,7 @@ mod tests {
                 other: Duration::from_mins(15),
             },
             calls_at_once: 32,
-            usage: None,
+            usage: Some(prometheus()),
         }
     }
 
@@ -584,6 +639,11 @@ mod tests {
             storage_profile: profile(json!([{ "accessModes": ["ReadWriteMany"], "volumeMode": "Block" }])),
             images: BTreeMap::from([("debian-13".to_owned(), Ok(Found::Ready(Some(10 * GIB))))]),
             attachment: None,
+            usage: Some(Ok(Known {
+                all: 7,
+                ours: 5,
+                is_renamed: false,
+            })),
         }
     }
 
@@ -732,6 +792,45 @@ mod tests {
                 it.images.insert("debian-13".to_owned(), Ok(found));
             },
         ),
+        (
+            "usage",
+            Warning,
+            "shown as null, and no alert fires\nSet prometheus",
+            |it, region| {
+                (it.usage, region.usage) = (None, None);
+            },
+        ),
+        (
+            "usage",
+            Failed,
+            "no API metrics.k8s.io/v1beta1\nInstall metrics-server",
+            |it, region| {
+                (it.usage, region.usage) = (None, Some(UsageFrom::PodMetrics));
+            },
+        ),
+        (
+            "usage",
+            Failed,
+            "at https://prometheus.example: it answers 401\nCorrect url, bearerTokenFile",
+            |it, _| {
+                it.usage = Some(Err("it answers 401".to_owned()));
+            },
+        ),
+        ("usage", Failed, "exported_namespace", |it, _| {
+            it.usage = Some(Ok(Known {
+                all: 7,
+                ours: 5,
+                is_renamed: true,
+            }));
+        }),
+        (
+            "usage",
+            Warning,
+            "no kubevirt_vmi_cpu_usage_seconds_total\nNormal if no virtual machine runs",
+            |it, _| {
+                it.usage = Some(Ok(Known::default()));
+            },
+        ),
         ("network", Failed, "internalCidrs is empty", |_, region| {
             region.network.internal_cidrs.clear();
         }),
@@ -816,6 +915,7 @@ mod tests {
             storage_profile: Err(refused()),
             images: BTreeMap::from([("debian-13".to_owned(), Err(refused()))]),
             attachment: Some(Err(refused())),
+            usage: None,
             ..healthy()
         };
         let found = complaints(&snapshot, &region(bridge()));
@@ -860,6 +960,10 @@ mod tests {
                 .any(|right| right.contains("bind") || right.contains("networks"))
         );
         region.namespaces = Namespaces::Managed;
+        let metrics = "list pods.metrics.k8s.io".to_owned();
+        assert!(!shown(&region, None).contains(&metrics));
+        region.usage = Some(UsageFrom::PodMetrics);
+        assert!(shown(&region, None).contains(&metrics));
         let role = "bind clusterroles.rbac.authorization.k8s.io vm-servers";
         assert!(shown(&region, None).iter().any(|right| right == role));
     }

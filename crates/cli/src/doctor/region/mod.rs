@@ -6,7 +6,7 @@ mod checks;
 mod snapshot;
 mod trial;
 
-use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, Profile};
+use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, Profile, UsageFrom};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Deserialize;
 
@@ -26,6 +26,8 @@ const SERVERS_ROLE: &str = "stellage-servers";
 #[derive(Deserialize)]
 struct Rights {
     cluster: Vec<PolicyRule>,
+    #[serde(rename = "podMetrics")]
+    pod_metrics: Vec<PolicyRule>,
     managed: Vec<PolicyRule>,
     servers: Vec<PolicyRule>,
     images: Vec<PolicyRule>,
@@ -40,6 +42,9 @@ fn needed(region: &KubeVirt, of_servers: Option<&str>) -> Result<Vec<Right>, Str
     let mut places: Vec<(&[PolicyRule], Option<&str>)> = vec![(&rights.cluster, None)];
     if region.namespaces == Namespaces::Managed {
         places.push((&rights.managed, None));
+    }
+    if region.usage == Some(UsageFrom::PodMetrics) {
+        places.push((&rights.pod_metrics, None));
     }
     if of_servers.is_some() {
         places.push((&rights.servers, of_servers));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, ObjectName, Profile};
+use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, ObjectName, Profile, UsageFrom};
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -17,6 +17,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DynamicObject, ListParams, PostParams},
 };
+use providers::kubevirt::{Known, known};
 use runtime::client::{CallError, bounded};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -180,6 +181,8 @@ pub(in super::super) struct RegionSnapshot {
     pub(super) images: BTreeMap<String, Read<Found>>,
     /// The NetworkAttachmentDefinition's `spec.config`; the outer `None` if the network needs none.
     pub(super) attachment: Option<Read<Option<String>>>,
+    /// What the region's Prometheus knows; the outer `None` if it has none.
+    pub(super) usage: Option<Read<Known>>,
 }
 
 impl RegionSnapshot {
@@ -239,6 +242,12 @@ impl RegionSnapshot {
             .await,
             images,
             attachment,
+            usage: match &region.usage {
+                Some(UsageFrom::Prometheus(prometheus)) => {
+                    Some(known(prometheus, &region.installation).await)
+                }
+                Some(UsageFrom::PodMetrics) | None => None,
+            },
         })
     }
 }

@@ -160,7 +160,7 @@ impl RegionUsage {
             let mut values = Vec::new();
             let query = queries::query(figure, &selected, seconds);
             #[expect(clippy::cast_possible_truncation, reason = "a time of ours, in whole seconds")]
-            let each = |value: prometheus::Value<'_>| values.push((value.at.round() as i64, value.value));
+            let each = |value: prometheus::Sample<'_>| values.push((value.at.round() as i64, value.value));
             prometheus.query(&query, Some(range), each).await?;
             Ok((figure, values))
         });
@@ -206,23 +206,23 @@ impl RegionUsage {
             let mut state = self.state.lock();
             let known = usable(&state);
             let is_over = |asking: &Shared<_>| asking.peek().is_some();
-            let asking = match state.asking.clone().filter(|asking| !is_over(asking)) {
-                Some(asking) => asking,
-                None => {
-                    if let Some(known) = known.as_ref().filter(|known| known.is_within(FRESH, now)) {
-                        return Ok(known.clone());
-                    }
-                    if let Some((at, error)) = &state.failed
-                        && now.duration_since(*at).abs() < PAUSE
-                    {
-                        return known.ok_or_else(|| error.clone());
-                    }
-                    // In a task of its own, which goes on if whoever asks waits no longer.
-                    let refresh = tokio::spawn(self.clone().refresh(now));
-                    let asking = refresh.map(drop).boxed().shared();
-                    state.asking = Some(asking.clone());
-                    asking
+            let asking = state.asking.clone().filter(|asking| !is_over(asking));
+            let asking = if let Some(asking) = asking {
+                asking
+            } else {
+                if let Some(known) = known.as_ref().filter(|known| known.is_within(FRESH, now)) {
+                    return Ok(known.clone());
                 }
+                if let Some((at, error)) = &state.failed
+                    && now.duration_since(*at).abs() < PAUSE
+                {
+                    return known.ok_or_else(|| error.clone());
+                }
+                // In a task of its own, which goes on if whoever asks waits no longer.
+                let refresh = tokio::spawn(self.clone().refresh(now));
+                let asking = refresh.map(drop).boxed().shared();
+                state.asking = Some(asking.clone());
+                asking
             };
             (known, asking)
         };
@@ -313,7 +313,7 @@ impl RegionUsage {
                 }
             });
             match answer.await {
-                Ok(_) => {}
+                Ok(()) => {}
                 Err(error) if figure == Figure::SampledAt => return Err(error),
                 Err(error) => complaint = Some(self.provider_error(&error)),
             }
@@ -350,4 +350,40 @@ impl RegionUsage {
             _ => ProviderError::Unavailable(message),
         }
     }
+}
+
+/// What a Prometheus knows of virtual machines, for checks of a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// How many there are.
+    pub all: usize,
+    /// How many of them belong to the installation.
+    pub ours: usize,
+    /// Whether the scrape has renamed the labels by which servers are found.
+    pub is_renamed: bool,
+}
+
+/// Asks what a Prometheus knows of virtual machines, or returns why it does not say.
+pub async fn known(
+    settings: &domain::catalogue::region::Prometheus,
+    installation: &str,
+) -> Result<Known, String> {
+    let prometheus = Prometheus::new(settings.clone());
+    let count = async |selected: &str| {
+        let mut count = 0;
+        let query = queries::count(selected);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a number of series"
+        )]
+        let each = |value: prometheus::Sample<'_>| count = value.value as usize;
+        let answer = prometheus.query(&query, None, each).await;
+        answer.map(|()| count).map_err(|error| error.to_string())
+    };
+    Ok(Known {
+        all: count("").await?,
+        ours: count(&queries::of_installation(installation)).await?,
+        is_renamed: count(r#"exported_namespace!="""#).await? > 0,
+    })
 }

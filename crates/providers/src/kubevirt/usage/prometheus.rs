@@ -67,7 +67,7 @@ pub(super) struct Range {
 
 /// A value of one server.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Value<'a> {
+pub(super) struct Sample<'a> {
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
     /// The time that it is about, in seconds since 1970.
@@ -127,13 +127,13 @@ impl Prometheus {
         }
     }
 
-    /// Evaluates an expression now, or at each time of a range. Returns the number of values and the size of the answer.
+    /// Evaluates an expression now, or at each time of a range.
     pub(super) async fn query(
         &self,
         expression: &str,
         range: Option<Range>,
-        mut each: impl FnMut(Value<'_>),
-    ) -> Result<usize, QueryError> {
+        mut each: impl FnMut(Sample<'_>),
+    ) -> Result<(), QueryError> {
         let body = self.ask(expression, range).await?;
         let answer: Answer<'_> =
             serde_json::from_slice(&body).map_err(|error| QueryError::Nonsense(error.to_string()))?;
@@ -146,7 +146,7 @@ impl Prometheus {
                 let value = value
                     .parse()
                     .map_err(|_| QueryError::Nonsense(format!("the value {:?}", shown(value))))?;
-                each(Value {
+                each(Sample {
                     namespace: series.metric.namespace,
                     name: series.metric.name,
                     at: *at,
@@ -154,7 +154,7 @@ impl Prometheus {
                 });
             }
         }
-        Ok(body.len())
+        Ok(())
     }
 
     async fn ask(&self, expression: &str, range: Option<Range>) -> Result<Vec<u8>, QueryError> {

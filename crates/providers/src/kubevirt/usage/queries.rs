@@ -64,6 +64,11 @@ pub(super) fn query(figure: Figure, selected: &str, seconds: i64) -> String {
     }
 }
 
+/// The expression for the number of servers that are selected.
+pub(super) fn count(selected: &str) -> String {
+    format!("count(kubevirt_vmi_cpu_usage_seconds_total{{{selected}}})")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
