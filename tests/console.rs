@@ -1088,7 +1088,11 @@ fn status_of(command: &str) -> &'static str {
     let is_own_version = command.contains("If-Match");
     let request = command.split('\\').next().unwrap();
     match request {
-        _ if command.contains("--json") && request.contains("/v1/keys ") => "201",
+        _ if command.contains("--json")
+            && (request.ends_with("/v1/keys ") || request.ends_with("/v1/networks ")) =>
+        {
+            "201"
+        }
         // Their forms are still empty.
         _ if command.contains("--json")
             && (request.ends_with("/v1/instances ") || request.ends_with("/v1/webhooks ")) =>
