@@ -440,6 +440,26 @@ impl Browser {
         self.check("no more lines").await;
     }
 
+    async fn make_a_network(&self) {
+        self.open("/console/networks").await;
+        self.check("private networks, none").await;
+        self.fill("prefix", "10.0.0.0/8").await;
+        self.press("Create private network").await;
+        self.check("private networks, refused").await;
+        self.fill("prefix", "10.128.4.0/24").await;
+        self.press("Create private network").await;
+        self.shows("The private network is created").await;
+        self.check("private networks").await;
+    }
+
+    async fn delete_the_network(&self) {
+        self.open("/console/networks").await;
+        self.click("a[id^='delete-']").await;
+        self.check("delete a private network").await;
+        self.press("Delete private network").await;
+        self.shows("The private network is deleted").await;
+    }
+
     async fn manage_keys(&self) {
         self.open("/console/keys").await;
         self.check("keys").await;
@@ -493,6 +513,8 @@ async fn do_everything(browser: &Browser, tenant: &Tenant) -> String {
     let webhook = browser.use_webhooks(&receiver, &works).await;
     browser.read_on(tenant, &busy).await;
     browser.manage_keys().await;
+    browser.make_a_network().await;
+    browser.delete_the_network().await;
     browser.repair_a_webhook(&webhook, &receiver, &works).await;
 
     browser.open("/console/instances").await;
@@ -546,7 +568,8 @@ async fn everything_that_the_api_does_is_done_in_the_console_and_all_that_pages_
         .filter(|operation| {
             let (method, route) = operation.split_once(' ').unwrap();
             let label = format!("method=\"{method}\",route=\"{route}\",status=\"20");
-            !metrics.contains(&label)
+            // The console does not rename private networks.
+            !metrics.contains(&label) && operation != "PATCH /v1/networks/{id}"
         })
         .collect();
     assert!(not_done.is_empty(), "not done in the console: {not_done:#?}");

@@ -533,6 +533,48 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
 /// Verbs that the test may or may not use, and why they are needed.
 const SOMETIMES: &[(&str, &str, &str, &str)] = &[
     (
+        "stellage-api",
+        "privatenetworks",
+        "get",
+        "the tour makes no private network",
+    ),
+    (
+        "stellage-api",
+        "privatenetworks",
+        "create",
+        "the tour makes no private network",
+    ),
+    (
+        "stellage-api",
+        "privatenetworks",
+        "patch",
+        "the tour makes no private network",
+    ),
+    (
+        "stellage-api",
+        "privatenetworks",
+        "delete",
+        "the tour makes no private network",
+    ),
+    (
+        "stellage-controller",
+        "privatenetworks",
+        "patch",
+        "the tour makes no private network",
+    ),
+    (
+        "stellage-controller",
+        "privatenetworks",
+        "delete",
+        "the tour makes no private network",
+    ),
+    (
+        "stellage-controller",
+        "privatenetworks/status",
+        "update",
+        "the tour makes no private network",
+    ),
+    (
         "stellage-controller",
         "invoices",
         "delete",
