@@ -10,6 +10,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use control_plane::{ControlPlane, free_port};
+use reqwest::{Method, StatusCode};
 use resources::InstanceState;
 use serde_json::json;
 
@@ -452,7 +453,27 @@ impl Browser {
         self.check("private networks").await;
     }
 
-    async fn delete_the_network(&self) {
+    async fn delete_the_network(&self, tenant: &Tenant) {
+        let networks = tenant.call(Method::GET, "/v1/networks", None).await.json();
+        let network = networks["data"][0]["id"].as_str().unwrap().to_owned();
+        let inside = tenant
+            .apply("inside", |instance| {
+                instance.spec.private_network = Some(network.clone());
+            })
+            .await;
+        self.open("/console/networks").await;
+        self.click("a[id^='delete-']").await;
+        self.shows("Instances are in it").await;
+        self.press("Delete private network").await;
+        self.shows("delete it first").await;
+        self.check("delete a private network, refused").await;
+        let path = format!("/v1/instances/{}", inside.id());
+        tenant.call(Method::DELETE, &path, None).await;
+        let left = async || tenant.call(Method::GET, &path, None).await.status;
+        eventually("the instance to be gone", left, |left| {
+            *left == StatusCode::NOT_FOUND
+        })
+        .await;
         self.open("/console/networks").await;
         self.click("a[id^='delete-']").await;
         self.check("delete a private network").await;
@@ -514,7 +535,7 @@ async fn do_everything(browser: &Browser, tenant: &Tenant) -> String {
     browser.read_on(tenant, &busy).await;
     browser.manage_keys().await;
     browser.make_a_network().await;
-    browser.delete_the_network().await;
+    browser.delete_the_network(tenant).await;
     browser.repair_a_webhook(&webhook, &receiver, &works).await;
 
     browser.open("/console/instances").await;

@@ -15,7 +15,7 @@ use super::{
     objects,
     rendered::{everything, sets},
 };
-use crate::support::{self, STELLAGE, bare_plane, helm::Helm, kubectl};
+use crate::support::{self, STELLAGE, bare_plane, helm::Helm, kubectl, wait_for_kinds};
 
 /// The values of a cluster, from `examples/clusters/`.
 pub(super) fn example(cluster: &str) -> Value {
@@ -349,14 +349,7 @@ async fn the_command_of_the_doctor_does_not_lock_out_an_operator_in_another_name
     };
     kubectl(&plane, &["create", "namespace", "cloud"], None).unwrap();
     apply(&rendered);
-    let established = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=180s",
-    ];
-    kubectl(&plane, &established, None).unwrap();
+    wait_for_kinds(&plane);
     assert_eq!(fix(&plane, "policies"), None, "with a console gateway, too");
 
     // What an administrator did who took the command from the notes of another installation.

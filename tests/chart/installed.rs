@@ -30,7 +30,7 @@ use crate::{
         helm::{Helm, chart},
         kubectl,
         receivers::{Answer, Receiver},
-        run, stellage, wait_until_webhooks_are_counted,
+        run, stellage, wait_for_kinds, wait_until_webhooks_are_counted,
     },
 };
 
@@ -278,6 +278,7 @@ async fn tour(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) {
         "webhooks/wh_0000000000000000",
         "backups/bkp_0000000000000000",
         "keys/key-0000000000000000",
+        "networks/pn-0000000000000000",
     ] {
         let answer = tenant.call(Method::GET, &format!("/v1/{unknown}"), None).await;
         assert_eq!(answer.status, StatusCode::NOT_FOUND, "{unknown}: {answer:?}");
@@ -288,6 +289,9 @@ async fn tour(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) {
     call(tenant, Method::GET, &key, Value::Null).await;
     call(tenant, Method::DELETE, &key, Value::Null).await;
     made_key(plane, &tenant.namespace);
+    let network = make_network(tenant).await;
+    call(tenant, Method::PATCH, &network, json!({ "name": "renamed" })).await;
+    call(tenant, Method::DELETE, &network, Value::Null).await;
     call(tenant, Method::DELETE, &web, Value::Null).await;
     let gone = async || tenant.call(Method::GET, &web, None).await.status;
     eventually("the instance to be gone", gone, |status| {
@@ -295,6 +299,21 @@ async fn tour(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) {
     })
     .await;
     call(tenant, Method::DELETE, &hook, Value::Null).await;
+}
+
+/// Makes a private network, and waits until it is ready; returns its path.
+async fn make_network(tenant: &Tenant) -> String {
+    let network = call(
+        tenant,
+        Method::POST,
+        "/v1/networks",
+        json!({ "region": "fr-par-1" }),
+    )
+    .await;
+    let path = format!("/v1/networks/{}", network["id"].as_str().unwrap());
+    let ready = async || call(tenant, Method::GET, &path, Value::Null).await["ready"].clone();
+    eventually("the network to be ready", ready, |ready| *ready == true).await;
+    path
 }
 
 /// Has the operator write a key into a Secret.
@@ -403,6 +422,8 @@ async fn business(cluster: &Cluster<'_>, api: &Operator) {
     call(tenant, Method::GET, "/v1/invoices/current", Value::Null).await;
     Person::with_key(&api.url, &tenant.key).await;
 
+    // It goes with the account.
+    make_network(tenant).await;
     delete(cluster, "business").await;
 }
 
@@ -532,48 +553,6 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
 
 /// Verbs that the test may or may not use, and why they are needed.
 const SOMETIMES: &[(&str, &str, &str, &str)] = &[
-    (
-        "stellage-api",
-        "privatenetworks",
-        "get",
-        "the tour makes no private network",
-    ),
-    (
-        "stellage-api",
-        "privatenetworks",
-        "create",
-        "the tour makes no private network",
-    ),
-    (
-        "stellage-api",
-        "privatenetworks",
-        "patch",
-        "the tour makes no private network",
-    ),
-    (
-        "stellage-api",
-        "privatenetworks",
-        "delete",
-        "the tour makes no private network",
-    ),
-    (
-        "stellage-controller",
-        "privatenetworks",
-        "patch",
-        "the tour makes no private network",
-    ),
-    (
-        "stellage-controller",
-        "privatenetworks",
-        "delete",
-        "the tour makes no private network",
-    ),
-    (
-        "stellage-controller",
-        "privatenetworks/status",
-        "update",
-        "the tour makes no private network",
-    ),
     (
         "stellage-controller",
         "invoices",
@@ -708,14 +687,7 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
     with_delay["api"]["settings"]["shutdownDelaySeconds"] = json!(15);
     helm.with(&[&["install"], &release[..]].concat(), &with_delay)
         .unwrap();
-    let established = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=180s",
-    ];
-    kubectl(&plane, &established, None).unwrap();
+    wait_for_kinds(&plane);
 
     let mut controller = cluster.start("stellage-controller").await;
     let mut api = cluster.start("stellage-api").await;

@@ -194,18 +194,7 @@ async fn the_api_server_takes_every_object_for_every_set_of_values_and_pods_are_
         Some(&foreign_kinds()),
     )
     .unwrap();
-    kubectl(
-        &plane,
-        &[
-            "wait",
-            "--for=condition=Established",
-            "crd",
-            "--all",
-            "--timeout=180s",
-        ],
-        None,
-    )
-    .unwrap();
+    support::wait_for_kinds(&plane);
     let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
     let helm = Helm::alone().await;
     let parameters = PostParams {

@@ -121,14 +121,7 @@ async fn a_backup_outlives_its_server_restores_it_and_another_and_its_deletion_l
     assert_eq!(name.replacen('-', "_", 1), backup["id"].as_str().unwrap());
     assert_eq!(consistency(&snapshot), "agent");
     assert!(snapshot.owner_references().is_empty());
-    let disk = case
-        .disks()
-        .await
-        .list(&ListParams::default())
-        .await
-        .unwrap()
-        .items[0]
-        .name_any();
+    let disk = case.disk().await.name_any();
     assert_eq!(snapshot.data["spec"]["volumeSnapshotClassName"], "snapshots");
     assert_eq!(snapshot.data["spec"]["source"]["persistentVolumeClaimName"], disk);
     let told = async || case.region.handler.told(&case.namespace);

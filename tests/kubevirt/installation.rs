@@ -3,7 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use kube::{Api, ResourceExt as _, api::DynamicObject};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DynamicObject, ListParams},
+};
 use reqwest::{Method, StatusCode};
 use resources::InstanceState;
 use serde_json::{Value, json};
@@ -152,6 +155,12 @@ impl Case {
 
     pub async fn disks(&self) -> Api<DynamicObject> {
         self.region.api(&kinds::DISK, &self.namespace).await
+    }
+
+    /// The first disk of the account's servers.
+    pub async fn disk(&self) -> DynamicObject {
+        let all = self.disks().await.list(&ListParams::default()).await.unwrap();
+        all.items.into_iter().next().unwrap()
     }
 
     /// UID of the run of a server, which is on.

@@ -305,15 +305,7 @@ async fn a_server_that_is_stopped_outside_stays_off_and_one_that_is_deleted_outs
     assert_eq!(ready.reason, "StoppedOutside");
     case.act(&id, "start", None, Running).await;
 
-    let disk = case
-        .disks()
-        .await
-        .list(&ListParams::default())
-        .await
-        .unwrap()
-        .items
-        .remove(0)
-        .uid();
+    let disk = case.disk().await.uid();
     machines.delete(&id, &DeleteParams::default()).await.unwrap();
     case.reaches(&id, Error).await;
     case.act(&id, "start", None, Running).await;
@@ -415,14 +407,7 @@ async fn trap_6_a_sealed_disk_whose_claim_is_deleted_is_missing_and_no_fresh_one
     // Without the seal, the importer would fill the disk anew, and the server boot into an empty system.
     case.act(&id, "stop", None, Stopped).await;
     let unseal = json!({ "metadata": { "annotations": { "cdi.kubevirt.io/storage.prePopulated": null } } });
-    let disk = case
-        .disks()
-        .await
-        .list(&ListParams::default())
-        .await
-        .unwrap()
-        .items
-        .remove(0);
+    let disk = case.disk().await;
     case.disks()
         .await
         .patch(&disk.name_any(), &PatchParams::default(), &Patch::Merge(unseal))

@@ -460,18 +460,7 @@ pub fn install(plane: &ControlPlane) {
     )
     .unwrap();
     install_rights(plane);
-    kubectl(
-        plane,
-        &[
-            "wait",
-            "--for=condition=Established",
-            "crd",
-            "--all",
-            "--timeout=180s",
-        ],
-        None,
-    )
-    .unwrap();
+    wait_for_kinds(plane);
     plane.start_controller_manager().unwrap();
 }
 
@@ -506,6 +495,18 @@ pub async fn as_operator(plane: &ControlPlane) -> Client {
     config.auth_info.impersonate = Some(Identity::Operator.user().to_owned());
     config.auth_info.impersonate_groups = Some(vec!["system:masters".to_owned()]);
     Client::try_from(config).unwrap()
+}
+
+/// Waits until the API server serves all kinds that it has been given.
+pub fn wait_for_kinds(plane: &ControlPlane) {
+    let established = [
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=180s",
+    ];
+    kubectl(plane, &established, None).unwrap();
 }
 
 /// Runs kubectl as the administrator; returns its stdout, or its stderr if it fails.

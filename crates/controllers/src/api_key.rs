@@ -196,11 +196,7 @@ struct Reconciler {
 
 impl Reconcile for Reconciler {
     fn class(&self, object_ref: &ObjectRef) -> Class {
-        if self.backoffs.has_failed(object_ref) {
-            Class::Suspect
-        } else {
-            Class::Normal
-        }
+        self.backoffs.class(object_ref)
     }
 
     async fn reconcile(&self, object_ref: &ObjectRef, _: Class) -> Option<Duration> {

@@ -5,10 +5,7 @@
 
 use std::{net::IpAddr, sync::OnceLock};
 
-use opentelemetry::{
-    Key,
-    logs::{AnyValue, LogRecord as _, Logger as _, LoggerProvider as _, Severity},
-};
+use opentelemetry::logs::{AnyValue, LogRecord as _, Logger as _, LoggerProvider as _, Severity};
 use opentelemetry_sdk::logs::{SdkLogger, SdkLoggerProvider};
 
 /// The target of the lines.
@@ -45,52 +42,56 @@ pub struct Entry {
 impl Entry {
     /// Writes the line.
     pub fn record(&self) {
-        let texts = self.texts();
-        let [
-            account,
-            key,
-            key_name,
-            subject,
-            client,
-            operation,
-            object,
-            error,
-            request_id,
-        ] = texts
-            .each_ref()
-            .map(|(_, text)| (!text.is_empty()).then_some(text.as_str()));
         tracing::info!(
-            target: TARGET, audit = true, account, key, key_name, subject, client, operation, object, status = self.status, error,
-            request_id, "a write"
+            target: TARGET,
+            audit = true,
+            account = shown(&self.account),
+            key = shown(&self.key),
+            key_name = shown(&self.key_name),
+            subject = shown(&self.subject),
+            client = self.client.map(|client| client.to_string()),
+            operation = shown(&self.operation),
+            object = shown(&self.object),
+            status = self.status,
+            error = shown(&self.error),
+            request_id = shown(&self.request_id),
+            "a write"
         );
-        let Some(logger) = LOGGER.get() else { return };
+        if let Some(logger) = LOGGER.get() {
+            self.send(logger);
+        }
+    }
+
+    fn send(&self, logger: &SdkLogger) {
+        let client = self.client.map(|client| client.to_string()).unwrap_or_default();
         let mut record = logger.create_log_record();
         record.set_event_name("stellage.audit");
         record.set_target(TARGET);
         record.set_severity_number(Severity::Info);
         record.set_severity_text("INFO");
         record.set_body(AnyValue::from("a write"));
-        record.add_attribute(Key::from_static_str("status"), i64::from(self.status));
-        for (name, text) in texts.into_iter().filter(|(_, text)| !text.is_empty()) {
-            record.add_attribute(Key::from_static_str(name), text);
+        record.add_attribute("status", i64::from(self.status));
+        for (name, text) in [
+            ("account", &self.account),
+            ("key", &self.key),
+            ("key_name", &self.key_name),
+            ("subject", &self.subject),
+            ("client", &client),
+            ("operation", &self.operation),
+            ("object", &self.object),
+            ("error", &self.error),
+            ("request_id", &self.request_id),
+        ] {
+            if let Some(text) = shown(text) {
+                record.add_attribute(name, text.to_owned());
+            }
         }
         logger.emit(record);
     }
+}
 
-    fn texts(&self) -> [(&'static str, String); 9] {
-        let client = self.client.map_or_else(String::new, |client| client.to_string());
-        [
-            ("account", self.account.clone()),
-            ("key", self.key.clone()),
-            ("key_name", self.key_name.clone()),
-            ("subject", self.subject.clone()),
-            ("client", client),
-            ("operation", self.operation.clone()),
-            ("object", self.object.clone()),
-            ("error", self.error.clone()),
-            ("request_id", self.request_id.clone()),
-        ]
-    }
+fn shown(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
 }
 
 /// Sends the lines of this process from now on.

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use rand::RngExt as _;
 
-use super::ObjectRef;
+use super::{ObjectRef, work_queue::Class};
 
 /// Delay after the first failure.
 const FIRST: Duration = Duration::from_secs(1);
@@ -32,6 +32,15 @@ impl Backoffs {
     /// Whether the object's last attempt failed.
     pub fn has_failed(&self, object_ref: &ObjectRef) -> bool {
         self.failures.lock().contains_key(object_ref)
+    }
+
+    /// The slots that the object needs, if the provider is asked about it each time.
+    pub fn class(&self, object_ref: &ObjectRef) -> Class {
+        if self.has_failed(object_ref) {
+            Class::Suspect
+        } else {
+            Class::Normal
+        }
     }
 
     /// Forgets the failures of an object that succeeded or was deleted.

@@ -42,6 +42,7 @@ use super::{
     gate::{Gate, Permit, Turn},
     kubectl, own_plane_on, plane_permit, plane_permits,
     receivers::Authority,
+    wait_for_kinds,
 };
 
 /// The namespace of KubeVirt itself.
@@ -499,14 +500,7 @@ fn create(plane: &ControlPlane, items: &[Value]) {
 async fn install(plane: &ControlPlane, parts: &Parts, authority: &Authority) {
     kubectl(plane, &["create", "-f", "-"], Some(include_str!("cluster.yaml"))).unwrap();
     create(plane, &parts.first);
-    let established = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=180s",
-    ];
-    kubectl(plane, &established, None).unwrap();
+    wait_for_kinds(plane);
     let client = plane.client(Identity::Admin).await.unwrap();
     let params = PostParams::default();
     let bundle: ConfigMap = serde_json::from_value(json!({

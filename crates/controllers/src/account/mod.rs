@@ -297,11 +297,7 @@ struct Reconciler<'a> {
 
 impl Reconcile for Reconciler<'_> {
     fn class(&self, object_ref: &ObjectRef) -> Class {
-        if self.shared.backoffs.has_failed(object_ref) {
-            Class::Suspect
-        } else {
-            Class::Normal
-        }
+        self.shared.backoffs.class(object_ref)
     }
 
     async fn reconcile(&self, object_ref: &ObjectRef, _: Class) -> Option<Duration> {

@@ -33,11 +33,7 @@ pub(super) fn namespace(network: &PrivateNetwork) -> &str {
 
 impl<P: Provider> Reconcile for Reconciler<P> {
     fn class(&self, object_ref: &ObjectRef) -> Class {
-        if self.backoffs.has_failed(object_ref) {
-            Class::Suspect
-        } else {
-            Class::Normal
-        }
+        self.backoffs.class(object_ref)
     }
 
     async fn reconcile(&self, object_ref: &ObjectRef, _: Class) -> Option<Duration> {
@@ -75,12 +71,9 @@ impl<P: Provider> Reconciler<P> {
             if network.is_deleting() && !network.has_finalizer() {
                 return Ok(None);
             }
-            let asks = self.with_situation(&network, |situation| question(&network, situation));
-            let has_account = self
-                .controller
-                .directory
-                .account_of(namespace(&network))
-                .is_some();
+            let (asks, has_account) = self.with_situation(&network, |situation| {
+                (question(&network, situation), situation.has_account)
+            });
             let is_marked = network.has_finalizer() && !origin::is_missing(&network.metadata);
             if has_account && !network.is_deleting() && !is_marked {
                 network = self.mark(&network).await?;

@@ -313,7 +313,7 @@ impl RegionUsage {
                 }
             });
             match answer.await {
-                Ok(_) => {}
+                Ok(()) => {}
                 Err(error) if figure == Figure::SampledAt => return Err(error),
                 Err(error) => complaint = Some(self.provider_error(&error)),
             }
@@ -379,7 +379,7 @@ pub async fn known(
         )]
         let each = |value: prometheus::Value<'_>| count = value.number as usize;
         let answer = prometheus.query(&query, None, each).await;
-        answer.map(|_| count).map_err(|error| error.to_string())
+        answer.map(|()| count).map_err(|error| error.to_string())
     };
     Ok(Known {
         all: count("").await?,

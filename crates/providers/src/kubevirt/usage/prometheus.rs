@@ -127,13 +127,13 @@ impl Prometheus {
         }
     }
 
-    /// Evaluates an expression now, or at each time of a range. Returns the number of values and the size of the answer.
+    /// Evaluates an expression now, or at each time of a range.
     pub(super) async fn query(
         &self,
         expression: &str,
         range: Option<Range>,
         mut each: impl FnMut(Value<'_>),
-    ) -> Result<usize, QueryError> {
+    ) -> Result<(), QueryError> {
         let body = self.ask(expression, range).await?;
         let answer: Answer<'_> =
             serde_json::from_slice(&body).map_err(|error| QueryError::Nonsense(error.to_string()))?;
@@ -154,7 +154,7 @@ impl Prometheus {
                 });
             }
         }
-        Ok(body.len())
+        Ok(())
     }
 
     async fn ask(&self, expression: &str, range: Option<Range>) -> Result<Vec<u8>, QueryError> {
