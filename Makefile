@@ -55,7 +55,7 @@ lint: tools cargo-deny ## Check format, clippy, rustdoc, workflows, licences, du
 	@go run github.com/rhysd/actionlint/cmd/actionlint@v$(ACTIONLINT_VERSION) -shellcheck=
 	@cargo fetch --locked --quiet
 	@"$(CARGO_DENY)/bin/cargo-deny" --offline --locked check bans licenses sources
-	@if [ -d "$${CARGO_HOME:-$$HOME/.cargo}/advisory-dbs" ]; then \
+	@if git -C "$$(ls -d "$${CARGO_HOME:-$$HOME/.cargo}"/advisory-dbs/*/ 2>/dev/null | head -1)/" rev-parse --quiet --verify HEAD >/dev/null 2>&1; then \
 	    "$(CARGO_DENY)/bin/cargo-deny" --offline --locked check advisories; \
 	else \
 	    echo "Advisories were NOT checked: this machine has no advisory database; run '$(CARGO_DENY)/bin/cargo-deny fetch db' to get it."; \
