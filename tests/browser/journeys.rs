@@ -289,7 +289,7 @@ impl Browser {
         self.click("#to-secret").await;
         self.check("rotate the secret").await;
         self.press("Rotate").await;
-        self.shows("New secret").await;
+        self.shows("To the webhook").await;
         self.check("a rotated secret").await;
         self.press("To the webhook").await;
         self.press("Switch off…").await;

@@ -264,31 +264,32 @@ impl Browser {
 
     /// Clicks an element, or focuses it and presses the key for it.
     async fn activate(&self, what: &str, by: By<'_>) {
-        let click = async || {
-            self.patiently(what, async || self.driver.find(by).await?.click().await)
-                .await;
-        };
-        if self.way == Way::Mouse {
-            return click().await;
-        }
         self.patiently(what, async || self.driver.find(by).await.map(drop))
             .await;
         if self.way == Way::Keyboard {
             self.tab_to(what, by).await;
         }
-        let is_box = format!(
-            "window.stays = true; return ['checkbox', 'radio'].includes({}?.type)",
+        let is_box = "['checkbox', 'radio'].includes(e?.type)";
+        // With a mouse, parts of a page are pressed as well that only change something on it.
+        let leaves = "e?.matches('a[href]:not([target]), form button:not([type=button])')";
+        let script = format!(
+            "window.stays = true; const e = {}; return [{is_box}, {leaves}]",
             by.expression()
         );
-        let is_box = self.script(&is_box).await == true;
+        let kind = self.script(&script).await;
+        let is_box = kind[0] == true;
         match self.way {
             Way::Keyboard => self.key(if is_box { Key::Space } else { Key::Enter }).await,
-            Way::Mouse | Way::WithoutScripts => click().await,
+            Way::Mouse | Way::WithoutScripts => {
+                self.patiently(what, async || self.driver.find(by).await?.click().await)
+                    .await;
+            }
         }
-        if is_box {
+        if is_box || self.way == Way::Mouse && kind[1] != true {
             return;
         }
-        // A page that is reloaded before the browser has left it undoes what was pressed on it.
+        // A page that is reloaded before the browser has left it undoes what was pressed on it; and what is looked for next may stand
+        // on it, too.
         let has_left = "return document.readyState === 'complete' && !window.stays";
         eventually(what, async || self.script(has_left).await, |left| *left == true).await;
     }
