@@ -526,15 +526,20 @@ regions:
       network: {profile: pod}
 ";
 
-    /// The Instances.
+    /// The Instances, and the names of those that may have changed.
     #[derive(Default)]
-    struct Known(Mutex<Vec<Arc<Instance>>>);
+    struct Known {
+        all: Vec<Arc<Instance>>,
+        changed: Mutex<Vec<String>>,
+    }
 
     impl Instances for Known {
-        fn changed(&self, _: &str, _: &str) {}
+        fn changed(&self, _: &str, name: &str) {
+            self.changed.lock().push(name.to_owned());
+        }
 
         fn all(&self) -> Vec<Arc<Instance>> {
-            self.0.lock().clone()
+            self.all.clone()
         }
 
         fn has(&self, _: &str, _: &str, _: &str) -> bool {
@@ -544,7 +549,10 @@ regions:
 
     fn known(instances: &[&Instance]) -> Arc<Known> {
         let all = instances.iter().map(|instance| Arc::new((*instance).clone()));
-        Arc::new(Known(Mutex::new(all.collect())))
+        Arc::new(Known {
+            all: all.collect(),
+            changed: Mutex::default(),
+        })
     }
 
     /// An Instance with this UID, and the last number of the address in its status.
@@ -762,6 +770,10 @@ regions:
         assert!(!is_removed().await);
         case.cluster().release(&gone);
         assert!(is_removed().await);
+        let mut lagging = gone.clone();
+        lagging.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
+        case.reserve(&lagging);
+        assert!(is_removed().await, "a watch that lags still shows its end");
         case.reserve(&gone);
         assert!(!is_removed().await, "the instance is back");
         case.cluster().release(&gone);
@@ -769,6 +781,29 @@ regions:
         assert!(!is_removed().await, "another replica leads");
         let _term = case.clusters.lead(known(&[]));
         assert!(!is_removed().await, "another replica may have made it");
+    }
+
+    #[tokio::test]
+    async fn all_instances_of_a_region_are_looked_at_once_it_is_back_even_if_their_servers_are_gone() {
+        let case = Case::new();
+        let mut elsewhere = instance("elsewhere", Some(4));
+        elsewhere.spec.region = "nl-ams-1".to_owned();
+        let known = known(&[&instance("gone", Some(3)), &elsewhere]);
+        let _term = case.clusters.lead(known.clone());
+        let open = case.connect(&settings(), Vec::new());
+        case.cluster().look_after(at(0)).await;
+        assert!(known.changed.lock().is_empty(), "it is not back");
+        open.send_replace(true);
+        case.given(&instance("probe", None)).await;
+        let changed = async {
+            while known.changed.lock().is_empty() {
+                case.cluster().look_after(at(0)).await;
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), changed).await.unwrap();
+        case.cluster().look_after(at(0)).await;
+        assert_eq!(*known.changed.lock(), ["gone"]);
     }
 
     #[tokio::test]

@@ -224,8 +224,8 @@ fn to_sweep(region: &str, gone: &HashMap<String, Gone>, now: Instant) -> BTreeMa
 #[derive(Default)]
 struct Outage {
     since: Option<Timestamp>,
-    /// The Instances with operations that wait for its end.
-    waiting: HashSet<ObjectRef>,
+    /// Whether one has ended after which the Instances have yet to be looked at.
+    has_ended: bool,
 }
 
 /// How a cluster is connected. This may run a program that the kubeconfig names.
@@ -333,6 +333,7 @@ impl Cluster {
         let missing = self.health.not_ready();
         if missing.is_empty() {
             if outage.since.take().is_some() {
+                outage.has_ended = true;
                 tracing::info!(region = self.code, "the region can be reached");
             }
             return Reach::Live;
@@ -348,8 +349,8 @@ impl Cluster {
         }))
     }
 
-    /// To be called every few seconds: shows whether the region is reached, has the operations go on that have waited for it, and
-    /// removes servers that were made too late.
+    /// To be called every few seconds: shows whether the region is reached, has its Instances looked at again once it is after an
+    /// outage, and removes servers that were made too late.
     pub(crate) async fn look_after(&self, now: Timestamp) {
         let is_live = self.reach(now) == Reach::Live;
         let labels = &self.labels;
@@ -365,10 +366,15 @@ impl Cluster {
         if !is_live {
             return;
         }
-        let waiting = std::mem::take(&mut self.outage.lock().waiting);
+        let has_returned = std::mem::take(&mut self.outage.lock().has_ended);
         if let Some(instances) = &*self.instances.read() {
-            for instance in &waiting {
-                instances.changed(instance.namespace(), instance.name());
+            if has_returned {
+                // Also those whose servers are gone, which no watch shows.
+                let all = instances.all();
+                for instance in all.iter().filter(|instance| instance.spec.region == self.code) {
+                    let name = ObjectRef::of(&**instance);
+                    instances.changed(name.namespace(), name.name());
+                }
             }
             let orphans = i64::try_from(self.count_orphans(&**instances)).unwrap_or(i64::MAX);
             self.metrics
@@ -499,9 +505,19 @@ impl Cluster {
     /// The addresses that a server has or will have.
     pub(crate) fn reserve(&self, instance: &Instance) -> Reservation {
         let server = Server::of(instance, &self.settings);
-        // Somebody may have restored it.
-        self.gone.lock().remove(&server.uid);
         let mut known = ipam::in_status(instance);
+        {
+            let mut gone = self.gone.lock();
+            if instance.is_deleting() && gone.contains_key(&server.uid) {
+                // A watch that lags still shows it.
+                return Reservation {
+                    addresses: known,
+                    trouble: None,
+                };
+            }
+            // Somebody may have restored it.
+            gone.remove(&server.uid);
+        }
         // A creation may have reached the cluster before its status was stored.
         let name = ObjectRef::new(&server.namespace, &server.name);
         if let Some(machine) = self.machines.get(&name) {
@@ -618,7 +634,6 @@ impl Cluster {
                     );
                     *words = Some(says);
                 }
-                self.wait_for_end_of_outage(&seen, instance);
                 return next.outcome.map(|observation| with_trouble(observation, trouble));
             };
             if Instant::now() >= until {
@@ -651,14 +666,6 @@ impl Cluster {
         }
         let Plan { outcome, .. } = plan(instance, &seen, &self.settings, step.now);
         continued(outcome)
-    }
-
-    /// Remembers an instance with an operation while the region cannot be reached.
-    fn wait_for_end_of_outage(&self, seen: &Seen, instance: &Instance) {
-        let status = instance.status.as_ref();
-        if seen.reach != Reach::Live && status.is_some_and(|status| status.operation.is_some()) {
-            self.outage.lock().waiting.insert(ObjectRef::of(instance));
-        }
     }
 
     /// Deletes the namespace of an account's servers, which Stellage has made, unless there are any. `namespace` is the account's own,
