@@ -771,7 +771,8 @@ regions:
         case.cluster().release(&gone);
         assert!(is_removed().await);
         let mut lagging = gone.clone();
-        lagging.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
+        lagging.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
         case.reserve(&lagging);
         assert!(is_removed().await, "a watch that lags still shows its end");
         case.reserve(&gone);
@@ -801,7 +802,9 @@ regions:
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), changed).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(20), changed)
+            .await
+            .unwrap();
         case.cluster().look_after(at(0)).await;
         assert_eq!(*known.changed.lock(), ["gone"]);
     }

@@ -147,7 +147,11 @@ fn is_created(
     request: Option<&IdempotentRequest>,
 ) -> Result<Response, Error> {
     let item = &*created.item;
-    let is_real = app.service.catalogue().kubevirt(&item.instance.spec.region).is_some();
+    let is_real = app
+        .service
+        .catalogue()
+        .kubevirt(&item.instance.spec.region)
+        .is_some();
     let time = if is_real { REAL_SERVER } else { &app.provisioning };
     let message = format!(
         "Instance {} is being created; this takes about {time}.",
