@@ -125,6 +125,19 @@ impl Case {
         self.backups().get_opt(&name).await.unwrap().is_none()
     }
 
+    /// Finds that a backup of a running server cannot be restored to it, and that it runs on.
+    async fn is_unreadable(&self, server: &str, backup: &Value) {
+        let run = self.run(server).await;
+        let restore = json!({ "backup": backup["id"] });
+        self.ask(server, "rebuild", Some(&restore)).await;
+        self.reaches(server, Error).await;
+        let instance = self.tenant.instances().get(server).await.unwrap();
+        let status = instance.status.unwrap();
+        let ready = conditions::find(&status.conditions, "Ready").unwrap();
+        assert_eq!(ready.reason, "BackupUnreadable", "{}", ready.message);
+        assert_eq!(self.run(server).await, run, "the server still runs");
+    }
+
     /// Waits until the storage has removed a volume.
     async fn is_removed(&self, volume: &str) {
         let storage = self.storage().await;
@@ -246,6 +259,25 @@ async fn row_45_a_guest_whose_agent_hangs_is_backed_up_as_after_a_power_cut() {
 }
 
 #[tokio::test]
+async fn a_cut_that_comes_when_the_guest_may_have_gone_on_counts_as_after_a_power_cut() {
+    let (case, id) = Case::backed("kv-late-cut").await;
+    case.install_agent(&id).await;
+    case.order(Some(Order::Dawdle)).await;
+    let backup = case.begin_backup(&id).await;
+    let age = async || {
+        let all = case.snapshots().await.list(&ListParams::default()).await.unwrap();
+        let made = all.items.first().and_then(ResourceExt::creation_timestamp);
+        made.map(|made| jiff::Timestamp::now().duration_since(made.0).as_secs())
+    };
+    // Windows goes on after ten seconds.
+    eventually("the guest to go on", age, |age| age.is_some_and(|age| age > 11)).await;
+    assert_eq!(consistency(&case.snapshot().await), "agent");
+    case.order(None).await;
+    assert_eq!(case.ended(&backup).await["status"], "completed");
+    assert_eq!(consistency(&case.snapshot().await), "crash");
+}
+
+#[tokio::test]
 async fn row_46_a_snapshot_that_is_never_ready_fails_after_an_hour_and_is_deleted() {
     let (case, id) = Case::backed("kv-never-ready").await;
     case.order(Some(Order::Upload)).await;
@@ -312,24 +344,36 @@ async fn row_46_a_storage_that_refuses_is_asked_again_for_five_minutes() {
 }
 
 #[tokio::test]
-async fn row_47_a_backup_whose_snapshot_is_lost_leaves_the_server_running() {
-    let (case, id) = Case::backed("kv-lost").await;
+async fn row_47_a_backup_whose_snapshot_is_deleted_leaves_the_server_running() {
+    let (case, id) = Case::backed("kv-deleted").await;
     let backup = case.back_up(&id).await;
-    let run = case.run(&id).await;
     let snapshot = case.snapshot().await.name_any();
     case.snapshots()
         .await
         .delete(&snapshot, &DeleteParams::default())
         .await
         .unwrap();
-    let restore = json!({ "backup": backup["id"] });
-    case.ask(&id, "rebuild", Some(&restore)).await;
-    case.reaches(&id, Error).await;
-    let instance = case.tenant.instances().get(&id).await.unwrap();
-    let status = instance.status.unwrap();
-    let ready = conditions::find(&status.conditions, "Ready").unwrap();
-    assert_eq!(ready.reason, "BackupUnreadable", "{}", ready.message);
-    assert_eq!(case.run(&id).await, run, "the server still runs");
+    case.is_unreadable(&id, &backup).await;
+}
+
+/// As long as its disk is there, external-snapshotter would make another one.
+#[tokio::test]
+async fn row_47_a_backup_whose_data_is_lost_leaves_the_server_running() {
+    let (case, id) = Case::backed("kv-lost").await;
+    let disk = case.volume().await;
+    let backup = case.back_up(&id).await;
+    let anew = json!({ "image": "debian-13" });
+    case.act(&id, "rebuild", Some(&anew), Running).await;
+    case.is_removed(&disk).await;
+    let content = &case.snapshot().await.data["status"]["boundVolumeSnapshotContentName"];
+    let content = format!("volumesnapshotcontent/{}", content.as_str().unwrap());
+    let release = r#"--patch={"metadata":{"finalizers":null}}"#;
+    let plane = &case.region.plane;
+    support::kubectl(plane, &["delete", &content, "--wait=false"], None).unwrap();
+    support::kubectl(plane, &["patch", &content, "--type=merge", release], None).unwrap();
+    let is_ready = async || case.snapshot().await.data["status"]["readyToUse"].clone();
+    eventually("the loss to be seen", is_ready, |is| *is == false).await;
+    case.is_unreadable(&id, &backup).await;
 }
 
 #[tokio::test]
