@@ -227,11 +227,7 @@ async fn disks_without_a_server_are_listed_as_orphans() {
 }
 
 /// Runs a test of the doctor in a region, and returns its check, and what it said on the way.
-fn doctor(
-    catalogue: &Path,
-    (region, flag, name): (&str, &str, &str),
-    more: &[&str],
-) -> (Value, String) {
+fn doctor(catalogue: &Path, (region, flag, name): (&str, &str, &str), more: &[&str]) -> (Value, String) {
     let mut command = Command::new(STELLAGE);
     command
         .args([
@@ -391,8 +387,12 @@ async fn the_doctor_restores_the_backup_of_a_disk_that_is_deleted_and_leaves_not
     let volumes = Api::<PersistentVolume>::all(client);
     let left = async || {
         let all = volumes.list(&ListParams::default()).await.unwrap().items;
-        let claims = all.into_iter().filter_map(|volume| volume.spec?.claim_ref?.namespace);
-        claims.filter(|namespace| namespace.starts_with("backed-doctor-")).count()
+        let claims = all
+            .into_iter()
+            .filter_map(|volume| volume.spec?.claim_ref?.namespace);
+        claims
+            .filter(|namespace| namespace.starts_with("backed-doctor-"))
+            .count()
     };
     eventually("the volumes to go", left, |left| *left == 0).await;
 }
