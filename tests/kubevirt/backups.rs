@@ -266,8 +266,8 @@ async fn a_cut_that_comes_when_the_guest_may_have_gone_on_counts_as_after_a_powe
     let backup = case.begin_backup(&id).await;
     let age = async || {
         let all = case.snapshots().await.list(&ListParams::default()).await.unwrap();
-        let made = all.items.first().and_then(ResourceExt::creation_timestamp);
-        made.map(|made| jiff::Timestamp::now().duration_since(made.0).as_secs())
+        let made = all.items.first()?.creation_timestamp()?;
+        Some(jiff::Timestamp::now().duration_since(made.0).as_secs())
     };
     // Windows goes on after ten seconds.
     eventually("the guest to go on", age, |age| age.is_some_and(|age| age > 11)).await;

@@ -367,7 +367,7 @@ async fn the_doctor_restores_the_backup_of_a_disk_that_is_deleted_and_leaves_not
     let region = kubevirt::shared().await;
     let folder = tempfile::tempdir().unwrap();
     let file = catalogue(&region, "doctor-storage", folder.path()).await;
-    let storage = region.storage().await;
+    region.storage().await;
     let (check, said) = doctor(&file, (BACKED, "--test-storage", "backups test"), &[]);
     assert_eq!(check["outcome"], "ok", "{check:#}\n{said}");
     let stages = [
@@ -381,7 +381,7 @@ async fn the_doctor_restores_the_backup_of_a_disk_that_is_deleted_and_leaves_not
     assert!(said.contains("nothing of it is left"), "{said}");
     let ours = ListParams::default().labels("stellage.dev/installation=doctor-storage-backed");
     let client = region.plane.client(Identity::Admin).await.unwrap();
-    let namespaces = Api::<Namespace>::all(client).list(&ours).await.unwrap();
+    let namespaces = Api::<Namespace>::all(client.clone()).list(&ours).await.unwrap();
     assert!(namespaces.items.is_empty(), "{said}");
     // The storage takes a moment to remove the volumes.
     let volumes = Api::<PersistentVolume>::all(client);
