@@ -70,23 +70,16 @@ pub struct Seen {
     pub reach: Reach,
     /// The server.
     pub vm: Option<Arc<VirtualMachine>>,
-    /// Its run.
-    pub run: Option<Arc<VirtualMachineInstance>>,
     /// The calls so far, and their answers.
     log: Vec<(Action, Answer)>,
 }
 
 impl Seen {
     /// What is known before the first call.
-    pub const fn new(
-        reach: Reach,
-        vm: Option<Arc<VirtualMachine>>,
-        run: Option<Arc<VirtualMachineInstance>>,
-    ) -> Self {
+    pub const fn new(reach: Reach, vm: Option<Arc<VirtualMachine>>) -> Self {
         Self {
             reach,
             vm,
-            run,
             log: Vec::new(),
         }
     }
@@ -302,9 +295,9 @@ impl<'a> Planner<'a> {
 
     /// Has the guest hold still, if it can.
     fn freeze(&self, server: &Server) -> Step<Consistency> {
-        let run = self.seen.run.as_deref().filter(|run| !run.is_final());
-        let Some(run) = run else {
-            let is_seen = self.seen.vm.as_ref().is_some_and(|vm| vm.status.created);
+        let vm = self.seen.vm.as_deref();
+        let Some(run) = self.run(server, vm)?.filter(|run| !run.is_final()) else {
+            let is_seen = vm.is_some_and(|vm| vm.status.created);
             return Ok(if is_seen {
                 Consistency::Crash
             } else {
@@ -319,6 +312,21 @@ impl<'a> Planner<'a> {
             Answer::Refused(_) => Consistency::Crash,
             _ => Consistency::Agent,
         })
+    }
+
+    /// The server's run. The watch may not have shown yet that an agent has come, and what it shows late would be wrong of the backup for
+    /// good.
+    fn run(&self, server: &Server, vm: Option<&VirtualMachine>) -> Step<Option<&'a VirtualMachineInstance>> {
+        let get = Action::Get {
+            kind: Kind::Run,
+            name: server.name.clone(),
+        };
+        match self.call(get)? {
+            Answer::Run(run) => Ok(Some(&**run).filter(|run| vm.is_some_and(|vm| run.is_run_of(vm)))),
+            Answer::Refused(refusal) if refusal.status == 404 => Ok(None),
+            Answer::Refused(refusal) => Err(not_now(refusal)),
+            _ => Err(self.nonsense()),
+        }
     }
 
     fn object(&self, class: &str, disk: &str, server: &Server, consistency: Consistency) -> Value {

@@ -23,6 +23,8 @@ struct World {
     /// Whether the storage keeps what is deleted.
     holds: bool,
     has_namespace: bool,
+    /// The run of the server.
+    run: Option<Value>,
     /// Whether the agent answers.
     answers: bool,
     frozen_until: Option<Timestamp>,
@@ -42,6 +44,7 @@ impl World {
             refuses: None,
             holds: false,
             has_namespace: true,
+            run: None,
             answers: true,
             frozen_until: None,
             made: 0,
@@ -102,6 +105,10 @@ impl World {
                 kind: Kind::Namespace,
                 ..
             } => refusal(404, "not found"),
+            Action::Get { kind: Kind::Run, .. } => match &self.run {
+                Some(run) => Answer::Run(parse_run(run)),
+                None => refusal(404, "not found"),
+            },
             _ if !self.has_namespace => {
                 refusal(403, "volumesnapshots is forbidden: User cannot get resource")
             }
@@ -228,7 +235,6 @@ struct Case {
     instance: Instance,
     backup: Backup,
     vm: Value,
-    run: Option<Value>,
 }
 
 impl Case {
@@ -257,12 +263,14 @@ impl Case {
         }))
         .unwrap();
         Self {
-            world: World::new(),
+            world: World {
+                run: Some(run),
+                ..World::new()
+            },
             region,
             instance,
             backup,
             vm,
-            run: Some(run),
         }
     }
 
@@ -278,11 +286,7 @@ impl Case {
                 continue;
             }
             let now = self.world.now;
-            let seen = Seen::new(
-                Reach::Live,
-                Some(parse_vm(&self.vm)),
-                self.run.as_ref().map(parse_run),
-            );
+            let seen = Seen::new(Reach::Live, Some(parse_vm(&self.vm)));
             let (backup, instance, region) = (&self.backup, &self.instance, &self.region);
             let next = |seen: &Seen| plan(backup, instance, may_begin, seen, region, now);
             let Ok(observed) = self.world.carry_out(seen, next, &mut fate)? else {
@@ -321,7 +325,7 @@ impl Case {
     }
 
     fn delete(&mut self) -> Result<(), ProviderError> {
-        let seen = Seen::new(Reach::Live, None, None);
+        let seen = Seen::new(Reach::Live, None);
         let (backup, region, now) = (&self.backup, &self.region, self.world.now);
         let next = |seen: &Seen| plan_deletion(backup, "de-fra-1", seen, region, now);
         self.world.carry_out(seen, next, || Fate::GoesWell).unwrap()
@@ -350,7 +354,7 @@ fn a_guest_with_an_agent_holds_still_until_its_snapshot_is_cut_and_the_size_is_t
     let calls = case.world.calls.join(", ");
     assert!(
         calls.starts_with(
-            "get Snapshot, get SnapshotClass, freeze, post Snapshot, get Snapshot, get Snapshot, thaw"
+            "get Snapshot, get SnapshotClass, get Run, freeze, post Snapshot, get Snapshot, get Snapshot, thaw"
         ),
         "{calls}"
     );
@@ -385,23 +389,25 @@ fn what_the_guest_did_not_know_is_noted() {
     let table: [(&str, Change, &str); 4] = [
         (
             "no agent",
-            |case| case.run.as_mut().unwrap()["status"]["conditions"] = json!([]),
+            |case| case.world.run.as_mut().unwrap()["status"]["conditions"] = json!([]),
             "crash",
         ),
         (
             "it moves",
-            |case| case.run.as_mut().unwrap()["status"]["migrationState"] = json!({ "completed": false }),
+            |case| {
+                case.world.run.as_mut().unwrap()["status"]["migrationState"] = json!({ "completed": false })
+            },
             "crash",
         ),
         (
             "it starts",
-            |case| case.run.as_mut().unwrap()["status"]["phase"] = "Scheduled".into(),
+            |case| case.world.run.as_mut().unwrap()["status"]["phase"] = "Scheduled".into(),
             "crash",
         ),
         (
             "it is off",
             |case| {
-                case.run = None;
+                case.world.run = None;
                 case.vm["status"]["created"] = false.into();
             },
             "off",

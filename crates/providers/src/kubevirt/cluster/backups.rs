@@ -36,9 +36,7 @@ impl Cluster {
         let server = Server::of(instance, &self.settings);
         let name = ObjectRef::new(&server.namespace, &server.name);
         let vm = self.written.lock().freshest(&name, self.machines.get(&name));
-        let run = self.runs.get(&name);
-        let run = run.filter(|run| vm.as_ref().is_some_and(|vm| run.is_run_of(vm)));
-        let mut seen = Seen::new(self.reach(now), vm, run);
+        let mut seen = Seen::new(self.reach(now), vm);
         let next = |seen: &Seen| plan(backup, instance, may_begin, seen, &self.settings, now);
         let mut observation = self.carry_out(backup, &mut seen, next).await?;
         observation
@@ -53,7 +51,7 @@ impl Cluster {
         backup: &Backup,
         now: Timestamp,
     ) -> Result<(), ProviderError> {
-        let mut seen = Seen::new(self.reach(now), None, None);
+        let mut seen = Seen::new(self.reach(now), None);
         let next = |seen: &Seen| plan_deletion(backup, &self.code, seen, &self.settings, now);
         self.carry_out(backup, &mut seen, next).await
     }
@@ -100,14 +98,17 @@ impl Cluster {
 
     /// Has a guest hold still. If its agent does not answer, the backup is made all the same.
     async fn freeze(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
-        let call = self.call(namespace, action);
-        let Ok(answer) = tokio::time::timeout(FREEZE_WITHIN, call).await else {
-            return Ok(Answer::Refused(Refusal {
+        // However long its turn takes, that is not the agent's time.
+        let _permit = self.calls.acquire().await;
+        let call = self.call_now(namespace, action);
+        let answer = tokio::time::timeout(FREEZE_WITHIN, call).await;
+        let answer = answer.unwrap_or_else(|_| {
+            Ok(Answer::Refused(Refusal {
                 status: 504,
                 reason: "Timeout".to_owned(),
                 message: "the agent in the guest does not answer".to_owned(),
-            }));
-        };
+            }))
+        });
         if let Ok(Answer::Refused(refusal)) = &answer {
             let says = &refusal.message;
             tracing::info!(
