@@ -11,7 +11,8 @@ use kube::{
 use reqwest::Method;
 use resources::api_key::new_key;
 use resources::{
-    ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, PrivateNetwork, Webhook,
+    ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, PrivateNetwork,
+    Webhook,
 };
 use serde_json::{Value, json};
 

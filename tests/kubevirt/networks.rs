@@ -138,7 +138,11 @@ impl Case {
         let path = format!("/v1/networks/{id}");
         let answer = self.tenant.call(method, &path, None).await;
         assert_eq!(answer.status, status, "{}", answer.text);
-        if answer.text.is_empty() { Value::Null } else { answer.json() }
+        if answer.text.is_empty() {
+            Value::Null
+        } else {
+            answer.json()
+        }
     }
 
     async fn network(&self, id: &str) -> Value {
@@ -227,14 +231,25 @@ async fn kube_ovn_makes_a_network_for_servers_of_one_account_and_all_of_it_goes_
         panic!()
     };
     assert_eq!(spec["vpc"], vpc.name_any());
-    assert_eq!((&spec["cidrBlock"], &spec["private"]), (&json!("10.7.0.0/28"), &json!(true)));
+    assert_eq!(
+        (&spec["cidrBlock"], &spec["private"]),
+        (&json!("10.7.0.0/28"), &json!(true))
+    );
     let attachments = case.region.api(&kinds::NETWORK_ATTACHMENT, &case.namespace).await;
     let attachment = attachments.get(&network).await.unwrap();
     let provider = spec["provider"].as_str().unwrap();
-    assert!(attachment.data["spec"]["config"].as_str().unwrap().contains(provider));
+    assert!(
+        attachment.data["spec"]["config"]
+            .as_str()
+            .unwrap()
+            .contains(provider)
+    );
 
     // What somebody deletes is made again when the network is looked at.
-    attachments.delete(&network, &DeleteParams::default()).await.unwrap();
+    attachments
+        .delete(&network, &DeleteParams::default())
+        .await
+        .unwrap();
     let touch = kube::api::Patch::Merge(json!({ "metadata": { "labels": { "test/touched": "1" } } }));
     networks
         .patch(&network, &kube::api::PatchParams::default(), &touch)
@@ -245,11 +260,18 @@ async fn kube_ovn_makes_a_network_for_servers_of_one_account_and_all_of_it_goes_
 
     let one = case.join(KUBE_OVN, &network).await;
     let other = case.join(KUBE_OVN, &network).await;
-    let (address, second) = (case.private_address(&one).await, case.private_address(&other).await);
+    let (address, second) = (
+        case.private_address(&one).await,
+        case.private_address(&other).await,
+    );
     let text = address.as_str().unwrap();
-    assert!(text.starts_with("10.7.0.") && address != second, "{address} {second}");
+    assert!(
+        text.starts_with("10.7.0.") && address != second,
+        "{address} {second}"
+    );
     let template = case.template(&one).await;
-    let annotation = |key: &str| &template["metadata"]["annotations"][format!("{provider}.kubernetes.io/{key}")];
+    let annotation =
+        |key: &str| &template["metadata"]["annotations"][format!("{provider}.kubernetes.io/{key}")];
     assert_eq!(annotation("ip_address"), text);
     assert_eq!(*annotation("logical_switch"), subnet.name_any());
     assert_eq!(annotation("port_security"), "true");
@@ -257,7 +279,12 @@ async fn kube_ovn_makes_a_network_for_servers_of_one_account_and_all_of_it_goes_
     assert_eq!(template["spec"]["networks"][1]["multus"]["networkName"], named);
     let client = case.region.plane.client(Identity::Admin).await.unwrap();
     let secrets = Api::<Secret>::namespaced(client, &case.namespace);
-    let all = secrets.list(&ListParams::default()).await.unwrap().items.into_iter();
+    let all = secrets
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items
+        .into_iter();
     let data = all.filter_map(|secret| secret.data?.get("networkdata").cloned());
     let data: Vec<String> = data.map(|data| String::from_utf8(data.0).unwrap()).collect();
     let with_length = format!("\"{text}/28\"");
@@ -270,7 +297,8 @@ async fn kube_ovn_makes_a_network_for_servers_of_one_account_and_all_of_it_goes_
         template["spec"]["networks"]
     );
 
-    case.call_network(Method::DELETE, &network, StatusCode::CONFLICT).await;
+    case.call_network(Method::DELETE, &network, StatusCode::CONFLICT)
+        .await;
     for id in [&one, &other] {
         case.delete_server(id).await;
     }
@@ -358,7 +386,10 @@ async fn whoever_steals_the_token_of_a_region_can_touch_no_network_but_stellages
         attachment("pn-evil", host),
     )
     .await;
-    assert!(said.contains("only NetworkAttachmentDefinitions of kube-ovn"), "{said}");
+    assert!(
+        said.contains("only NetworkAttachmentDefinitions of kube-ovn"),
+        "{said}"
+    );
     let said = refused(
         &of_pool,
         &kinds::NETWORK_ATTACHMENT,
@@ -384,7 +415,9 @@ async fn whoever_steals_the_token_of_a_region_can_touch_no_network_but_stellages
     let admin = case.region.plane.client(Identity::Admin).await.unwrap();
     let of_cluster = json!({ "apiVersion": "kubeovn.io/v1", "kind": "Vpc", "metadata": { "name": "ovn-cluster" }, "spec": {} });
     let vpcs = Api::<DynamicObject>::all_with(admin, &kinds::VPC);
-    vpcs.create(&PostParams::default(), &object(of_cluster)).await.unwrap();
+    vpcs.create(&PostParams::default(), &object(of_cluster))
+        .await
+        .unwrap();
     let theirs = Api::<DynamicObject>::all_with(thief, &kinds::VPC);
     let error = theirs.delete("ovn-cluster", &DeleteParams::default()).await;
     let said = error.unwrap_err().to_string();
@@ -392,8 +425,13 @@ async fn whoever_steals_the_token_of_a_region_can_touch_no_network_but_stellages
     // A label says whose an attachment of the platform team is, and no more is changed.
     let vlans = Api::<DynamicObject>::namespaced_with(of_pool, VLANS, &kinds::NETWORK_ATTACHMENT);
     let change = kube::api::Patch::Merge(json!({ "spec": { "config": host } }));
-    let error = vlans.patch("vlan-101", &kube::api::PatchParams::default(), &change).await;
+    let error = vlans
+        .patch("vlan-101", &kube::api::PatchParams::default(), &change)
+        .await;
     let said = error.unwrap_err().to_string();
-    assert!(said.contains("does not change what a NetworkAttachmentDefinition says"), "{said}");
+    assert!(
+        said.contains("does not change what a NetworkAttachmentDefinition says"),
+        "{said}"
+    );
     case.delete_network(&network).await;
 }

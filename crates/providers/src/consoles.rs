@@ -201,7 +201,13 @@ mod tests {
         let catalogue = Catalogue::parse(&catalogue, &path).unwrap();
         let consoles = Consoles::new(SharedCatalogue::new(catalogue));
         let instance = instance(&json!({ "state": "running" }));
-        let open = async || consoles.open(&instance, ConsoleType::Serial).await.map(drop).unwrap_err();
+        let open = async || {
+            consoles
+                .open(&instance, ConsoleType::Serial)
+                .await
+                .map(drop)
+                .unwrap_err()
+        };
 
         std::fs::write(&path, cluster("404 Not Found").await).unwrap();
         assert_eq!(open().await, ConsoleError::NotRunning);

@@ -24,8 +24,8 @@ use crate::{
 use domain::{
     catalogue::region::{KubeVirt, Namespaces},
     provider::{
-        Addresses, BackupObservation, Deadlines, Observation, PROVIDER, Progress, ProviderError, Series, Usage,
-        Window,
+        Addresses, BackupObservation, Deadlines, Observation, PROVIDER, Progress, ProviderError, Series,
+        Usage, Window,
     },
 };
 use resources::{Backup, Instance, PrivateNetwork, origin};
@@ -374,11 +374,7 @@ impl Provider for Regions {
         }
     }
 
-    async fn make_network(
-        &self,
-        network: &PrivateNetwork,
-        account: &str,
-    ) -> Result<Progress, ProviderError> {
+    async fn make_network(&self, network: &PrivateNetwork, account: &str) -> Result<Progress, ProviderError> {
         match self.clusters.place(&network.spec.region) {
             Place::Simulated => self.simulator.make_network(network, account).await,
             Place::In(cluster) => cluster.make_network(network, account, Timestamp::now()).await,
@@ -804,7 +800,7 @@ regions:
                 account: "acc",
                 user_data: Ok(None),
                 restore: None,
-            network: None,
+                network: None,
                 now: at(0),
             };
             let answer = regions.step(step).await;

@@ -171,7 +171,10 @@ impl Catalogue {
                     "must stay as it is while region {} has servers or backups: its private networks were made in another way",
                     region.code
                 );
-                return Err((format!("regions[{index}].kubevirt.network.privateNetworks"), problem));
+                return Err((
+                    format!("regions[{index}].kubevirt.network.privateNetworks"),
+                    problem,
+                ));
             }
         }
         Ok(())

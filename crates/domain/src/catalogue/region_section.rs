@@ -656,9 +656,9 @@ fn private_networks(word: PrivateNetworksWord, attachments: &[String]) -> Result
                 .enumerate()
                 .find(|(index, name)| pool[..*index].contains(name));
             return match twice {
-                Some((_, ObjectName { namespace, name })) => {
-                    Err(format!("has {namespace}/{name} twice; each is given to one network"))
-                }
+                Some((_, ObjectName { namespace, name })) => Err(format!(
+                    "has {namespace}/{name} twice; each is given to one network"
+                )),
                 None => Ok(PrivateNetworks::Pool(pool)),
             };
         }
@@ -1085,7 +1085,10 @@ kubevirt:
                 }]),
             ),
         ] {
-            let text = POD.replace("profile: pod", &format!("profile: pod, privateNetworks: {privately}"));
+            let text = POD.replace(
+                "profile: pod",
+                &format!("profile: pod, privateNetworks: {privately}"),
+            );
             assert_eq!(kubevirt(&text).network.private_networks, driver);
         }
         let kube_ovn = POD.replace(

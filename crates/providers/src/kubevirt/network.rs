@@ -61,8 +61,9 @@ impl Seen {
             Action::Apply { .. } if !matches!(answer, Answer::Refused(_)) => {
                 self.has_namespace = true;
                 // Asked before there were rights.
-                self.log
-                    .retain(|(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403));
+                self.log.retain(
+                    |(_, answer)| !matches!(answer, Answer::Refused(refusal) if refusal.status == 403),
+                );
             }
             Action::Post {
                 kind: Kind::NetworkAttachment,
@@ -162,12 +163,14 @@ impl<'a> Planner<'a> {
     /// Gives the network an attachment of the platform team, if it has none.
     fn take(&self, pool: &[ObjectName]) -> Step<()> {
         let listed = self.listed(pool)?;
-        if listed.iter().any(|(_, attachment)| self.is_own(&attachment.metadata)) {
+        if listed
+            .iter()
+            .any(|(_, attachment)| self.is_own(&attachment.metadata))
+        {
             return Ok(());
         }
         let is_free = |(namespace, attachment): &&(&str, &NetworkAttachment)| {
-            let is_named =
-                |of: &ObjectName| of.namespace == *namespace && of.name == attachment.name();
+            let is_named = |of: &ObjectName| of.namespace == *namespace && of.name == attachment.name();
             network_of(&attachment.metadata).is_none()
                 && attachment.metadata.deletion_timestamp.is_none()
                 && pool.iter().any(is_named)
@@ -229,7 +232,10 @@ impl<'a> Planner<'a> {
         if let Answer::Attachment(attachment) = found
             && attachment.spec.config != attachment_config(names)
         {
-            let raw = format!("NetworkAttachmentDefinition {} has another config", names.attachment);
+            let raw = format!(
+                "NetworkAttachmentDefinition {} has another config",
+                names.attachment
+            );
             return Err(failed(Problem::PrivateNetworkChanged, Some(raw)));
         }
         if subnet.is_ready() {
@@ -281,7 +287,10 @@ impl<'a> Planner<'a> {
             found => {
                 let metadata = metadata(found).ok_or_else(|| self.nonsense())?;
                 if !self.is_own(metadata) {
-                    let raw = format!("{kind:?} {name} lacks the label {NETWORK_UID}: {}", self.names.uid);
+                    let raw = format!(
+                        "{kind:?} {name} lacks the label {NETWORK_UID}: {}",
+                        self.names.uid
+                    );
                     return Err(failed(Problem::NameTaken, Some(raw)));
                 }
                 if metadata.deletion_timestamp.is_some() {

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::{
     names::{
         BOOT, DELETE_AFTER_COMPLETION, DISK, INSTALLED, INSTANCE, IPV4, IPV6, MANAGED_BY, NetworkNames,
-        PREPOPULATED, RUN, STELLAGE, Server, Snapshot, account_labels, boot, hex, labels, network_labels, run_labels,
+        PREPOPULATED, RUN, STELLAGE, Server, Snapshot, account_labels, boot, hex, labels, network_labels,
+        run_labels,
     },
     slim::{DataVolume, NetworkAttachment, RunStrategy, VirtualMachine},
 };
@@ -545,7 +546,9 @@ pub fn subnet(region: &KubeVirt, account_uid: &str, network: &NetworkNames, pref
 /// What CNI is told of a private network. The admission policy of the region's chart permits Stellage this and nothing else.
 pub fn attachment_config(network: &NetworkNames) -> String {
     let (provider, socket) = (network.provider(), "/run/openvswitch/kube-ovn-daemon.sock");
-    format!(r#"{{"cniVersion":"0.3.1","type":"kube-ovn","server_socket":"{socket}","provider":"{provider}"}}"#)
+    format!(
+        r#"{{"cniVersion":"0.3.1","type":"kube-ovn","server_socket":"{socket}","provider":"{provider}"}}"#
+    )
 }
 
 /// The NetworkAttachmentDefinition of a private network.
@@ -574,11 +577,7 @@ pub fn take_patch(
 }
 
 /// The merge patch that takes an attachment back.
-pub fn give_back_patch(
-    attachment: &NetworkAttachment,
-    region: &KubeVirt,
-    network: &NetworkNames,
-) -> Value {
+pub fn give_back_patch(attachment: &NetworkAttachment, region: &KubeVirt, network: &NetworkNames) -> Value {
     let labels = mark(network_labels(region, "", network)).into_keys();
     let none: BTreeMap<_, _> = labels.map(|key| (key, Value::Null)).collect();
     fenced_labels(attachment, json!(none))

@@ -700,7 +700,9 @@ impl Planner<'_> {
             match self.call(self.place().get())? {
                 Answer::Refused(refusal) if refusal.status == 404 => return Ok(self.done(None)),
                 // Nothing is ever made in a namespace of others.
-                Answer::Object(found) if !self.place().is_of_installation(found) => return Ok(self.done(None)),
+                Answer::Object(found) if !self.place().is_of_installation(found) => {
+                    return Ok(self.done(None));
+                }
                 _ => {}
             }
         }
@@ -845,9 +847,16 @@ impl Planner<'_> {
         if self.instance.spec.private_network.is_none() {
             return Ok(());
         }
-        let is_being_made = self.seen.network.as_ref().is_some_and(|network| !network.is_ready);
+        let is_being_made = self
+            .seen
+            .network
+            .as_ref()
+            .is_some_and(|network| !network.is_ready);
         if is_being_made && self.region.network.private_networks.has_known_addresses() {
-            return Err(self.wait(operation, Sign::of(Problem::PrivateNetworkNotReady, Some(NETWORK_WITHIN))));
+            return Err(self.wait(
+                operation,
+                Sign::of(Problem::PrivateNetworkNotReady, Some(NETWORK_WITHIN)),
+            ));
         }
         let Some(Attachment { name, subnet }) = self.attachment()? else {
             return Err(self.failed(Problem::PrivateNetworkMissing, None));
@@ -875,7 +884,11 @@ impl Planner<'_> {
 
     /// Whether an object is part of the private network that the Instance names.
     fn is_of_network(&self, metadata: &ObjectMeta) -> bool {
-        let uid = self.seen.network.as_ref().map(|network| network.names.uid.as_str());
+        let uid = self
+            .seen
+            .network
+            .as_ref()
+            .map(|network| network.names.uid.as_str());
         uid.is_some() && network_of(metadata) == uid
     }
 

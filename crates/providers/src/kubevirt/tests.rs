@@ -1635,7 +1635,11 @@ fn row_52_a_creation_in_a_private_network_that_is_not_there_makes_nothing() {
 }
 
 /// A region in which private networks have this driver, and an Instance in one that is ready, with what is known of it.
-fn in_private_network(driver: PrivateNetworks, kind: &str, state: Option<&str>) -> (KubeVirt, Instance, Joined) {
+fn in_private_network(
+    driver: PrivateNetworks,
+    kind: &str,
+    state: Option<&str>,
+) -> (KubeVirt, Instance, Joined) {
     let mut region = region();
     region.network.private_networks = driver;
     let mut instance = during(&json!({ "kind": kind }), state);
@@ -1703,8 +1707,7 @@ fn row_52_a_creation_waits_a_minute_for_a_network_that_stellage_makes_and_joins_
 #[test]
 fn a_server_is_attached_to_the_network_of_the_platform_team_that_was_given_to_its_own() {
     let pool = ["vlans/vlan-101", "vlans/vlan-102", "more/vlan-900"].map(object_name);
-    let (region, instance, joined) =
-        in_private_network(PrivateNetworks::Pool(pool.into()), "Create", None);
+    let (region, instance, joined) = in_private_network(PrivateNetworks::Pool(pool.into()), "Create", None);
     let mut seen = seen(None, None);
     seen.network = Some(joined);
     let mut calls = Vec::new();
@@ -1724,9 +1727,14 @@ fn a_server_is_attached_to_the_network_of_the_platform_team_that_was_given_to_it
     };
     assert_eq!(
         calls[1..3],
-        ["list NetworkAttachment in vlans", "list NetworkAttachment in more"]
+        [
+            "list NetworkAttachment in vlans",
+            "list NetworkAttachment in more"
+        ]
     );
-    let Action::Post { object, .. } = made else { panic!() };
+    let Action::Post { object, .. } = made else {
+        panic!()
+    };
     let spec = &object["spec"]["template"]["spec"];
     assert_eq!(spec["networks"][1]["multus"]["networkName"], "more/vlan-900");
     assert_eq!(spec["domain"]["devices"]["interfaces"][1]["name"], "private");
@@ -1735,8 +1743,7 @@ fn a_server_is_attached_to_the_network_of_the_platform_team_that_was_given_to_it
 #[test]
 fn a_server_whose_private_network_is_lost_is_not_powered_off_for_nothing() {
     for kind in ["Reboot", "Resize", "Rebuild"] {
-        let (region, instance, joined) =
-            in_private_network(PrivateNetworks::KubeOvn, kind, Some("Running"));
+        let (region, instance, joined) = in_private_network(PrivateNetworks::KubeOvn, kind, Some("Running"));
         let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
         let run = run_of(&on, "run-1", "Running", &json!({}));
         for network in [None, Some(joined)] {

@@ -378,7 +378,10 @@ fn attachments(cluster: &Cluster, namespace: &str) -> Api<DynamicObject> {
 }
 
 fn config(attachment: &Value) -> String {
-    attachment["spec"]["config"].as_str().unwrap_or_default().to_owned()
+    attachment["spec"]["config"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 async fn network(cluster: &Cluster, name: &ObjectName) -> Read<Option<String>> {

@@ -63,7 +63,12 @@ impl Cluster {
             let has_time = Instant::now() < until && calls < CALLS_A_STEP;
             let Some(action) = next.action.filter(|_| has_time) else {
                 if let Some(says) = next.raw {
-                    tracing::warn!(region, network = key(network), says, "trouble with a private network");
+                    tracing::warn!(
+                        region,
+                        network = key(network),
+                        says,
+                        "trouble with a private network"
+                    );
                 }
                 return next.outcome;
             };

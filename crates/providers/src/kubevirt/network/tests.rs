@@ -125,7 +125,9 @@ impl World {
                     return refusal(409, "already exists");
                 }
                 let is_missing = !key.1.is_empty()
-                    && !self.objects.contains_key(&("Namespace".to_owned(), String::new(), key.1.clone()));
+                    && !self
+                        .objects
+                        .contains_key(&("Namespace".to_owned(), String::new(), key.1.clone()));
                 if is_missing {
                     return refusal(404, "namespace not found");
                 }
@@ -267,7 +269,11 @@ const OF_KUBE_OVN: [&str; 6] = [
 fn kube_ovn_gets_a_vpc_of_its_own_with_one_subnet_and_the_attachment_of_the_networks_name() {
     let (region, network) = (kube_ovn(), network(UID));
     let mut world = World::new();
-    assert_eq!(world.make(&network, &region), Outcome::Busy, "kube-ovn has not seen it");
+    assert_eq!(
+        world.make(&network, &region),
+        Outcome::Busy,
+        "kube-ovn has not seen it"
+    );
     assert_eq!(world.kinds(), OF_KUBE_OVN);
     assert_eq!(world.make(&network, &region), Outcome::Done);
     world.calls.clear();
@@ -301,10 +307,7 @@ fn networks_of_one_name_and_prefix_in_two_accounts_or_installations_share_nothin
     ] {
         assert!(names.vpc != other.vpc && names.subnet != other.subnet);
     }
-    assert_ne!(
-        names.provider(),
-        NetworkNames::of(&elsewhere, &region).provider()
-    );
+    assert_ne!(names.provider(), NetworkNames::of(&elsewhere, &region).provider());
 }
 
 #[test]
@@ -324,7 +327,11 @@ fn a_network_is_made_and_removed_whatever_call_is_the_last_before_a_crash_and_wh
             world.remove(&network, &region);
         }
         assert_eq!(world.remove(&network, &region), Outcome::Done, "{cut}");
-        assert_eq!(world.kinds(), ["Namespace", "NetworkPolicy", "RoleBinding"], "{cut}");
+        assert_eq!(
+            world.kinds(),
+            ["Namespace", "NetworkPolicy", "RoleBinding"],
+            "{cut}"
+        );
     }
 }
 
@@ -380,7 +387,11 @@ fn what_is_not_the_networks_is_neither_used_nor_deleted() {
         let mut world = World::new();
         world.make(&network, &region);
         world.get(kind)["metadata"]["labels"][NETWORK_UID] = OTHER.into();
-        assert_eq!(world.make(&network, &region), Outcome::Failed("NameTaken"), "{kind}");
+        assert_eq!(
+            world.make(&network, &region),
+            Outcome::Failed("NameTaken"),
+            "{kind}"
+        );
         for _ in 0..3 {
             world.remove(&network, &region);
         }
@@ -406,7 +417,11 @@ fn a_network_that_somebody_has_opened_is_told_and_left_as_it_is() {
         world.calls.clear();
         let changed = Outcome::Failed("PrivateNetworkChanged");
         assert_eq!(world.make(&network, &region), changed, "{kind} {field}");
-        assert!(world.calls.iter().all(|call| call.starts_with("get")), "{:?}", world.calls);
+        assert!(
+            world.calls.iter().all(|call| call.starts_with("get")),
+            "{:?}",
+            world.calls
+        );
     }
 }
 
@@ -494,12 +509,7 @@ fn pool(world: &mut World, names: &[&str]) -> KubeVirt {
 fn holders(world: &World) -> Vec<(&str, Option<&str>)> {
     let attachments = world.objects.iter();
     attachments
-        .map(|((.., name), object)| {
-            (
-                name.as_str(),
-                object["metadata"]["labels"][NETWORK_UID].as_str(),
-            )
-        })
+        .map(|((.., name), object)| (name.as_str(), object["metadata"]["labels"][NETWORK_UID].as_str()))
         .collect()
 }
 
@@ -518,12 +528,20 @@ fn attachments_of_the_platform_team_are_each_given_to_one_network_and_taken_back
         let none = Outcome::Failed("NoFreePrivateNetwork");
         assert_eq!(world.make(&third, &region), none);
     }
-    let taken = [("public", None), ("vlan-101", Some(UID)), ("vlan-102", Some(OTHER))];
+    let taken = [
+        ("public", None),
+        ("vlan-101", Some(UID)),
+        ("vlan-102", Some(OTHER)),
+    ];
     assert_eq!(holders(&world), taken);
     assert_eq!(world.remove(&one, &region), Outcome::Done);
     assert_eq!(world.remove(&one, &region), Outcome::Done);
     assert_eq!(world.make(&third, &region), Outcome::Done);
-    let taken = [("public", None), ("vlan-101", Some("third")), ("vlan-102", Some(OTHER))];
+    let taken = [
+        ("public", None),
+        ("vlan-101", Some("third")),
+        ("vlan-102", Some(OTHER)),
+    ];
     assert_eq!(holders(&world), taken);
     let kept = &world.get("NetworkAttachmentDefinition")["metadata"]["labels"];
     assert!(kept["app.kubernetes.io/managed-by"].is_null() || kept["app.kubernetes.io/managed-by"] == "Helm");
@@ -532,7 +550,9 @@ fn attachments_of_the_platform_team_are_each_given_to_one_network_and_taken_back
         assert_eq!(world.remove(&third, &region), Outcome::Done);
     }
     let managed = world.objects.values();
-    let labels: Vec<_> = managed.map(|object| object["metadata"]["labels"].clone()).collect();
+    let labels: Vec<_> = managed
+        .map(|object| object["metadata"]["labels"].clone())
+        .collect();
     let helm = json!({ "app.kubernetes.io/managed-by": "Helm" });
     assert_eq!(labels, [Value::Null, helm.clone(), helm], "they are as they were");
 }
@@ -553,7 +573,10 @@ fn of_two_that_want_one_attachment_the_slower_looks_again() {
     seen.take(patch, answer);
     assert_eq!(plan(&one, &seen, &region).outcome, Ok(Progress::Busy));
     assert_eq!(world.make(&one, &region), Outcome::Done);
-    assert_eq!(holders(&world), [("vlan-101", Some(OTHER)), ("vlan-102", Some(UID))]);
+    assert_eq!(
+        holders(&world),
+        [("vlan-101", Some(OTHER)), ("vlan-102", Some(UID))]
+    );
 }
 
 #[test]
