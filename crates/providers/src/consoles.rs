@@ -191,6 +191,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_changed_kubeconfig_is_used_for_the_next_console_and_a_lost_one_is_not_missed() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kubeconfig");
         let region = json!({ "code": "de-fra-1", "kubevirt": {

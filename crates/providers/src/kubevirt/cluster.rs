@@ -811,8 +811,8 @@ impl Cluster {
                 let all = list.items.into_iter().map(|item| item.metadata);
                 return Ok(Answer::Claims(all.collect()));
             }
-            // `call` has unwrapped it.
-            Action::In { action, .. } => return Box::pin(self.answer(action, request)).await,
+            // `call` has taken what is inside.
+            Action::In { .. } => Kind::NetworkAttachment,
             Action::ClearRequests { .. } => Kind::VirtualMachine,
             Action::Post { kind, .. }
             | Action::Apply { kind, .. }

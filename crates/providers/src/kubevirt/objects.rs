@@ -252,7 +252,7 @@ impl Maker<'_> {
         if self.is_in_private_network() {
             let mut settings = of(PRIVATE, "eth1");
             if let Some(address) = self.private_address {
-                settings["addresses"] = json!([address]);
+                settings["addresses"] = json!([address.to_string()]);
             } else {
                 settings["dhcp4"] = true.into();
                 settings["dhcp4-overrides"] = json!({ "use-routes": false, "use-dns": false });
@@ -530,7 +530,7 @@ pub fn subnet(region: &KubeVirt, account_uid: &str, network: &NetworkNames, pref
             "vpc": network.vpc,
             "provider": network.provider(),
             "protocol": "IPv4",
-            "cidrBlock": prefix,
+            "cidrBlock": prefix.to_string(),
             "gateway": gateway,
             "excludeIps": [gateway],
             "private": true,

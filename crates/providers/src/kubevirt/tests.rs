@@ -2077,7 +2077,11 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
             region: &region,
             server: &server,
             account_uid: ACCOUNT_UID,
-            addresses: if name == "pod" { &none } else { &reserved },
+            addresses: if name == "pod" || is_known {
+                &none
+            } else {
+                &reserved
+            },
             user_data: None,
             private_address: is_known.then(|| "10.128.4.7/24".parse().unwrap()),
         };

@@ -58,7 +58,8 @@ impl Cluster {
         let has_namespace = self.namespaces.lock().contains(&namespace);
         let mut seen = Seen::new(reach, account.to_owned(), user, has_namespace);
         let until = Instant::now() + STEP;
-        for calls in 0.. {
+        let mut calls = 0;
+        loop {
             let next = plan(&seen);
             let has_time = Instant::now() < until && calls < CALLS_A_STEP;
             let Some(action) = next.action.filter(|_| has_time) else {
@@ -72,12 +73,12 @@ impl Cluster {
                 }
                 return next.outcome;
             };
+            calls += 1;
             let answer = self.call(&namespace, &action).await.map_err(unavailable)?;
             seen.take(action, answer);
             if seen.has_namespace {
                 self.namespaces.lock().insert(namespace.clone());
             }
         }
-        Ok(Progress::Busy)
     }
 }
