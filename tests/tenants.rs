@@ -11,7 +11,8 @@ use kube::{
 use reqwest::Method;
 use resources::api_key::new_key;
 use resources::{
-    ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook,
+    ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, PrivateNetwork,
+    Webhook,
 };
 use serde_json::{Value, json};
 
@@ -608,6 +609,57 @@ async fn no_tenant_deletes_a_backup_without_its_data() {
     theirs.delete("mine", &DeleteParams::default()).await.unwrap();
     let gone = async || theirs.get_opt("mine").await.unwrap();
     eventually("the backup to go", gone, Option::is_none).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_tenant_deletes_a_private_network_and_leaves_it_in_its_region() {
+    let tenant = Tenant::new("network-finalizers").await;
+    let eve = tenant_of(&tenant, "eve@example.com").await;
+    let theirs: Api<PrivateNetwork> = Api::namespaced(eve, &tenant.namespace);
+    let network: PrivateNetwork = serde_json::from_value(json!({
+        "apiVersion": "stellage.dev/v1", "kind": "PrivateNetwork", "metadata": { "name": "pn-mine" },
+        "spec": { "region": "fr-par-1" },
+    }))
+    .unwrap();
+    theirs.create(&PostParams::default(), &network).await.unwrap();
+    let look = async || theirs.get("pn-mine").await.unwrap();
+    let is_kept = |network: &PrivateNetwork| {
+        let is_ready = network.ready().is_some_and(|ready| ready.status == "True");
+        is_ready && network.has_finalizer()
+    };
+    eventually("the network", look, is_kept).await;
+    let bare = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    let params = PatchParams::default();
+    let without = theirs.patch("pn-mine", &params, &bare).await.unwrap();
+    let version = Preconditions {
+        resource_version: without.metadata.resource_version,
+        uid: None,
+    };
+    // The operator adds it again; in between the network is not deleted.
+    let refused = theirs
+        .delete("pn-mine", &DeleteParams::default().preconditions(version))
+        .await;
+    let refused = refused.map(drop).unwrap_err().to_string();
+    assert!(
+        refused.contains("has to be back before the network is deleted") || refused.contains("recondition"),
+        "{refused}"
+    );
+    eventually("the finalizer to be back", look, is_kept).await;
+    // While an instance is in it, it waits, and cannot be hurried.
+    let in_network = |instance: &mut Instance| instance.spec.private_network = Some("pn-mine".to_owned());
+    tenant.apply("web", in_network).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    theirs.delete("pn-mine", &DeleteParams::default()).await.unwrap();
+    let refused = theirs.patch("pn-mine", &params, &bare).await.unwrap_err();
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("removed by the operator once no instance is in the network"),
+        "{refused}"
+    );
+    let instances: Api<Instance> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    instances.delete("web", &DeleteParams::default()).await.unwrap();
+    let gone = async || theirs.get_opt("pn-mine").await.unwrap();
+    eventually("the network to go", gone, Option::is_none).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,6 +6,7 @@
 //! - `installation`: Stellage with a region there;
 //! - `kills`: what becomes of servers while all that looks after them is killed;
 //! - `namespaces`: those of servers;
+//! - `networks`: private networks;
 //! - `regions`: several regions, one of which is cut off;
 //! - `servers`: what becomes of servers;
 //! - `upkeep`: tokens that change, places that are taken, what is left over, and `stellage doctor --test`.
@@ -15,6 +16,7 @@ mod consoles;
 mod installation;
 mod kills;
 mod namespaces;
+mod networks;
 mod plane;
 mod regions;
 mod servers;

@@ -5,8 +5,8 @@
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
 //!
-//! Helm, Prometheus, KubeVirt's servers and those of snapshots, which only tests need, are built in the same way: [`helm`],
-//! [`promtool`], [`prometheus`], [`kubevirt`], [`snapshots`].
+//! Helm, Prometheus, KubeVirt's servers and the kinds beside these, which only tests need, are built in the same way: [`helm`],
+//! [`promtool`], [`prometheus`], [`kubevirt`], [`kinds`].
 
 mod compile;
 mod download;
@@ -130,9 +130,10 @@ pub fn kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     cached(&pins::KUBEVIRT, &say)
 }
 
-/// Finds the kinds of external-snapshotter, or takes them from its Go module. Returns the file with them. Blocks.
-pub fn snapshots(say: impl Fn(&str)) -> Result<PathBuf, Error> {
-    Ok(cached(&pins::SNAPSHOTS, &say)?.join("snapshots.yaml"))
+/// Finds the kinds of external-snapshotter, and the `Vpc` and `Subnet` of kube-ovn, or takes them from their Go modules. Returns the file
+/// with them. Blocks.
+pub fn kinds(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    Ok(cached(&pins::KINDS, &say)?.join("kinds.yaml"))
 }
 
 /// The program that `variable` names, otherwise the one in a bundle.

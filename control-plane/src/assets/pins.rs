@@ -166,16 +166,17 @@ pub(super) const KUBEVIRT: Bundle = Bundle {
     versioned: None,
 };
 
-/// The kinds of external-snapshotter, as the tests of real servers install them. Nothing is compiled but the program that prints them.
-pub(super) const SNAPSHOTS: Bundle = Bundle {
-    name: "snapshots",
-    purpose: "the kinds of external-snapshotter (for the tests of backups of real servers)",
+/// The kinds of external-snapshotter and kube-ovn, as the tests of real servers install them. Nothing is compiled but the program that
+/// prints them.
+pub(super) const KINDS: Bundle = Bundle {
+    name: "kinds",
+    purpose: "the kinds of external-snapshotter and kube-ovn (for the tests of backups and private networks of real servers)",
     takes: "seconds",
     instead: None,
     disk_gb: 1,
-    go_mod: include_str!("../../snapshots/go.mod"),
-    go_sum: include_str!("../../snapshots/go.sum"),
-    main_go: Some((include_str!("../../snapshots/main.go"), "snapshots.yaml")),
+    go_mod: include_str!("../../kinds/go.mod"),
+    go_sum: include_str!("../../kinds/go.sum"),
+    main_go: Some((include_str!("../../kinds/main.go"), "kinds.yaml")),
     binaries: &[],
     downloads: &[],
     tags: "",

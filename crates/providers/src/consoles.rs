@@ -42,7 +42,15 @@ pub enum ConsoleError {
 pub struct Consoles {
     catalogue: SharedCatalogue,
     /// Of the regions with real servers that were asked for.
-    clients: Mutex<HashMap<String, (Arc<KubeVirt>, Client)>>,
+    clients: Mutex<HashMap<String, Connected>>,
+}
+
+/// A client of a region's cluster, and what it was made from.
+struct Connected {
+    settings: Arc<KubeVirt>,
+    /// The kubeconfig. Its token may be in a file of its own, which the client reads again by itself.
+    kubeconfig: Vec<u8>,
+    client: Client,
 }
 
 impl Consoles {
@@ -81,13 +89,20 @@ impl Consoles {
     }
 
     async fn client(&self, region: &str, settings: &Arc<KubeVirt>) -> Result<Client, console::Failure> {
-        if let Some((of, client)) = self.clients.lock().get(region)
-            && of == settings
-        {
-            return Ok(client.clone());
+        // Without the file, it goes on with what it has.
+        let kubeconfig = std::fs::read(&settings.kubeconfig).unwrap_or_default();
+        let is_same = |known: &&Connected| {
+            known.settings == *settings && (kubeconfig.is_empty() || known.kubeconfig == kubeconfig)
+        };
+        if let Some(known) = self.clients.lock().get(region).filter(is_same) {
+            return Ok(known.client.clone());
         }
         let client = console::client(settings).await?;
-        let known = (settings.clone(), client.clone());
+        let known = Connected {
+            settings: settings.clone(),
+            kubeconfig,
+            client: client.clone(),
+        };
         self.clients.lock().insert(region.to_owned(), known);
         Ok(client)
     }
@@ -138,5 +153,70 @@ impl Line {
                 matches!(sent, Ok(Ok(())))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
+    use super::*;
+    use crate::kubevirt::testing::instance;
+    use domain::catalogue::Catalogue;
+
+    /// An API server that answers everything with this status; its kubeconfig.
+    async fn cluster(status: &'static str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request).await;
+                let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "region",
+            "contexts": [{ "name": "region", "context": { "cluster": "region", "user": "stellage" } }],
+            "clusters": [{ "name": "region", "cluster": { "server": format!("http://{address}") } }],
+            "users": [{ "name": "stellage", "user": { "token": "t" } }],
+        })
+        .to_string()
+    }
+
+    #[tokio::test]
+    async fn a_changed_kubeconfig_is_used_for_the_next_console_and_a_lost_one_is_not_missed() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        let region = json!({ "code": "de-fra-1", "kubevirt": {
+            "kubeconfig": path, "installation": "prod-1", "storageClass": "disks", "network": { "profile": "pod" },
+            "images": { "debian-13": { "pvc": "images/debian-13", "user": "debian" } },
+        } });
+        let catalogue = json!({ "regions": [region] }).to_string();
+        let catalogue = Catalogue::parse(&catalogue, &path).unwrap();
+        let consoles = Consoles::new(SharedCatalogue::new(catalogue));
+        let instance = instance(&json!({ "state": "running" }));
+        let open = async || {
+            consoles
+                .open(&instance, ConsoleType::Serial)
+                .await
+                .map(drop)
+                .unwrap_err()
+        };
+
+        std::fs::write(&path, cluster("404 Not Found").await).unwrap();
+        assert_eq!(open().await, ConsoleError::NotRunning);
+        std::fs::write(&path, cluster("503 Service Unavailable").await).unwrap();
+        assert_eq!(open().await, ConsoleError::Unavailable, "it is another cluster");
+        std::fs::write(&path, cluster("404 Not Found").await).unwrap();
+        assert_eq!(open().await, ConsoleError::NotRunning);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(open().await, ConsoleError::NotRunning);
     }
 }

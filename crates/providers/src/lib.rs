@@ -57,8 +57,19 @@ pub struct Step<'a> {
     pub user_data: Result<Option<&'a UserData>, &'a Trouble>,
     /// The Backup that the operation in progress restores, if it restores one and that is there.
     pub restore: Option<&'a Backup>,
+    /// The private network that the instance names, if it names one and that is there.
+    pub network: Option<Membership<'a>>,
     /// The time.
     pub now: Timestamp,
+}
+
+/// The private network of an instance.
+#[derive(Clone, Copy, Debug)]
+pub struct Membership<'a> {
+    /// The network.
+    pub network: &'a PrivateNetwork,
+    /// The address of the server there; `None` where the network gives it by itself.
+    pub address: Option<&'a str>,
 }
 
 /// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the UID that the

@@ -24,10 +24,11 @@ use crate::{
 use domain::{
     catalogue::region::{KubeVirt, Namespaces},
     provider::{
-        Addresses, BackupObservation, Deadlines, Observation, PROVIDER, ProviderError, Series, Usage, Window,
+        Addresses, BackupObservation, Deadlines, Observation, PROVIDER, Progress, ProviderError, Series,
+        Usage, Window,
     },
 };
-use resources::{Backup, Instance, origin};
+use resources::{Backup, Instance, PrivateNetwork, origin};
 use runtime::{Metrics, metrics::RegionLabels, shared_catalogue::SharedCatalogue};
 
 /// How often the catalogue is looked at, and a cluster that could not be connected is tried again.
@@ -370,6 +371,22 @@ impl Provider for Regions {
             Place::Simulated => self.simulator.step(step).await,
             Place::In(cluster) => cluster.step(step).await,
             Place::OutOfReach => Err(self.clusters.unreachable(&step.instance.spec.region)),
+        }
+    }
+
+    async fn make_network(&self, network: &PrivateNetwork, account: &str) -> Result<Progress, ProviderError> {
+        match self.clusters.place(&network.spec.region) {
+            Place::Simulated => self.simulator.make_network(network, account).await,
+            Place::In(cluster) => cluster.make_network(network, account, Timestamp::now()).await,
+            Place::OutOfReach => Err(self.clusters.unreachable(&network.spec.region)),
+        }
+    }
+
+    async fn remove_network(&self, network: &PrivateNetwork) -> Result<Progress, ProviderError> {
+        match self.clusters.place(&network.spec.region) {
+            Place::Simulated => self.simulator.remove_network(network).await,
+            Place::In(cluster) => cluster.remove_network(network, Timestamp::now()).await,
+            Place::OutOfReach => Err(self.clusters.unreachable(&network.spec.region)),
         }
     }
 
@@ -821,6 +838,7 @@ regions:
                 account: "acc",
                 user_data: Ok(None),
                 restore: None,
+                network: None,
                 now: at(0),
             };
             let answer = regions.step(step).await;

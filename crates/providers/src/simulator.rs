@@ -522,6 +522,7 @@ mod tests {
             account: "usr_1",
             user_data: Ok(None),
             restore: None,
+            network: None,
             now: at(second),
         }
     }

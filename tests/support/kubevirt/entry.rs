@@ -66,13 +66,26 @@ pub fn write_catalogue(regions: &[Value], folder: &Path) -> PathBuf {
 
 /// Gives the installation a service account in the region, with the rights of the region's chart, and returns its kubeconfig.
 pub async fn region_rights(region: &KubeVirt, installation: &str, prefix: &str) -> PathBuf {
+    region_rights_with(region, installation, prefix, &json!({})).await
+}
+
+/// The same with further values of the chart.
+pub async fn region_rights_with(
+    region: &KubeVirt,
+    installation: &str,
+    prefix: &str,
+    further: &Value,
+) -> PathBuf {
     let account = format!("stellage-region-{installation}");
     let exists = kubectl(&region.plane, &["create", "namespace", NAMESPACE], None);
     assert!(exists.is_ok() || exists.unwrap_err().contains("AlreadyExists"));
-    let values = json!({
+    let mut values = json!({
         "installation": installation, "namespacePrefix": prefix, "imageNamespaces": [], "token": { "create": false },
         "consoles": true,
     });
+    for (name, value) in further.as_object().unwrap() {
+        values[name] = value.clone();
+    }
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "disks" },
         "provisioner": "example.com/disks", "allowVolumeExpansion": true,

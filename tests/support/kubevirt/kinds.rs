@@ -18,6 +18,9 @@ kinds! {
     /// One run of a virtual machine, from power-on to power-off.
     RUN = "kubevirt.io" "v1" "VirtualMachineInstance";
     DISK = "cdi.kubevirt.io" "v1beta1" "DataVolume";
+    NETWORK_ATTACHMENT = "k8s.cni.cncf.io" "v1" "NetworkAttachmentDefinition";
+    VPC = "kubeovn.io" "v1" "Vpc";
+    SUBNET = "kubeovn.io" "v1" "Subnet";
     /// The data of a backup.
     SNAPSHOT = "snapshot.storage.k8s.io" "v1" "VolumeSnapshot";
 }

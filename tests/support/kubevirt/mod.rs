@@ -177,8 +177,8 @@ impl KubeVirt {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let programs = tokio::task::spawn_blocking(|| control_plane::kubevirt(|line| eprintln!("{line}")));
         let programs = programs.await.unwrap().unwrap();
-        let snapshots = tokio::task::spawn_blocking(|| control_plane::snapshots(|line| eprintln!("{line}")));
-        let snapshots = std::fs::read_to_string(snapshots.await.unwrap().unwrap()).unwrap();
+        let of_others = tokio::task::spawn_blocking(|| control_plane::kinds(|line| eprintln!("{line}")));
+        let of_others = std::fs::read_to_string(of_others.await.unwrap().unwrap()).unwrap();
         let folder = tempfile::Builder::new().prefix("stellage-kubevirt-").tempdir();
         let folder = folder.unwrap().keep();
         let authority = Authority::new();
@@ -205,7 +205,7 @@ impl KubeVirt {
             .await
             .unwrap();
         let parts = Parts::read(&programs);
-        kubectl(&plane, &["create", "-f", "-"], Some(&snapshots)).unwrap();
+        kubectl(&plane, &["create", "-f", "-"], Some(&of_others)).unwrap();
         install(&plane, &parts, &authority).await;
         let puppet = Puppet::start(
             plane.kubeconfig(Identity::Admin),

@@ -1,8 +1,10 @@
 //! Plays what a cluster has around KubeVirt's servers: the node with its kubelet and virt-handler ([`guests`]), and the importer of
-//! disks with the storage ([`disks`]), and what makes its snapshots ([`snapshots`]). Everything happens at once, and well, unless a test has ordered otherwise.
+//! disks with the storage ([`disks`]), what makes its snapshots ([`snapshots`]), and kube-ovn ([`networks`]). Everything happens at once, and well, unless a test has
+//! ordered otherwise.
 
 mod disks;
 mod guests;
+mod networks;
 mod snapshots;
 
 use std::{
@@ -13,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{StreamExt as _, channel::mpsc, future::join4};
+use futures::{StreamExt as _, channel::mpsc, future::join5};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
@@ -171,11 +173,12 @@ impl Puppet {
                     handler,
                     pods,
                 });
-                let play = join4(
+                let play = join5(
                     heartbeat(context.client.clone()),
                     play_guests(context.clone(), writer, guests),
                     play_disks(context.clone(), disks),
-                    play_snapshots(context, snapshots),
+                    play_snapshots(context.clone(), snapshots),
+                    play_networks(context),
                 );
                 stopped.run_until_cancelled(Box::pin(play)).await;
             });
@@ -309,6 +312,15 @@ async fn play_snapshots(context: Arc<Context>, again: mpsc::UnboundedReceiver<()
         .trigger_backoff(backoff())
         .reconcile_all_on(again)
         .run(snapshots::play, repeat, context)
+        .for_each(async |_| {})
+        .await;
+}
+
+async fn play_networks(context: Arc<Context>) {
+    let subnets = Api::<DynamicObject>::all_with(context.client.clone(), &kinds::SUBNET);
+    Controller::new_with(subnets, watcher::Config::default(), kinds::SUBNET.clone())
+        .trigger_backoff(backoff())
+        .run(networks::play, repeat, context)
         .for_each(async |_| {})
         .await;
 }

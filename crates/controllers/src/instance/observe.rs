@@ -15,7 +15,7 @@ use domain::{
     provider::{Addresses, Observation, PROVIDER, Progress, ProviderError, Trouble},
     user_data::UserData,
 };
-use providers::{Provider, Step};
+use providers::{Membership, Provider, Step};
 use resources::{
     Instance, InstanceStatus, Refusal, conditions,
     origin::{self, ORIGIN_ANNOTATION},
@@ -263,10 +263,11 @@ impl<P: Provider> Reconciler<P> {
         Ok(asked)
     }
 
-    /// The address of an instance in its private network. A real server gets its own from the network, by DHCP.
+    /// The address of an instance in its private network; `None` where the network gives it by itself.
     fn private_address(&self, instance: &Instance) -> Option<String> {
         let catalogue = self.controller.catalogue.current();
-        if catalogue.kubevirt(&instance.spec.region).is_some() {
+        let region = catalogue.kubevirt(&instance.spec.region);
+        if region.is_some_and(|region| !region.network.private_networks.has_known_addresses()) {
             return None;
         }
         self.controller.networks.address(instance).ok().flatten()
@@ -297,11 +298,17 @@ impl<P: Provider> Reconciler<P> {
         let restored = operation.and_then(|operation| operation.restore_from.as_deref());
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let restored = restored.and_then(|name| controller.backups.get(namespace, name));
+        let network = controller.networks.of_instance(instance);
+        let address = self.private_address(instance);
         let step = controller.provider.step(Step {
             instance,
             account: account.as_deref().unwrap_or_default(),
             user_data,
             restore: restored.as_deref(),
+            network: network.as_deref().map(|network| Membership {
+                network,
+                address: address.as_deref(),
+            }),
             now: controller.clock.now(),
         });
         let span = traces::child("provider step", SpanKind::Client);
@@ -312,7 +319,7 @@ impl<P: Provider> Reconciler<P> {
         let region = &instance.spec.region;
         match provider_call::within(provider, region, &controller.metrics, limit, span, step).await {
             Ok(mut observation) => {
-                observation.addresses.private = self.private_address(instance);
+                observation.addresses.private = address.clone();
                 Asked::Answer(observation)
             }
             Err(error @ ProviderError::Unreachable { .. }) => Asked::Failure(error),

@@ -79,7 +79,7 @@ impl Catalogue {
                 region,
                 simulated: false,
                 backups: kubevirt.snapshot_class.is_some(),
-                private_networks: kubevirt.network.private_networks == PrivateNetworks::Nad,
+                private_networks: kubevirt.network.private_networks != PrivateNetworks::None,
                 consoles: &[ConsoleType::Serial, ConsoleType::Vnc],
                 images: Images::Mapped(&kubevirt.images),
             }),
@@ -162,6 +162,20 @@ impl Catalogue {
                     return Err((format!("regions[{index}].kubevirt.{field}"), problem));
                 }
             }
+            let driver = |region: &KubeVirt| std::mem::discriminant(&region.network.private_networks);
+            if used.contains(&region.code)
+                && now.network.private_networks != PrivateNetworks::None
+                && driver(then) != driver(now)
+            {
+                let problem = format!(
+                    "must stay as it is while region {} has servers or backups: its private networks were made in another way",
+                    region.code
+                );
+                return Err((
+                    format!("regions[{index}].kubevirt.network.privateNetworks"),
+                    problem,
+                ));
+            }
         }
         Ok(())
     }
@@ -227,11 +241,14 @@ mod tests {
     #[test]
     fn private_networks_are_offered_where_the_cluster_has_them_and_backups_where_it_has_a_class_of_snapshots()
     {
-        let network = "network: {profile: pod, privateNetworks: nad}";
-        let section = real("de-fra-1", ", snapshotClass: snap").replace("network: {profile: pod}", network);
-        let catalogue = catalogue(&section);
-        let offer = catalogue.offer("de-fra-1").unwrap();
-        assert!(offer.backups && offer.private_networks);
+        for driver in ["nad", "nad, privateAttachments: [vlans/vlan-101]", "kubeOvn"] {
+            let network = format!("network: {{profile: pod, privateNetworks: {driver}}}");
+            let section =
+                real("de-fra-1", ", snapshotClass: snap").replace("network: {profile: pod}", &network);
+            let catalogue = catalogue(&section);
+            let offer = catalogue.offer("de-fra-1").unwrap();
+            assert!(offer.backups && offer.private_networks, "{driver}");
+        }
     }
 
     #[test]
@@ -287,6 +304,24 @@ mod tests {
         ] {
             let error = next(&regions, &all).unwrap_err();
             assert!(error.starts_with(says), "{regions}: {error}");
+        }
+        let with = |driver: &str| {
+            fra.replace(
+                "network: {profile: pod}",
+                &format!("network: {{profile: pod, privateNetworks: {driver}}}"),
+            )
+        };
+        let (nad, pool) = (with("nad"), with("nad, privateAttachments: [vlans/vlan-101]"));
+        let used: BTreeSet<String> = ["de-fra-1".to_owned()].into();
+        for (before, after, used, is_fine) in [
+            (&fra, &nad, &used, true),
+            (&nad, &nad, &used, true),
+            (&nad, &pool, &used, false),
+            (&nad, &fra, &used, false),
+            (&pool, &with("kubeOvn"), &BTreeSet::new(), true),
+        ] {
+            let checked = catalogue(before).check_next(&catalogue(after), used);
+            assert_eq!(checked.is_ok(), is_fine, "{before} {after}: {checked:?}");
         }
         for (regions, field) in [
             (

@@ -248,14 +248,25 @@ pub struct Ipv6Prefix {
 }
 
 /// How servers are attached to private networks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PrivateNetworks {
     /// There are none.
     #[default]
     None,
-    /// Through a NetworkAttachmentDefinition of the network's name in the namespace of the server.
+    /// Through a NetworkAttachmentDefinition that the platform team makes for each, with the network's name in the namespace of the
+    /// account's servers. The network gives the addresses, by DHCP.
     Nad,
+    /// Through one of these NetworkAttachmentDefinitions of the platform team, each of which is given to one network at a time.
+    Pool(Vec<ObjectName>),
+    /// Through a Vpc and a Subnet of kube-ovn, which are made for each.
+    KubeOvn,
+}
+
+impl PrivateNetworks {
+    /// Whether servers get the addresses there from Stellage. Otherwise the network gives them, and nobody tells which.
+    pub const fn has_known_addresses(&self) -> bool {
+        matches!(self, Self::Pool(_) | Self::KubeOvn)
+    }
 }
 
 /// What becomes of a server when its node is drained; KubeVirt's names.

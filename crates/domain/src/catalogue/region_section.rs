@@ -34,6 +34,8 @@ const MAX_EXCLUSIONS: usize = 256;
 const MAX_NAMESERVERS: usize = 3;
 /// Maximum number of prefixes that servers must not reach.
 const MAX_INTERNAL: usize = 64;
+/// Maximum number of attachments for private networks.
+const MAX_ATTACHMENTS: usize = 4096;
 /// Maximum number of labels in a node selector.
 const MAX_LABELS: usize = 16;
 /// Maximum number of tolerations.
@@ -196,7 +198,9 @@ struct NetworkSection {
     #[serde(default)]
     internal_cidrs: Vec<String>,
     #[serde(default)]
-    private_networks: PrivateNetworks,
+    private_networks: PrivateNetworksWord,
+    #[serde(default)]
+    private_attachments: Vec<String>,
     anti_spoofing: Option<AntiSpoofingWord>,
 }
 
@@ -205,6 +209,15 @@ struct NetworkSection {
 enum ProfileWord {
     Pod,
     Bridge,
+    KubeOvn,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum PrivateNetworksWord {
+    #[default]
+    None,
+    Nad,
     KubeOvn,
 }
 
@@ -628,6 +641,38 @@ fn url(text: &str, schemes: &[&str]) -> Result<String, String> {
     ))
 }
 
+/// How servers are attached to private networks.
+fn private_networks(word: PrivateNetworksWord, attachments: &[String]) -> Result<PrivateNetworks, String> {
+    check_length(attachments.len(), MAX_ATTACHMENTS)?;
+    match word {
+        _ if attachments.is_empty() => {}
+        PrivateNetworksWord::Nad => {
+            let pool: Vec<ObjectName> = attachments
+                .iter()
+                .map(|text| namespaced(text))
+                .collect::<Result<_, _>>()?;
+            let twice = pool
+                .iter()
+                .enumerate()
+                .find(|(index, name)| pool[..*index].contains(name));
+            return match twice {
+                Some((_, ObjectName { namespace, name })) => Err(format!(
+                    "has {namespace}/{name} twice; each is given to one network"
+                )),
+                None => Ok(PrivateNetworks::Pool(pool)),
+            };
+        }
+        PrivateNetworksWord::None | PrivateNetworksWord::KubeOvn => {
+            return Err("must be left out: it is for privateNetworks: nad".to_owned());
+        }
+    }
+    Ok(match word {
+        PrivateNetworksWord::None => PrivateNetworks::None,
+        PrivateNetworksWord::Nad => PrivateNetworks::Nad,
+        PrivateNetworksWord::KubeOvn => PrivateNetworks::KubeOvn,
+    })
+}
+
 impl NetworkSection {
     fn read(self, path: &str) -> Result<Network, Wrong> {
         let is_pod = self.profile == ProfileWord::Pod;
@@ -687,7 +732,8 @@ impl NetworkSection {
             ipv6: ipv6.transpose()?,
             nameservers: nameservers.collect::<Result<_, _>>()?,
             internal_cidrs: internal.collect::<Result<_, _>>()?,
-            private_networks: self.private_networks,
+            private_networks: private_networks(self.private_networks, &self.private_attachments)
+                .at(path, "privateAttachments")?,
             anti_spoofing_external: self.anti_spoofing.is_some(),
         })
     }
@@ -1027,6 +1073,24 @@ kubevirt:
         assert_eq!(read.usage, None);
         let with_pod_metrics = kubevirt(&format!("{}\n  podMetrics: true", POD.trim()));
         assert_eq!(with_pod_metrics.usage, Some(UsageFrom::PodMetrics));
+        for (privately, driver) in [
+            ("none", PrivateNetworks::None),
+            ("nad", PrivateNetworks::Nad),
+            ("kubeOvn", PrivateNetworks::KubeOvn),
+            (
+                "nad, privateAttachments: [vlans/vlan-101]",
+                PrivateNetworks::Pool(vec![ObjectName {
+                    namespace: "vlans".to_owned(),
+                    name: "vlan-101".to_owned(),
+                }]),
+            ),
+        ] {
+            let text = POD.replace(
+                "profile: pod",
+                &format!("profile: pod, privateNetworks: {privately}"),
+            );
+            assert_eq!(kubevirt(&text).network.private_networks, driver);
+        }
         let kube_ovn = POD.replace(
             "profile: pod",
             "profile: kubeOvn, subnet: public, ipv4: [{prefix: 192.0.2.0/28, gateway: 192.0.2.1}]",
@@ -1086,6 +1150,9 @@ fe80::1 | 2001:db8:11::1 | kubevirt.network.ipv6.gateway | such as fe80::1
 [9.9.9.9,  | [1.1.1.1, 1.0.0.1, 8.8.8.8,  | kubevirt.network.nameservers | at most 3
 10.244.0.0/16 | 10.244.0.0/33 | kubevirt.network.internalCidrs[0] | such as 10.244.0.0/16
 privateNetworks: nad | privateNetworks: vlan | kubevirt.network.privateNetworks | `nad`
+privateNetworks: nad | privateNetworks: nad\n    privateAttachments: [vlan-101] | kubevirt.network.privateAttachments | <namespace>/<name>
+privateNetworks: nad | privateNetworks: nad\n    privateAttachments: [a/b, a/c, a/b] | kubevirt.network.privateAttachments | has a/b twice
+privateNetworks: nad | privateNetworks: kubeOvn\n    privateAttachments: [a/b] | kubevirt.network.privateAttachments | must be left out
 antiSpoofing: external | antiSpoofing: internal | kubevirt.network.antiSpoofing | `external`
 pool: vms | pool: v m s | kubevirt.nodeSelector | pool:
 example.com/pool, | a key, | kubevirt.tolerations[0].key | such as example.com/pool

@@ -14,6 +14,8 @@ use resources::{
 
 /// When to check again what is not reported, such as a change of the catalogue or of another network of the account.
 const CHECK_AGAIN: Duration = Duration::from_mins(1);
+/// When to look again whether a network is still there: nobody watches what it consists of.
+const LOOK_AGAIN: Duration = Duration::from_mins(10);
 
 /// What a decision depends on, besides the network and the provider.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +126,11 @@ pub fn decide(
             decision.recheck_after = Some(CHECK_AGAIN);
             (State::Stalled, obstacle.reason, obstacle.message)
         }
+        // Nothing is known to have changed.
+        (_, Seen::Failed(_)) if !is_deleting && is_ready(network) => {
+            decision.retry = true;
+            return decision;
+        }
         (_, Seen::Failed(error)) => {
             decision.retry = true;
             (State::Working, error.reason(), error.to_string())
@@ -132,11 +139,11 @@ pub fn decide(
             decision.retry = true;
             (State::Working, trouble.reason, trouble.message.clone())
         }
-        (_, Seen::Observed(Progress::Done)) => (
-            State::Ready,
-            "Ready",
-            "instances can be attached to the network".to_owned(),
-        ),
+        (_, Seen::Observed(Progress::Done)) => {
+            decision.recheck_after = Some(LOOK_AGAIN);
+            let message = "instances can be attached to the network";
+            (State::Ready, "Ready", message.to_owned())
+        }
         (prefix, Seen::NotAsked | Seen::Observed(Progress::Idle | Progress::Busy)) => {
             if let Ok(prefix) = prefix
                 && !is_deleting
@@ -161,6 +168,10 @@ pub fn decide(
         now,
     );
     decision
+}
+
+fn is_ready(network: &PrivateNetwork) -> bool {
+    network.ready().is_some_and(|ready| ready.status == "True")
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -341,6 +352,7 @@ mod tests {
         let done = decided(&known, &situation, Seen::Observed(&Progress::Done));
         assert_eq!((reason(&done), done.retry), (("Ready", true), false));
         assert_eq!(done.status.prefix, known.status.as_ref().unwrap().prefix);
+        assert_eq!(done.recheck_after, Some(LOOK_AGAIN));
         known.status = Some(done.status);
         let again = decided(&known, &situation, Seen::Observed(&Progress::Done));
         assert_eq!(Some(again.status), known.status, "nothing changes");
@@ -425,6 +437,14 @@ mod tests {
         let error = ProviderError::Unavailable("busy".to_owned());
         let decision = decided(&known, &situation(&all), Seen::Failed(&error));
         assert!(decision.retry && reason(&decision) == ("ProviderUnavailable", false));
+        // One that was well stays so until something else is seen.
+        let ready = decided(&known, &situation(&all), Seen::Observed(&Progress::Done));
+        let mut ready_network = (*known).clone();
+        ready_network.status = Some(ready.status);
+        let decision = decided(&ready_network, &situation(&all), Seen::Failed(&error));
+        assert!(decision.retry && Some(&decision.status) == ready_network.status.as_ref());
+        let decision = decided(&ready_network, &situation(&all), Seen::Observed(&failed));
+        assert_eq!(reason(&decision), ("PrivateNetworkMissing", false));
     }
 
     #[test]

@@ -112,7 +112,7 @@ pub struct Plan<T> {
 }
 
 impl<T> Plan<T> {
-    const fn end(outcome: Result<T, ProviderError>, raw: Option<String>) -> Self {
+    pub(super) const fn end(outcome: Result<T, ProviderError>, raw: Option<String>) -> Self {
         Self {
             action: None,
             outcome,

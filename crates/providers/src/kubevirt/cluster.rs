@@ -1,7 +1,8 @@
 //! The cluster of a region: its watches, and the thin shell around the planner, which makes the calls that it plans; that about backups
-//! is in `backups`.
+//! is in `backups`, that about private networks in `networks`.
 
 mod backups;
+mod networks;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -14,6 +15,7 @@ use std::{
 };
 
 use http::{Method, Request, header};
+use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::authentication::v1::SelfSubjectReview, apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -32,16 +34,19 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    names::{self, INSTALLATION, INSTANCE, INSTANCE_UID, IPV4, IPV6, STELLAGE, Server, Snapshot},
-    plan::{Action, Answer, Kind, Plan, Reach, Refusal, Seen, plan},
-    slim::{DataVolume, Pod, VirtualMachine, VirtualMachineInstance},
+    names::{
+        self, INSTALLATION, INSTANCE, INSTANCE_UID, IPV4, IPV6, NetworkNames, STELLAGE, Server, Snapshot,
+    },
+    plan::{Action, Answer, Joined, Kind, Plan, Reach, Refusal, Seen, plan},
+    slim::{DataVolume, NetworkAttachment, Pod, VirtualMachine, VirtualMachineInstance},
 };
 use crate::{
-    Instances, Step,
+    Instances, Membership, Step,
     ipam::{self, Ipam, Reservation},
 };
 use domain::{
     catalogue::region::KubeVirt,
+    network,
     provider::{Addresses, Notice, Observation, OffCause, PROVIDER, Power, Progress, ProviderError, Trouble},
 };
 use resources::{Instance, origin, revision};
@@ -573,7 +578,21 @@ impl Cluster {
             .map(|data| data.cloned().map(Arc::new))
             .map_err(Trouble::clone);
         seen.restore = step.restore.map(|backup| Snapshot::of(backup, &self.settings));
+        seen.network = step.network.map(|membership| self.joined(&membership));
         Ok(seen)
+    }
+
+    /// The private network of a server.
+    fn joined(&self, Membership { network, address }: &Membership<'_>) -> Joined {
+        let prefix = network.prefix().and_then(|text| network::parse(text).ok());
+        let address = address.as_ref().and_then(|text| text.parse().ok());
+        Joined {
+            names: NetworkNames::of(network, &self.settings),
+            is_ready: network.ready().is_some_and(|ready| ready.status == "True"),
+            address: address
+                .zip(prefix)
+                .and_then(|(address, prefix)| Ipv4Net::new(address, prefix.prefix_len()).ok()),
+        }
     }
 
     /// Makes the calls that the planner plans, until there is none, or no time.
@@ -749,6 +768,10 @@ impl Cluster {
 
     /// Makes a call. A refusal is an answer, too.
     pub(crate) async fn call(&self, namespace: &str, action: &Action) -> kube::Result<Answer> {
+        let (namespace, action) = match action {
+            Action::In { namespace, action } => (namespace.as_str(), &**action),
+            action => (namespace, action),
+        };
         // Never closed.
         let _permit = self.calls.acquire().await;
         self.call_now(namespace, action).await
@@ -784,6 +807,13 @@ impl Cluster {
                 let list: List<DataVolume> = client.request(request).await?;
                 return Ok(Answer::DataVolumes(list.items));
             }
+            Action::List {
+                kind: Kind::NetworkAttachment,
+                ..
+            } => {
+                let list: List<NetworkAttachment> = client.request(request).await?;
+                return Ok(Answer::Attachments(list.items));
+            }
             Action::List { kind: Kind::Pod, .. } => {
                 let list: List<Pod> = client.request(request).await?;
                 return Ok(Answer::Pods(list.items));
@@ -793,6 +823,8 @@ impl Cluster {
                 let all = list.items.into_iter().map(|item| item.metadata);
                 return Ok(Answer::Claims(all.collect()));
             }
+            // `call` has taken what is inside.
+            Action::In { .. } => Kind::NetworkAttachment,
             Action::ClearRequests { .. } => Kind::VirtualMachine,
             Action::Post { kind, .. }
             | Action::Apply { kind, .. }
@@ -813,6 +845,8 @@ impl Cluster {
             Kind::DataVolume => Answer::DataVolume(client.request(request).await?),
             Kind::Snapshot => Answer::Snapshot(client.request(request).await?),
             Kind::SnapshotClass => Answer::SnapshotClass(client.request(request).await?),
+            Kind::NetworkAttachment => Answer::Attachment(client.request(request).await?),
+            Kind::Subnet => Answer::Subnet(client.request(request).await?),
             _ => Answer::Object(client.request::<OnlyMetadata>(request).await?.metadata),
         })
     }
@@ -993,6 +1027,7 @@ fn request(namespace: &str, action: &Action) -> kube::Result<Request<Vec<u8>>> {
             let path = path(namespace, *kind, None) + "?labelSelector=" + selector;
             (Method::DELETE, path, JSON, None)
         }
+        Action::In { namespace, action } => return self::request(namespace, action),
     };
     let body = body.map(|body| serde_json::to_vec(&body)).transpose();
     Request::builder()
@@ -1018,7 +1053,7 @@ fn path(namespace: &str, kind: Kind, name: Option<&str>) -> String {
         group => format!("/apis/{group}/{version}"),
     };
     let within = match kind {
-        Kind::Namespace | Kind::SnapshotClass => String::new(),
+        Kind::Namespace | Kind::SnapshotClass | Kind::Vpc | Kind::Subnet => String::new(),
         _ => format!("/namespaces/{namespace}"),
     };
     let name = name.map(|name| format!("/{name}")).unwrap_or_default();

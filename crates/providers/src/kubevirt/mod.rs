@@ -5,7 +5,8 @@
 //! - [`slim`]: what is read of KubeVirt's objects;
 //! - [`objects`]: what is written;
 //! - [`plan`](mod@plan): what to do next; pure;
-//! - [`backup`]: what to do next about a backup; pure;
+//! - [`backup`]: what to do next about a backup; pure; [`network`]: about a private network;
+//! - `namespace`: the namespaces of servers; pure;
 //! - [`trial`]: a server without an Instance, for a test of the region;
 //! - [`observe`]: what the objects of a server say about it; pure;
 //! - `usage`: what its servers use.
@@ -14,6 +15,8 @@ pub mod backup;
 pub(crate) mod cluster;
 pub(crate) mod console;
 pub mod names;
+mod namespace;
+pub mod network;
 pub mod objects;
 pub mod observe;
 pub mod plan;

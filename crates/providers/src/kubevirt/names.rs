@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use domain::catalogue::region::KubeVirt;
-use resources::{Backup, Instance, Operation, origin};
+use resources::{Backup, Instance, Operation, PrivateNetwork, origin};
 
 /// Label: what manages an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -20,6 +20,8 @@ pub const ACCOUNT: &str = "stellage.dev/account-id";
 pub const INSTANCE_UID: &str = "stellage.dev/instance-uid";
 /// Label of snapshots: the UID that the Backup was first created with.
 pub const BACKUP_UID: &str = "stellage.dev/backup-uid";
+/// Label of what a private network consists of: the UID that the `PrivateNetwork` was first created with.
+pub const NETWORK_UID: &str = "stellage.dev/network-uid";
 /// Label of `DataVolumes`, and so of their claims, and of Secrets: which disk of the server it is, or belongs to.
 pub const DISK: &str = "stellage.dev/disk";
 
@@ -121,6 +123,48 @@ impl Snapshot {
     }
 }
 
+/// Where a private network is in its region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkNames {
+    /// The namespace of the account's servers.
+    pub namespace: String,
+    /// Name of its `NetworkAttachmentDefinition` there: that of the `PrivateNetwork`.
+    pub attachment: String,
+    /// Name of its Vpc, which no other network is in, so that nothing leads from one network to another.
+    pub vpc: String,
+    /// Name of its Subnet.
+    pub subnet: String,
+    /// The UID that the `PrivateNetwork` was first created with.
+    pub uid: String,
+}
+
+impl NetworkNames {
+    /// Where this network is.
+    pub fn of(network: &PrivateNetwork, region: &KubeVirt) -> Self {
+        let account = network.metadata.namespace.as_deref().unwrap_or_default();
+        let uid = origin::uid(&network.metadata);
+        // Vpcs and Subnets have no namespace, and kube-ovn wants different names for the two.
+        let hash = hex(&[&region.installation, uid], 16);
+        Self {
+            namespace: namespace(&region.namespace_prefix, account),
+            attachment: network.metadata.name.clone().unwrap_or_default(),
+            vpc: format!("stellage-vpc-{hash}"),
+            subnet: format!("stellage-pn-{hash}"),
+            uid: uid.to_owned(),
+        }
+    }
+
+    /// What kube-ovn knows the attachment by, and the Subnet that is for it.
+    pub fn provider(&self) -> String {
+        format!("{}.{}.ovn", self.attachment, self.namespace)
+    }
+
+    /// Selects what the network consists of.
+    pub fn selector(&self) -> String {
+        format!("{NETWORK_UID}={}", self.uid)
+    }
+}
+
 /// The namespace of an account's servers in a region.
 pub fn namespace(prefix: &str, account: &str) -> String {
     let name = format!("{prefix}{account}");
@@ -169,6 +213,17 @@ pub fn account_labels(region: &KubeVirt, account_uid: &str) -> BTreeMap<&'static
 pub fn labels(region: &KubeVirt, account_uid: &str, server: &Server) -> BTreeMap<&'static str, String> {
     let mut labels = account_labels(region, account_uid);
     labels.insert(INSTANCE_UID, server.uid.clone());
+    labels
+}
+
+/// Labels of everything that a private network consists of.
+pub fn network_labels(
+    region: &KubeVirt,
+    account_uid: &str,
+    network: &NetworkNames,
+) -> BTreeMap<&'static str, String> {
+    let mut labels = account_labels(region, account_uid);
+    labels.insert(NETWORK_UID, network.uid.clone());
     labels
 }
 

@@ -1,17 +1,18 @@
 //! What is written to a region's cluster.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Value, json};
 
 use super::{
     names::{
-        BOOT, DELETE_AFTER_COMPLETION, DISK, INSTALLED, INSTANCE, IPV4, IPV6, PREPOPULATED, RUN, STELLAGE,
-        Server, Snapshot, account_labels, boot, hex, labels, run_labels,
+        BOOT, DELETE_AFTER_COMPLETION, DISK, INSTALLED, INSTANCE, IPV4, IPV6, MANAGED_BY, NetworkNames,
+        PREPOPULATED, RUN, STELLAGE, Server, Snapshot, account_labels, boot, hex, labels, network_labels,
+        run_labels,
     },
-    slim::{DataVolume, RunStrategy, VirtualMachine},
+    slim::{DataVolume, NetworkAttachment, RunStrategy, VirtualMachine},
 };
 use domain::{
     catalogue::region::{Image, ImageSource, KubeVirt, ObjectName, PrivateNetworks, Profile, PullMethod},
@@ -44,6 +45,17 @@ pub struct Maker<'a> {
     pub addresses: &'a Addresses,
     /// What the account holder wants cloud-init to do.
     pub user_data: Option<&'a UserData>,
+    /// The address of the server in its private network, with the length of the prefix; `None` if DHCP is to give one.
+    pub private_address: Option<Ipv4Net>,
+}
+
+/// How a server is attached to its private network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The NetworkAttachmentDefinition.
+    pub name: ObjectName,
+    /// The Subnet of kube-ovn, if it is one of its networks.
+    pub subnet: Option<String>,
 }
 
 /// What a disk is filled from.
@@ -68,6 +80,8 @@ pub struct Boot<'a> {
     pub hostname: &'a str,
     /// Whether the image reads a config drive rather than a `NoCloud` disk.
     pub config_drive: bool,
+    /// How it is attached to its private network, if it is in one.
+    pub attachment: Option<&'a Attachment>,
 }
 
 /// The namespace of an account's servers.
@@ -235,24 +249,24 @@ impl Maker<'_> {
             settings["nameservers"] = json!({ "addresses": network.nameservers });
         }
         let mut all = json!({ "version": 2, "ethernets": { public: settings } });
-        if self.private_network().is_some() {
+        if self.is_in_private_network() {
             let mut settings = of(PRIVATE, "eth1");
-            settings["dhcp4"] = true.into();
-            settings["dhcp4-overrides"] = json!({ "use-routes": false, "use-dns": false });
+            if let Some(address) = self.private_address {
+                settings["addresses"] = json!([address.to_string()]);
+            } else {
+                settings["dhcp4"] = true.into();
+                settings["dhcp4-overrides"] = json!({ "use-routes": false, "use-dns": false });
+            }
             settings["optional"] = true.into();
             all["ethernets"][PRIVATE] = settings;
         }
         all
     }
 
-    /// The private network that the server is in.
-    pub fn private_network(&self) -> Option<&str> {
-        let is_offered = self.region.network.private_networks == PrivateNetworks::Nad;
-        self.instance
-            .spec
-            .private_network
-            .as_deref()
-            .filter(|_| is_offered)
+    /// Whether the server is in a private network.
+    fn is_in_private_network(&self) -> bool {
+        let is_offered = self.region.network.private_networks != PrivateNetworks::None;
+        self.instance.spec.private_network.is_some() && is_offered
     }
 
     /// The disk that an operation makes.
@@ -383,20 +397,16 @@ impl Maker<'_> {
             Profile::Pod => pod,
             Profile::Bridge { attachment } => multus(attachment),
             Profile::KubeOvn { subnet, attachment } => {
-                let prefix = match attachment {
-                    Some(of) => format!("{}.{}.ovn.kubernetes.io", of.name, of.namespace),
-                    None => "ovn.kubernetes.io".to_owned(),
-                };
                 let addresses = [&self.addresses.ipv4, &self.addresses.ipv6];
                 let addresses: Vec<_> = addresses.into_iter().flatten().map(String::as_str).collect();
-                for (key, value) in [
-                    ("logical_switch", subnet.clone()),
-                    ("ip_address", addresses.join(",")),
-                    ("mac_address", mac(public)),
-                    ("port_security", "true".to_owned()),
-                ] {
-                    annotations[format!("{prefix}/{key}")] = value.into();
-                }
+                let addresses = addresses.join(",");
+                kube_ovn_port(
+                    &mut annotations,
+                    attachment.as_ref(),
+                    subnet,
+                    &addresses,
+                    mac(public),
+                );
                 if let Some(attachment) = attachment {
                     multus(attachment)
                 } else {
@@ -407,12 +417,22 @@ impl Maker<'_> {
         };
         let mut interfaces = vec![interface];
         let mut networks = vec![network];
-        if let Some(private) = self.private_network() {
+        if let Some(private) = booted.attachment {
             interfaces.push(json!({
                 "name": PRIVATE, "bridge": {}, "model": "virtio", "macAddress": mac(PRIVATE),
             }));
-            let name = format!("{}/{private}", self.server.namespace);
+            let name = format!("{}/{}", private.name.namespace, private.name.name);
             networks.push(json!({ "name": PRIVATE, "multus": { "networkName": name } }));
+            if let (Some(subnet), Some(address)) = (&private.subnet, self.private_address) {
+                let address = address.addr().to_string();
+                kube_ovn_port(
+                    &mut annotations,
+                    Some(&private.name),
+                    subnet,
+                    &address,
+                    mac(PRIVATE),
+                );
+            }
         }
         let mut cpu = json!({ "sockets": size.vcpu, "cores": 1, "threads": 1, "maxSockets": size.vcpu });
         if let Some(model) = &region.cpu_model {
@@ -466,6 +486,112 @@ impl Maker<'_> {
             "spec": spec,
         })
     }
+}
+
+/// Has kube-ovn give a Pod a port in a Subnet, through this attachment or as its first interface, with these addresses and no others.
+/// Without the name of the Subnet, it would take that of the cluster's Pods should this one be missing.
+fn kube_ovn_port(
+    annotations: &mut Value,
+    attachment: Option<&ObjectName>,
+    subnet: &str,
+    addresses: &str,
+    mac: String,
+) {
+    let prefix = match attachment {
+        Some(of) => format!("{}.{}.ovn.kubernetes.io", of.name, of.namespace),
+        None => "ovn.kubernetes.io".to_owned(),
+    };
+    for (key, value) in [
+        ("logical_switch", subnet.to_owned()),
+        ("ip_address", addresses.to_owned()),
+        ("mac_address", mac),
+        ("port_security", "true".to_owned()),
+    ] {
+        annotations[format!("{prefix}/{key}")] = value.into();
+    }
+}
+
+/// The Vpc of a private network: a router that nothing else is connected to.
+pub fn vpc(region: &KubeVirt, account_uid: &str, network: &NetworkNames) -> Value {
+    json!({
+        "apiVersion": "kubeovn.io/v1", "kind": "Vpc",
+        "metadata": { "name": network.vpc, "labels": network_labels(region, account_uid, network) },
+        "spec": {},
+    })
+}
+
+/// The Subnet of a private network.
+pub fn subnet(region: &KubeVirt, account_uid: &str, network: &NetworkNames, prefix: Ipv4Net) -> Value {
+    let gateway = domain::network::addresses(prefix).gateway;
+    json!({
+        "apiVersion": "kubeovn.io/v1", "kind": "Subnet",
+        "metadata": { "name": network.subnet, "labels": network_labels(region, account_uid, network) },
+        "spec": {
+            "vpc": network.vpc,
+            "provider": network.provider(),
+            "protocol": "IPv4",
+            "cidrBlock": prefix.to_string(),
+            "gateway": gateway,
+            "excludeIps": [gateway],
+            "private": true,
+            "natOutgoing": false,
+            // cloud-init sets the addresses.
+            "enableDHCP": false,
+            // The cluster's Services are none of its business.
+            "enableLb": false,
+        },
+    })
+}
+
+/// What CNI is told of a private network. The admission policy of the region's chart permits Stellage this and nothing else.
+pub fn attachment_config(network: &NetworkNames) -> String {
+    let (provider, socket) = (network.provider(), "/run/openvswitch/kube-ovn-daemon.sock");
+    format!(
+        r#"{{"cniVersion":"0.3.1","type":"kube-ovn","server_socket":"{socket}","provider":"{provider}"}}"#
+    )
+}
+
+/// The NetworkAttachmentDefinition of a private network.
+pub fn network_attachment(region: &KubeVirt, account_uid: &str, network: &NetworkNames) -> Value {
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {
+            "name": network.attachment, "namespace": network.namespace,
+            "labels": network_labels(region, account_uid, network),
+        },
+        "spec": { "config": attachment_config(network) },
+    })
+}
+
+/// The merge patch that gives an attachment of the platform team to a private network, unless somebody was faster.
+pub fn take_patch(
+    attachment: &NetworkAttachment,
+    region: &KubeVirt,
+    account_uid: &str,
+    network: &NetworkNames,
+) -> Value {
+    fenced_labels(
+        attachment,
+        json!(mark(network_labels(region, account_uid, network))),
+    )
+}
+
+/// The merge patch that takes an attachment back.
+pub fn give_back_patch(attachment: &NetworkAttachment, region: &KubeVirt, network: &NetworkNames) -> Value {
+    let labels = mark(network_labels(region, "", network)).into_keys();
+    let none: BTreeMap<_, _> = labels.map(|key| (key, Value::Null)).collect();
+    fenced_labels(attachment, json!(none))
+}
+
+/// Those of the labels that are Stellage's own: who manages an attachment of the platform team is for that to say.
+fn mark(mut labels: BTreeMap<&'static str, String>) -> BTreeMap<&'static str, String> {
+    labels.remove(MANAGED_BY);
+    labels
+}
+
+fn fenced_labels(attachment: &NetworkAttachment, labels: Value) -> Value {
+    let of = &attachment.metadata;
+    json!({ "metadata": { "uid": of.uid, "resourceVersion": of.resource_version, "labels": labels } })
 }
 
 /// Name of the interface in a private network.

@@ -98,6 +98,14 @@ pub enum Problem {
     NoFreeAddress,
     /// The private network does not exist.
     PrivateNetworkMissing,
+    /// The private network is being made.
+    PrivateNetworkNotReady,
+    /// The cluster cannot make private networks.
+    PrivateNetworksUnavailable,
+    /// Somebody has changed what the private network consists of.
+    PrivateNetworkChanged,
+    /// The platform team has made no more private networks.
+    NoFreePrivateNetwork,
     /// The namespace is being deleted, or is not ours.
     NamespaceUnusable,
     /// The platform team has not made the namespace yet.
@@ -165,6 +173,14 @@ impl Problem {
             }
             Self::NoFreeAddress => "the region has no free addresses; still trying",
             Self::PrivateNetworkMissing => "the private network does not exist in this region; still trying",
+            Self::PrivateNetworkNotReady => "the private network is being made",
+            Self::PrivateNetworksUnavailable => {
+                "the region cannot make the private network at the moment; still trying"
+            }
+            Self::PrivateNetworkChanged => {
+                "the private network was changed by the platform's operators, and nothing is attached to it; ask them"
+            }
+            Self::NoFreePrivateNetwork => "the region has no private network left; still trying",
             Self::NamespaceUnusable => {
                 "the account's place in the region cannot be used; ask the platform's operators"
             }
@@ -196,7 +212,7 @@ pub struct Sign {
 }
 
 impl Sign {
-    fn of(problem: Problem, after: Option<i64>) -> Self {
+    pub(super) fn of(problem: Problem, after: Option<i64>) -> Self {
         Self {
             problem,
             after: after.map(SignedDuration::from_secs),

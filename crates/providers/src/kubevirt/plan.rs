@@ -6,24 +6,26 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use ipnet::Ipv4Net;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::{
-    names::{BOOT, CREATED_BY, INSTALLATION, INSTANCE_UID, RUN, Server, Snapshot, account_labels, boot},
+    names::{BOOT, CREATED_BY, INSTANCE_UID, NetworkNames, RUN, Server, Snapshot, boot},
+    namespace::{Obstacle, ServerNamespace},
     objects::{
-        self, Boot, Fill, Maker, clear_requests_patch, grow_patch, hostname, plan_patch, run_patch,
+        Attachment, Boot, Fill, Maker, clear_requests_patch, grow_patch, hostname, plan_patch, run_patch,
         seal_patch, undo_boot_patch,
     },
     observe::{self, Problem, Sign, boot_sign, disk_sign, is, is_over, plan_of, remember, set, state},
     slim::{
-        DataVolume, Phase, Pod, RunStrategy, VirtualMachine, VirtualMachineInstance, VolumeSnapshot,
-        VolumeSnapshotClass,
+        DataVolume, NetworkAttachment, Phase, Pod, RunStrategy, Subnet, VirtualMachine,
+        VirtualMachineInstance, VolumeSnapshot, VolumeSnapshotClass, network_of,
     },
 };
 use domain::{
-    catalogue::region::{Image, KubeVirt, Namespaces, Profile},
+    catalogue::region::{Image, KubeVirt, ObjectName, PrivateNetworks, Profile},
     provider::{Addresses, Notice, Observation, OffCause, Power, Progress, ProviderError, Trouble},
     user_data::UserData,
 };
@@ -44,6 +46,8 @@ const FORGOTTEN: SignedDuration = SignedDuration::from_mins(5);
 const ADDRESS_WITHIN: SignedDuration = SignedDuration::from_secs(20);
 /// What the provider reports if a region's cluster does not do something that it could.
 pub(super) const NOT_NOW: &str = "the region's cluster cannot do this at the moment";
+/// Seconds after which a private network counts as missing that is still being made.
+const NETWORK_WITHIN: i64 = 60;
 /// What passes within this time is not told.
 const BLIP: SignedDuration = SignedDuration::from_secs(30);
 
@@ -70,6 +74,10 @@ pub enum Kind {
     Pod,
     /// `k8s.cni.cncf.io/v1 NetworkAttachmentDefinition`.
     NetworkAttachment,
+    /// `kubeovn.io/v1 Vpc`, without a namespace.
+    Vpc,
+    /// `kubeovn.io/v1 Subnet`, without a namespace.
+    Subnet,
     /// `snapshot.storage.k8s.io/v1 VolumeSnapshot`.
     Snapshot,
     /// `snapshot.storage.k8s.io/v1 VolumeSnapshotClass`, without a namespace.
@@ -90,6 +98,8 @@ impl Kind {
             Self::Claim => ("", "v1", "persistentvolumeclaims"),
             Self::Pod => ("", "v1", "pods"),
             Self::NetworkAttachment => ("k8s.cni.cncf.io", "v1", "network-attachment-definitions"),
+            Self::Vpc => ("kubeovn.io", "v1", "vpcs"),
+            Self::Subnet => ("kubeovn.io", "v1", "subnets"),
             Self::Snapshot => ("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
             Self::SnapshotClass => ("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses"),
         }
@@ -178,6 +188,13 @@ pub enum Action {
         /// The label selector.
         selector: String,
     },
+    /// The same in a namespace of the platform team, which the catalogue names.
+    In {
+        /// The namespace.
+        namespace: String,
+        /// The call.
+        action: Box<Action>,
+    },
 }
 
 /// What the region's cluster has answered to an [`Action`].
@@ -195,6 +212,12 @@ pub enum Answer {
     Snapshot(VolumeSnapshot),
     /// How snapshots are made.
     SnapshotClass(VolumeSnapshotClass),
+    /// A network attachment: created, read or changed.
+    Attachment(NetworkAttachment),
+    /// A list of network attachments.
+    Attachments(Vec<NetworkAttachment>),
+    /// A subnet of kube-ovn.
+    Subnet(Subnet),
     /// Another object.
     Object(ObjectMeta),
     /// A list of claims.
@@ -227,6 +250,39 @@ pub enum Reach {
     Cut(Timestamp),
 }
 
+/// A private network that a server is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// Where it is.
+    pub names: NetworkNames,
+    /// Whether servers can be attached to it.
+    pub is_ready: bool,
+    /// The address of the server there, with the length of the prefix, where Stellage gives it.
+    pub address: Option<Ipv4Net>,
+}
+
+/// The namespaces that attachments of the platform team are in, each once.
+pub(super) fn namespaces_of(pool: &[ObjectName]) -> Vec<&str> {
+    let mut all: Vec<&str> = Vec::new();
+    for ObjectName { namespace, .. } in pool {
+        if !all.contains(&namespace.as_str()) {
+            all.push(namespace);
+        }
+    }
+    all
+}
+
+/// The call that lists the attachments of a namespace.
+pub(super) fn list_attachments(namespace: &str, selector: String) -> Action {
+    Action::In {
+        namespace: namespace.to_owned(),
+        action: Box::new(Action::List {
+            kind: Kind::NetworkAttachment,
+            selector,
+        }),
+    }
+}
+
 /// What is known about a server and its region when a step is planned.
 #[derive(Clone, Debug)]
 pub struct Seen {
@@ -252,6 +308,8 @@ pub struct Seen {
     pub user_data: Result<Option<Arc<UserData>>, Trouble>,
     /// Where the data of the backup is that the operation restores, if there is that Backup.
     pub restore: Option<Snapshot>,
+    /// The private network that the Instance names, if there is one.
+    pub network: Option<Joined>,
     /// Whether the virtual machine, or that there is none, is the answer to a call of this step.
     is_read: bool,
     /// Whether the virtual machine is known to have changed since.
@@ -276,6 +334,7 @@ impl Seen {
             addresses: Addresses::default(),
             user_data: Ok(None),
             restore: None,
+            network: None,
             is_read: false,
             is_stale: false,
             conflicts: 0,
@@ -505,7 +564,7 @@ impl Planner<'_> {
         self.new_disk(operation)?;
         self.post_secret(operation, &disk)?;
         self.delete_other_disks(&disk)?;
-        Err(self.boot(vm, operation, &disk))
+        self.boot(vm, operation, &disk)
     }
 
     fn start(&self, operation: &Operation) -> Step<()> {
@@ -615,9 +674,11 @@ impl Planner<'_> {
             return self.make(operation, Some(&disk));
         };
         self.has_user_data()?;
+        // Else, the server would be off for nothing.
+        self.attachment()?;
         self.off(operation, vm, Force::AtOnce)?;
         self.post_secret(operation, &disk)?;
-        Err(self.boot(vm, operation, &disk))
+        self.boot(vm, operation, &disk)
     }
 
     fn delete(&self, operation: &Operation) -> Step<Next> {
@@ -636,10 +697,12 @@ impl Planner<'_> {
             return Err(self.still_in_use(operation));
         }
         if !self.seen.has_namespace {
-            match self.call(self.get_namespace())? {
+            match self.call(self.place().get())? {
                 Answer::Refused(refusal) if refusal.status == 404 => return Ok(self.done(None)),
                 // Nothing is ever made in a namespace of others.
-                Answer::Object(found) if !self.is_of_installation(found) => return Ok(self.done(None)),
+                Answer::Object(found) if !self.place().is_of_installation(found) => {
+                    return Ok(self.done(None));
+                }
                 _ => {}
             }
         }
@@ -695,7 +758,7 @@ impl Planner<'_> {
     fn make(&self, operation: &Operation, disk: Option<&str>) -> Step<()> {
         let own = self.server.disk(operation);
         if disk.is_some() {
-            self.can_attach()?;
+            self.can_attach(operation)?;
             self.namespace()?;
         } else {
             self.new_disk(operation)?;
@@ -703,12 +766,14 @@ impl Planner<'_> {
         let disk = disk.unwrap_or(&own);
         self.post_secret(operation, disk)?;
         let hostname = hostname(self.instance, &self.server);
+        let attachment = self.attachment()?;
         let boot = Boot {
             operation,
             run: run_for(operation),
             disk,
             hostname: &hostname,
             config_drive: self.image(operation).is_some_and(|image| image.config_drive),
+            attachment: attachment.as_ref(),
         };
         let action = Action::Post {
             kind: Kind::VirtualMachine,
@@ -721,7 +786,7 @@ impl Planner<'_> {
     /// Begins to make the disk, with all that it needs.
     fn new_disk(&self, operation: &Operation) -> Step<()> {
         self.can_install(operation)?;
-        self.can_attach()?;
+        self.can_attach(operation)?;
         self.namespace()?;
         self.post_disk(operation)
     }
@@ -774,28 +839,116 @@ impl Planner<'_> {
     }
 
     /// Whether the server can be attached to its networks.
-    fn can_attach(&self) -> Step<()> {
+    fn can_attach(&self, operation: &Operation) -> Step<()> {
         let is_pod = self.region.network.profile == Profile::Pod;
         if !is_pod && self.addresses().ipv4.is_none() && !self.region.network.ipv4.is_empty() {
             return Err(self.failed(Problem::NoFreeAddress, None));
         }
-        let Some(network) = &self.instance.spec.private_network else {
+        if self.instance.spec.private_network.is_none() {
             return Ok(());
-        };
-        if self.maker().private_network().is_none() {
+        }
+        let is_being_made = self
+            .seen
+            .network
+            .as_ref()
+            .is_some_and(|network| !network.is_ready);
+        if is_being_made && self.region.network.private_networks.has_known_addresses() {
+            return Err(self.wait(
+                operation,
+                Sign::of(Problem::PrivateNetworkNotReady, Some(NETWORK_WITHIN)),
+            ));
+        }
+        let Some(Attachment { name, subnet }) = self.attachment()? else {
             return Err(self.failed(Problem::PrivateNetworkMissing, None));
+        };
+        if name.namespace != self.server.namespace {
+            // It has just been read.
+            return Ok(());
         }
         let action = Action::Get {
             kind: Kind::NetworkAttachment,
-            name: network.clone(),
+            name: name.name,
         };
         match self.call(action.clone())? {
             Answer::Refused(refusal) if matches!(refusal.status, 403 | 404) => {
                 Err(self.failed(Problem::PrivateNetworkMissing, None))
             }
             Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            // Something else may have its name.
+            Answer::Attachment(found) if subnet.is_some() && !self.is_of_network(&found.metadata) => {
+                Err(self.failed(Problem::PrivateNetworkMissing, None))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Whether an object is part of the private network that the Instance names.
+    fn is_of_network(&self, metadata: &ObjectMeta) -> bool {
+        let uid = self
+            .seen
+            .network
+            .as_ref()
+            .map(|network| network.names.uid.as_str());
+        uid.is_some() && network_of(metadata) == uid
+    }
+
+    /// How the server is attached to the private network that its Instance names.
+    fn attachment(&self) -> Step<Option<Attachment>> {
+        let Some(name) = &self.instance.spec.private_network else {
+            return Ok(None);
+        };
+        let missing = || self.failed(Problem::PrivateNetworkMissing, None);
+        let in_namespace = |subnet| Attachment {
+            name: ObjectName {
+                namespace: self.server.namespace.clone(),
+                name: name.clone(),
+            },
+            subnet,
+        };
+        Ok(Some(match &self.region.network.private_networks {
+            PrivateNetworks::None => return Ok(None),
+            PrivateNetworks::Nad => in_namespace(None),
+            PrivateNetworks::KubeOvn => {
+                let network = self.seen.network.as_ref().ok_or_else(missing)?;
+                if network.address.is_none() {
+                    return Err(missing());
+                }
+                in_namespace(Some(network.names.subnet.clone()))
+            }
+            PrivateNetworks::Pool(pool) => {
+                let network = self.seen.network.as_ref().ok_or_else(missing)?;
+                let taken = self.taken(pool, &network.names)?;
+                let (namespace, attachment) = taken.ok_or_else(missing)?;
+                Attachment {
+                    name: ObjectName {
+                        namespace: namespace.to_owned(),
+                        name: attachment.name().to_owned(),
+                    },
+                    subnet: None,
+                }
+            }
+        }))
+    }
+
+    /// The attachment of the platform team that was given to a network, and its namespace.
+    fn taken<'p>(
+        &self,
+        pool: &'p [ObjectName],
+        network: &NetworkNames,
+    ) -> Step<Option<(&'p str, &NetworkAttachment)>> {
+        for namespace in namespaces_of(pool) {
+            let action = list_attachments(namespace, network.selector());
+            match self.call(action.clone())? {
+                Answer::Attachments(found) => {
+                    if let Some(attachment) = found.first() {
+                        return Ok(Some((namespace, attachment)));
+                    }
+                }
+                Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
+                _ => return Err(self.nonsense()),
+            }
+        }
+        Ok(None)
     }
 
     /// Makes the namespace of the account's servers, unless the platform team does, and isolates them.
@@ -803,124 +956,36 @@ impl Planner<'_> {
         if self.seen.has_namespace {
             return Ok(());
         }
-        let is_bound_now = match self.region.namespaces {
-            Namespaces::Managed => self.make_namespace()?,
-            Namespaces::Existing => match self.call(self.get_namespace())? {
-                Answer::Object(found) if self.is_of_installation(found) => false,
-                Answer::Object(_) => {
-                    let raw = format!(
-                        "the namespace {} lacks the label {INSTALLATION}",
-                        self.server.namespace
-                    );
-                    return Err(self.failed(Problem::NamespaceMissing, Some(raw)));
-                }
-                Answer::Refused(refusal) if refusal.status == 404 => {
-                    return Err(self.failed(Problem::NamespaceMissing, Some(refusal.message.clone())));
-                }
-                Answer::Refused(refusal) => return Err(self.refused(&self.get_namespace(), refusal)),
-                _ => return Err(self.nonsense()),
-            },
-        };
-        let policy = self.isolation();
-        match self.call(policy.clone())? {
-            // It takes the API server a moment to learn of the rights.
-            Answer::Refused(refusal) if refusal.status == 403 && is_bound_now => Err(self.busy(None, SOON)),
-            Answer::Refused(refusal) => Err(self.refused(&policy, refusal)),
-            _ => Ok(()),
+        self.place()
+            .prepare(&|action: &Action| self.seen.answer(action))
+            .map_err(|obstacle| self.hindered(obstacle))
+    }
+
+    fn place(&self) -> ServerNamespace<'_> {
+        ServerNamespace {
+            region: self.region,
+            name: &self.server.namespace,
+            account: &self.seen.account_uid,
+            user: &self.seen.user,
         }
     }
 
-    /// Makes the namespace of the account's servers, and gives Stellage its rights there. Returns whether it has these only now.
-    fn make_namespace(&self) -> Step<bool> {
-        let (region, account, name) = (self.region, &self.seen.account_uid, &self.server.namespace);
-        let action = Action::Post {
-            kind: Kind::Namespace,
-            object: objects::namespace(region, account, name),
-        };
-        if let Answer::Refused(refusal) = self.call(action.clone())? {
-            if refusal.status != 409 {
-                return Err(self.refused(&action, refusal));
-            }
-            if let Err(says) = self.own_namespace()? {
-                return Err(self.failed(Problem::NamespaceUnusable, Some(says)));
-            }
-        }
-        let binding = self.binding();
-        self.must(binding.clone())?;
-        Ok(!matches!(self.seen.answer(&binding), Some(Answer::Refused(_))))
-    }
-
-    fn get_namespace(&self) -> Action {
-        Action::Get {
-            kind: Kind::Namespace,
-            name: self.server.namespace.clone(),
-        }
-    }
-
-    /// Whether a namespace is for the servers of this installation.
-    fn is_of_installation(&self, namespace: &ObjectMeta) -> bool {
-        let label = namespace
-            .labels
-            .as_ref()
-            .and_then(|labels| labels.get(INSTALLATION));
-        label == Some(&self.region.installation)
-    }
-
-    /// The call that keeps the servers of the account away from the cluster's own networks, as the catalogue says now.
-    fn isolation(&self) -> Action {
-        let (account, namespace) = (&self.seen.account_uid, &self.server.namespace);
-        Action::Apply {
-            kind: Kind::NetworkPolicy,
-            object: objects::network_policy(self.region, account, namespace),
-        }
-    }
-
-    /// Whether the namespace is that of the account's servers; else, what is wrong with it.
-    fn own_namespace(&self) -> Step<Result<(), String>> {
-        let name = &self.server.namespace;
-        let Answer::Object(found) = self.call(self.get_namespace())? else {
-            return Ok(Err(format!("the namespace {name} cannot be read")));
-        };
-        if found.deletion_timestamp.is_some() {
-            return Ok(Err(format!("the namespace {name} is being deleted")));
-        }
-        let labels = found.labels.as_ref();
-        let missing = account_labels(self.region, &self.seen.account_uid)
-            .into_iter()
-            .find(|(key, value)| labels.and_then(|labels| labels.get(*key)) != Some(value));
-        Ok(match missing {
-            None => Ok(()),
-            Some((key, value)) => Err(format!(
-                "the namespace {name} is not that of this account's servers, since it lacks the label {key}: {value}; delete it if nobody needs it, or give the region another namespacePrefix before it has servers"
-            )),
-        })
-    }
-
-    /// The call that gives Stellage its rights in the namespace.
-    fn binding(&self) -> Action {
-        let (account, name) = (&self.seen.account_uid, &self.server.namespace);
-        Action::Post {
-            kind: Kind::RoleBinding,
-            object: objects::role_binding(self.region, account, name, &self.seen.user),
+    /// What has to happen to the namespace first.
+    fn hindered(&self, obstacle: Obstacle<'_>) -> Next {
+        match obstacle {
+            Obstacle::Call(action) => self.call(action).err().unwrap_or_else(|| self.nonsense()),
+            Obstacle::Wait => self.busy(None, SOON),
+            Obstacle::Refused(action, refusal) => self.refused(&action, refusal),
+            Obstacle::Problem(problem, raw) => self.failed(problem, Some(raw)),
+            Obstacle::Nonsense => self.nonsense(),
         }
     }
 
     /// If a call is refused for want of rights in the account's namespace, somebody may have deleted their binding.
     fn bind_again(&self, refusal: &Refusal) -> Step<()> {
-        // As RBAC says it; others refuse with the same status.
-        let lacks_rights = refusal.status == 403 && refusal.message.contains(" cannot ");
-        if !lacks_rights || self.region.namespaces == Namespaces::Existing {
-            return Ok(());
-        }
-        let binding = self.binding();
-        match self.seen.answer(&binding) {
-            // It is there.
-            Some(Answer::Refused(_)) => Ok(()),
-            // It takes the API server a moment to learn of the rights.
-            Some(_) => Err(self.busy(None, SOON)),
-            None if self.own_namespace()?.is_ok() => Err(Next::call(binding)),
-            None => Ok(()),
-        }
+        self.place()
+            .bind_again(refusal, &|action: &Action| self.seen.answer(action))
+            .map_err(|obstacle| self.hindered(obstacle))
     }
 
     /// Makes the Secret that belongs to a disk. It comes after the disk, and goes with it: Secrets can be neither read nor listed.
@@ -1066,17 +1131,20 @@ impl Planner<'_> {
         if is_booting(vm, operation) {
             return self.on(operation, vm);
         }
+        // Else, the server would be off for nothing.
+        self.attachment()?;
         self.off(operation, vm, force)?;
         self.grow(operation, vm, false)?;
         let Some(disk) = vm.disk() else {
             return Err(self.failed(Problem::DiskMissing, None));
         };
-        Err(self.boot(vm, operation, disk))
+        self.boot(vm, operation, disk)
     }
 
     /// The call that powers a virtual machine on, with this disk.
-    fn boot(&self, vm: &VirtualMachine, operation: &Operation, disk: &str) -> Next {
+    fn boot(&self, vm: &VirtualMachine, operation: &Operation, disk: &str) -> Step<()> {
         let is_new = vm.disk() != Some(disk);
+        let attachment = self.attachment()?;
         let own = hostname(self.instance, &self.server);
         let image = self.image(operation).filter(|_| is_new);
         let boot = Boot {
@@ -1093,8 +1161,9 @@ impl Planner<'_> {
                 .filter(|_| !is_new)
                 .unwrap_or(&own),
             config_drive: image.map_or_else(|| vm.has_config_drive(), |image| image.config_drive),
+            attachment: attachment.as_ref(),
         };
-        self.patch(self.maker().boot_patch(vm, &boot))
+        Err(self.patch(self.maker().boot_patch(vm, &boot)))
     }
 
     /// Powers a virtual machine off. Done once virt-controller has seen that too, for only then can it be started again.
@@ -1336,7 +1405,7 @@ impl Planner<'_> {
         let mut refused = None;
         if !self.seen.has_namespace {
             // The settings of the region may have changed. A refusal is no reason not to look at the server.
-            if let Answer::Refused(refusal) = self.call(self.isolation())? {
+            if let Answer::Refused(refusal) = self.call(self.place().isolation())? {
                 refused = Some(says(refusal));
             }
         }
@@ -1553,6 +1622,7 @@ impl Planner<'_> {
             account_uid: &self.seen.account_uid,
             addresses: &self.seen.addresses,
             user_data: self.seen.user_data.as_ref().ok().and_then(Option::as_deref),
+            private_address: self.seen.network.as_ref().and_then(|network| network.address),
         }
     }
 

@@ -10,7 +10,7 @@ use k8s_openapi::{
 use kube::Resource;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-use super::names::{BACKUP_UID, BOOT, CONSISTENCY, INSTANCE, IPV4, IPV6, RUN, Snapshot};
+use super::names::{BACKUP_UID, BOOT, CONSISTENCY, INSTANCE, IPV4, IPV6, NETWORK_UID, RUN, Snapshot};
 
 /// When a virtual machine is to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -537,6 +537,85 @@ pub struct VolumeSnapshotClass {
     pub driver: String,
     /// What becomes of the data when a snapshot is deleted: `Delete` or `Retain`.
     pub deletion_policy: String,
+}
+
+/// `k8s.cni.cncf.io/v1 NetworkAttachmentDefinition`: how servers get an interface in a network.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NetworkAttachment {
+    /// Metadata.
+    pub metadata: ObjectMeta,
+    /// What CNI is told.
+    pub spec: NetworkAttachmentSpec,
+}
+
+/// The used part of a network attachment's `spec`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NetworkAttachmentSpec {
+    /// CNI's configuration, in JSON.
+    pub config: String,
+}
+
+impl NetworkAttachment {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
+/// `kubeovn.io/v1 Subnet`, without a namespace: a network, and who may be in it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Subnet {
+    /// Metadata.
+    pub metadata: ObjectMeta,
+    /// What is wanted.
+    pub spec: SubnetSpec,
+    /// What kube-ovn says.
+    pub status: SubnetStatus,
+}
+
+/// The used part of a Subnet's `spec`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SubnetSpec {
+    /// The Vpc that it is in.
+    pub vpc: String,
+    /// Its prefix.
+    pub cidr_block: String,
+    /// The attachment that it is for.
+    pub provider: String,
+    /// Whether other Subnets are kept out.
+    pub private: bool,
+    /// Whether its servers get out with the address of a node.
+    pub nat_outgoing: bool,
+}
+
+/// The used part of a Subnet's `status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SubnetStatus {
+    /// Whether servers can be in it, and what is wrong.
+    pub conditions: Vec<Condition>,
+}
+
+impl Subnet {
+    /// Whether servers can be in it.
+    pub fn is_ready(&self) -> bool {
+        find(&self.status.conditions, "Ready").is_some_and(Condition::is_true)
+    }
+
+    /// What kube-ovn finds wrong with it.
+    pub fn error(&self) -> Option<&str> {
+        let error = find(&self.status.conditions, "Error").filter(|error| error.is_true())?;
+        Some(error.message.as_deref().unwrap_or("an error without a message"))
+    }
+}
+
+/// The UID of the `PrivateNetwork` that an object is part of.
+pub fn network_of(metadata: &ObjectMeta) -> Option<&str> {
+    metadata.labels.as_ref()?.get(NETWORK_UID).map(String::as_str)
 }
 
 /// Leaves of the metadata only what is used.

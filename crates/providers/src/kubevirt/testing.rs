@@ -263,3 +263,13 @@ pub fn seen(vm: Option<&Value>, run: Option<&Value>) -> Seen {
     seen.has_namespace = true;
     seen
 }
+
+/// Compares with the file of this name in `golden/`. With `UPDATE_GOLDEN=1`, writes it.
+pub fn golden(name: &str, written: &str) {
+    let path = format!("{}/src/kubevirt/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, written).unwrap();
+    }
+    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(wanted == written, "{path} differs; written is:\n{written}");
+}

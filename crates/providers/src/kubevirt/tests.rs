@@ -3,13 +3,14 @@
 use serde_json::{Value, json};
 
 use super::{
-    names::{BOOT, RUN, account_labels, boot},
+    names::{BOOT, NetworkNames, RUN, account_labels, boot},
     objects::Fill,
-    plan::{Action, Answer, Kind, Plan, Reach, Refusal, Seen, plan},
+    plan::{Action, Answer, Joined, Kind, Plan, Reach, Refusal, Seen, plan},
+    slim::NetworkAttachment,
     testing::*,
 };
 use domain::{
-    catalogue::region::{ImageSource, KubeVirt, Namespaces},
+    catalogue::region::{ImageSource, KubeVirt, Namespaces, PrivateNetworks},
     provider::{Notice, Observation, OffCause, Power, Progress, ProviderError},
     user_data::UserData,
 };
@@ -74,6 +75,7 @@ fn short(action: &Action) -> String {
         Action::DeleteAll { kind, .. } => format!("delete all {kind:?}"),
         Action::ClearRequests { .. } => "clear requests".to_owned(),
         Action::Stop { .. } => "stop".to_owned(),
+        Action::In { namespace, action } => format!("{} in {namespace}", short(action)),
         Action::Freeze { .. } => "freeze".to_owned(),
         Action::Thaw { .. } => "thaw".to_owned(),
     }
@@ -1632,6 +1634,146 @@ fn row_52_a_creation_in_a_private_network_that_is_not_there_makes_nothing() {
     assert_eq!(failure(next(&instance, &seen, 1)), "PrivateNetworkMissing");
 }
 
+/// A region in which private networks have this driver, and an Instance in one that is ready, with what is known of it.
+fn in_private_network(
+    driver: PrivateNetworks,
+    kind: &str,
+    state: Option<&str>,
+) -> (KubeVirt, Instance, Joined) {
+    let mut region = region();
+    region.network.private_networks = driver;
+    let mut instance = during(&json!({ "kind": kind }), state);
+    instance.spec.private_network = Some("pn-backend".to_owned());
+    let joined = Joined {
+        names: NetworkNames {
+            namespace: "stellage-acme".to_owned(),
+            attachment: "pn-backend".to_owned(),
+            vpc: "stellage-vpc-1".to_owned(),
+            subnet: "stellage-pn-1".to_owned(),
+            uid: "network-1".to_owned(),
+        },
+        is_ready: true,
+        address: Some("10.128.4.7/24".parse().unwrap()),
+    };
+    (region, instance, joined)
+}
+
+fn attachment(name: &str, uid: &str) -> NetworkAttachment {
+    let labels = json!({ "stellage.dev/network-uid": uid });
+    serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } })).unwrap()
+}
+
+#[test]
+fn row_52_a_creation_waits_a_minute_for_a_network_that_stellage_makes_and_joins_no_other_of_its_name() {
+    let (region, instance, joined) = in_private_network(PrivateNetworks::KubeOvn, "Create", None);
+    let begin = |joined: Option<Joined>| {
+        let mut seen = seen(None, None);
+        let action = next_in(&region, &instance, &seen, 1).action.unwrap();
+        seen.take(&action, no_vm());
+        seen.network = joined;
+        seen
+    };
+    let being_made = Joined {
+        is_ready: false,
+        ..joined.clone()
+    };
+    let seen = begin(Some(being_made));
+    let waits = observed(next_in(&region, &instance, &seen, 59));
+    assert_eq!(waits.progress, Progress::Busy);
+    assert_eq!(told(&waits), Some(("PrivateNetworkNotReady", false)));
+    let late = next_in(&region, &instance, &seen, 60);
+    assert_eq!(failure(late), "PrivateNetworkNotReady");
+    assert_eq!(
+        failure(next_in(&region, &instance, &begin(None), 1)),
+        "PrivateNetworkMissing"
+    );
+    for (found, is_joined) in [
+        (Answer::Attachment(attachment("pn-backend", "network-1")), true),
+        (Answer::Attachment(attachment("pn-backend", "network-2")), false),
+        (no_vm(), false),
+    ] {
+        let mut seen = begin(Some(joined.clone()));
+        let action = next_in(&region, &instance, &seen, 1).action.unwrap();
+        assert_eq!(short(&action), "get NetworkAttachment");
+        seen.take(&action, found);
+        let plan = next_in(&region, &instance, &seen, 1);
+        match plan.action {
+            Some(action) => assert_eq!((short(&action).as_str(), is_joined), ("post DataVolume", true)),
+            None => assert_eq!((failure(plan), is_joined), ("PrivateNetworkMissing", false)),
+        }
+    }
+}
+
+#[test]
+fn a_server_is_attached_to_the_network_of_the_platform_team_that_was_given_to_its_own() {
+    let pool = ["vlans/vlan-101", "vlans/vlan-102", "more/vlan-900"].map(object_name);
+    let (region, instance, joined) = in_private_network(PrivateNetworks::Pool(pool.into()), "Create", None);
+    let mut seen = seen(None, None);
+    seen.network = Some(joined);
+    let mut calls = Vec::new();
+    let made = loop {
+        let action = next_in(&region, &instance, &seen, 1).action.unwrap();
+        calls.push(short(&action));
+        let answer = match calls.last().unwrap().as_str() {
+            "get VirtualMachine" => no_vm(),
+            "list NetworkAttachment in vlans" => Answer::Attachments(Vec::new()),
+            "list NetworkAttachment in more" => {
+                Answer::Attachments(vec![attachment("vlan-900", "network-1")])
+            }
+            "post VirtualMachine" => break action,
+            _ => Answer::Done,
+        };
+        seen.take(&action, answer);
+    };
+    assert_eq!(
+        calls[1..3],
+        [
+            "list NetworkAttachment in vlans",
+            "list NetworkAttachment in more"
+        ]
+    );
+    let Action::Post { object, .. } = made else {
+        panic!()
+    };
+    let spec = &object["spec"]["template"]["spec"];
+    assert_eq!(spec["networks"][1]["multus"]["networkName"], "more/vlan-900");
+    assert_eq!(spec["domain"]["devices"]["interfaces"][1]["name"], "private");
+}
+
+#[test]
+fn a_server_whose_private_network_is_lost_is_not_powered_off_for_nothing() {
+    for kind in ["Reboot", "Resize", "Rebuild"] {
+        let (region, instance, joined) = in_private_network(PrivateNetworks::KubeOvn, kind, Some("Running"));
+        let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
+        let run = run_of(&on, "run-1", "Running", &json!({}));
+        for network in [None, Some(joined)] {
+            let is_there = network.is_some();
+            let mut seen = seen(Some(&on), Some(&run));
+            seen.network = network;
+            let mut calls = Vec::new();
+            let plan = loop {
+                let plan = next_in(&region, &instance, &seen, 1);
+                let Some(action) = &plan.action else { break plan };
+                calls.push(short(action));
+                if calls.last().unwrap() == "patch VirtualMachine" {
+                    break plan;
+                }
+                let disk = server(&instance).disk(operation(&instance));
+                let answer = match action {
+                    Action::Get { .. } => data_volume(&instance, &disk, "Succeeded", &json!({})),
+                    _ => Answer::Done,
+                };
+                seen.take(action, answer);
+            };
+            if is_there {
+                assert_eq!(patched(&plan).0, Some(OFF), "{kind} {calls:?}");
+            } else {
+                assert_eq!(failure(plan), "PrivateNetworkMissing", "{kind} {calls:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn row_53_addresses_behind_the_masquerade_are_not_believed() {
     let behind = json!({ "status": { "interfaces": [{
@@ -1849,6 +1991,7 @@ fn all_image_sources_are_written_as_cdi_wants_them() {
         account_uid: ACCOUNT_UID,
         addresses: &reserved(),
         user_data: None,
+        private_address: None,
     };
     let name = || object_name("stellage-images/debian-13");
     let url = || "https://mirror.example/debian-13.qcow2".to_owned();
@@ -1892,21 +2035,16 @@ fn all_image_sources_are_written_as_cdi_wants_them() {
     }
 }
 
-/// Compares with the file of this name in `golden/`. With `UPDATE_GOLDEN=1`, writes it.
-fn golden(name: &str, written: &str) {
-    let path = format!("{}/src/kubevirt/golden/{name}", env!("CARGO_MANIFEST_DIR"));
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, written).unwrap();
-    }
-    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(wanted == written, "{path} differs; written is:\n{written}");
-}
-
 #[test]
 fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
     let kube_ovn = |attachment| domain::catalogue::region::Profile::KubeOvn {
         subnet: "public-fra1".to_owned(),
         attachment,
+    };
+    let private = |driver| {
+        let mut region = region();
+        region.network.private_networks = driver;
+        region
     };
     for (name, region) in [
         ("pod", region()),
@@ -1916,10 +2054,22 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
             "kube-ovn-attachment",
             region_with_addresses(kube_ovn(Some(object_name("stellage-networks/public")))),
         ),
+        ("private-kube-ovn", private(PrivateNetworks::KubeOvn)),
+        ("private-pool", private(PrivateNetworks::Pool(Vec::new()))),
     ] {
         let mut instance = during(&json!({ "kind": "Create" }), None);
         instance.spec.private_network = Some("pn-backend".to_owned());
         let server = server(&instance);
+        let is_known = region.network.private_networks.has_known_addresses();
+        let of_network = match &region.network.private_networks {
+            PrivateNetworks::Pool(_) => "vlans/vlan-101",
+            _ => "stellage-acme/pn-backend",
+        };
+        let attachment = super::objects::Attachment {
+            name: object_name(of_network),
+            subnet: (region.network.private_networks == PrivateNetworks::KubeOvn)
+                .then(|| "stellage-pn-4f".to_owned()),
+        };
         let none = domain::provider::Addresses::default();
         let reserved = reserved();
         let maker = super::objects::Maker {
@@ -1927,8 +2077,13 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
             region: &region,
             server: &server,
             account_uid: ACCOUNT_UID,
-            addresses: if name == "pod" { &none } else { &reserved },
+            addresses: if name == "pod" || is_known {
+                &none
+            } else {
+                &reserved
+            },
             user_data: None,
+            private_address: is_known.then(|| "10.128.4.7/24".parse().unwrap()),
         };
         let operation = operation(&instance);
         let image = &region.images["debian-13"];
@@ -1940,6 +2095,7 @@ fn the_objects_of_a_server_in_each_kind_of_network_are_as_before() {
             disk: &disk,
             hostname: &super::objects::hostname(&instance, &server),
             config_drive: false,
+            attachment: Some(&attachment),
         };
         let mut all = vec![secret, maker.virtual_machine(&boot)];
         if name == "pod" {
@@ -1986,6 +2142,7 @@ fn the_patches_are_as_before() {
         account_uid: ACCOUNT_UID,
         addresses: &domain::provider::Addresses::default(),
         user_data: None,
+        private_address: None,
     };
     let vm = parse_vm(&vm(&instance, OFF, &json!({})));
     let boot = super::objects::Boot {
@@ -1994,6 +2151,7 @@ fn the_patches_are_as_before() {
         disk: vm.disk().unwrap(),
         hostname: "web-1",
         config_drive: false,
+        attachment: None,
     };
     let all = json!({
         "boot": maker.boot_patch(&vm, &boot),
@@ -2021,6 +2179,7 @@ fn what_the_account_holder_gives_to_cloud_init_comes_first_and_so_takes_preceden
             account_uid: ACCOUNT_UID,
             addresses: &domain::provider::Addresses::default(),
             user_data: data.as_ref(),
+            private_address: None,
         };
         let secret = maker.secret("disk", Some(image));
         secret["stringData"]["userdata"].as_str().unwrap().to_owned()

@@ -107,6 +107,7 @@ impl Trial {
             account: ACCOUNT,
             user_data: Ok(self.user_data.as_ref()),
             restore: None,
+            network: None,
             now,
         };
         let mut words = None;

@@ -1,4 +1,4 @@
-//! Private networks: list, create, delete.
+//! Private networks: list, create, rename, delete.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{
     App,
     call::{Call, segment, with_query},
-    form::Form,
+    form::{Field, Form},
     instances::offers,
     page::{Pager, Shell, Shown, page},
     refresh::Refresh,
@@ -25,6 +25,7 @@ const SECTION: &str = "networks";
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/console/networks", get(list).post(create))
+        .route("/console/networks/{id}/rename", get(show_rename).post(rename))
         .route("/console/networks/{id}/delete", get(show_delete).post(delete))
 }
 
@@ -95,6 +96,76 @@ async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Ref
         Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
             form.refused(&refusal);
             shown(request, refusal.status, form).await
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/networks/rename.html")]
+struct RenamePage {
+    shell: Shell,
+    /// Of the network.
+    id: String,
+    form: Form,
+}
+
+/// The fields that can be changed.
+const FIELDS: [Field; 1] = [Field {
+    name: "name",
+    label: "Name",
+    is_choice: false,
+}];
+
+fn rename_call(id: &str, form: &Form) -> Call {
+    let body = json!({ "name": form.text("name") });
+    let call = Call::with(Method::PATCH, format!("/v1/networks/{id}"), body);
+    call.if_match(form.version())
+}
+
+/// The form with the current name of a network, and its version.
+async fn named(request: &SessionRequest, id: &str) -> Result<(Form, String), Refusal> {
+    let call = Call::get(format!("/v1/networks/{id}"));
+    let (found, version): (Single<Network>, _) = request.get_version(&call).await?;
+    Ok((Form::default().with("name", &found.data.name), version))
+}
+
+fn rename_page(request: &SessionRequest, status: StatusCode, id: String, form: Form) -> Response {
+    let template = RenamePage {
+        shell: request.shell_with(SECTION, "Rename private network", &[rename_call(&id, &form)]),
+        id,
+        form,
+    };
+    page(status, &template)
+}
+
+async fn show_rename(request: SessionRequest, Path(id): Path<String>) -> Result<Response, Refusal> {
+    request.check_may_write()?;
+    let id = segment(&id);
+    let (form, version) = named(&request, &id).await?;
+    let form = form.remembering(&version);
+    Ok(rename_page(&request, StatusCode::OK, id, form))
+}
+
+async fn rename(
+    request: SessionRequest,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let call = |form: &Form| rename_call(&id, form);
+    let sent = request
+        .save(&mut form, &FIELDS, call, async || named(&request, &id).await)
+        .await;
+    match sent {
+        Ok(_) => Ok(request.done("/console/networks", "The new name is saved.").await),
+        Err(refusal)
+            if refusal.status.is_client_error()
+                && refusal.status != StatusCode::NOT_FOUND
+                && request.may_write() =>
+        {
+            form.refused(&refusal);
+            Ok(rename_page(&request, refusal.status, id, form))
         }
         Err(refusal) => Err(refusal),
     }

@@ -5,7 +5,9 @@ use std::{
     net::IpAddr,
 };
 
-use domain::catalogue::region::{EvictionStrategy, KubeVirt, Namespaces, Network, Profile, UsageFrom};
+use domain::catalogue::region::{
+    EvictionStrategy, KubeVirt, Namespaces, Network, PrivateNetworks, Profile, UsageFrom,
+};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::storage::v1::StorageClass, apimachinery::pkg::version::Info};
 use providers::kubevirt::slim::VolumeSnapshotClass;
@@ -20,7 +22,7 @@ use super::{
         rights::Right,
         snapshot::Read,
     },
-    snapshot::{Found, Installed, KUBEVIRT, RegionSnapshot, StorageProfile},
+    snapshot::{Found, Installed, KUBEVIRT, Pooled, RegionSnapshot, StorageProfile},
 };
 
 /// The oldest minor version of Kubernetes 1 that has the admission policies of the chart, as in its `kubeVersion`.
@@ -54,6 +56,9 @@ pub(in super::super) fn all(snapshot: &RegionSnapshot, region: &KubeVirt) -> Vec
     ];
     if let Profile::Bridge { .. } = region.network.profile {
         checks.push(spoofing(&region.network, snapshot.attachment.as_ref()));
+    }
+    if region.network.private_networks != PrivateNetworks::None {
+        checks.push(private_networks(&region.network.private_networks, snapshot));
     }
     checks
 }
@@ -550,6 +555,71 @@ fn spoofing(network: &Network, attachment: Option<&Read<Option<String>>>) -> Che
     )
 }
 
+/// Whether there is what private networks are made with.
+fn private_networks(driver: &PrivateNetworks, snapshot: &RegionSnapshot) -> Check {
+    let name = "private networks";
+    let apis = match &snapshot.apis {
+        Err(why) => return unread(name, why),
+        Ok(apis) => apis,
+    };
+    if !apis.contains("k8s.cni.cncf.io/v1") {
+        let fix = "Install Multus, which gives servers a second interface: https://github.com/k8snetworkplumbingwg/multus-cni";
+        return failed(name, "the cluster has no API k8s.cni.cncf.io/v1", fix);
+    }
+    match driver {
+        PrivateNetworks::KubeOvn if !apis.contains("kubeovn.io/v1") => {
+            let fix = "Install kube-ovn (https://kubeovn.github.io/docs), or set network.privateNetworks of the region to nad or none.";
+            failed(name, "the cluster has no API kubeovn.io/v1", fix)
+        }
+        PrivateNetworks::None | PrivateNetworks::KubeOvn => {
+            ok(name, "kubeOvn: each has a Vpc and a Subnet of its own")
+        }
+        PrivateNetworks::Nad => ok(
+            name,
+            "nad: the platform team makes each, with its name in the namespace of the account's servers",
+        ),
+        PrivateNetworks::Pool(_) => match &snapshot.pool {
+            Some(Ok(pool)) => pooled(name, pool),
+            Some(Err(why)) => unread(name, why),
+            None => unread(name, "the attachments were not read"),
+        },
+    }
+}
+
+/// The attachments of the platform team.
+fn pooled(name: &'static str, pool: &[Pooled]) -> Check {
+    let missing: Vec<String> = pool
+        .iter()
+        .filter(|it| it.config.is_none())
+        .map(|it| format!("{} is not there", it.name))
+        .collect();
+    if !missing.is_empty() {
+        let fix = "Make the NetworkAttachmentDefinition, or correct network.privateAttachments of the region; docs/kubevirt.md has an example.";
+        return failed(name, some(&missing), fix);
+    }
+    let has_addresses = |it: &&Pooled| {
+        let config = it.config.as_deref().unwrap_or_default();
+        let config: Value = serde_json::from_str(config).unwrap_or_default();
+        !plugin(&config)["ipam"]["type"].is_null()
+    };
+    let with_addresses: Vec<String> = pool
+        .iter()
+        .filter(has_addresses)
+        .map(|it| format!("{} gives addresses of its own", it.name))
+        .collect();
+    if !with_addresses.is_empty() {
+        let fix = "Take ipam out of the NetworkAttachmentDefinition: Stellage gives the addresses.";
+        return warning(name, some(&with_addresses), fix);
+    }
+    let free = pool.iter().filter(|it| !it.is_taken).count();
+    let message = format!("nad: {free} of {} are free", pool.len());
+    if free == 0 {
+        let fix = "Make more NetworkAttachmentDefinitions, and add them to network.privateAttachments of the region: new private networks wait for one.";
+        return warning(name, message, fix);
+    }
+    ok(name, message)
+}
+
 #[cfg(test)]
 mod tests {
     use std::{path::PathBuf, time::Duration};
@@ -734,6 +804,7 @@ mod tests {
             snapshot_class: Some(Ok(Some(snapshot_class("rbd", "Delete")))),
             images: BTreeMap::from([("debian-13".to_owned(), Ok(Found::Ready(Some(10 * GIB))))]),
             attachment: None,
+            pool: None,
             usage: Some(Ok(Known {
                 all: 7,
                 ours: 5,
@@ -971,6 +1042,46 @@ mod tests {
                 });
             },
         ),
+        (
+            "private networks",
+            Failed,
+            "no API k8s.cni.cncf.io/v1",
+            |_, region| region.network.private_networks = PrivateNetworks::Nad,
+        ),
+        (
+            "private networks",
+            Failed,
+            "no API kubeovn.io/v1",
+            |it, region| {
+                with_multus(it);
+                region.network.private_networks = PrivateNetworks::KubeOvn;
+            },
+        ),
+        (
+            "private networks",
+            Failed,
+            "vlans/vlan-102 is not there",
+            |it, region| {
+                pool(it, region);
+                in_pool(it)[1].config = None;
+            },
+        ),
+        (
+            "private networks",
+            Warning,
+            "vlans/vlan-101 gives addresses of its own",
+            |it, region| {
+                pool(it, region);
+                let config = ATTACHMENT.replace("\"ipam\":{}", "\"ipam\":{\"type\":\"whereabouts\"}");
+                in_pool(it)[0].config = Some(config);
+            },
+        ),
+        ("private networks", Warning, "0 of 2 are free", |it, region| {
+            pool(it, region);
+            for attachment in in_pool(it) {
+                attachment.is_taken = true;
+            }
+        }),
         ("spoofing", Warning, "MAC addresses of others", |it, region| {
             region.network.profile = bridge();
             it.attachment = Some(Ok(Some(ATTACHMENT.replace("true", "false"))));
@@ -982,6 +1093,52 @@ mod tests {
             it.attachment = Some(Ok(Some(list)));
         }),
     ];
+
+    fn with_multus(snapshot: &mut RegionSnapshot) {
+        if let Ok(apis) = &mut snapshot.apis {
+            apis.insert("k8s.cni.cncf.io/v1".to_owned());
+        }
+    }
+
+    /// Two attachments of the platform team, one of which is taken.
+    fn pool(snapshot: &mut RegionSnapshot, region: &mut KubeVirt) {
+        with_multus(snapshot);
+        let attachment = |(id, is_taken): (&str, bool)| Pooled {
+            name: format!("vlans/{id}"),
+            config: Some(ATTACHMENT.to_owned()),
+            is_taken,
+        };
+        snapshot.pool = Some(Ok([("vlan-101", false), ("vlan-102", true)]
+            .map(attachment)
+            .into()));
+        let names = ["vlan-101", "vlan-102"].map(|id| name("vlans", id));
+        region.network.private_networks = PrivateNetworks::Pool(names.into());
+    }
+
+    fn in_pool(snapshot: &mut RegionSnapshot) -> &mut [Pooled] {
+        snapshot.pool.as_mut().unwrap().as_mut().unwrap()
+    }
+
+    #[test]
+    fn a_region_says_how_its_private_networks_are_made() {
+        let (mut snapshot, mut region) = (healthy(), region(Profile::Pod));
+        pool(&mut snapshot, &mut region);
+        if let Ok(apis) = &mut snapshot.apis {
+            apis.insert("kubeovn.io/v1".to_owned());
+        }
+        let of_pool = region.network.private_networks.clone();
+        for (driver, says) in [
+            (of_pool, "1 of 2 are free"),
+            (PrivateNetworks::Nad, "the platform team makes each"),
+            (PrivateNetworks::KubeOvn, "a Vpc and a Subnet of its own"),
+        ] {
+            region.network.private_networks = driver;
+            let checks = all(&snapshot, &region);
+            let check = checks.iter().find(|it| it.name == "private networks").unwrap();
+            assert_eq!(check.outcome, Outcome::Ok);
+            assert!(check.message.contains(says), "{}", check.message);
+        }
+    }
 
     #[test]
     fn each_problem_of_a_region_is_told_with_its_outcome_and_what_to_do() {
@@ -1054,6 +1211,27 @@ mod tests {
                 .iter()
                 .any(|right| right.contains("bind") || right.contains("networks"))
         );
+        let kube_ovn = [
+            "create vpcs.kubeovn.io",
+            "delete subnets.kubeovn.io",
+            "create network-attachment-definitions.k8s.cni.cncf.io in stellage-ada",
+        ];
+        let of_pool = ["patch network-attachment-definitions.k8s.cni.cncf.io in vlans"];
+        let nad = ["get network-attachment-definitions.k8s.cni.cncf.io in stellage-ada"];
+        for (driver, rights) in [
+            (PrivateNetworks::KubeOvn, &kube_ovn[..]),
+            (PrivateNetworks::Pool(vec![name("vlans", "vlan-101")]), &of_pool),
+            (PrivateNetworks::Nad, &nad),
+        ] {
+            region.network.private_networks = driver;
+            let all = shown(&region, Some("stellage-ada"));
+            for right in rights {
+                assert!(all.iter().any(|it| it == right), "{right} in {all:#?}");
+            }
+            region.network.private_networks = PrivateNetworks::None;
+            let none = shown(&region, Some("stellage-ada"));
+            assert!(!none.iter().any(|it| rights.contains(&it.as_str())));
+        }
         region.namespaces = Namespaces::Managed;
         let metrics = "list pods.metrics.k8s.io".to_owned();
         assert!(!shown(&region, None).contains(&metrics));

@@ -8,7 +8,7 @@ mod snapshot;
 mod storage;
 mod trial;
 
-use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, Profile, UsageFrom};
+use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, PrivateNetworks, Profile, UsageFrom};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Deserialize;
 
@@ -35,6 +35,14 @@ struct Rights {
     servers: Vec<PolicyRule>,
     images: Vec<PolicyRule>,
     networks: Vec<PolicyRule>,
+    #[serde(rename = "privateNad")]
+    private_nad: Vec<PolicyRule>,
+    #[serde(rename = "privatePool")]
+    private_pool: Vec<PolicyRule>,
+    #[serde(rename = "privateKubeOvn")]
+    private_kube_ovn: Vec<PolicyRule>,
+    #[serde(rename = "privateKubeOvnServers")]
+    private_kube_ovn_servers: Vec<PolicyRule>,
 }
 
 /// The rights that Stellage needs in a region, those for servers in one of their namespaces if there is one.
@@ -66,6 +74,21 @@ fn needed(region: &KubeVirt, of_servers: Option<&str>) -> Result<Vec<Right>, Str
     } = &region.network.profile
     {
         places.push((&rights.networks, Some(&attachment.namespace)));
+    }
+    match &region.network.private_networks {
+        PrivateNetworks::None => {}
+        PrivateNetworks::Nad if of_servers.is_some() => places.push((&rights.private_nad, of_servers)),
+        PrivateNetworks::Nad => {}
+        PrivateNetworks::Pool(pool) => {
+            let namespaces = pool.iter().map(|of| Some(of.namespace.as_str()));
+            places.extend(namespaces.map(|namespace| (rights.private_pool.as_slice(), namespace)));
+        }
+        PrivateNetworks::KubeOvn => {
+            places.push((&rights.private_kube_ovn, None));
+            if of_servers.is_some() {
+                places.push((&rights.private_kube_ovn_servers, of_servers));
+            }
+        }
     }
     let mut needed = Vec::new();
     for (rules, namespace) in places {

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use domain::catalogue::region::{ImageSource, KubeVirt, Namespaces, ObjectName, Profile, UsageFrom};
+use domain::catalogue::region::{
+    ImageSource, KubeVirt, Namespaces, ObjectName, PrivateNetworks, Profile, UsageFrom,
+};
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -17,7 +19,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DynamicObject, ListParams, PostParams},
 };
-use providers::kubevirt::{Known, known, slim::VolumeSnapshotClass};
+use providers::kubevirt::{Known, known, names::NETWORK_UID, slim::VolumeSnapshotClass};
 use runtime::client::{CallError, bounded};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -162,6 +164,17 @@ pub(super) enum Found {
     Elsewhere,
 }
 
+/// An attachment of the platform team for a private network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pooled {
+    /// Namespace and name.
+    pub(super) name: String,
+    /// Its `spec.config`; `None` if it is not there.
+    pub(super) config: Option<String>,
+    /// Whether it was given to a network.
+    pub(super) is_taken: bool,
+}
+
 /// What was read from a region's cluster.
 #[derive(Debug)]
 pub(in super::super) struct RegionSnapshot {
@@ -183,6 +196,8 @@ pub(in super::super) struct RegionSnapshot {
     pub(super) images: BTreeMap<String, Read<Found>>,
     /// The NetworkAttachmentDefinition's `spec.config`; the outer `None` if the network needs none.
     pub(super) attachment: Option<Read<Option<String>>>,
+    /// The attachments for private networks that the catalogue names, in its order; the outer `None` if it names none.
+    pub(super) pool: Option<Read<Vec<Pooled>>>,
     /// What the region's Prometheus knows; the outer `None` if it has none.
     pub(super) usage: Option<Read<Known>>,
 }
@@ -245,6 +260,10 @@ impl RegionSnapshot {
             snapshot_class: snapshot_class(cluster, region).await,
             images,
             attachment,
+            pool: match &region.network.private_networks {
+                PrivateNetworks::Pool(pool) => Some(pooled(cluster, pool).await),
+                _ => None,
+            },
             usage: match &region.usage {
                 Some(UsageFrom::Prometheus(prometheus)) => {
                     Some(known(prometheus, &region.installation).await)
@@ -348,17 +367,52 @@ async fn claim(cluster: &Cluster, name: &ObjectName) -> Read<Found> {
     Ok(Found::Ready(size))
 }
 
-async fn network(cluster: &Cluster, name: &ObjectName) -> Read<Option<String>> {
-    let attachments = foreign(
+fn attachments(cluster: &Cluster, namespace: &str) -> Api<DynamicObject> {
+    foreign(
         cluster,
         "k8s.cni.cncf.io",
         "v1",
         ("NetworkAttachmentDefinition", "network-attachment-definitions"),
-        Some(&name.namespace),
-    );
+        Some(namespace),
+    )
+}
+
+fn config(attachment: &Value) -> String {
+    attachment["spec"]["config"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+async fn network(cluster: &Cluster, name: &ObjectName) -> Read<Option<String>> {
     let doing = "read the NetworkAttachmentDefinition";
+    let attachments = attachments(cluster, &name.namespace);
     let found: Option<Value> = get(cluster, doing, &attachments, &name.name).await?;
-    Ok(found.map(|found| found["spec"]["config"].as_str().unwrap_or_default().to_owned()))
+    Ok(found.map(|found| config(&found)))
+}
+
+async fn pooled(cluster: &Cluster, pool: &[ObjectName]) -> Read<Vec<Pooled>> {
+    let namespaces: BTreeSet<&str> = pool.iter().map(|of| of.namespace.as_str()).collect();
+    let mut found = BTreeMap::new();
+    for namespace in namespaces {
+        let attachments = attachments(cluster, namespace);
+        let all = ListParams::default();
+        let list = cluster.call("list the NetworkAttachmentDefinitions", attachments.list(&all));
+        match list.await.map_err(CliError::from) {
+            Ok(list) => found.extend(list.items.into_iter().map(|it| ((namespace, it.name_any()), it))),
+            Err(CliError::CrdsMissing) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    let of = |name: &ObjectName| {
+        let there = found.get(&(name.namespace.as_str(), name.name.clone()));
+        Pooled {
+            name: format!("{}/{}", name.namespace, name.name),
+            config: there.map(|it| config(&it.data)),
+            is_taken: there.is_some_and(|it| it.labels().contains_key(NETWORK_UID)),
+        }
+    };
+    Ok(pool.iter().map(of).collect())
 }
 
 /// The rights that are missing. Those for servers hold in their namespaces alone, so they need a namespace that has one.
