@@ -13,7 +13,7 @@ use controllers::{
     api_key::ApiKeyController,
     backup::{self, BackupController, BackupIndex, Restores},
     census::Census,
-    instance::InstanceController,
+    instance::{InstanceController, room_listener},
     invoice::{self, InvoiceController},
     ledger::Ledger,
     mail::Mailer,
@@ -353,6 +353,7 @@ impl<'a> Controllers<'a> {
             invoices_before,
             Box::new(self.instances.clone()),
             self.networks.instance_listener(self.network_queue.clone()),
+            room_listener(self.instances.clone(), self.queue.clone()),
             self.monitor.listener(),
             invoices_after,
             self.restores.listener(),
@@ -432,11 +433,11 @@ impl<'a> Controllers<'a> {
     }
 
     fn instance_controller(&self, provider: Arc<Regions>) -> InstanceController<Regions> {
-        let (client, directory) = (self.watches.client.clone(), self.directory.clone());
+        let client = self.watches.client.clone();
         let write_pressure = WritePressure::default();
         InstanceController {
             provider,
-            holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
+            directory: self.directory.clone(),
             instances: self.instances.clone(),
             backups: self.backups.clone(),
             networks: self.networks.clone(),

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Namespace;
 
 use resources::{
     ACCOUNT_LABEL, Account, AccountStatus,
-    account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION, MAIL_UNAVAILABLE, NAMESPACE_READY},
+    account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION, MAIL_UNAVAILABLE, NAMESPACE_READY, SUSPENDED},
     conditions::{self, Desired, READY, RECONCILING, STALLED},
     ids, origin,
 };
@@ -428,6 +428,20 @@ pub fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountSt
             message,
         };
         conditions::set(&mut conditions, desired, generation, now);
+    }
+    match &account.spec.suspended {
+        Some(suspension) => conditions::set(
+            &mut conditions,
+            Desired {
+                type_: SUSPENDED,
+                status: Some(true),
+                reason: "Suspended",
+                message: suspension.reason.clone(),
+            },
+            generation,
+            now,
+        ),
+        None => conditions::remove(&mut conditions, SUSPENDED),
     }
     AccountStatus {
         id: Some(ids::account_id(origin::uid(&account.metadata))),

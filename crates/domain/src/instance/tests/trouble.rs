@@ -424,9 +424,7 @@ fn a_start_that_fails_is_given_up_when_the_server_is_to_be_stopped() {
 fn what_cannot_be_installed_leaves_the_rest_of_the_spec_in_force() {
     let mut world = World::running();
     world.edit(|spec| spec.image = "unknown-1".into());
-    world.set_gate(Gate::CannotInstall(Refusal::invalid(
-        "spec.image unknown-1 is not available",
-    )));
+    world.set_gate(cannot_install());
     world.settle();
     let ready = |world: &World| {
         conditions::find(&world.status().conditions, READY)
