@@ -36,7 +36,9 @@ async fn the_data_of_an_account_are_handed_out_without_its_secrets_and_erased() 
     let tenant = Tenant::new("forgetme").await;
     let plane = shared().await.plane;
     let receiver = Receiver::start(|_| Answer::ok()).await;
-    let webhook = tenant.webhook("orders", &receiver.url("/"), &["instance.created"]).await;
+    let webhook = tenant
+        .webhook("orders", &receiver.url("/"), &["instance.created"])
+        .await;
     let order = json!({
         "name": "forgetme-web", "plan": "starter", "region": "fr-par-1", "image": "debian-13",
         "user_data": "#cloud-config\npassword: geheim\n",
@@ -48,7 +50,10 @@ async fn the_data_of_an_account_are_handed_out_without_its_secrets_and_erased() 
     receiver.wait_for(1).await;
     let path = format!("/v1/webhooks/{}/deliveries", webhook.id());
     let logged = async || tenant.call(Method::GET, &path, None).await.json();
-    eventually("the event to be logged", logged, |list| list["data"][0]["status"] == "delivered").await;
+    eventually("the event to be logged", logged, |list| {
+        list["data"][0]["status"] == "delivered"
+    })
+    .await;
 
     let folder = tempfile::tempdir().unwrap();
     for line in commands("stellage export", "forgetme") {
@@ -62,20 +67,34 @@ async fn the_data_of_an_account_are_handed_out_without_its_secrets_and_erased() 
         support::run(&mut shell, None).unwrap();
     }
     let text = fs::read_to_string(folder.path().join("forgetme.json")).unwrap();
-    let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let objects: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     for kind in ["Account", "Instance", "Webhook", "ApiKey", "EventLog"] {
-        assert!(objects.iter().any(|object| object["kind"] == kind), "no {kind} in {text}");
+        assert!(
+            objects.iter().any(|object| object["kind"] == kind),
+            "no {kind} in {text}"
+        );
     }
     assert!(text.contains("forgetme@example.com") && text.contains("forgetme-web"));
     let secret = kubectl(plane, &["get", "secrets", "-n", "forgetme", "-o", "json"], None).unwrap();
     let secrets: Value = serde_json::from_str(&secret).unwrap();
-    for value in secrets["items"].as_array().unwrap().iter().flat_map(|it| it["data"].as_object()) {
+    for value in secrets["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|it| it["data"].as_object())
+    {
         for value in value.values() {
             assert!(!text.contains(value.as_str().unwrap()), "a secret is in {text}");
         }
     }
 
-    for line in commands("kubectl delete account", "forgetme").iter().chain(&commands("kubectl wait", "forgetme")) {
+    for line in commands("kubectl delete account", "forgetme")
+        .iter()
+        .chain(&commands("kubectl wait", "forgetme"))
+    {
         kubectl(plane, &words(line), None).unwrap();
     }
     let left = async || {

@@ -6,7 +6,9 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use reqwest::Method;
-use resources::{Account, ApiKey, Backup, Instance, InstanceState, KeyScope, Webhook, api_key::new_key, conditions};
+use resources::{
+    Account, ApiKey, Backup, Instance, InstanceState, KeyScope, Webhook, api_key::new_key, conditions,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -69,7 +71,13 @@ async fn the_holder_of_a_suspended_account_can_read_everything_and_change_nothin
     tenant.wait_for_state(&id, InstanceState::Running).await;
     suspend(&tenant, &[]).await;
     let path = format!("/v1/instances/{id}");
-    for read in ["/v1/instances", &path, "/v1/invoices/current", "/v1/events", "/v1/keys"] {
+    for read in [
+        "/v1/instances",
+        &path,
+        "/v1/invoices/current",
+        "/v1/events",
+        "/v1/keys",
+    ] {
         assert_eq!(tenant.call(Method::GET, read, None).await.status, 200, "{read}");
     }
     let order = json!({ "name": "web", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
@@ -102,7 +110,10 @@ async fn the_holder_of_a_suspended_account_can_read_everything_and_change_nothin
     eventually("the key to be known", refused, |code| *code == "token_readonly").await;
     assert_eq!(tenant.call(Method::POST, "/v1/nothing", None).await.status, 404);
     // The server is left as it is.
-    assert_eq!(tenant.call(Method::GET, &path, None).await.json()["data"]["status"], "running");
+    assert_eq!(
+        tenant.call(Method::GET, &path, None).await.json()["data"]["status"],
+        "running"
+    );
     resume(&tenant).await;
     assert_eq!(tenant.call(Method::DELETE, &path, None).await.status, 204);
 }
@@ -127,24 +138,40 @@ async fn the_holder_of_a_suspended_account_can_change_nothing_with_kubectl_and_a
     };
     let post = PostParams::default();
     // The API server may take a moment to see the annotation.
-    let dry = PostParams { dry_run: true, ..PostParams::default() };
-    let created = async || theirs.create(&dry, &Instance::new("more", support::spec())).await.map(drop);
+    let dry = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let created = async || {
+        theirs
+            .create(&dry, &Instance::new("more", support::spec()))
+            .await
+            .map(drop)
+    };
     let first = eventually("a create to be refused", created, Result::is_err);
     refused("create", first.await);
     let stop = Patch::Merge(json!({ "spec": { "powerState": "Stopped" } }));
     let patched = theirs.patch("web", &PatchParams::default(), &stop).await;
     refused("patch", patched.map(drop));
     let fault = json!({ "metadata": { "annotations": { "simulator.stellage.dev/fault": "crash" } } });
-    let annotated = theirs.patch("web", &PatchParams::default(), &Patch::Merge(fault)).await;
+    let annotated = theirs
+        .patch("web", &PatchParams::default(), &Patch::Merge(fault))
+        .await;
     refused("annotate", annotated.map(drop));
-    refused("delete", theirs.delete("web", &DeleteParams::default()).await.map(drop));
-    let all = theirs.delete_collection(&DeleteParams::default(), &Default::default()).await;
+    refused(
+        "delete",
+        theirs.delete("web", &DeleteParams::default()).await.map(drop),
+    );
+    let all = theirs
+        .delete_collection(&DeleteParams::default(), &Default::default())
+        .await;
     refused("delete all", all.map(drop));
     let keys: Api<ApiKey> = Api::namespaced(client.clone(), &tenant.namespace);
     let key = ApiKey::new("mine", new_key(None, "uid", KeyScope::Write, None).1);
     refused("create a key", keys.create(&post, &key).await.map(drop));
     let backups: Api<Backup> = Api::namespaced(client.clone(), &tenant.namespace);
-    let backup = serde_json::from_value(json!({ "metadata": { "name": "b" }, "spec": { "instance": "web" } }));
+    let backup =
+        serde_json::from_value(json!({ "metadata": { "name": "b" }, "spec": { "instance": "web" } }));
     refused("back up", backups.create(&post, &backup.unwrap()).await.map(drop));
     assert_eq!(theirs.list(&Default::default()).await.unwrap().items.len(), 1);
     // Administrators help.
@@ -163,7 +190,11 @@ async fn servers_of_a_suspended_account_stop_if_that_is_asked_for_and_start_agai
     let tenant = Tenant::new("suspended-off").await;
     let receiver = Receiver::start(|_| Answer::ok()).await;
     tenant
-        .webhook("all", &receiver.url("/"), &["instance.started", "instance.stopped"])
+        .webhook(
+            "all",
+            &receiver.url("/"),
+            &["instance.started", "instance.stopped"],
+        )
         .await;
     let [on, off] = [create(&tenant, "on").await, create(&tenant, "off").await];
     for id in [&on, &off] {
@@ -177,14 +208,22 @@ async fn servers_of_a_suspended_account_stop_if_that_is_asked_for_and_start_agai
     receiver.wait_for(3).await;
     suspend(&tenant, &["--stop-servers"]).await;
     let is_kept_off = |instance: Option<&Instance>| {
-        instance.and_then(|instance| instance.status.as_ref()).is_some_and(|status| {
-            let ready = conditions::find(&status.conditions, conditions::READY);
-            status.state == Some(InstanceState::Stopped)
-                && ready.is_some_and(|ready| ready.reason == "AccountSuspended" && ready.message.contains(REASON))
-        })
+        instance
+            .and_then(|instance| instance.status.as_ref())
+            .is_some_and(|status| {
+                let ready = conditions::find(&status.conditions, conditions::READY);
+                status.state == Some(InstanceState::Stopped)
+                    && ready.is_some_and(|ready| {
+                        ready.reason == "AccountSuspended" && ready.message.contains(REASON)
+                    })
+            })
     };
     tenant.wait(&on, "the server to be kept off", is_kept_off).await;
-    let shown = tenant.call(Method::GET, &format!("/v1/instances/{on}"), None).await.json()["data"].clone();
+    let shown = tenant
+        .call(Method::GET, &format!("/v1/instances/{on}"), None)
+        .await
+        .json()["data"]
+        .clone();
     assert_eq!(
         (&shown["status"], &shown["status_reason"]),
         (&json!("stopped"), &json!("account_suspended"))
@@ -205,7 +244,9 @@ async fn servers_of_a_suspended_account_stop_if_that_is_asked_for_and_start_agai
     for id in [on.as_str(), "late"] {
         tenant.wait_for_state(id, InstanceState::Running).await;
     }
-    let still = tenant.call(Method::GET, &format!("/v1/instances/{off}"), None).await;
+    let still = tenant
+        .call(Method::GET, &format!("/v1/instances/{off}"), None)
+        .await;
     assert_eq!(still.json()["data"]["status"], "stopped");
 }
 
@@ -228,13 +269,21 @@ async fn the_console_shows_a_suspended_account_everything_and_lets_nobody_change
         // Signing out is all that is left.
         assert_eq!(page.text.matches("method=\"post\"").count(), 1, "{path}");
     }
-    for path in ["/console/instances".to_owned(), format!("/console/instances/{id}/power/stop")] {
+    for path in [
+        "/console/instances".to_owned(),
+        format!("/console/instances/{id}/power/stop"),
+    ] {
         let page = person.post(&path, &[("name", "x")]).await;
         page.is(403).shows("account_suspended").shows(REASON);
     }
     person.get("/console/instances/new").await.is(403).shows(REASON);
     resume(&tenant).await;
-    person.get("/console/instances").await.is(200).hides("This account is suspended").shows("New instance");
+    person
+        .get("/console/instances")
+        .await
+        .is(200)
+        .hides("This account is suspended")
+        .shows("New instance");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,10 +302,18 @@ async fn an_account_says_that_it_is_suspended_and_can_be_deleted() {
             conditions::is_true(&status.conditions, conditions::READY),
         )
     };
-    eventually("the condition", account, |account| of(account) == (Some(REASON.to_owned()), true)).await;
+    eventually("the condition", account, |account| {
+        of(account) == (Some(REASON.to_owned()), true)
+    })
+    .await;
     let webhooks: Api<Webhook> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
-    tenant.webhook("orders", "https://example.com/", &["instance.created"]).await;
-    accounts.delete(&tenant.namespace, &DeleteParams::default()).await.unwrap();
+    tenant
+        .webhook("orders", "https://example.com/", &["instance.created"])
+        .await;
+    accounts
+        .delete(&tenant.namespace, &DeleteParams::default())
+        .await
+        .unwrap();
     let gone = async || accounts.get_opt(&tenant.namespace).await.unwrap();
     eventually("the account to go", gone, Option::is_none).await;
     let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
@@ -275,7 +332,9 @@ async fn the_operator_says_of_a_namespace_only_what_its_account_says() {
     let annotate = async |annotations: Value| {
         let patch = Patch::Merge(json!({ "metadata": { "annotations": annotations } }));
         let params = PatchParams::default();
-        namespaces.patch_metadata(&tenant.namespace, &params, &patch).await
+        namespaces
+            .patch_metadata(&tenant.namespace, &params, &patch)
+            .await
     };
     for annotations in [
         json!({ "stellage.dev/suspended": "stolen" }),

@@ -2,7 +2,7 @@
 
 use kube::{
     Api,
-    api::{PostParams, Patch, PatchParams},
+    api::{Patch, PatchParams, PostParams},
 };
 use reqwest::Method;
 use resources::Instance;
@@ -63,7 +63,9 @@ async fn an_instance_shows_whose_key_asked_last_for_a_change_and_that_it_was_cha
     let listed = kubectl(shared().await.plane, &line, None).unwrap();
     assert!(listed.contains(&first_id), "{listed}");
     tenant.merge(&id, &json!({ "spec": { "tags": ["b"] } })).await;
-    tenant.wait(&id, "a change with kubectl to be shown", by("kubernetes")).await;
+    tenant
+        .wait(&id, "a change with kubectl to be shown", by("kubernetes"))
+        .await;
     assert_eq!(shown(&tenant, &id).await, "kubernetes");
 }
 
@@ -76,7 +78,9 @@ async fn nobody_can_say_with_kubectl_that_a_key_asked() {
     let instances: Api<Instance> = Api::namespaced(client, &tenant.namespace);
     let forged = json!({ "stellage.dev/requested-by": "2 key-5m2k8x1t" });
     let patch = json!({ "metadata": { "annotations": forged }, "spec": { "tags": ["b"] } });
-    let patched = instances.patch(&id, &PatchParams::default(), &Patch::Merge(patch)).await;
+    let patched = instances
+        .patch(&id, &PatchParams::default(), &Patch::Merge(patch))
+        .await;
     let mut new = Instance::new("forged", support::spec());
     new.metadata.annotations = serde_json::from_value(forged).unwrap();
     let created = instances.create(&PostParams::default(), &new).await;
@@ -86,6 +90,8 @@ async fn nobody_can_say_with_kubectl_that_a_key_asked() {
     }
     // What REST wrote says nothing about a later change.
     let patch = json!({ "spec": { "tags": ["b"] } });
-    let changed = instances.patch(&id, &PatchParams::default(), &Patch::Merge(patch)).await;
+    let changed = instances
+        .patch(&id, &PatchParams::default(), &Patch::Merge(patch))
+        .await;
     assert_eq!(changed.unwrap().requested_by(), "kubernetes");
 }

@@ -26,7 +26,15 @@ fn order(plan: &str) -> Value {
 }
 
 async fn create(tenant: &Tenant, plan: &str) -> String {
-    let created = expect(tenant, 201, Method::POST, "/v1/instances", Some(&order(plan)), &[]).await;
+    let created = expect(
+        tenant,
+        201,
+        Method::POST,
+        "/v1/instances",
+        Some(&order(plan)),
+        &[],
+    )
+    .await;
     created.json()["data"]["id"].as_str().unwrap().to_owned()
 }
 
@@ -51,7 +59,15 @@ async fn a_create_and_a_resize_without_room_are_refused_with_what_is_used_and_wh
     let tenant = tenant("sizes-refused", 4).await;
     let id = create(&tenant, "business").await;
     wait_for(&tenant, &id, "running").await;
-    let refused = expect(&tenant, 403, Method::POST, "/v1/instances", Some(&order("performance")), &[]).await;
+    let refused = expect(
+        &tenant,
+        403,
+        Method::POST,
+        "/v1/instances",
+        Some(&order("performance")),
+        &[],
+    )
+    .await;
     assert_eq!(code(&refused), "resource_limit_exceeded");
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(
@@ -68,7 +84,10 @@ async fn a_create_and_a_resize_without_room_are_refused_with_what_is_used_and_wh
     let fits = json!({ "plan": "performance" });
     expect(&tenant, 200, Method::PATCH, &path, Some(&fits), &[]).await;
     wait_for(&tenant, &id, "running").await;
-    let quotas = expect(&tenant, 200, Method::GET, "/v1/account", None, &[]).await.json()["data"]["quotas"].clone();
+    let quotas = expect(&tenant, 200, Method::GET, "/v1/account", None, &[])
+        .await
+        .json()["data"]["quotas"]
+        .clone();
     assert_eq!(quotas["vcpu"], json!({ "used": 4, "limit": 4 }));
     assert_eq!(quotas["memory_gb"], json!({ "used": 8, "limit": null }));
     assert_eq!(quotas["instances"]["limit"], 4, "each has a vCPU at least");
@@ -77,7 +96,15 @@ async fn a_create_and_a_resize_without_room_are_refused_with_what_is_used_and_wh
     wait_for(&tenant, &id, "running").await;
     // What is being deleted has nothing any more.
     let other = create(&tenant, "business").await;
-    expect(&tenant, 204, Method::DELETE, &format!("/v1/instances/{other}"), None, &[]).await;
+    expect(
+        &tenant,
+        204,
+        Method::DELETE,
+        &format!("/v1/instances/{other}"),
+        None,
+        &[],
+    )
+    .await;
     create(&tenant, "business").await;
 }
 
@@ -90,7 +117,15 @@ async fn a_pending_plan_counts_from_when_it_is_asked_for() {
     let pending = json!({ "plan": "business", "reboot": false });
     expect(&tenant, 200, Method::PATCH, &path, Some(&pending), &[]).await;
     create(&tenant, "business").await;
-    expect(&tenant, 403, Method::POST, "/v1/instances", Some(&order("starter")), &[]).await;
+    expect(
+        &tenant,
+        403,
+        Method::POST,
+        "/v1/instances",
+        Some(&order("starter")),
+        &[],
+    )
+    .await;
     let dropped = json!({ "plan": "starter" });
     expect(&tenant, 200, Method::PATCH, &path, Some(&dropped), &[]).await;
     create(&tenant, "starter").await;
@@ -104,7 +139,13 @@ async fn concurrent_creates_and_resizes_of_rest_use_the_quota_up_and_do_not_exce
     let path = format!("/v1/instances/{id}");
     let larger = json!({ "plan": "business" });
     let body = order("business");
-    let resize = async { tenant.call(Method::PATCH, &path, Some(&larger)).await.status.as_u16() };
+    let resize = async {
+        tenant
+            .call(Method::PATCH, &path, Some(&larger))
+            .await
+            .status
+            .as_u16()
+    };
     let creates = join_all((0..12).map(|_| async {
         let answer = tenant.call(Method::POST, "/v1/instances", Some(&body)).await;
         assert!(
@@ -118,7 +159,12 @@ async fn concurrent_creates_and_resizes_of_rest_use_the_quota_up_and_do_not_exce
     assert_eq!(created.iter().sum::<u64>(), 3, "{resized}");
     let all = async || tenant.all_instances().await;
     eventually("all to be accepted", all, |all| {
-        all.iter().all(|instance| instance.status.as_ref().is_some_and(|status| status.state.is_some()))
+        all.iter().all(|instance| {
+            instance
+                .status
+                .as_ref()
+                .is_some_and(|status| status.state.is_some())
+        })
     })
     .await;
     assert!(accepted(&all().await) <= 8);
@@ -133,16 +179,33 @@ async fn with_kubectl_what_has_no_room_waits_until_there_is_some_and_says_so() {
     let all = async || tenant.all_instances().await;
     let decided = |all: &Vec<Instance>| {
         let running = |instance: &&Instance| {
-            instance.status.as_ref().is_some_and(|status| status.state == Some(InstanceState::Running))
+            instance
+                .status
+                .as_ref()
+                .is_some_and(|status| status.state == Some(InstanceState::Running))
         };
         let waiting = |instance: &&Instance| reason(instance) == Some("QuotaExceeded");
-        (all.iter().filter(running).count(), all.iter().filter(waiting).count()) == (4, 2)
+        (
+            all.iter().filter(running).count(),
+            all.iter().filter(waiting).count(),
+        ) == (4, 2)
     };
     let now = eventually("four to run and two to wait", all, decided).await;
     assert_eq!(accepted(&now), 8);
     // REST shows why, and does not count what waits.
-    let waiting = now.iter().find(|instance| reason(instance) == Some("QuotaExceeded")).unwrap();
-    let shown = expect(&tenant, 200, Method::GET, &format!("/v1/instances/{}", waiting.id()), None, &[]).await;
+    let waiting = now
+        .iter()
+        .find(|instance| reason(instance) == Some("QuotaExceeded"))
+        .unwrap();
+    let shown = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("/v1/instances/{}", waiting.id()),
+        None,
+        &[],
+    )
+    .await;
     assert_eq!(shown.json()["data"]["status_reason"], "quota_exceeded");
     let used = async || {
         let shown = expect(&tenant, 200, Method::GET, "/v1/account", None, &[]).await;
@@ -151,10 +214,16 @@ async fn with_kubectl_what_has_no_room_waits_until_there_is_some_and_says_so() {
     eventually("the use to be shown", used, |used| *used == 8).await;
 
     // A larger plan waits, too, and everything else goes on.
-    let running = now.iter().find(|instance| reason(instance) == Some("Running")).unwrap();
+    let running = now
+        .iter()
+        .find(|instance| reason(instance) == Some("Running"))
+        .unwrap();
     let name = running.metadata.name.as_deref().unwrap();
     tenant
-        .merge(name, &json!({ "spec": { "plan": "performance", "powerState": "Stopped" } }))
+        .merge(
+            name,
+            &json!({ "spec": { "plan": "performance", "powerState": "Stopped" } }),
+        )
         .await;
     let is_refused = |instance: Option<&Instance>| {
         instance.is_some_and(|instance| {
@@ -167,8 +236,14 @@ async fn with_kubectl_what_has_no_room_waits_until_there_is_some_and_says_so() {
 
     // One that goes makes room for one of those that wait.
     let other = now.iter().filter(|instance| reason(instance) == Some("Running"));
-    let other = other.map(|instance| instance.metadata.name.clone().unwrap()).find(|other| other != name);
-    tenant.instances().delete(&other.unwrap(), &Default::default()).await.unwrap();
+    let other = other
+        .map(|instance| instance.metadata.name.clone().unwrap())
+        .find(|other| other != name);
+    tenant
+        .instances()
+        .delete(&other.unwrap(), &Default::default())
+        .await
+        .unwrap();
     eventually("the room to be used", all, |all| accepted(all) == 8).await;
 
     // A higher quota has room for all.

@@ -82,10 +82,9 @@ impl ErrorCode {
         match self {
             Self::BadRequest | Self::JsonError => 400,
             Self::Unauthorized => 401,
-            Self::Forbidden
-            | Self::TokenReadonly
-            | Self::AccountSuspended
-            | Self::ResourceLimitExceeded => 403,
+            Self::Forbidden | Self::TokenReadonly | Self::AccountSuspended | Self::ResourceLimitExceeded => {
+                403
+            }
             Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
             Self::RequestTimeout => 408,

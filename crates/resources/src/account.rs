@@ -34,7 +34,7 @@ pub const SUSPENDED_ANNOTATION: &str = "stellage.dev/suspended";
 /// that is to run (the admission policy operator-operations.stellage.dev).
 pub const SUSPENDED_SERVERS_ANNOTATION: &str = "stellage.dev/suspended-servers";
 
-/// Condition of an [`Account`]: it is suspended; the message is the reason. Absent otherwise.
+/// Condition of an [`Account`]: it is suspended, and its namespace says so; the message says why. Absent otherwise.
 pub const SUSPENDED: &str = "Suspended";
 
 /// Condition of an [`Account`]: nobody tells its holder about webhooks, because the operator has no mail server. Absent until that is
@@ -154,6 +154,16 @@ pub struct Suspension {
     /// start again once the account is no longer suspended.
     #[serde(default)]
     pub servers: SuspendedServers,
+}
+
+impl Suspension {
+    /// Reason of the condition [`SUSPENDED`].
+    pub const fn condition(&self) -> &'static str {
+        match self.servers {
+            SuspendedServers::Leave => "ServersLeft",
+            SuspendedServers::Stop => "ServersStopped",
+        }
+    }
 }
 
 /// What becomes of the servers of a suspended account.
@@ -333,8 +343,9 @@ impl Account {
     /// Why its servers are kept off; `None` if they are not, or the namespace does not say so yet.
     pub fn keeps_servers_off(&self) -> Option<&str> {
         let suspension = self.spec.suspended.as_ref()?;
-        let is_known = conditions::is_true(&self.status.as_ref()?.conditions, SUSPENDED);
-        (is_known && suspension.servers == SuspendedServers::Stop).then_some(suspension.reason.as_str())
+        let known = conditions::find(&self.status.as_ref()?.conditions, SUSPENDED)?;
+        let is_off = suspension.servers == SuspendedServers::Stop && known.reason == suspension.condition();
+        is_off.then_some(suspension.reason.as_str())
     }
 
     /// The annotations about its suspension that its namespace has.

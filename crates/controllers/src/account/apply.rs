@@ -294,8 +294,9 @@ impl Work<'_> {
     ) -> Result<(), AccountError> {
         let is = before.and_then(|before| before.metadata.annotations.as_ref());
         let wanted = account.suspension_annotations();
-        let is_right =
-            |(name, wanted): &(_, Option<&str>)| is.and_then(|is| is.get(*name)).map(String::as_str) == *wanted;
+        let is_right = |(name, wanted): &(_, Option<&str>)| {
+            is.and_then(|is| is.get(*name)).map(String::as_str) == *wanted
+        };
         if wanted.iter().all(is_right) {
             return Ok(());
         }

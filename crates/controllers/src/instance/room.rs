@@ -6,11 +6,7 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 use domain::instance::{has_size, waits_for_room, will_have_size};
-use resources::{
-    Account, Instance, Plan, Refusal, origin,
-    quota::Sizes,
-    refusal::Cause,
-};
+use resources::{Account, Instance, Plan, Refusal, origin, quota::Sizes, refusal::Cause};
 use runtime::{
     ByNamespace, ReconcileQueue,
     watch::{Change, Listener},
@@ -153,7 +149,10 @@ mod tests {
         assert_eq!(refusals(), [false, false, true]);
         assert_eq!(refusals(), [false, false, true], "asked again");
         let message = room.refusal(&account(5), &new[2]).unwrap().message;
-        assert!(message.contains("is 5: 4 are used, and this needs 2 more"), "{message}");
+        assert!(
+            message.contains("is 5: 4 are used, and this needs 2 more"),
+            "{message}"
+        );
     }
 
     #[test]

@@ -36,5 +36,5 @@ pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Refused, Seen};
 pub use explain::{Explanation, explain};
 pub use installation::{DoesNotFit, Installation, RestorableBackup, disk_of};
 pub use question::{Question, question};
-pub use size::{has_size, waits_for_room, will_have_size};
 pub use requests::{current, project, project_behind, shown, take_on, wants_restore};
+pub use size::{has_size, waits_for_room, will_have_size};

@@ -45,7 +45,11 @@ fn is_kept_out(instance: &Instance) -> bool {
 
 /// Whether an instance waits until the quotas have room for it, or for its plan.
 pub fn waits_for_room(instance: &Instance) -> bool {
-    is_kept_out(instance) || instance.status.as_ref().is_some_and(|status| status.refused_plan.is_some())
+    is_kept_out(instance)
+        || instance
+            .status
+            .as_ref()
+            .is_some_and(|status| status.refused_plan.is_some())
 }
 
 #[cfg(test)]

@@ -26,7 +26,11 @@ fn a_running_server_of_a_suspended_account_is_stopped_and_starts_again_afterward
     assert_eq!(reason(&world), "AccountSuspended");
     assert_eq!(world.new_events(&mut told), ["stopped"]);
     let shown = project(&world.instance, world.now());
-    assert_eq!(shown.state, Some(Stopped), "REST shows what the controller will do");
+    assert_eq!(
+        shown.state,
+        Some(Stopped),
+        "REST shows what the controller will do"
+    );
     assert_eq!(explain(&world.instance).unwrap().reason, "AccountSuspended");
     // An administrator may still ask for it.
     world.edit(|spec| spec.start_requested_at = Some("2026-11-21T10:00:00Z".to_owned()));
@@ -72,7 +76,10 @@ fn an_operation_that_is_under_way_ends_before_the_server_is_stopped() {
     world.pass();
     world.set_gate(kept_off());
     world.settle();
-    assert_eq!((world.state(), world.status().plan), (Some(Stopped), Some(Plan::Business)));
+    assert_eq!(
+        (world.state(), world.status().plan),
+        (Some(Stopped), Some(Plan::Business))
+    );
 }
 
 #[test]
@@ -81,7 +88,10 @@ fn a_plan_without_room_is_not_applied_and_everything_else_is() {
     world.set_gate(no_room());
     world.edit(|spec| spec.plan = Plan::Enterprise);
     world.settle();
-    assert_eq!((world.state(), reason(&world).as_str()), (Some(Running), "QuotaExceeded"));
+    assert_eq!(
+        (world.state(), reason(&world).as_str()),
+        (Some(Running), "QuotaExceeded")
+    );
     for on_reboot in [None, Some(Plan::Enterprise)] {
         world.edit(|spec| spec.plan_on_reboot = on_reboot);
         world.act(Action::Reboot);

@@ -490,12 +490,7 @@ impl World {
         } else {
             self.instance.spec.power_state
         };
-        table::check(
-            before,
-            after,
-            self.shown(before, answer),
-            asked,
-        );
+        table::check(before, after, self.shown(before, answer), asked);
         let (Some(old), new) = (&before.operation, &after.operation) else {
             return;
         };

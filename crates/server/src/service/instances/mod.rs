@@ -159,7 +159,11 @@ impl Service {
                 }
             }
             let spec = changed_spec(change, &item.instance)?;
-            let refused = item.instance.status.as_ref().and_then(|status| status.refused_plan);
+            let refused = item
+                .instance
+                .status
+                .as_ref()
+                .and_then(|status| status.refused_plan);
             let is_refused = change.plan.is_some() && refused == Some(spec.plan);
             if is_refused || spec.plan != item.instance.spec.plan {
                 self.check_sizes(tenant, Some(&item.instance), spec.plan)?;
