@@ -23,8 +23,6 @@ use tokio_util::sync::CancellationToken;
 use reconcile::Reconciler;
 use room::Room;
 
-pub use room::room_listener;
-
 use super::{account::AccountDirectory, backup::BackupIndex, invoice::InvoiceSettings, ledger::Ledger};
 use crate::{monitoring::Monitor, network::Networks};
 use domain::event::Outbox;
@@ -131,7 +129,7 @@ impl<P: Provider> InstanceController<P> {
             writes: Semaphore::new(usize::from(self.write_concurrency)),
             backoffs: Backoffs::default(),
             lost_regions: parking_lot::Mutex::default(),
-            room: Room::new(self.instances.clone()),
+            room: Room::new(self.instances.clone(), queue.clone()),
             queue,
             controller: self,
         }

@@ -129,9 +129,13 @@ impl<P: Provider> Reconciler<P> {
             };
             return refused.gate();
         }
-        let refusal = complaint
-            .or_else(|| kept_off(&account))
-            .or_else(|| self.room.refusal(&account, instance));
+        let refusal = match complaint.or_else(|| kept_off(&account)) {
+            Some(refusal) => {
+                self.room.forget(instance);
+                Some(refusal)
+            }
+            None => self.room.refusal(&account, instance),
+        };
         refusal.map_or(Gate::Open, Gate::InvalidSpec)
     }
 

@@ -36,7 +36,7 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// When to check again whether what is refused can be done, because a change of the catalogue is not reported, and one of a backup may be
 /// missed.
 const REFUSED_AGAIN: Duration = Duration::from_mins(10);
-/// When to check again whether the quotas have room: that another instance has become smaller is not reported.
+/// When to check again whether the quotas have room. Usually it is queued sooner.
 const ROOM_AGAIN: Duration = Duration::from_mins(1);
 /// When to check again whether the end of an instance has been recorded: the first and the longest interval.
 const UNTIL_RECORDED: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -145,6 +145,7 @@ impl<P: Provider> Reconciler<P> {
             if (gate == Gate::Open || is_accepted(&draft.instance)) && !is_marked {
                 draft = Draft::new(self.mark(&draft.instance).await?);
             }
+            let plan = draft.instance.spec.plan;
             let asked = match self.ask(&mut draft, &gate, class).await? {
                 Ok(asked) => asked,
                 Err(LookAgain(delay)) => return Ok(Some(delay)),
@@ -152,6 +153,12 @@ impl<P: Provider> Reconciler<P> {
             // The provider call may have taken a while. If the spec has changed since, decide on the new one; the provider's
             // answer still matches the status, which only this controller writes.
             draft.refresh(self.queue.freshest(draft.stored.clone()));
+            // Whether there is room for another plan was not asked.
+            let gate = if draft.instance.spec.plan == plan {
+                gate
+            } else {
+                self.gate(&draft.instance)
+            };
             let now = self.controller.clock.now();
             let findings = self.controller.monitor.findings(&draft.instance);
             let audience = Audience {

@@ -1,25 +1,30 @@
 //! Whether an account's quotas of vCPUs, memory and disk have room for an instance. They hold however instances are created and resized,
 //! because only the leader decides, on one instance after the other.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
 
-use domain::instance::{has_size, waits_for_room, will_have_size};
-use resources::{Account, Instance, Plan, Refusal, origin, quota::Sizes, refusal::Cause};
-use runtime::{
-    ByNamespace, ReconcileQueue,
-    watch::{Change, Listener},
-};
-
-/// The plans that there was room for, until the statuses show them: by namespace, and by origin UID of the instance.
-type Granted = HashMap<String, HashMap<String, Plan>>;
+use domain::instance::{has_size, will_have_size};
+use resources::{Account, Instance, Refusal, origin, quota::Sizes, refusal::Cause};
+use runtime::{ByNamespace, ReconcileQueue};
 
 /// The room in the quotas of accounts.
 pub(super) struct Room {
-    /// As their watch shows them.
+    /// As their watch shows them, which lags behind what was decided.
     instances: ByNamespace<Instance>,
-    granted: Mutex<Granted>,
+    queue: ReconcileQueue<Instance>,
+    /// By namespace; of accounts with such quotas alone.
+    accounts: Mutex<HashMap<String, Decided>>,
+}
+
+/// What this process has decided about the instances of an account, by their origin UIDs.
+#[derive(Default)]
+struct Decided {
+    /// What each has, and may have.
+    sizes: HashMap<String, Sizes>,
+    /// Those that there was no room for.
+    waiting: HashSet<String>,
 }
 
 fn namespace(instance: &Instance) -> &str {
@@ -44,67 +49,93 @@ fn known_size(instance: &Instance) -> Sizes {
 }
 
 impl Room {
-    /// For these instances.
-    pub(super) fn new(instances: ByNamespace<Instance>) -> Self {
+    /// For these instances. Those that wait for room are queued when there is some.
+    pub(super) fn new(instances: ByNamespace<Instance>, queue: ReconcileQueue<Instance>) -> Self {
         Self {
             instances,
-            granted: Mutex::default(),
+            queue,
+            accounts: Mutex::default(),
         }
     }
 
     /// Why an instance cannot have the plan of its spec; `None` if it can. Then it counts from now on.
     pub(super) fn refusal(&self, account: &Account, instance: &Instance) -> Option<Refusal> {
         let quotas = account.size_quotas();
-        if quotas.is_unlimited() || instance.is_deleting() {
+        if quotas.is_unlimited() {
+            self.accounts.lock().remove(namespace(instance));
             return None;
         }
-        let (namespace, uid, plan) = (namespace(instance), uid(instance), instance.spec.plan);
+        if instance.is_deleting() {
+            self.forget(instance);
+            return None;
+        }
+        let (uid, plan) = (uid(instance), instance.spec.plan);
         let has = has_size(instance);
         let wanted = has.max(Sizes::of(plan));
         // Held, so that two are not decided on at the same time.
-        let mut granted = self.granted.lock();
-        if wanted == has {
-            if let Some(granted) = granted.get_mut(namespace) {
-                granted.remove(uid);
-            }
-            return None;
-        }
-        let all = self.instances.of(namespace);
-        let granted = granted.entry(namespace.to_owned()).or_default();
-        granted.retain(|uid, _| all.iter().any(|instance| self::uid(instance) == uid));
-        let others = all.iter().filter(|other| self::uid(other) != uid);
-        let others = others.map(|other| {
-            let granted = granted.get(self::uid(other)).filter(|_| !other.is_deleting());
-            known_size(other).max(granted.map_or_else(Sizes::default, |plan| Sizes::of(*plan)))
-        });
-        let Some(exceeded) = quotas.exceeded(others.sum(), has, wanted) else {
-            granted.insert(uid.to_owned(), plan);
-            return None;
+        let mut accounts = self.accounts.lock();
+        let decided = accounts.entry(namespace(instance).to_owned()).or_default();
+        let exceeded = if wanted == has {
+            None
+        } else {
+            let all = self.instances.of(namespace(instance));
+            let is_there = |uid: &String| all.iter().any(|instance| self::uid(instance) == uid);
+            decided.sizes.retain(|uid, _| is_there(uid));
+            decided.waiting.retain(is_there);
+            let others = all
+                .iter()
+                .filter(|other| self::uid(other) != uid && !other.is_deleting());
+            let others = others.map(|other| {
+                let decided = decided.sizes.get(self::uid(other)).copied();
+                decided.unwrap_or_else(|| known_size(other))
+            });
+            quotas.exceeded(others.sum(), has, wanted)
         };
-        granted.remove(uid);
-        Some(Refusal {
+        let size = if exceeded.is_none() { wanted } else { has };
+        let before = decided.sizes.insert(uid.to_owned(), size);
+        if exceeded.is_some() {
+            decided.waiting.insert(uid.to_owned());
+        } else {
+            decided.waiting.remove(uid);
+        }
+        let is_smaller = before.is_some_and(|before| before != size && before.max(size) == before);
+        let waiting = if is_smaller {
+            std::mem::take(&mut decided.waiting)
+        } else {
+            HashSet::new()
+        };
+        drop(accounts);
+        self.look_again(instance, &waiting);
+        exceeded.map(|exceeded| Refusal {
             cause: Cause::QuotaExceeded,
             message: format!("there is no room for plan {}: {exceeded}", plan.as_str()),
         })
     }
-}
 
-/// The listener for the watch of Instances, which must be called after that of their index. It queues those that wait for room when
-/// another one goes.
-pub fn room_listener(
-    instances: ByNamespace<Instance>,
-    queue: ReconcileQueue<Instance>,
-) -> Box<dyn Listener<Instance>> {
-    Box::new(move |change: &Change<Instance>| {
-        let gone = match change {
-            Change::Deleted(instance) => instance,
-            Change::Applied(instance) if instance.is_deleting() => instance,
-            Change::Applied(_) | Change::Replaced(_) | Change::Unreadable(_) => return,
+    /// An instance needs no room: it is being deleted, or is not created for another reason.
+    pub(super) fn forget(&self, instance: &Instance) {
+        let mut accounts = self.accounts.lock();
+        let Some(decided) = accounts.get_mut(namespace(instance)) else {
+            return;
         };
-        let mut all = instances.of(namespace(gone));
-        all.retain(|instance| waits_for_room(instance));
-        queue.again(all);
-    })
+        decided.waiting.remove(uid(instance));
+        if decided.sizes.remove(uid(instance)).is_none() {
+            return;
+        }
+        let waiting = std::mem::take(&mut decided.waiting);
+        drop(accounts);
+        self.look_again(instance, &waiting);
+    }
+
+    /// Queues the instances that wait for the room that this one has left.
+    fn look_again(&self, instance: &Instance, waiting: &HashSet<String>) {
+        if waiting.is_empty() {
+            return;
+        }
+        let mut all = self.instances.of(namespace(instance));
+        all.retain(|other| waiting.contains(uid(other)));
+        self.queue.again(all);
+    }
 }
 
 #[cfg(test)]
@@ -114,6 +145,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use resources::Plan;
+    use runtime::watch::{Change, Listener as _};
 
     fn instance(name: &str, plan: &str, status: &Value) -> Instance {
         serde_json::from_value(json!({
@@ -138,7 +171,7 @@ mod tests {
         let mut instances = ByNamespace::default();
         let all = all.iter().cloned().map(Arc::new).collect();
         instances.changed(&Change::Replaced(all));
-        Room::new(instances)
+        Room::new(instances, ReconcileQueue::default())
     }
 
     #[test]
