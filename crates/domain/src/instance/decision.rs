@@ -55,16 +55,16 @@ pub struct Refused {
     pub power: Option<Refusal>,
 }
 
-impl Refused {
-    const NOTHING: Self = Self {
-        installation: None,
-        plan: None,
-        power: None,
-    };
+static NOTHING: Refused = Refused {
+    installation: None,
+    plan: None,
+    power: None,
+};
 
+impl Refused {
     /// The gate of an accepted instance to which this is refused.
     pub fn gate(self) -> Gate {
-        if self == Self::NOTHING {
+        if self == NOTHING {
             Gate::Open
         } else {
             Gate::InPart(self)
@@ -83,9 +83,9 @@ impl Gate {
     }
 
     /// What is refused to an accepted instance; `None` if nothing is decided about it.
-    pub(super) const fn refused(&self) -> Option<&Refused> {
+    pub(super) fn refused(&self) -> Option<&Refused> {
         match self {
-            Self::Open => Some(&Refused::NOTHING),
+            Self::Open => Some(&NOTHING),
             Self::InPart(refused) => Some(refused),
             Self::NoAccount(_) | Self::InvalidSpec(_) | Self::NoRegion(_) => None,
         }

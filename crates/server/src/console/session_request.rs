@@ -204,7 +204,7 @@ impl SessionRequest {
             return Ok(());
         }
         if let Err(refusal) = self.credential.tenant.check_not_suspended() {
-            return Err(Refusal::new(refusal.code, &refusal.message));
+            return Err(Refusal::new(refusal.code, refusal.message));
         }
         Err(Refusal::new(
             ErrorCode::TokenReadonly,

@@ -6,7 +6,7 @@ use InstanceState::{Error, Provisioning, Rebooting, Running, Starting, Stopped, 
 
 use super::{
     cloud::Fault,
-    world::{World, spec},
+    world::{World, cannot_install, spec},
 };
 use crate::{
     instance::{Action, Gate, changed_spec, project, shown, user_data::USER_DATA_MISSING},
