@@ -51,6 +51,7 @@ fn whole_instance_status() -> Value {
         "startRequestedAt": "2026-11-21T10:00:00Z", "powerOffRequestedAt": "2026-11-21T10:00:01.5Z",
         "rebootRequestedAt": "2026-11-21T10:00:02+01:00", "rebuildRequestedAt": "2026-11-21T10:00:03Z",
         "restoredFrom": "before", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "lastRequestedBy": "key-5m2k8x1t", "refusedPlan": "enterprise", "suspended": true,
         "refusedInstallation": { "image": "debian-13", "restoreFrom": "gone", "rebuildRequestedAt": "2026-11-21T10:00:00Z" },
         "nextBackupAt": "2026-11-21T10:00:00Z",
         "metering": { "since": "2026-11-21T10:00:00Z", "changes": [{ "hour": 0, "plan": "starter", "then": "business" }] },
@@ -344,7 +345,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
     });
     let account = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "kinds-whole" },
-        "spec": { "email": "ada@example.com", "namespace": "kinds-round-trip", "instanceQuota": 0, "webhookQuota": 3, "rateLimitPerHour": 100, "billing": {
+        "spec": { "email": "ada@example.com", "namespace": "kinds-round-trip", "instanceQuota": 0, "webhookQuota": 3, "vcpuQuota": 4, "memoryQuotaGB": 8, "diskQuotaGB": 160, "suspended": { "reason": "overdue", "servers": "Stop" }, "rateLimitPerHour": 100, "billing": {
                 "name": "Ada Ltd", "address": ["1 Main Street"], "country": "FR", "vatId": "FR12345678901", "reference": "PO 4711",
                 "taxRate": "7.70", "taxNote": "reverse charge",
             }, "invoicesClosedUntil": "2026-11-21T10:00:00Z" },

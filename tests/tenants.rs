@@ -168,7 +168,7 @@ async fn nobody_takes_its_deliveries_away_from_a_webhook() {
 }
 
 /// A user who may do everything in one namespace.
-async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
+pub async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
     let plane = support::shared().await.plane;
     let binding: RoleBinding = serde_json::from_value(json!({
         "metadata": { "name": user },

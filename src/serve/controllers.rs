@@ -432,11 +432,11 @@ impl<'a> Controllers<'a> {
     }
 
     fn instance_controller(&self, provider: Arc<Regions>) -> InstanceController<Regions> {
-        let (client, directory) = (self.watches.client.clone(), self.directory.clone());
+        let client = self.watches.client.clone();
         let write_pressure = WritePressure::default();
         InstanceController {
             provider,
-            holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
+            directory: self.directory.clone(),
             instances: self.instances.clone(),
             backups: self.backups.clone(),
             networks: self.networks.clone(),

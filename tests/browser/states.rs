@@ -3,9 +3,12 @@
 use std::{fs, path::Path, time::Duration};
 
 use control_plane::{ControlPlane, Identity};
-use kube::{Api, api::PostParams};
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams},
+};
 use reqwest::Method;
-use resources::{Backup, Instance, InstanceState};
+use resources::{Account, Backup, Instance, InstanceState};
 use serde_json::{Value, json};
 
 use super::{Browser, journeys::link_of, webdriver::By};
@@ -209,6 +212,21 @@ impl Browser {
         self.press("Save").await;
         self.shows("on: it can be neither deleted nor rebuilt").await;
         self.check("a protected instance").await;
+
+        let accounts: Api<Account> = Api::all(fresh.kube.clone());
+        for suspended in [json!({ "reason": "invoice 2026-000042 is overdue" }), Value::Null] {
+            let change = Patch::Merge(json!({ "spec": { "suspended": suspended } }));
+            accounts
+                .patch(&fresh.namespace, &PatchParams::default(), &change)
+                .await
+                .unwrap();
+            let shown = async || fresh.call(Method::GET, "/v1/account", None).await.json();
+            eventually("the facade to know", shown, |shown| {
+                shown["data"]["suspended"].is_null() == suspended.is_null()
+            })
+            .await;
+            self.open_and_check(&page).await;
+        }
     }
 
     async fn see_backups(&self, plane: &ControlPlane, fresh: &Tenant) {

@@ -65,6 +65,8 @@ async fn the_account_shows_what_it_may_have_and_has() {
             "instances": { "used": 1, "limit": 7 }, "webhooks": { "used": 1, "limit": 20 },
             "api_keys": { "used": 2, "limit": 50 },
             "backups": { "used": 0, "limit": 1000 }, "private_networks": { "used": 0, "limit": 10 },
+            "vcpu": { "used": 1, "limit": null }, "memory_gb": { "used": 2, "limit": null },
+            "disk_gb": { "used": 40, "limit": null },
         })
     );
 }

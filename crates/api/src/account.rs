@@ -25,6 +25,9 @@ pub struct Account {
     pub created_at: Seconds,
     /// Quotas of the account, and how much of them is used.
     pub quotas: AccountQuotas,
+    /// Why the account is suspended; `null` unless it is. Until that is lifted, the account can only be read.
+    #[schema(required)]
+    pub suspended: Option<Suspension>,
     /// Requests that each API key may make per hour.
     #[schema(minimum = 1, example = 3600)]
     pub rate_limit_per_hour: u32,
@@ -33,11 +36,28 @@ pub struct Account {
     pub account_rate_limit_per_hour: u32,
 }
 
+/// The suspension of an account.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+pub struct Suspension {
+    /// The reason, for people.
+    #[schema(example = "invoice 2026-000042 is overdue")]
+    pub reason: String,
+    /// Whether the servers of the account are kept off until the suspension is lifted.
+    #[schema(example = true)]
+    pub servers_stopped: bool,
+}
+
 /// Quotas of an account, and how much of them is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 pub struct AccountQuotas {
     /// Instances.
     pub instances: Quota,
+    /// Virtual CPUs of all instances together.
+    pub vcpu: Quota,
+    /// Memory of all instances together, in GB.
+    pub memory_gb: Quota,
+    /// Disks of all instances together, in GB.
+    pub disk_gb: Quota,
     /// Webhooks.
     pub webhooks: Quota,
     /// API keys.
@@ -48,7 +68,7 @@ pub struct AccountQuotas {
     pub backups: Quota,
 }
 
-/// A quota: the number in use, and the maximum.
+/// A quota: the number in use, or the sum, and the maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 pub struct Quota {
     /// Number in use.

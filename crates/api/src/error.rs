@@ -35,6 +35,8 @@ pub enum ErrorCode {
     Forbidden,
     /// 403: the key may only read.
     TokenReadonly,
+    /// 403: the account is suspended, and can only be read; the message says why.
+    AccountSuspended,
     /// 403: the account's quota is used up.
     ResourceLimitExceeded,
     /// 404: it does not exist, or it belongs to another account.
@@ -80,7 +82,9 @@ impl ErrorCode {
         match self {
             Self::BadRequest | Self::JsonError => 400,
             Self::Unauthorized => 401,
-            Self::Forbidden | Self::TokenReadonly | Self::ResourceLimitExceeded => 403,
+            Self::Forbidden | Self::TokenReadonly | Self::AccountSuspended | Self::ResourceLimitExceeded => {
+                403
+            }
             Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
             Self::RequestTimeout => 408,

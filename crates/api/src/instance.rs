@@ -133,6 +133,10 @@ pub struct Instance {
     /// Tags.
     #[schema(example = json!(["env:prod"]))]
     pub tags: Vec<String>,
+    /// Who last asked for a change: the id of an API key, which may be revoked by now, or `kubernetes` if it was not asked for through
+    /// this API.
+    #[schema(required, example = "key-5m2k8x1t")]
+    pub last_requested_by: Option<String>,
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     pub created_at: Seconds,

@@ -73,7 +73,7 @@ pub mod schema;
 pub mod time;
 pub mod webhook;
 
-pub use account::{Account, AccountQuotas, Quota};
+pub use account::{Account, AccountQuotas, Quota, Suspension};
 pub use backup::{Backup, BackupError, BackupStatus, CreateBackup};
 pub use catalogue::{ImageOffer, PlanOffer, RegionOffer};
 pub use console::{Console, ConsoleType, OpenConsole};

@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use kube::{Api, ResourceExt as _, api::PostParams};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
 use serde::Serialize;
+use serde_json::json;
 
 use super::{
     CliError,
@@ -16,24 +20,39 @@ use super::{
 };
 use resources::{
     Account, AccountSpec,
-    account::NAMESPACE_READY,
+    account::{NAMESPACE_READY, SuspendedServers, Suspension},
     conditions::{READY, STALLED, find, is_true},
     origin,
 };
 use runtime::kubeconfig::ClusterArgs;
 
-/// Create accounts.
+/// Create, suspend and resume accounts.
 #[derive(Debug, Subcommand)]
 pub enum AccountCommand {
     /// Create an account and wait until it is ready
     #[command(after_help = CREATE)]
     Create(CreateArgs),
+
+    /// Suspend an account: its holder can read everything and change nothing, until it is resumed
+    #[command(after_help = SUSPEND)]
+    Suspend(SuspendArgs),
+
+    /// Lift the suspension of an account; servers that it has stopped start again
+    Resume(ResumeArgs),
 }
 
 const CREATE: &str = "\
 Examples:
   stellage account create ada --email ada@example.com
-  stellage account create ada --email ada@example.com --instance-quota 20";
+  stellage account create ada --email ada@example.com --instance-quota 20
+  stellage account create ada --email ada@example.com --vcpu-quota 32 --memory-quota 64";
+
+const SUSPEND: &str = "\
+Webhooks, backups and invoices go on. Suspending a suspended account again changes the reason, and what becomes of its servers.
+
+Examples:
+  stellage account suspend ada --reason \"invoice 2026-000042 is overdue\"
+  stellage account suspend ada --reason \"invoice 2026-000042 is overdue\" --stop-servers";
 
 /// Create an account, with its namespace, and wait until it is ready.
 #[derive(Args, Debug)]
@@ -57,6 +76,18 @@ pub struct CreateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=10_000))]
     webhook_quota: Option<i32>,
 
+    /// Maximum number of vCPUs of all instances together [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=1_000_000_000))]
+    vcpu_quota: Option<i32>,
+
+    /// Maximum memory of all instances together, in GB [default: no limit]
+    #[arg(long, value_name = "GB", value_parser = clap::value_parser!(i32).range(0..=1_000_000_000))]
+    memory_quota: Option<i32>,
+
+    /// Maximum disk size of all instances together, in GB [default: no limit]
+    #[arg(long, value_name = "GB", value_parser = clap::value_parser!(i32).range(0..=1_000_000_000))]
+    disk_quota: Option<i32>,
+
     /// REST requests per hour for each of the account's keys [default: 3600]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=1_000_000_000))]
     rate_limit_per_hour: Option<i32>,
@@ -74,6 +105,28 @@ pub struct CreateArgs {
     output: Output,
 }
 
+/// Suspend an account.
+#[derive(Args, Debug)]
+pub struct SuspendArgs {
+    /// Name of the account
+    name: String,
+
+    /// Why, in words for the account holder; they are shown wherever something is refused
+    #[arg(long)]
+    reason: String,
+
+    /// Stop the account's servers, and keep them off; without this, they are left as they are
+    #[arg(long)]
+    stop_servers: bool,
+}
+
+/// Resume an account.
+#[derive(Args, Debug)]
+pub struct ResumeArgs {
+    /// Name of the account
+    name: String,
+}
+
 /// The JSON form of an account.
 #[derive(Serialize)]
 struct View<'a> {
@@ -83,7 +136,11 @@ struct View<'a> {
     namespace: &'a str,
     instance_quota: Option<i32>,
     webhook_quota: Option<i32>,
+    vcpu_quota: Option<i32>,
+    memory_quota_gb: Option<i32>,
+    disk_quota_gb: Option<i32>,
     rate_limit_per_hour: u32,
+    suspended: Option<&'a Suspension>,
     ready: bool,
     reason: Option<&'a str>,
     message: Option<&'a str>,
@@ -100,7 +157,11 @@ fn view(account: &Account) -> View<'_> {
         namespace: account.wanted_namespace(),
         instance_quota: account.spec.instance_quota,
         webhook_quota: account.spec.webhook_quota,
+        vcpu_quota: account.spec.vcpu_quota,
+        memory_quota_gb: account.spec.memory_quota_gb,
+        disk_quota_gb: account.spec.disk_quota_gb,
         rate_limit_per_hour: account.rate_limit_per_hour(),
+        suspended: account.spec.suspended.as_ref(),
         ready: ready.is_some_and(|ready| ready.status == "True"),
         reason: ready.map(|ready| ready.reason.as_str()),
         message: ready.map(|ready| ready.message.as_str()),
@@ -110,8 +171,45 @@ fn view(account: &Account) -> View<'_> {
 
 pub(super) async fn run(command: AccountCommand, which: &ClusterArgs) -> Result<(), CliError> {
     let cluster = Cluster::of(which).await?;
-    let AccountCommand::Create(args) = command;
-    create(&cluster, args).await
+    match command {
+        AccountCommand::Create(args) => create(&cluster, args).await,
+        AccountCommand::Suspend(args) => {
+            let servers = if args.stop_servers {
+                SuspendedServers::Stop
+            } else {
+                SuspendedServers::Leave
+            };
+            let suspension = Suspension {
+                reason: args.reason,
+                servers,
+            };
+            set_suspension(&cluster, &args.name, Some(&suspension)).await?;
+            output::note(&format!("account {} suspended", args.name));
+            Ok(())
+        }
+        AccountCommand::Resume(args) => {
+            set_suspension(&cluster, &args.name, None).await?;
+            output::note(&format!("account {} resumed", args.name));
+            Ok(())
+        }
+    }
+}
+
+async fn set_suspension(
+    cluster: &Cluster,
+    name: &str,
+    suspension: Option<&Suspension>,
+) -> Result<(), CliError> {
+    let patch = Patch::Merge(json!({ "spec": { "suspended": suspension } }));
+    let api = Api::<Account>::all(cluster.client.clone());
+    cluster
+        .call(
+            &format!("change account {name}"),
+            api.patch(name, &PatchParams::default(), &patch),
+        )
+        .await
+        .map_err(|failure| failure.or(404, || CliError::NoAccount(name.to_owned())))?;
+    Ok(())
 }
 
 async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
@@ -121,8 +219,10 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         instance_quota: args.instance_quota,
         webhook_quota: args.webhook_quota,
         rate_limit_per_hour: args.rate_limit_per_hour,
-        billing: None,
-        invoices_closed_until: None,
+        vcpu_quota: args.vcpu_quota,
+        memory_quota_gb: args.memory_quota,
+        disk_quota_gb: args.disk_quota,
+        ..AccountSpec::default()
     };
     let api = Api::<Account>::all(cluster.client.clone());
     let account = cluster
@@ -164,6 +264,9 @@ fn show(account: &Account, output: Output) -> Result<(), CliError> {
             limit(view.instance_quota, "the operator's default"),
         ),
         ("Webhook quota", limit(view.webhook_quota, "20")),
+        ("vCPU quota", limit(view.vcpu_quota, "none")),
+        ("Memory quota in GB", limit(view.memory_quota_gb, "none")),
+        ("Disk quota in GB", limit(view.disk_quota_gb, "none")),
         ("Requests per hour", view.rate_limit_per_hour.to_string()),
         ("Ready", readiness(&view)),
         ("Message", view.message.unwrap_or("-").to_owned()),

@@ -10,6 +10,7 @@ use super::{
     conditions,
     invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES, MAX_TEXT, Party},
     money::TaxRate,
+    quota::SizeQuotas,
     times,
     webhook::DEFAULT_WEBHOOK_QUOTA,
 };
@@ -25,6 +26,16 @@ pub const ADOPTED_FOR_ANNOTATION: &str = "stellage.dev/adopted-for-account";
 
 /// Condition of an [`Account`]: its namespace exists and belongs to it.
 pub const NAMESPACE_READY: &str = "NamespaceReady";
+
+/// Annotation on the namespace of a suspended Account: the reason. The admission policy for tenants goes by it.
+pub const SUSPENDED_ANNOTATION: &str = "stellage.dev/suspended";
+
+/// Annotation on the namespace of a suspended Account whose servers are kept off: `Stop`. Without it the controllers may stop no server
+/// that is to run (the admission policy operator-operations.stellage.dev).
+pub const SUSPENDED_SERVERS_ANNOTATION: &str = "stellage.dev/suspended-servers";
+
+/// Condition of an [`Account`]: it is suspended, and its namespace says so; the message says why. Absent otherwise.
+pub const SUSPENDED: &str = "Suspended";
 
 /// Condition of an [`Account`]: nobody tells its holder about webhooks, because the operator has no mail server. Absent until that is
 /// so.
@@ -56,6 +67,7 @@ pub const DEFAULT_RATE_LIMIT_PER_HOUR: u32 = 3600;
     printcolumn(name = "Namespace", type_ = "string", json_path = ".status.namespace"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
+    printcolumn(name = "Suspended", type_ = "string", json_path = ".spec.suspended.reason", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("size(self.metadata.name) <= 63")
         .message("metadata.name must be at most 63 characters: it is the value of a label on the account's namespace"),
@@ -93,6 +105,26 @@ pub struct AccountSpec {
     #[schemars(range(min = 0, max = 10_000), extend("format" = "int32"))]
     pub webhook_quota: Option<i32>,
 
+    /// Maximum number of virtual CPUs that all instances have together, whoever creates or resizes them. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000), extend("format" = "int32"))]
+    pub vcpu_quota: Option<i32>,
+
+    /// Maximum memory of all instances together, in GB. Default: no limit.
+    #[serde(default, rename = "memoryQuotaGB", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000), extend("format" = "int32"))]
+    pub memory_quota_gb: Option<i32>,
+
+    /// Maximum disk size of all instances together, in GB. Default: no limit.
+    #[serde(default, rename = "diskQuotaGB", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000), extend("format" = "int32"))]
+    pub disk_quota_gb: Option<i32>,
+
+    /// Set while the account is suspended: its holder can read everything and change nothing, through REST, in the console and with
+    /// kubectl. Webhooks, backups and invoices go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Suspension>,
+
     /// REST requests per hour for each of the account's keys. Default: 3600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000), extend("format" = "int32"))]
@@ -108,6 +140,40 @@ pub struct AccountSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_moment")]
     pub invoices_closed_until: Option<String>,
+}
+
+/// Why an account is suspended, and what becomes of its servers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Suspension {
+    /// The reason, in words for the account holder, such as "invoice 2026-000042 is overdue". It is shown wherever something is refused.
+    #[schemars(schema_with = "text")]
+    pub reason: String,
+
+    /// Whether the servers of the account are left as they are, or stopped: Leave or Stop. Stopped servers that should be running
+    /// start again once the account is no longer suspended.
+    #[serde(default)]
+    pub servers: SuspendedServers,
+}
+
+impl Suspension {
+    /// Reason of the condition [`SUSPENDED`].
+    pub const fn condition(&self) -> &'static str {
+        match self.servers {
+            SuspendedServers::Leave => "ServersLeft",
+            SuspendedServers::Stop => "ServersStopped",
+        }
+    }
+}
+
+/// What becomes of the servers of a suspended account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+pub enum SuspendedServers {
+    /// They are left as they are.
+    #[default]
+    Leave,
+    /// They are stopped, and kept off.
+    Stop,
 }
 
 /// The account holder on invoices. What is issued stays as it was.
@@ -219,7 +285,8 @@ pub struct AccountStatus {
     #[schemars(extend("format" = "int64"))]
     pub observed_generation: Option<i64>,
 
-    /// Ready, Reconciling, Stalled, NamespaceReady; and MailUnavailable while the operator has no mail server.
+    /// Ready, Reconciling, Stalled, NamespaceReady; Suspended while the account is suspended; and MailUnavailable while the operator
+    /// has no mail server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,
@@ -246,12 +313,13 @@ impl Account {
         conditions::is_true(&status.conditions, NAMESPACE_READY).then_some(status.namespace.as_deref())?
     }
 
-    /// Maximum number of instances, `default` unless the spec says otherwise.
+    /// Maximum number of instances: `default` unless the spec says otherwise, and no more than its quotas of vCPUs, memory and disk have
+    /// room for if all have the smallest plan. That is as much of those quotas as Kubernetes can count.
     pub fn instance_quota(&self, default: u32) -> u32 {
-        self.spec
-            .instance_quota
-            .and_then(|n| u32::try_from(n).ok())
-            .unwrap_or(default)
+        let quota = self.spec.instance_quota.and_then(|n| u32::try_from(n).ok());
+        let room = self.size_quotas().most_instances();
+        let room = room.and_then(|room| u32::try_from(room).ok());
+        quota.unwrap_or(default).min(room.unwrap_or(u32::MAX))
     }
 
     /// Maximum number of webhooks.
@@ -260,6 +328,37 @@ impl Account {
             .webhook_quota
             .and_then(|n| u32::try_from(n).ok())
             .unwrap_or(DEFAULT_WEBHOOK_QUOTA)
+    }
+
+    /// What its instances may have together.
+    pub fn size_quotas(&self) -> SizeQuotas {
+        let limit = |limit: Option<i32>| limit.and_then(|limit| u64::try_from(limit).ok());
+        SizeQuotas {
+            vcpu: limit(self.spec.vcpu_quota),
+            memory_gb: limit(self.spec.memory_quota_gb),
+            disk_gb: limit(self.spec.disk_quota_gb),
+        }
+    }
+
+    /// Why its servers are kept off; `None` if they are not, or the namespace does not say so yet.
+    pub fn keeps_servers_off(&self) -> Option<&str> {
+        let suspension = self.spec.suspended.as_ref()?;
+        let known = conditions::find(&self.status.as_ref()?.conditions, SUSPENDED)?;
+        let is_off = suspension.servers == SuspendedServers::Stop && known.reason == suspension.condition();
+        is_off.then_some(suspension.reason.as_str())
+    }
+
+    /// The annotations about its suspension that its namespace has.
+    pub fn suspension_annotations(&self) -> [(&'static str, Option<&str>); 2] {
+        let suspension = self.spec.suspended.as_ref();
+        let stops = suspension.filter(|suspension| suspension.servers == SuspendedServers::Stop);
+        [
+            (
+                SUSPENDED_ANNOTATION,
+                suspension.map(|suspension| suspension.reason.as_str()),
+            ),
+            (SUSPENDED_SERVERS_ANNOTATION, stops.map(|_| "Stop")),
+        ]
     }
 
     /// Time until which its invoices are to be closed.

@@ -26,6 +26,14 @@ pub const FINALIZER: &str = "stellage.dev/server";
 /// the same key never acts twice.
 pub const IDEMPOTENCY_ANNOTATION: &str = "stellage.dev/idempotency-keys";
 
+/// Annotation with the generation of the spec that was last written through REST, and the id of the API key that asked for it, such as
+/// `3 key-7hz0c9k2`. Written in the same patch as that spec. Nobody else may write it (the admission policy requested-by.stellage.dev), and
+/// after a change of the spec by somebody else, its generation is no longer the current one.
+pub const REQUESTED_BY_ANNOTATION: &str = "stellage.dev/requested-by";
+
+/// Who asked for a spec that was not written through REST: the API server's audit log says more.
+pub const REQUESTED_IN_KUBERNETES: &str = "kubernetes";
+
 /// Label, `true`, of the Secrets that instances may use although they are not theirs. Without it any Secret of the namespace would be
 /// copied to a server for whoever may create an Instance.
 pub const USER_DATA_LABEL: &str = "stellage.dev/user-data-secret";
@@ -269,6 +277,12 @@ fn default_user_data_key() -> String {
     printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.image", priority = 1),
     printcolumn(
+        name = "Requested-By",
+        type_ = "string",
+        json_path = ".status.lastRequestedBy",
+        priority = 1
+    ),
+    printcolumn(
         name = "IPv6",
         type_ = "string",
         json_path = ".status.ipv6Address",
@@ -403,6 +417,10 @@ pub struct InstanceStatus {
     #[schemars(extend("format" = "int64"))]
     pub observed_generation: Option<i64>,
 
+    /// Who last asked for a change of the spec: the id of the API key, or kubernetes if it was not changed through REST.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_requested_by: Option<String>,
+
     /// IPv4 address. Once known, it is never removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip_address: Option<String>,
@@ -467,6 +485,16 @@ pub struct InstanceStatus {
     /// reinstalled until that changes; all else that the spec asks for is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused_installation: Option<RefusedInstallation>,
+
+    /// The plan that the spec asks for and for which the account's quotas have no room; the condition Ready says more. The plan in effect
+    /// stays until that changes; all else that the spec asks for is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Plan")]
+    pub refused_plan: Option<Plan>,
+
+    /// Whether the server is kept off because the account is suspended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspended: bool,
 
     /// When the next backup of the daily schedule is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -536,6 +564,14 @@ impl Instance {
             self.metadata.name.as_deref().unwrap_or_default(),
             origin::uid(&self.metadata),
         )
+    }
+
+    /// Who asked for the current spec: the id of an API key, or [`REQUESTED_IN_KUBERNETES`].
+    pub fn requested_by(&self) -> &str {
+        let noted = self.annotation(REQUESTED_BY_ANNOTATION);
+        let noted = noted.and_then(|noted| noted.split_once(' '));
+        let current = noted.filter(|(generation, _)| generation.parse().ok() == self.metadata.generation);
+        current.map_or(REQUESTED_IN_KUBERNETES, |(_, key)| key)
     }
 
     /// The display name: `spec.name`, else `metadata.name`.

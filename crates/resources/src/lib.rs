@@ -10,7 +10,7 @@
 //! - [`tracking`]: who wrote which field, and when the spec was written;
 //! - [`validation`]: rules for spec values, shared by REST and the controllers;
 //! - [`metering`]: what invoices need to know about an instance; [`money`]: amounts and prices, in integers; [`plan`]: the plans;
-//! - [`quota`]: rejections by a quota; [`refusal`]: why the spec of an instance is rejected;
+//! - [`quota`]: what an account may have, and rejections by a quota; [`refusal`]: why the spec of an instance is rejected;
 //! - [`size`]: how large texts become when they are stored;
 //! - `crd`: improvements to the derived schemas; `times`: schemas of times.
 
@@ -129,7 +129,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 }
 
 /// The admission policies, as YAML documents: one file each in `crds/`, under these names.
-pub const POLICIES: [(&str, &str); 5] = [
+pub const POLICIES: [(&str, &str); 6] = [
     // The namespace of an Account stays as long as the Account.
     (
         "account-namespaces.yaml",
@@ -154,6 +154,11 @@ pub const POLICIES: [(&str, &str); 5] = [
     (
         "operator-rights.yaml",
         include_str!("../../../crds/operator-rights.yaml"),
+    ),
+    // Who holds a suspended Account can only read.
+    (
+        "suspended-accounts.yaml",
+        include_str!("../../../crds/suspended-accounts.yaml"),
     ),
 ];
 

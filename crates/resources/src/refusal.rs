@@ -36,10 +36,14 @@ pub enum Cause {
     BackupRegionDiffers,
     /// There is no such private network in the region, or no address in it is free.
     PrivateNetworkUnavailable,
+    /// The account's quotas of vCPUs, memory or disk have no room for its plan.
+    QuotaExceeded,
+    /// The account is suspended, and its servers are kept off.
+    AccountSuspended,
 }
 
 impl Cause {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Spec,
         Self::OriginTaken,
         Self::BackupUnavailable,
@@ -47,6 +51,8 @@ impl Cause {
         Self::BackupTooLarge,
         Self::BackupRegionDiffers,
         Self::PrivateNetworkUnavailable,
+        Self::QuotaExceeded,
+        Self::AccountSuspended,
     ];
 
     /// Reason of the conditions.
@@ -59,6 +65,8 @@ impl Cause {
             Self::BackupTooLarge => "BackupTooLarge",
             Self::BackupRegionDiffers => "BackupRegionDiffers",
             Self::PrivateNetworkUnavailable => "PrivateNetworkUnavailable",
+            Self::QuotaExceeded => "QuotaExceeded",
+            Self::AccountSuspended => "AccountSuspended",
         }
     }
 

@@ -59,6 +59,9 @@ const SPEC: &[&str] = &[
     "namespace",
     "instanceQuota",
     "webhookQuota",
+    "vcpuQuota",
+    "memoryQuotaGB",
+    "diskQuotaGB",
     "rateLimitPerHour",
 ];
 /// Fields of `status` that are included.

@@ -1,6 +1,6 @@
 //! The I/O: reads, calls `decide`, applies the result and writes the status.
 
-use std::{fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
+use std::{collections::BTreeMap, fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
 
 use futures::{TryStreamExt as _, stream};
 use k8s_openapi::{
@@ -26,7 +26,7 @@ use domain::account::{self as decide, Claim, Contents, NamespaceRefusal, Namespa
 use resources::{
     ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, Delivery, EventLog, Instance, PrivateNetwork,
     Webhook,
-    account::{ADOPTED_FOR_ANNOTATION, FINALIZER},
+    account::{ADOPTED_FOR_ANNOTATION, FINALIZER, SUSPENDED_ANNOTATION, SUSPENDED_SERVERS_ANNOTATION},
     conditions, ids, origin,
     webhook::WEBHOOK_SECRET_LABEL,
 };
@@ -104,8 +104,8 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Opti
     }
     match decide::claim(account, &shared.deps.namespace, &claimants, view.as_ref()) {
         Claim::Refused(refusal) => work.refuse(account, refusal).await,
-        Claim::Create => work.ensure(account, Start::Create).await,
-        Claim::Relabel => work.ensure(account, Start::Repair).await,
+        Claim::Create => work.ensure(account, Start::Create, None).await,
+        Claim::Relabel => work.ensure(account, Start::Repair, namespace.as_ref()).await,
         Claim::Adopt => {
             let used = [
                 work.contents::<Instance>(INSTANCES, "", is_used).await?,
@@ -116,16 +116,17 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Opti
             ];
             match decide::in_use(account, &used) {
                 Some(refusal) => work.refuse(account, refusal).await,
-                None => work.ensure(account, Start::Adopt).await,
+                None => work.ensure(account, Start::Adopt, namespace.as_ref()).await,
             }
         }
-        Claim::Own { adopted: true } => work.ensure(account, Start::Adopted).await,
+        Claim::Own { adopted: true } => work.ensure(account, Start::Adopted, namespace.as_ref()).await,
         Claim::Own { adopted: false } => {
             let wanted = children::namespace(account);
-            let intact =
-                namespace.is_some_and(|is| children::metadata_matches(&is.metadata, &wanted.metadata));
+            let intact = namespace
+                .as_ref()
+                .is_some_and(|is| children::metadata_matches(&is.metadata, &wanted.metadata));
             let start = if intact { Start::Created } else { Start::Repair };
-            work.ensure(account, start).await
+            work.ensure(account, start, namespace.as_ref()).await
         }
     }
 }
@@ -188,8 +189,13 @@ impl Work<'_> {
         Ok(Some(again))
     }
 
-    /// Creates or repairs the namespace of an Account and the objects in it.
-    async fn ensure(&self, account: &Account, start: Start) -> Result<Option<Duration>, AccountError> {
+    /// Creates or repairs the namespace of an Account and the objects in it. `before` is the namespace, if there is one.
+    async fn ensure(
+        &self,
+        account: &Account,
+        start: Start,
+        before: Option<&Namespace>,
+    ) -> Result<Option<Duration>, AccountError> {
         // Set the finalizer first, so that everything created later is cleaned up.
         let mut account = account.clone();
         let has_finalizer = account.finalizers().iter().any(|f| f == FINALIZER);
@@ -201,7 +207,11 @@ impl Work<'_> {
         // An owned namespace stays owned even if a repair fails.
         let is_new = matches!(start, Start::Create | Start::Adopt);
         let owned = (namespace.is_ok() || !is_new).then_some(adopted);
-        let children = match namespace {
+        let suspension = match namespace {
+            Ok(()) => self.ensure_suspension(&account, before).await,
+            Err(error) => Err(error),
+        };
+        let children = match suspension {
             Ok(()) => self.ensure_children(&account).await,
             Err(error) => Err(error),
         };
@@ -273,6 +283,29 @@ impl Work<'_> {
                 self.apply(self.all(), &wanted, "label the namespace").await?;
             }
         }
+        Ok(())
+    }
+
+    /// Has the namespace say whether the account is suspended, for the admission policies.
+    async fn ensure_suspension(
+        &self,
+        account: &Account,
+        before: Option<&Namespace>,
+    ) -> Result<(), AccountError> {
+        let is = before.and_then(|before| before.metadata.annotations.as_ref());
+        let wanted = account.suspension_annotations();
+        let is_right = |(name, wanted): &(_, Option<&str>)| {
+            is.and_then(|is| is.get(*name)).map(String::as_str) == *wanted
+        };
+        if wanted.iter().all(is_right) {
+            return Ok(());
+        }
+        let annotations: BTreeMap<_, _> = wanted.into();
+        let patch = Patch::Merge(json!({ "metadata": { "annotations": annotations } }));
+        self.all::<Namespace>()
+            .patch_metadata(&self.namespace, &PatchParams::default(), &patch)
+            .doing("annotate the namespace")
+            .await?;
         Ok(())
     }
 
@@ -618,7 +651,7 @@ impl Work<'_> {
         let unlabel = json!({ "metadata": {
             "resourceVersion": namespace.metadata.resource_version,
             "labels": { ACCOUNT_LABEL: null },
-            "annotations": { ADOPTED_FOR_ANNOTATION: null },
+            "annotations": { ADOPTED_FOR_ANNOTATION: null, SUSPENDED_ANNOTATION: null, SUSPENDED_SERVERS_ANNOTATION: null },
         }});
         let unlabelled = self
             .all::<Namespace>()

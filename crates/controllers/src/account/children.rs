@@ -325,6 +325,10 @@ pub(super) mod tests {
             ..DEFAULTS
         };
         assert_eq!(super::limits(&ada, fewer_keys)[KEYS], 7);
+        ada.spec.memory_quota_gb = Some(9);
+        assert_eq!(limits(&ada)[INSTANCES], 4, "the smallest has 2 GB");
+        ada.spec.memory_quota_gb = Some(9000);
+        assert_eq!(limits(&ada)[INSTANCES], 100);
         ada.spec.webhook_quota = Some(40);
         assert_eq!(limits(&ada)[DELIVERIES], 58_000, "more webhooks keep more");
         ada.spec.instance_quota = Some(3);

@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 
 use domain::account::Claimant;
 use domain::event::payload::User;
-use resources::{Account, ids, origin};
+use resources::{Account, ids, origin, quota::SizeQuotas};
 use runtime::watch::{Change, Listener};
 
 /// The owners of namespaces. Cheap to clone.
@@ -17,6 +17,9 @@ use runtime::watch::{Change, Listener};
 pub struct AccountDirectory {
     index: Arc<RwLock<Index>>,
 }
+
+/// The owner's origin UID, why its servers are kept off, and its quotas.
+type Terms = (String, Option<String>, SizeQuotas);
 
 #[derive(Debug, Default)]
 struct Index {
@@ -42,7 +45,8 @@ impl AccountDirectory {
     }
 
     /// The listener for the watch of Accounts. It must receive every change. After updating the directory, it calls
-    /// `owner_changed` with every namespace that has gained, changed or lost its owner. The callback must not block.
+    /// `owner_changed` with every namespace that has gained, changed or lost its owner, or whose owner's servers are kept off, or
+    /// no longer are, or whose owner has other quotas. The callback must not block.
     pub fn listener(
         &self,
         mut owner_changed: impl FnMut(&str) + Send + 'static,
@@ -63,15 +67,17 @@ impl Index {
         self.by_namespace.get(namespace)?.values().next()
     }
 
-    fn owner_uid(&self, namespace: &str) -> Option<&str> {
-        self.by_namespace
-            .get(namespace)?
-            .keys()
-            .next()
-            .map(|c| c.uid.as_str())
+    /// The owner of a namespace, and what the other controllers go by.
+    fn terms(&self, namespace: &str) -> Option<Terms> {
+        let (claimant, account) = self.by_namespace.get(namespace)?.first_key_value()?;
+        Some((
+            claimant.uid.clone(),
+            account.keeps_servers_off().map(str::to_owned),
+            account.size_quotas(),
+        ))
     }
 
-    /// Records a change and returns the namespaces whose owner has changed.
+    /// Records a change and returns the namespaces whose owner, or its terms, have changed.
     fn changed(&mut self, change: &Change<Account>) -> Vec<String> {
         let touched: HashSet<String> = match change {
             Change::Replaced(all) => {
@@ -97,11 +103,11 @@ impl Index {
             }
             Change::Unreadable(_) => return Vec::new(),
         };
-        let before: Vec<(String, Option<String>)> = touched
+        let before: Vec<(String, Option<Terms>)> = touched
             .into_iter()
             .map(|namespace| {
-                let owner = self.owner_uid(&namespace).map(str::to_owned);
-                (namespace, owner)
+                let terms = self.terms(&namespace);
+                (namespace, terms)
             })
             .collect();
         match change {
@@ -120,7 +126,7 @@ impl Index {
         }
         before
             .into_iter()
-            .filter(|(namespace, owner)| self.owner_uid(namespace) != owner.as_deref())
+            .filter(|(namespace, terms)| self.terms(namespace) != *terms)
             .map(|(namespace, _)| namespace)
             .collect()
     }
@@ -203,6 +209,11 @@ mod tests {
             "the older wins"
         );
         assert!(take().is_empty());
+
+        let mut limited = owning("ada", "shop", 1);
+        limited.spec.vcpu_quota = Some(8);
+        listener.changed(&Change::Applied(Arc::new(limited)));
+        assert_eq!(take().len(), 1, "it has another quota");
 
         listener.changed(&Change::Deleted(Arc::new(owning("ada", "shop", 1))));
         assert_eq!(take(), [("shop".to_owned(), Some("bob".to_owned()))]);

@@ -1,6 +1,7 @@
 //! The Instance controller: asks the provider for one step, decides ([`domain::instance`]), and writes the status.
 //!
 //! - `reconcile`: one reconcile of one instance: `observe` gathers what the decision depends on, `apply` writes it;
+//! - `room`: whether the account's quotas of vCPUs, memory and disk have room;
 //! - `user_data`: reads the user data for a server that is installed;
 //! - `trace`: the trace that it belongs to;
 //! - `unreadable`: the condition of objects that do not match their schema.
@@ -8,6 +9,7 @@
 mod apply;
 mod observe;
 mod reconcile;
+mod room;
 mod trace;
 mod unreadable;
 mod user_data;
@@ -19,10 +21,11 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use reconcile::Reconciler;
+use room::Room;
 
-use super::{backup::BackupIndex, invoice::InvoiceSettings, ledger::Ledger};
+use super::{account::AccountDirectory, backup::BackupIndex, invoice::InvoiceSettings, ledger::Ledger};
 use crate::{monitoring::Monitor, network::Networks};
-use domain::event::{Outbox, payload::User};
+use domain::event::Outbox;
 use providers::{Instances, Provider};
 use resources::{Instance, origin};
 use runtime::{
@@ -30,17 +33,14 @@ use runtime::{
     metrics::KindLabels, shared_catalogue::SharedCatalogue, work_queue, write_pressure::WritePressure,
 };
 
-/// Looks up the account holder that a namespace belongs to.
-pub type HolderOf = Arc<dyn Fn(&str) -> Option<User> + Send + Sync>;
-
 /// The controller, and what it depends on.
 pub struct InstanceController<P> {
     /// Client of the API server.
     pub client: Client,
     /// Runs the servers.
     pub provider: Arc<P>,
-    /// Looks up the account holder that a namespace belongs to.
-    pub holder_of: HolderOf,
+    /// Knows which Account a namespace belongs to.
+    pub directory: AccountDirectory,
     pub instances: ByNamespace<Instance>,
     /// The backups of the instances.
     pub backups: BackupIndex,
@@ -129,6 +129,7 @@ impl<P: Provider> InstanceController<P> {
             writes: Semaphore::new(usize::from(self.write_concurrency)),
             backoffs: Backoffs::default(),
             lost_regions: parking_lot::Mutex::default(),
+            room: Room::new(self.instances.clone(), queue.clone()),
             queue,
             controller: self,
         }

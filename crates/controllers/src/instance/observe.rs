@@ -9,7 +9,7 @@ use domain::{
     catalogue::Catalogue,
     event::payload::User,
     instance::{
-        Gate, Question, Seen, project_behind, question,
+        Gate, Question, Refused, Seen, project_behind, question,
         user_data::{USER_DATA_INVALID, USER_DATA_MISSING},
     },
     provider::{Addresses, Observation, PROVIDER, Progress, ProviderError, Trouble},
@@ -17,7 +17,7 @@ use domain::{
 };
 use providers::{Membership, Provider, Step};
 use resources::{
-    Instance, InstanceStatus, Refusal, conditions,
+    Account, Instance, InstanceStatus, Refusal, conditions,
     origin::{self, ORIGIN_ANNOTATION},
     refusal::Cause,
     validation,
@@ -74,9 +74,26 @@ pub(super) fn is_accepted(instance: &Instance) -> bool {
         .is_some_and(|status| status.state.is_some())
 }
 
+/// Why the servers of a suspended account are off; `None` if they need not be.
+fn kept_off(account: &Account) -> Option<Refusal> {
+    let reason = account.keeps_servers_off()?;
+    Some(Refusal {
+        cause: Cause::AccountSuspended,
+        message: format!("the server is kept off, because the account is suspended: {reason}"),
+    })
+}
+
 impl<P: Provider> Reconciler<P> {
     pub(super) fn holder_of(&self, instance: &Instance) -> Option<User> {
-        (self.controller.holder_of)(instance.metadata.namespace.as_deref().unwrap_or_default())
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        self.controller.directory.holder_of(namespace)
+    }
+
+    /// Whether the account limits vCPUs, memory or disk.
+    pub(super) fn has_size_quotas(&self, instance: &Instance) -> bool {
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let account = self.controller.directory.account_of(namespace);
+        account.is_some_and(|account| !account.size_quotas().is_unlimited())
     }
 
     /// Whether the outbox is so full that the instance must wait for deliveries to be recorded.
@@ -87,13 +104,13 @@ impl<P: Provider> Reconciler<P> {
     }
 
     /// Decides whether the instance may be reconciled.
-    pub(super) fn gate(&self, instance: &Instance, holder: Option<&User>) -> Gate {
+    pub(super) fn gate(&self, instance: &Instance) -> Gate {
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
-        if holder.is_none() {
+        let Some(account) = self.controller.directory.account_of(namespace) else {
             return Gate::NoAccount(format!(
                 "namespace {namespace} belongs to no Account, so the instance is ignored; create an Account with spec.namespace {namespace}"
             ));
-        }
+        };
         let accepted = is_accepted(instance);
         if !accepted && let Some(refusal) = self.copy(instance) {
             return Gate::InvalidSpec(refusal);
@@ -102,12 +119,24 @@ impl<P: Provider> Reconciler<P> {
         if let Some(message) = self.lost_region(instance, &catalogue) {
             return Gate::NoRegion(message);
         }
-        match self.complaint(instance, accepted, &catalogue) {
-            // Once it is accepted, the only possible complaint is about the image to install.
-            Some(refusal) if accepted => Gate::CannotInstall(refusal),
-            Some(refusal) => Gate::InvalidSpec(refusal),
-            None => Gate::Open,
+        let complaint = self.complaint(instance, accepted, &catalogue);
+        if accepted {
+            // The only possible complaint is about the image to install.
+            let refused = Refused {
+                installation: complaint,
+                plan: self.room.refusal(&account, instance),
+                power: kept_off(&account),
+            };
+            return refused.gate();
         }
+        let refusal = match complaint.or_else(|| kept_off(&account)) {
+            Some(refusal) => {
+                self.room.forget(instance);
+                Some(refusal)
+            }
+            None => self.room.refusal(&account, instance),
+        };
+        refusal.map_or(Gate::Open, Gate::InvalidSpec)
     }
 
     /// Why nothing is done about an instance that is a copy of an older one; `None` if it is not.

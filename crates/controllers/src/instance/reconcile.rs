@@ -10,10 +10,11 @@ use super::{
     InstanceController,
     apply::Draft,
     observe::{LookAgain, is_accepted},
+    room::Room,
     trace,
     user_data::LOOK_AGAIN,
 };
-use domain::instance::{Audience, Gate, Next, Question, decide, question};
+use domain::instance::{Audience, Gate, Next, Question, decide, question, waits_for_room};
 use providers::Provider;
 use resources::{Instance, origin};
 use runtime::{
@@ -35,6 +36,8 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// When to check again whether what is refused can be done, because a change of the catalogue is not reported, and one of a backup may be
 /// missed.
 const REFUSED_AGAIN: Duration = Duration::from_mins(10);
+/// When to check again whether the quotas have room. Usually it is queued sooner.
+const ROOM_AGAIN: Duration = Duration::from_mins(1);
 /// When to check again whether the end of an instance has been recorded: the first and the longest interval.
 const UNTIL_RECORDED: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// When to retry an instance whose outbox is full.
@@ -48,6 +51,8 @@ pub(super) struct Reconciler<P> {
     pub(super) backoffs: Backoffs,
     /// The regions of instances that are not available, which the log tells of once.
     pub(super) lost_regions: Mutex<HashSet<String>>,
+    /// In the quotas of accounts.
+    pub(super) room: Room,
 }
 
 impl<P: Provider> Reconcile for Reconciler<P> {
@@ -55,7 +60,7 @@ impl<P: Provider> Reconcile for Reconciler<P> {
         let Some(instance) = self.queue.current(object_ref) else {
             return Class::Normal;
         };
-        let gate = self.gate(&instance, self.holder_of(&instance).as_ref());
+        let gate = self.gate(&instance);
         let asks = question(&instance, &gate, self.controller.clock.now()) == Question::Step;
         if asks && self.is_suspect(&instance) {
             Class::Suspect
@@ -132,7 +137,7 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(Some(CONGESTED));
             }
             let holder = self.holder_of(&draft.instance);
-            let gate = self.gate(&draft.instance, holder.as_ref());
+            let gate = self.gate(&draft.instance);
             // An accepted instance needs the finalizer even if the gate is closed: it may have a server, and without the
             // finalizer its deletion is refused.
             let is_marked = draft.instance.has_finalizer()
@@ -140,6 +145,7 @@ impl<P: Provider> Reconciler<P> {
             if (gate == Gate::Open || is_accepted(&draft.instance)) && !is_marked {
                 draft = Draft::new(self.mark(&draft.instance).await?);
             }
+            let plan = draft.instance.spec.plan;
             let asked = match self.ask(&mut draft, &gate, class).await? {
                 Ok(asked) => asked,
                 Err(LookAgain(delay)) => return Ok(Some(delay)),
@@ -147,6 +153,12 @@ impl<P: Provider> Reconciler<P> {
             // The provider call may have taken a while. If the spec has changed since, decide on the new one; the provider's
             // answer still matches the status, which only this controller writes.
             draft.refresh(self.queue.freshest(draft.stored.clone()));
+            // Whether there is room for another plan was not asked.
+            let gate = if draft.instance.spec.plan == plan {
+                gate
+            } else {
+                self.gate(&draft.instance)
+            };
             let now = self.controller.clock.now();
             let findings = self.controller.monitor.findings(&draft.instance);
             let audience = Audience {
@@ -187,7 +199,10 @@ impl<P: Provider> Reconciler<P> {
                 self.store(&mut draft).await?;
                 return Err(error);
             }
-            let may_be_stored_later = decision.may_be_stored_later && !self.is_suspect(&draft.instance);
+            // What the quotas had room for is stored at once: the next leader knows it from the statuses alone.
+            let may_be_stored_later = decision.may_be_stored_later
+                && !self.is_suspect(&draft.instance)
+                && !self.has_size_quotas(&draft.instance);
             draft.take(decision);
             if may_be_stored_later {
                 continue;
@@ -199,11 +214,12 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(Some(if awaits { delay.min(LOOK_AGAIN) } else { delay }));
             }
             self.backoffs.reset(&ObjectRef::of(&*draft.instance));
-            let is_refused = matches!(
-                gate,
-                Gate::InvalidSpec(_) | Gate::CannotInstall(_) | Gate::NoRegion(_)
-            );
-            let again = is_refused.then_some(REFUSED_AGAIN);
+            let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::InPart(_) | Gate::NoRegion(_));
+            let again = if waits_for_room(&draft.instance) {
+                Some(ROOM_AGAIN)
+            } else {
+                is_refused.then_some(REFUSED_AGAIN)
+            };
             match next {
                 Next::Now => {}
                 Next::After(delay) => return Ok(Some(again.map_or(delay, |again| delay.min(again)))),

@@ -516,11 +516,10 @@ impl Operator {
             simulator: Simulator::new(*timings, Pools::default(), Faults::new(true), known),
             rng: Mutex::new(StdRng::seed_from_u64(seed + 1)),
         });
-        let holders = directory.clone();
         let instance_controller = InstanceController {
             client: client.clone(),
             provider: provider.clone(),
-            holder_of: Arc::new(move |namespace| holders.holder_of(namespace)),
+            directory: directory.clone(),
             instances: by_namespace.clone(),
             backups: index.clone(),
             networks: Networks::new(by_namespace.clone()),

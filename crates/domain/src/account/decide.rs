@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Namespace;
 
 use resources::{
     ACCOUNT_LABEL, Account, AccountStatus,
-    account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION, MAIL_UNAVAILABLE, NAMESPACE_READY},
+    account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION, MAIL_UNAVAILABLE, NAMESPACE_READY, SUSPENDED},
     conditions::{self, Desired, READY, RECONCILING, STALLED},
     ids, origin,
 };
@@ -429,6 +429,20 @@ pub fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountSt
         };
         conditions::set(&mut conditions, desired, generation, now);
     }
+    match &account.spec.suspended {
+        Some(suspension) => conditions::set(
+            &mut conditions,
+            Desired {
+                type_: SUSPENDED,
+                status: Some(true),
+                reason: suspension.condition(),
+                message: suspension.reason.clone(),
+            },
+            generation,
+            now,
+        ),
+        None => conditions::remove(&mut conditions, SUSPENDED),
+    }
     AccountStatus {
         id: Some(ids::account_id(origin::uid(&account.metadata))),
         // Written by the controller, which knows it.
@@ -463,7 +477,11 @@ pub fn set_mail(status: &mut AccountStatus, has_mail: bool, generation: Option<i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use resources::{conditions::find, testing::account};
+    use resources::{
+        account::{SuspendedServers, Suspension},
+        conditions::find,
+        testing::account,
+    };
 
     /// An Account that owns its namespace.
     fn owning(name: &str, namespace: &str, second: i64) -> Account {
@@ -781,5 +799,26 @@ mod tests {
         assert_eq!((ada.owned_namespace(), status.namespace.as_deref()), (None, None));
         assert!(conditions::is_true(&status.conditions, STALLED));
         assert!(status.id.as_deref().unwrap().starts_with("usr_"));
+    }
+
+    #[test]
+    fn a_suspended_account_says_why_and_keeps_servers_off_only_once_it_has_said_so() {
+        let mut ada = owning("ada", "shop", 1);
+        let ready = Outcome::Ready { adopted: false };
+        let decided = |account: &Account| status(account, &ready, Timestamp::UNIX_EPOCH);
+        for (servers, is_off) in [(SuspendedServers::Leave, false), (SuspendedServers::Stop, true)] {
+            ada.spec.suspended = Some(Suspension {
+                reason: "overdue".to_owned(),
+                servers,
+            });
+            assert_eq!(ada.keeps_servers_off(), None, "the namespace may not say so yet");
+            let status = decided(&ada);
+            assert_eq!(find(&status.conditions, SUSPENDED).unwrap().message, "overdue");
+            ada.status = Some(status);
+            assert_eq!(ada.keeps_servers_off().is_some(), is_off);
+        }
+        ada.spec.suspended = None;
+        assert_eq!(ada.keeps_servers_off(), None);
+        assert!(find(&decided(&ada).conditions, SUSPENDED).is_none());
     }
 }

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     decision::{Audience, Decision, Gate, Note, Seen},
-    requests::{accept, begin, refuse, state_during, take_on, told_apart},
+    requests::{accept, begin, granted, note_request, refuse, state_during, take_on, told_apart},
     summary,
 };
 use crate::{
@@ -53,6 +53,7 @@ pub fn decide(
         retry: false,
     };
     refuse(instance, &mut machine.status, gate);
+    note_request(instance, &mut machine.status);
     let mut recheck_after = None;
     let mut finished = false;
     match seen {
@@ -100,8 +101,9 @@ pub fn decide(
     touch(instance, &before, &mut status, now);
     let begun = summary::begun(&before, &status);
     // Not together with the end of another operation: if that is lost too, it is repeated.
-    let may_be_stored_later =
-        !retry && ended.is_none() && begun.is_some_and(|begun| is_harmless(begun, &before, &instance.spec));
+    let may_be_stored_later = !retry
+        && ended.is_none()
+        && begun.is_some_and(|begun| is_harmless(begun, &before, &granted(&instance.spec, &status)));
     let mut notes = summary::notes(
         &before,
         &status,
@@ -505,13 +507,14 @@ impl Machine<'_> {
                     cause == OffCause::Requested && self.status.power == Some(PowerState::Running);
                 self.status.power = Some(PowerState::Stopped);
                 self.status.state = Some(InstanceState::Stopped);
+                let spec = granted(&self.instance.spec, &self.status);
                 if (matches!(cause, OffCause::Crashed | OffCause::Interrupted) || stop_was_lost)
-                    && self.instance.spec.power_state == PowerState::Running
+                    && spec.power_state == PowerState::Running
                     && !self.instance.is_deleting()
                 {
                     begin(
                         &mut self.status,
-                        &self.instance.spec,
+                        &spec,
                         OperationKind::Start,
                         PowerState::Running,
                         self.now,

@@ -40,9 +40,36 @@ pub enum Gate {
     /// It has been accepted, but the catalogue no longer has its region, so nothing is concluded about its server; the text is the
     /// message for the conditions.
     NoRegion(String),
-    /// It has been accepted, but what its spec has since asked to install cannot be installed. Everything else that the
-    /// spec asks for is done.
-    CannotInstall(Refusal),
+    /// It has been accepted, and everything that its spec asks for is done, except for what is refused.
+    InPart(Refused),
+}
+
+/// What is refused to an accepted instance, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// To install what its spec has since asked for.
+    pub installation: Option<Refusal>,
+    /// The plan of its spec.
+    pub plan: Option<Refusal>,
+    /// To run.
+    pub power: Option<Refusal>,
+}
+
+static NOTHING: Refused = Refused {
+    installation: None,
+    plan: None,
+    power: None,
+};
+
+impl Refused {
+    /// The gate of an accepted instance to which this is refused.
+    pub fn gate(self) -> Gate {
+        if self == NOTHING {
+            Gate::Open
+        } else {
+            Gate::InPart(self)
+        }
+    }
 }
 
 impl Gate {
@@ -50,8 +77,17 @@ impl Gate {
     pub const fn is_open(&self, status: &InstanceStatus) -> bool {
         match self {
             Self::Open => true,
-            Self::CannotInstall(_) => status.state.is_some(),
+            Self::InPart(_) => status.state.is_some(),
             Self::NoAccount(_) | Self::InvalidSpec(_) | Self::NoRegion(_) => false,
+        }
+    }
+
+    /// What is refused to an accepted instance; `None` if nothing is decided about it.
+    pub(super) fn refused(&self) -> Option<&Refused> {
+        match self {
+            Self::Open => Some(&NOTHING),
+            Self::InPart(refused) => Some(refused),
+            Self::NoAccount(_) | Self::InvalidSpec(_) | Self::NoRegion(_) => None,
         }
     }
 }

@@ -82,7 +82,7 @@ fn of_condition(status: &InstanceStatus) -> Option<Explanation> {
 fn of_refusal(cause: Cause, message: &str) -> String {
     let what = match cause {
         Cause::Spec => return message.replace("spec.", ""),
-        Cause::OriginTaken => return message.to_owned(),
+        Cause::OriginTaken | Cause::QuotaExceeded | Cause::AccountSuspended => return message.to_owned(),
         Cause::PrivateNetworkUnavailable => {
             return "the private network that it is to be in does not exist in its region, or has no free address; delete the instance and create another".to_owned();
         }

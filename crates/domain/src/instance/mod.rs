@@ -8,6 +8,7 @@
 //! - [`has_console()`]: whether its console can be opened;
 //! - `decision`: input and output of a decision;
 //! - [`question()`]: what to ask the provider before deciding;
+//! - [`has_size()`]: what it has of vCPUs, memory and disk, for the account's quotas;
 //! - [`explain()`]: why an instance differs from its spec;
 //! - `summary`: conditions and Events for a status;
 //! - [`user_data`]: the Secret with the user data, and what needs them.
@@ -21,6 +22,7 @@ mod explain;
 mod installation;
 mod question;
 pub mod requests;
+mod size;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -30,8 +32,9 @@ pub use actions::{Action, NotAllowed};
 pub use change::changed_spec;
 pub use console::has_console;
 pub use decide::{creation_began, decide, is_overdue, tell_missed_backup};
-pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Seen};
+pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Refused, Seen};
 pub use explain::{Explanation, explain};
 pub use installation::{DoesNotFit, Installation, RestorableBackup, disk_of};
 pub use question::{Question, question};
 pub use requests::{current, project, project_behind, shown, take_on, wants_restore};
+pub use size::{has_size, waits_for_room, will_have_size};

@@ -13,8 +13,16 @@ use resources::{
 /// The status as it will be once the controller has seen the spec. The facade shows it after writing a spec.
 pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
     let mut status = instance.status.clone().unwrap_or_default();
+    note_request(instance, &mut status);
     take_on(instance, &mut status, now);
     status
+}
+
+/// Records who asked for the spec, once for each.
+pub(super) fn note_request(instance: &Instance, status: &mut InstanceStatus) {
+    if status.observed_generation.is_none() || status.observed_generation != instance.metadata.generation {
+        status.last_requested_by = Some(instance.requested_by().to_owned());
+    }
 }
 
 /// Like [`project`], for an instance whose gate the controller knows.
@@ -35,13 +43,37 @@ pub fn wants_restore(instance: &Instance) -> bool {
         && !instance.status.as_ref().is_some_and(is_installed)
 }
 
-/// Records in the status which installation is refused, so that [`take_on`] leaves it out, also in the facade.
+/// Records in the status what is refused, so that [`take_on`] leaves it out, also in the facade.
 pub(super) fn refuse(instance: &Instance, status: &mut InstanceStatus, gate: &Gate) {
-    match gate {
-        Gate::Open => status.refused_installation = None,
-        Gate::CannotInstall(_) => status.refused_installation = Some(installation(&instance.spec)),
-        Gate::NoAccount(_) | Gate::InvalidSpec(_) | Gate::NoRegion(_) => {}
+    let Some(refused) = gate.refused() else { return };
+    let spec = &instance.spec;
+    status.refused_installation = refused.installation.as_ref().map(|_| installation(spec));
+    status.refused_plan = refused.plan.as_ref().map(|_| spec.plan);
+    // A server that was off by itself before is not to start afterwards.
+    status.suspended = refused.power.is_some() && (status.suspended || !is_off_by_itself(status));
+}
+
+/// Whether the server is off although that was not asked for: its guest shut itself down, or somebody outside did.
+fn is_off_by_itself(status: &InstanceStatus) -> bool {
+    status.operation.is_none()
+        && status.power == Some(PowerState::Stopped)
+        && status.power_state == Some(PowerState::Running)
+}
+
+/// What the spec asks for, without what is refused.
+pub(super) fn granted<'a>(spec: &'a InstanceSpec, status: &InstanceStatus) -> Cow<'a, InstanceSpec> {
+    let in_effect = status.plan.filter(|_| status.refused_plan == Some(spec.plan));
+    if in_effect.is_none() && !status.suspended {
+        return Cow::Borrowed(spec);
     }
+    let mut spec = spec.clone();
+    if let Some(plan) = in_effect {
+        (spec.plan, spec.plan_on_reboot) = (plan, None);
+    }
+    if status.suspended {
+        spec.power_state = PowerState::Stopped;
+    }
+    Cow::Owned(spec)
 }
 
 /// The installation that a spec asks for.
@@ -96,7 +128,8 @@ pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) 
 /// copied to the status when its operation begins. A request that cannot begin yet still differs between spec and
 /// status, so it is found again later.
 pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
-    let spec = &instance.spec;
+    let granted = granted(&instance.spec, status);
+    let spec = &*granted;
     if instance.is_deleting() {
         if status
             .operation

@@ -58,6 +58,7 @@ pub(super) fn describe(
         Some(plan)
             if plan != instance.spec.plan
                 && instance.spec.plan_on_reboot == Some(instance.spec.plan)
+                && status.refused_plan != Some(instance.spec.plan)
                 && !reconciling
                 && gate.is_open(status) =>
         {
@@ -105,7 +106,7 @@ fn summarise(
         match gate {
             Gate::NoAccount(message) => return stalled("NoAccount", message),
             Gate::InvalidSpec(refusal) => return stalled(refusal.cause.reason(), &refusal.message),
-            Gate::Open | Gate::CannotInstall(_) | Gate::NoRegion(_) => {}
+            Gate::Open | Gate::InPart(_) | Gate::NoRegion(_) => {}
         }
     }
     if let Some(trouble) = trouble {
@@ -143,8 +144,16 @@ fn summarise(
             message: format!("{what}{forced}"),
         };
     }
-    if let Gate::CannotInstall(refusal) = gate
-        && !instance.is_deleting()
+    let refused = gate.refused().filter(|_| !instance.is_deleting());
+    if let Some(refused) = refused
+        && let Some(refusal) = refused.installation.as_ref().or(refused.plan.as_ref())
+    {
+        return stalled(refusal.cause.reason(), &refusal.message);
+    }
+    if let Some(refusal) = refused.and_then(|refused| refused.power.as_ref())
+        && status.suspended
+        && state == Some(InstanceState::Stopped)
+        && instance.spec.power_state == PowerState::Running
     {
         return stalled(refusal.cause.reason(), &refusal.message);
     }

@@ -29,11 +29,14 @@ struct AccountPage {
 
 impl AccountPage {
     /// The quotas with their labels, and the maximum for a meter; an unlimited one is never full.
-    fn quotas(&self) -> [(&'static str, Quota, usize); 4] {
+    fn quotas(&self) -> [(&'static str, Quota, usize); 7] {
         let quotas = &self.account.quotas;
         let row = |label, quota: Quota| (label, quota, quota.limit.unwrap_or(usize::MAX).max(1));
         [
             row("Instances", quotas.instances),
+            row("vCPUs", quotas.vcpu),
+            row("Memory in GB", quotas.memory_gb),
+            row("Disk in GB", quotas.disk_gb),
             row("Webhooks", quotas.webhooks),
             row("API keys", quotas.api_keys),
             row("Manual backups", quotas.backups),

@@ -40,6 +40,8 @@ pub struct Shell {
     pub account: String,
     /// Whether the session may change anything.
     pub may_write: bool,
+    /// Why the account is suspended, if it is.
+    pub suspended: Option<String>,
     /// What the last form did.
     pub note: Option<Note>,
     /// The commands that do the same through the API.

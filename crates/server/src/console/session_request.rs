@@ -104,13 +104,25 @@ async fn signed_in(
     Ok(found.map(|credential| (credential, app.cookies.note(headers, seal))))
 }
 
+/// Whether a session may change anything.
+fn may_write(credential: &Credential) -> bool {
+    credential.may_write() && credential.tenant.suspended.is_none()
+}
+
+/// Why the account of a session is suspended, if it is.
+fn suspended(credential: &Credential) -> Option<String> {
+    let suspension = credential.tenant.suspended.as_ref()?;
+    Some(suspension.reason.clone())
+}
+
 /// The frame of a page about a refusal; with the navigation for signed-in users.
 pub async fn shell_of(app: &App, headers: &HeaderMap, section: &'static str) -> Shell {
     match signed_in(app, headers, false).await {
         Ok(Some((credential, _))) => Shell {
             section,
             account: credential.tenant.account.to_string(),
-            may_write: credential.may_write(),
+            may_write: may_write(&credential),
+            suspended: suspended(&credential),
             ..Shell::default()
         },
         _ => Shell::default(),
@@ -151,7 +163,8 @@ impl SessionRequest {
             title: title.into(),
             section,
             account: self.credential.tenant.account.to_string(),
-            may_write: self.credential.may_write(),
+            may_write: self.may_write(),
+            suspended: suspended(&self.credential),
             note: self.note.clone(),
             ..Shell::default()
         }
@@ -177,7 +190,7 @@ impl SessionRequest {
 
     /// Whether the session may change anything.
     pub fn may_write(&self) -> bool {
-        self.credential.may_write()
+        may_write(&self.credential)
     }
 
     /// Name of the key with which the session was started.
@@ -189,6 +202,9 @@ impl SessionRequest {
     pub fn check_may_write(&self) -> Result<(), Refusal> {
         if self.may_write() {
             return Ok(());
+        }
+        if let Err(refusal) = self.credential.tenant.check_not_suspended() {
+            return Err(Refusal::new(refusal.code, refusal.message));
         }
         Err(Refusal::new(
             ErrorCode::TokenReadonly,

@@ -7,7 +7,10 @@ use kube::core::Status;
 pub use api::{Detail, ErrorCode};
 
 use domain::instance::{DoesNotFit, NotAllowed};
-use resources::quota;
+use resources::{
+    Plan,
+    quota::{self, Exceeded},
+};
 use runtime::client::{CallError, is_denial, is_namespace_terminating};
 
 /// Seconds after which to try again if the API server cannot be reached or names no time: about as long as one of its
@@ -214,6 +217,22 @@ pub fn quota_used_up(words: &str) -> Error {
     Error::new(
         ErrorCode::ResourceLimitExceeded,
         format!("the account's quota of {words} is used up; delete one or ask for a higher quota"),
+    )
+}
+
+/// The refusal to change anything of a suspended account.
+pub fn suspended(reason: &str) -> Error {
+    Error::new(
+        ErrorCode::AccountSuspended,
+        format!("the account is suspended: {reason}; until that is lifted, it can only be read"),
+    )
+}
+
+/// The refusal of a plan for which the account's quotas of vCPUs, memory and disk have no room.
+pub fn no_room(plan: Plan, exceeded: &Exceeded) -> Error {
+    Error::new(
+        ErrorCode::ResourceLimitExceeded,
+        format!("there is no room for plan {}: {exceeded}", plan.as_str()),
     )
 }
 

@@ -94,6 +94,8 @@ pub struct Service {
     /// For requests that change many deliveries, by webhook.
     bulk_locks: KeyedLocks,
     secret_locks: KeyedLocks,
+    /// For creating and resizing instances of accounts with quotas of their sizes, by namespace.
+    size_locks: KeyedLocks,
     /// For creating backups, by namespace.
     backup_locks: KeyedLocks,
     backup_limits: BackupLimits,
@@ -211,6 +213,7 @@ impl Service {
             key_locks: KeyedLocks::default(),
             bulk_locks: KeyedLocks::default(),
             secret_locks: KeyedLocks::default(),
+            size_locks: KeyedLocks::default(),
             backup_locks: KeyedLocks::default(),
             backup_limits: BackupLimits {
                 per_instance: size(backup::DEFAULT_PER_INSTANCE),

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{
     cloud::Fault,
-    world::{World, spec},
+    world::{World, cannot_install, kept_off, no_room, spec},
 };
 use crate::{
     instance::{Action, Gate},
@@ -63,7 +63,9 @@ fn happening() -> impl Strategy<Value = Happening> {
         3 => Just(Gate::Open),
         1 => Just(Gate::NoAccount("no account".into())),
         1 => Just(Gate::InvalidSpec(Refusal::invalid("spec.image"))),
-        1 => Just(Gate::CannotInstall(Refusal::invalid("spec.image"))),
+        1 => Just(cannot_install()),
+        1 => Just(kept_off()),
+        1 => Just(no_room()),
     ];
     let exit = prop_oneof![Just(OffCause::Crashed), Just(OffCause::GuestShutdown)];
     let seconds = || prop_oneof![6 => 0..200_u64, 1 => 600..1200_u64];

@@ -3,7 +3,7 @@
 //! - `cloud`: a provider that does what it is asked, however unwise;
 //! - `world`: one instance, its controller and its provider;
 //! - `table`: the table in the decisions, section 3, checked against each write;
-//! - `operations`, `events`, `notes`, `trouble`, `backups`, `deletion`, `metering`, `restored`: one subject
+//! - `operations`, `events`, `notes`, `trouble`, `backups`, `deletion`, `metering`, `restored`, `refused`: one subject
 //!   each;
 //! - `history`: random histories.
 
@@ -16,6 +16,7 @@ mod history;
 mod metering;
 mod notes;
 mod operations;
+mod refused;
 mod restored;
 mod table;
 mod trouble;

@@ -6,7 +6,7 @@ use InstanceState::{Error, Provisioning, Rebooting, Running, Starting, Stopped, 
 
 use super::{
     cloud::Fault,
-    world::{World, spec},
+    world::{World, cannot_install, spec},
 };
 use crate::{
     instance::{Action, Gate, changed_spec, project, shown, user_data::USER_DATA_MISSING},
@@ -424,9 +424,7 @@ fn a_start_that_fails_is_given_up_when_the_server_is_to_be_stopped() {
 fn what_cannot_be_installed_leaves_the_rest_of_the_spec_in_force() {
     let mut world = World::running();
     world.edit(|spec| spec.image = "unknown-1".into());
-    world.set_gate(Gate::CannotInstall(Refusal::invalid(
-        "spec.image unknown-1 is not available",
-    )));
+    world.set_gate(cannot_install());
     world.settle();
     let ready = |world: &World| {
         conditions::find(&world.status().conditions, READY)

@@ -13,12 +13,14 @@ use crate::{
     alert::evaluation::Findings,
     event::{EventType, OutboxEntry, payload::User},
     instance::{
-        Action, Audience, Gate, Next, Note, Notes, Question, Seen, decide, question, user_data::Installs,
+        Action, Audience, Gate, Next, Note, Notes, Question, Refused, Seen, decide, question,
+        user_data::Installs,
     },
     provider::{Addresses, Observation, OffCause, Power, Progress, ProviderError, Timings, Trouble},
 };
 use resources::{
-    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
+    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, Refusal,
+    refusal::Cause,
 };
 
 const PROVISIONING: f64 = 150.0;
@@ -31,6 +33,42 @@ pub fn spec() -> InstanceSpec {
         serde_json::json!({ "plan": "starter", "region": "fr-par-1", "image": "debian-13" }),
     )
     .unwrap()
+}
+
+/// The gate of an instance whose image cannot be installed.
+pub fn cannot_install() -> Gate {
+    let refusal = Refusal::invalid("spec.image unknown-1 is not available");
+    Refused {
+        installation: Some(refusal),
+        ..Refused::default()
+    }
+    .gate()
+}
+
+/// The gate of an instance for whose plan there is no room.
+pub fn no_room() -> Gate {
+    let refusal = Refusal {
+        cause: Cause::QuotaExceeded,
+        message: "the account's quota of vCPUs is 1".to_owned(),
+    };
+    Refused {
+        plan: Some(refusal),
+        ..Refused::default()
+    }
+    .gate()
+}
+
+/// The gate of an instance whose account is suspended, and its servers stopped.
+pub fn kept_off() -> Gate {
+    let refusal = Refusal {
+        cause: Cause::AccountSuspended,
+        message: "the account is suspended".to_owned(),
+    };
+    Refused {
+        power: Some(refusal),
+        ..Refused::default()
+    }
+    .gate()
 }
 
 #[expect(
@@ -430,19 +468,29 @@ impl World {
             assert_eq!(before.state, after.state, "the gate is closed");
             return;
         }
-        if let (Gate::CannotInstall(_), Some(begun)) = (&self.gate, &after.operation) {
-            let is_new = before.operation.as_ref().map(Operation::id) != Some(begun.id());
+        if let (Gate::InPart(refused), Some(begun)) = (&self.gate, &after.operation)
+            && before.operation.as_ref().map(Operation::id) != Some(begun.id())
+            && begun.kind != OperationKind::Delete
+        {
             assert!(
-                !is_new || begun.kind != OperationKind::Rebuild,
+                refused.installation.is_none() || begun.kind != OperationKind::Rebuild,
                 "what cannot be installed is being installed"
             );
+            assert!(
+                refused.plan.is_none() || Some(begun.plan) == after.plan,
+                "a plan without room takes effect"
+            );
+            assert!(
+                !after.suspended || !matches!(begun.kind, OperationKind::Start | OperationKind::Reboot),
+                "a server that is kept off is being started"
+            );
         }
-        table::check(
-            before,
-            after,
-            self.shown(before, answer),
-            self.instance.spec.power_state,
-        );
+        let asked = if after.suspended {
+            PowerState::Stopped
+        } else {
+            self.instance.spec.power_state
+        };
+        table::check(before, after, self.shown(before, answer), asked);
         let (Some(old), new) = (&before.operation, &after.operation) else {
             return;
         };

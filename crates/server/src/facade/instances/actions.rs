@@ -166,10 +166,10 @@ async fn act(
     let request = idempotent.as_ref();
     let done = match wanted {
         Ok(installation) => {
-            let installation = installation.as_ref();
+            let (installation, requester) = (installation.as_ref(), caller.credential.requester());
             let done =
                 app.service
-                    .act_on_instance(namespace, id, action, installation, request, &precondition);
+                    .act_on_instance(requester, id, action, installation, request, &precondition);
             done.await?
         }
         // What the request names may have been there when it was sent first.

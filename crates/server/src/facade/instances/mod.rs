@@ -125,7 +125,8 @@ pub async fn create(
         Ok((installation, mut spec)) => {
             spec.private_network = network.name();
             let service = &app.service;
-            let created = service.create_instance(tenant, spec, user_data, &installation, request);
+            let requester = caller.credential.requester();
+            let created = service.create_instance(requester, spec, user_data, &installation, request);
             created.await?
         }
         // What the request names may have been there when it was sent first.
@@ -216,6 +217,7 @@ fn detail_of(status: StatusCode, item: &IndexedInstance, message: Option<String>
     request_body(content = ChangeInstance, example = json!({"plan": "business", "reboot": false})),
     responses(
         (status = 200, description = "The changed instance", body = Single<Instance>, headers(("ETag")), example = json!(examples::instance())),
+        (status = 403, description = "Forbidden", body = ErrorAnswer, example = json!(examples::error(examples::no_room()))),
         (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(examples::not_running()))),
     ),
 )]
@@ -229,7 +231,7 @@ pub async fn change(
     let change = body::change(required(request).await?)?;
     let item = app
         .service
-        .change_instance(caller.namespace(), id, &change, &precondition)
+        .change_instance(caller.credential.requester(), id, &change, &precondition)
         .await?;
     let message = change.plan.map(|plan| plan_message(&item, plan));
     detail_of(StatusCode::OK, &item, message)

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use crate::{facade::response::snake_case, service::instances::IndexedInstance};
 use api::{InstanceMetrics, InstanceSummary, NewInstance, Seconds};
-use domain::instance::explain;
+use domain::instance::{current, explain};
 use resources::{Instance, tracking};
 
 /// An instance as lists show it.
@@ -77,6 +77,7 @@ pub fn detail(item: &IndexedInstance, metrics: Option<InstanceMetrics>) -> api::
         monitoring_enabled: spec.monitoring_enabled,
         deletion_protection: spec.deletion_protection,
         tags: spec.tags.clone(),
+        last_requested_by: current(instance).last_requested_by.clone(),
         created_at: Seconds(instance.created_at()),
         metrics,
     }
@@ -137,7 +138,7 @@ mod tests {
                 "status_reason": "provisioning", "status_message": "the server is being created",
                 "region": "fr-par-1", "image": "debian-13", "ip_address": null, "ipv6_address": null, "private_ip_address": null, "disk_size": 40,
                 "memory": 2, "vcpu": 1, "backup_enabled": false, "monitoring_enabled": false,
-                "deletion_protection": false, "tags": [],
+                "deletion_protection": false, "tags": [], "last_requested_by": "kubernetes",
                 "created_at": "2026-11-21T10:00:00Z",
             })
         );

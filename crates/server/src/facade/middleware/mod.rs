@@ -387,6 +387,9 @@ impl App {
                 "this needs a key with the scope write; this key has the scope read",
             ));
         }
+        if !is_read {
+            credential.tenant.check_not_suspended()?;
+        }
         if !self.service.is_synced() {
             return Err(Error::unavailable("the service is starting; try again"));
         }

@@ -14,11 +14,12 @@ use super::super::{
     webhooks,
 };
 use crate::service::{
+    self,
     alerts::ShownAlert,
     backups::{IndexedBackup, ShownBackup, check_backup_state},
     console::check_console_state,
     deliveries::When,
-    error::Error,
+    error::{Error, suspended},
     idempotency,
     index::Indexed as _,
     instances::{IndexedInstance, check_state},
@@ -35,7 +36,10 @@ use domain::{
     instance::Action,
     provider::{Series, Window},
 };
-use resources::{ApiKey, Backup, Delivery, DeliveryPhase, Instance, PrivateNetwork, Webhook};
+use resources::{
+    ApiKey, Backup, Delivery, DeliveryPhase, Instance, Plan, PrivateNetwork, Webhook,
+    quota::{SizeQuotas, Sizes},
+};
 
 /// The id of an instance.
 pub(super) const ID: &str = "i-4q7hz0c9k2m8x1ta";
@@ -255,6 +259,22 @@ pub fn instance() -> Value {
     single(item.as_ref().map(|item| instances::view::detail(item, None)))
 }
 
+/// A plan for which the account's quotas have no room.
+pub fn no_room() -> Error {
+    let quotas = SizeQuotas {
+        vcpu: Some(8),
+        ..SizeQuotas::default()
+    };
+    let others = Sizes {
+        vcpu: 6,
+        ..Sizes::default()
+    };
+    let exceeded = quotas.exceeded(others, Sizes::of(Plan::Starter), Sizes::of(Plan::Performance));
+    exceeded.map_or_else(Error::fault, |exceeded| {
+        service::error::no_room(Plan::Performance, &exceeded)
+    })
+}
+
 /// The body of the answer to a create of an instance.
 pub fn new_instance() -> Value {
     let item = instance_object("provisioning", "Running", Some("Create"));
@@ -451,6 +471,7 @@ pub(super) fn general_error(code: ErrorCode, kind: &str, takes_body: bool, has_q
             code,
             "this needs a key with the scope write; this key has the scope read",
         ),
+        ErrorCode::AccountSuspended => suspended("invoice 2026-000042 is overdue"),
         ErrorCode::NotFound => Error::no_such(kind),
         ErrorCode::Conflict => Error::new(
             code,

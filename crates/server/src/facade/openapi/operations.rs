@@ -66,6 +66,7 @@ fn add_errors(operation: &mut Value, method: &str, needs_key: bool) {
         (E::Unauthorized, needs_key),
         (E::Forbidden, writes),
         (E::TokenReadonly, writes),
+        (E::AccountSuspended, writes),
         (E::NotFound, has_id),
         (E::Conflict, writes),
         (E::PreconditionFailed, writes && has_id),

@@ -20,12 +20,18 @@ use parking_lot::RwLock;
 
 use self::last_use::LastUse;
 use super::{
-    error::{Error, ErrorCode},
+    error::{Error, ErrorCode, suspended},
     index::{Object as _, Progress, items_before},
 };
 use resources::{
-    Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, invoice::Party, money::TaxRate,
-    origin, revision,
+    Account, ApiKey, KeyScope,
+    account::{DEFAULT_INSTANCE_QUOTA, Suspension},
+    api_key, ids,
+    invoice::Party,
+    money::TaxRate,
+    origin,
+    quota::SizeQuotas,
+    revision,
 };
 use runtime::{
     Health, audit,
@@ -61,6 +67,10 @@ pub struct Tenant {
     pub instance_quota: u32,
     /// Maximum number of webhooks.
     pub webhook_quota: u32,
+    /// What its instances may have together.
+    pub size_quotas: SizeQuotas,
+    /// Why it is suspended, and what becomes of its servers; `None` if it is not.
+    pub suspended: Option<Suspension>,
     /// Whether the Account is being deleted: existing objects are still served, but nothing can be created.
     is_terminating: bool,
     /// Requests that each of its keys may make per hour.
@@ -79,6 +89,22 @@ impl Tenant {
         }
         Ok(())
     }
+
+    /// `account_suspended` while the Account is suspended.
+    pub fn check_not_suspended(&self) -> Result<(), Error> {
+        match &self.suspended {
+            Some(suspension) => Err(suspended(&suspension.reason)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Who asks for a change: an account, and its API key.
+#[derive(Clone, Copy)]
+pub struct Requester<'a> {
+    pub tenant: &'a Tenant,
+    /// Name of the `ApiKey`.
+    pub key: &'a str,
 }
 
 /// A valid API key.
@@ -101,6 +127,14 @@ impl Credential {
 
     pub fn key_name(&self) -> &str {
         self.key.object.name()
+    }
+
+    /// Who asks, with this key.
+    pub fn requester(&self) -> Requester<'_> {
+        Requester {
+            tenant: &self.tenant,
+            key: self.key_name(),
+        }
     }
 
     /// Writes into an audit line whose key it is.
@@ -513,6 +547,8 @@ impl Tables {
             installation: account.installation().map(Into::into),
             instance_quota: account.instance_quota(instance_quota),
             webhook_quota: account.webhook_quota(),
+            size_quotas: account.size_quotas(),
+            suspended: account.spec.suspended.clone(),
             is_terminating: account.metadata.deletion_timestamp.is_some(),
             rate_limit: account.rate_limit_per_hour(),
             age: age(&account.metadata),

@@ -6,19 +6,30 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use crate::service::store::annotations;
-use resources::{Instance, InstanceSpec, instance::FINALIZER};
+use resources::{
+    Instance, InstanceSpec,
+    instance::{FINALIZER, REQUESTED_BY_ANNOTATION},
+};
 
-/// The object to create. It already has finalizer and origin, which saves the controller a write.
+/// The object to create, for whoever has this API key. It already has finalizer and origin, which saves the controller a write.
 pub(super) fn instance(
     name: &str,
     spec: InstanceSpec,
     request_hash: Option<String>,
+    key: &str,
     now: Timestamp,
 ) -> Instance {
     let mut instance = Instance::new(name, spec);
     instance.finalizers_mut().push(FINALIZER.to_owned());
-    instance.metadata.annotations = Some(annotations(request_hash, now));
+    let mut annotations = annotations(request_hash, now);
+    annotations.insert(REQUESTED_BY_ANNOTATION.to_owned(), requested_by(1, key));
+    instance.metadata.annotations = Some(annotations);
     instance
+}
+
+/// The value of [`REQUESTED_BY_ANNOTATION`]: who asked for this generation of a spec.
+pub(super) fn requested_by(generation: i64, key: &str) -> String {
+    format!("{generation} {key}")
 }
 
 /// A duration in words: "2 to 3 minutes" for the 150 s of the specification.
@@ -59,11 +70,14 @@ mod tests {
             "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13",
         }));
         let now = Timestamp::now();
-        let object = instance("i-abcdefgh01234567", spec.unwrap(), Some("hash".to_owned()), now);
+        let hash = Some("hash".to_owned());
+        let mut object = instance("i-abcdefgh01234567", spec.unwrap(), hash, "key-1", now);
         assert_eq!(object.id(), "i-abcdefgh01234567");
         assert_eq!(object.display_name(), "web-1");
         assert!(object.has_finalizer() && !origin::is_missing(&object.metadata));
         assert_eq!(object.annotation(REQUEST_HASH_ANNOTATION), Some("hash"));
+        object.metadata.generation = Some(1);
+        assert_eq!(object.requested_by(), "key-1");
     }
 
     #[test]

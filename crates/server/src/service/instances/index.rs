@@ -155,6 +155,13 @@ impl InstanceIndex {
             .map_or(0, |namespace| namespace.lists.all.len())
     }
 
+    /// The instances of a namespace, in no order.
+    pub fn all(&self, namespace: &str) -> Vec<Arc<IndexedInstance>> {
+        let namespaces = self.namespaces.read();
+        let slots = namespaces.get(namespace).map(|namespace| &namespace.slots);
+        slots.into_iter().flatten().flatten().cloned().collect()
+    }
+
     /// Number of instances in the private network with this name.
     pub fn in_network(&self, namespace: &str, network: &str) -> usize {
         let namespaces = self.namespaces.read();

@@ -20,7 +20,7 @@ pub use domain::instance::{Installation, RestorableBackup};
 
 use super::{
     Service,
-    credentials::Tenant,
+    credentials::{Requester, Tenant},
     error::{Error, check_quota, no_daily_backups, protected, wrong_backup},
     id::InstanceId,
     idempotency::IdempotentRequest,
@@ -32,7 +32,7 @@ use api::ChangeInstance;
 use domain::instance::{Action, changed_spec, disk_of, user_data::reference};
 use resources::{
     InstanceSpec, ids,
-    instance::IDEMPOTENCY_ANNOTATION,
+    instance::{IDEMPOTENCY_ANNOTATION, REQUESTED_BY_ANNOTATION},
     times::milliseconds,
     traceparent::TRACEPARENT_ANNOTATION,
     tracking::{self, SPEC_CHANGED_AT_ANNOTATION},
@@ -76,12 +76,13 @@ impl Service {
     /// Creates an instance, once per idempotency key. Its image is that of the `installation`. Its user data goes into a Secret.
     pub async fn create_instance(
         &self,
-        tenant: &Tenant,
+        requester: Requester<'_>,
         mut spec: InstanceSpec,
         user_data: Option<&str>,
         installation: &Installation,
         request: Option<&IdempotentRequest>,
     ) -> Result<Created<IndexedInstance>, Error> {
+        let Requester { tenant, key } = requester;
         let disk = spec.plan.size().disk_gb;
         self.check_region(installation, &spec.region)?;
         installation.request(&mut spec, disk)?;
@@ -91,14 +92,16 @@ impl Service {
         let has_room = || {
             tenant.check_not_terminating()?;
             let count = self.instances.index().count(&tenant.namespace);
-            check_quota(count, tenant.instance_quota, "instances")
+            check_quota(count, tenant.instance_quota, "instances")?;
+            self.check_sizes(tenant, None, spec.plan)
         };
         let random = ids::random_suffix();
         let build = |name: &str, hash: Option<String>| {
             let mut spec = spec.clone();
             spec.user_data_ref = user_data.map(|_| reference(name, &random));
-            create::instance(name, spec, hash, self.clock.now())
+            create::instance(name, spec, hash, key, self.clock.now())
         };
+        let _lock = self.size_lock(tenant).await?;
         let created = self
             .instances
             .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
@@ -141,11 +144,12 @@ impl Service {
 
     pub async fn change_instance(
         &self,
-        namespace: &str,
+        requester: Requester<'_>,
         id: Option<InstanceId>,
         change: &ChangeInstance,
         precondition: &Precondition,
     ) -> Result<Arc<IndexedInstance>, Error> {
+        let Requester { tenant, key } = requester;
         let decide = |item: &IndexedInstance| {
             precondition.check(&*item.instance)?;
             if change.backup_enabled == Some(true) && !item.instance.spec.backup_enabled {
@@ -154,9 +158,23 @@ impl Service {
                     return Err(Error::invalid(vec![no_daily_backups(region)]));
                 }
             }
-            Ok(self.write(item, changed_spec(change, &item.instance)?, None))
+            let spec = changed_spec(change, &item.instance)?;
+            let refused = item
+                .instance
+                .status
+                .as_ref()
+                .and_then(|status| status.refused_plan);
+            let is_refused = change.plan.is_some() && refused == Some(spec.plan);
+            if is_refused || spec.plan != item.instance.spec.plan {
+                self.check_sizes(tenant, Some(&item.instance), spec.plan)?;
+            }
+            Ok(self.write(item, spec, None, key))
         };
-        self.instances.modify(namespace, id, decide).await
+        let _lock = match change.plan {
+            Some(_) => self.size_lock(tenant).await?,
+            None => None,
+        };
+        self.instances.modify(&tenant.namespace, id, decide).await
     }
 
     /// `invalid_input` if a backup cannot be restored in a region.
@@ -182,7 +200,7 @@ impl Service {
     /// for a rebuild: what to install.
     pub async fn act_on_instance(
         &self,
-        namespace: &str,
+        requester: Requester<'_>,
         id: Option<InstanceId>,
         action: Action,
         installation: Option<&Installation>,
@@ -211,8 +229,9 @@ impl Service {
             }
             action.request(&mut spec, &nonce);
             let done = request.map(|request| request.remember(&*item.instance, &nonce));
-            Ok(self.write(item, spec, done))
+            Ok(self.write(item, spec, done, requester.key))
         };
+        let namespace = &requester.tenant.namespace;
         let item = self.instances.modify(namespace, id, decide).await?;
         Ok(ActionOutcome {
             item,
@@ -220,13 +239,14 @@ impl Service {
         })
     }
 
-    /// Builds the write of a spec, and of the completed requests if they are in `done`. Annotations say when the spec changed, if the
-    /// API server does not track that, and in which trace it changed.
+    /// Builds the write of a spec, and of the completed requests if they are in `done`. Annotations say who asked for it, with which `key`,
+    /// when the spec changed, if the API server does not track that, and in which trace it changed.
     fn write(
         &self,
         item: &IndexedInstance,
         spec: InstanceSpec,
         done: Option<String>,
+        key: &str,
     ) -> Verdict<InstanceSpec> {
         let metadata = &item.instance.metadata;
         let is_tracked = tracking::is_tracked(metadata) && !tracking::is_ours_alone(metadata);
@@ -242,9 +262,12 @@ impl Service {
         let trace = trace.map(|parent| (TRACEPARENT_ANNOTATION, parent));
         let done = done.map(|done| (IDEMPOTENCY_ANNOTATION, done));
         let mark = is_change.then(|| (WRITE_ANNOTATION, ids::random_suffix()));
+        // The generation that the API server gives to the changed spec.
+        let next = metadata.generation.unwrap_or(0) + 1;
+        let by = is_change.then(|| (REQUESTED_BY_ANNOTATION, create::requested_by(next, key)));
         Verdict::Write {
             spec: Box::new(spec),
-            annotations: changed.into_iter().chain(trace).chain(done).chain(mark).collect(),
+            annotations: [changed, trace, done, mark, by].into_iter().flatten().collect(),
         }
     }
 

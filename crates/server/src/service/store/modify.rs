@@ -214,6 +214,7 @@ mod tests {
     use super::{super::ApiCalls, *};
     use crate::service::{
         Service,
+        credentials::Requester,
         id::InstanceId,
         idempotency::IdempotentRequest,
         instances::{Installation, InstanceIndex},
@@ -272,6 +273,12 @@ mod tests {
                     async move { answer }
                 });
                 let service = Service::with_client(client);
+                service.show_demo_account();
+                let tenant = service.credentials.account_named("demo").unwrap();
+                let requester = Requester {
+                    tenant: &tenant,
+                    key: "key-1",
+                };
                 let id = InstanceId::of_suffix("abcdefgh01234567");
                 let precondition = Precondition::OneOf(vec!["u-1".to_owned()]);
                 let request = key.map(|key| IdempotentRequest::new("/x", key, b"{}", b"{}"));
@@ -280,14 +287,16 @@ mod tests {
                         plan: Some(resources::Plan::Business),
                         ..ChangeInstance::default()
                     };
-                    let changed = service.change_instance("demo", id, &change, &precondition).await;
+                    let changed = service
+                        .change_instance(requester, id, &change, &precondition)
+                        .await;
                     assert_eq!(changed.unwrap().instance.spec.plan, resources::Plan::Business);
                     continue;
                 };
                 let image = Installation::Image("debian-13".to_owned());
                 let image = (action == Action::Rebuild).then_some(&image);
                 let done = service
-                    .act_on_instance("demo", id, action, image, request.as_ref(), &precondition)
+                    .act_on_instance(requester, id, action, image, request.as_ref(), &precondition)
                     .await;
                 let done = done.unwrap();
                 assert!(!done.replayed, "{action:?}");
