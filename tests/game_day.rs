@@ -39,7 +39,11 @@ impl Desk {
         let identity = x25519::Identity::generate();
         let key = identity.to_string().expose_secret().to_owned();
         std::fs::write(folder.path().join("stellage.keys"), key).unwrap();
-        std::fs::write(folder.path().join("values.yaml"), json!({ "mode": "all" }).to_string()).unwrap();
+        std::fs::write(
+            folder.path().join("values.yaml"),
+            json!({ "mode": "all" }).to_string(),
+        )
+        .unwrap();
         symlink(chart().parent().unwrap(), folder.path().join("charts")).unwrap();
         Self {
             folder,
@@ -67,7 +71,7 @@ impl Desk {
         environment.push(("HOME", self.folder.path().display().to_string()));
         // What one command exports, the next one has: it is in a file.
         let script = format!(
-            "touch exported; . ./exported; {command}\nexport -p | grep -E ' (BACKUP|TARGET)=' >exported || true"
+            "touch exported && . ./exported && {{ {command}\n}} && {{ export -p | grep ' BACKUP=' >exported || true; }}"
         );
         let mut shell = Shell::on(&cluster.plane, self.folder.path(), &[helm], &environment).await;
         shell.run(&script).await;
@@ -101,13 +105,23 @@ impl Cluster {
     async fn follow_deployment(&mut self) {
         let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
         let found = deployments.get_opt("stellage").await.unwrap();
-        let replicas = found.and_then(|deployment| deployment.spec?.replicas).unwrap_or(0);
+        let replicas = found
+            .and_then(|deployment| deployment.spec?.replicas)
+            .unwrap_or(0);
         if replicas == 0 {
             if let Some(mut operator) = self.operator.take() {
                 operator.stop().await;
             }
             // Its pods, which no node has.
-            let delete = ["delete", "pods", "--all", "--namespace", NAMESPACE, "--force", "--ignore-not-found"];
+            let delete = [
+                "delete",
+                "pods",
+                "--all",
+                "--namespace",
+                NAMESPACE,
+                "--force",
+                "--ignore-not-found",
+            ];
             kubectl(&self.plane, &delete, None).unwrap();
         } else if self.operator.is_none() {
             wait_for_kinds(&self.plane);
@@ -138,12 +152,17 @@ impl Cluster {
             let answer = tenant.call(Method::GET, "/v1/instances", None).await;
             let ids = |answer: &crate::support::Answer| {
                 let all = answer.json()["data"].as_array().unwrap().clone();
-                all.iter().map(|instance| instance["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+                all.iter()
+                    .map(|instance| instance["id"].as_str().unwrap().to_owned())
+                    .collect::<Vec<_>>()
             };
             (answer.status == StatusCode::OK).then(|| ids(&answer))
         };
         let id = known.instance.id();
-        eventually("the instances", ids, |found| found.as_ref() == Some(&vec![id.clone()])).await;
+        eventually("the instances", ids, |found| {
+            found.as_ref() == Some(&vec![id.clone()])
+        })
+        .await;
         let web = tenant.wait_for_state("web", InstanceState::Running).await;
         let times = |instance: &Instance| {
             let status = instance.status.clone().unwrap();
@@ -168,7 +187,9 @@ struct Known {
 
 async fn customer(desk: &Desk, cluster: &Cluster, name: &str) -> Known {
     let tenant = Tenant::on(&cluster.plane, cluster.operator(), name).await;
-    tenant.webhook("orders", &desk.receiver.url("/"), &["instance.created"]).await;
+    tenant
+        .webhook("orders", &desk.receiver.url("/"), &["instance.created"])
+        .await;
     tenant.apply("web", |_| {}).await;
     tenant.wait_for_state("web", InstanceState::Running).await;
     tenant.wait_for_entries(1).await;
@@ -188,7 +209,10 @@ async fn installed(desk: &Desk) -> (Cluster, [Known; 2]) {
         &mut cluster,
     )
     .await;
-    let customers = [customer(desk, &cluster, "ada").await, customer(desk, &cluster, "bob").await];
+    let customers = [
+        customer(desk, &cluster, "ada").await,
+        customer(desk, &cluster, "bob").await,
+    ];
     desk.follow("### Be ready", &mut cluster).await;
     (cluster, customers)
 }
@@ -208,7 +232,12 @@ async fn game_day_the_cluster_is_gone_and_then_the_namespace_and_then_an_account
 
     let invoices = cluster.tenant(&customers[0]).all_invoices().await;
     cluster.end().await;
-    kubectl(&cluster.plane, &["delete", "namespace", NAMESPACE, "--timeout=120s"], None).unwrap();
+    kubectl(
+        &cluster.plane,
+        &["delete", "namespace", NAMESPACE, "--timeout=120s"],
+        None,
+    )
+    .unwrap();
     desk.follow("### The namespace is gone", &mut cluster).await;
     for known in &customers {
         cluster.has(known).await;
@@ -221,7 +250,12 @@ async fn game_day_the_cluster_is_gone_and_then_the_namespace_and_then_an_account
     let ada = cluster.tenant(&customers[0]);
     let wrong = json!({ "spec": { "name": "wrong" } });
     ada.merge("web", &wrong).await;
-    kubectl(&cluster.plane, &["delete", "webhook", "orders", "-n", "ada"], None).unwrap();
+    kubectl(
+        &cluster.plane,
+        &["delete", "webhook", "orders", "-n", "ada"],
+        None,
+    )
+    .unwrap();
     desk.follow("### One account's data is wrong", &mut cluster).await;
     for known in &customers {
         cluster.has(known).await;
@@ -263,7 +297,12 @@ async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
 
     desk.follow("### The region is gone", &mut cluster).await;
     for name in ["ada", "bob"] {
-        let left = kubectl(&cluster.plane, &["get", "instances", "-n", name, "-o", "name"], None).unwrap();
+        let left = kubectl(
+            &cluster.plane,
+            &["get", "instances", "-n", name, "-o", "name"],
+            None,
+        )
+        .unwrap();
         assert_eq!(left, "", "{name}");
     }
     cluster.end().await;

@@ -18,7 +18,9 @@ use tokio::task::block_in_place;
 use crate::{
     chart::{kubeconfig_of, objects},
     support::{
-        Operator, STELLAGE, Tenant, eventually, helm::Helm, kubectl, own_plane, receiver_arguments,
+        Operator, STELLAGE, Tenant, eventually,
+        helm::Helm,
+        kubectl, own_plane, receiver_arguments,
         receivers::{Answer, Receiver},
         run,
         s3::S3,
@@ -101,7 +103,10 @@ async fn install_job(plane: &ControlPlane, s3: &S3) -> Value {
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": wanted });
     let apply = ["apply", "--server-side", "-f", "-"];
     kubectl(plane, &apply, Some(&list.to_string())).unwrap();
-    wanted.into_iter().find(|object| object["kind"] == "CronJob").unwrap()
+    wanted
+        .into_iter()
+        .find(|object| object["kind"] == "CronJob")
+        .unwrap()
 }
 
 /// What the CronJob's pod runs, as its service account.
@@ -122,14 +127,29 @@ fn job(plane: &ControlPlane, s3: &S3, job: &Value, keys: &Keys) -> Command {
         .env("KUBECONFIG", kubeconfig_of(plane, "stellage-system", account));
     let names = container["env"].as_array().unwrap().iter();
     let names: Vec<&str> = names.map(|variable| variable["name"].as_str().unwrap()).collect();
-    command.envs(s3.environment().into_iter().filter(|(name, _)| names.contains(name)));
+    command.envs(
+        s3.environment()
+            .into_iter()
+            .filter(|(name, _)| names.contains(name)),
+    );
     command
 }
 
 /// An account with a webhook and a running instance. Its id.
-async fn account(plane: &ControlPlane, operator: &Operator, name: &str, receiver: &Receiver) -> (Tenant, String) {
+async fn account(
+    plane: &ControlPlane,
+    operator: &Operator,
+    name: &str,
+    receiver: &Receiver,
+) -> (Tenant, String) {
     let tenant = Tenant::on(plane, operator, name).await;
-    tenant.webhook("orders", &receiver.url("/"), &["instance.created", "instance.stopped"]).await;
+    tenant
+        .webhook(
+            "orders",
+            &receiver.url("/"),
+            &["instance.created", "instance.stopped"],
+        )
+        .await;
     tenant.apply("web", |_| {}).await;
     let web = tenant.wait_for_state("web", InstanceState::Running).await;
     tenant.wait_for_clear_outboxes().await;
@@ -179,13 +199,25 @@ async fn the_charts_job_backs_an_installation_up_from_which_it_comes_back_whole_
         assert!(bytes.starts_with(b"age-encryption.org/v1\n"));
         let noted = kubectl(
             &plane,
-            &["get", "configmap", "-n", "stellage-system", "stellage-backup", "-o", "json"],
+            &[
+                "get",
+                "configmap",
+                "-n",
+                "stellage-system",
+                "stellage-backup",
+                "-o",
+                "json",
+            ],
             None,
         );
         let noted: Value = serde_json::from_str(&noted.unwrap()).unwrap();
         assert_eq!(noted["data"]["last-backup"], names[0]);
         assert_eq!(noted["data"]["last-bytes"], bytes.len().to_string());
-        let age = async || operator.metric("stellage_installation_backup_age_seconds", "").await;
+        let age = async || {
+            operator
+                .metric("stellage_installation_backup_age_seconds", "")
+                .await
+        };
         eventually("its age in the metrics", age, |age| 0.0 < *age && *age < 600.0).await;
         operator.stop().await;
         (ada, ada_web, bob, bob_web, names[0].clone())
@@ -216,7 +248,16 @@ async fn the_charts_job_backs_an_installation_up_from_which_it_comes_back_whole_
     let mut operator = start(&plane).await;
     let other = Tenant::on(&plane, &operator, "other").await;
     let key = keys.path("private");
-    let restore = ["restore", &name, "--target", TARGET, "--key-file", &key, "--account", "ada"];
+    let restore = [
+        "restore",
+        &name,
+        "--target",
+        TARGET,
+        "--key-file",
+        &key,
+        "--account",
+        "ada",
+    ];
     installation(&s3, &plane, &restore).unwrap();
     goes_on(&at(&ada, other.kube.clone(), &operator), &ada_web, &receiver).await;
     let all = kubectl(&plane, &["get", "accounts", "-o", "name"], None).unwrap();
@@ -266,14 +307,14 @@ async fn a_backup_that_is_cut_off_is_none_and_old_ones_of_this_installation_alon
         let time = Timestamp::now() - SignedDuration::from_hours(24 * days);
         let time = time.strftime("%Y%m%dT%H%M%SZ");
         let name = format!("stellage-{installation}-{time}-old{days}.export.gz");
-        std::fs::copy(
-            s3.folder(PREFIX).join(&first),
-            s3.folder(PREFIX).join(&name),
-        )
-        .unwrap();
+        std::fs::copy(s3.folder(PREFIX).join(&first), s3.folder(PREFIX).join(&name)).unwrap();
         name
     };
-    let ours = [old(installation_id, 3), old(installation_id, 8), old(installation_id, 40)];
+    let ours = [
+        old(installation_id, 3),
+        old(installation_id, 8),
+        old(installation_id, 40),
+    ];
     let of_another = old("0123456789ab", 400);
     let folder = s3.folder(PREFIX);
     std::fs::write(folder.join("notes.txt"), "not a backup").unwrap();
@@ -297,7 +338,8 @@ async fn a_folder_has_backups_that_only_their_owner_can_read_and_only_what_the_o
     tenant.apply("web", |_| {}).await;
     tenant.wait_for_state("web", InstanceState::Running).await;
     tenant.wait_for_entries(1).await;
-    let missing = installation(&s3, &plane, &["backup", "--target", "/nowhere", "--unencrypted"]).unwrap_err();
+    let missing =
+        installation(&s3, &plane, &["backup", "--target", "/nowhere", "--unencrypted"]).unwrap_err();
     assert!(missing.contains("there is no folder /nowhere"), "{missing}");
     let backup = ["backup", "--target", target, "--unencrypted"];
     // What is left of one that was killed.
@@ -317,20 +359,35 @@ async fn a_folder_has_backups_that_only_their_owner_can_read_and_only_what_the_o
     // The operator's namespace has lost its invoices.
     operator.stop().await;
     let invoices = tenant.all_invoices().await;
-    let bindings = ["operator-invoices.stellage.dev", "operator-invoice-numbers.stellage.dev"];
+    let bindings = [
+        "operator-invoices.stellage.dev",
+        "operator-invoice-numbers.stellage.dev",
+    ];
     let delete = [&["delete", "validatingadmissionpolicybinding"], &bindings[..]].concat();
     kubectl(&plane, &delete, None).unwrap();
     let api = kube::Api::<resources::Invoice>::namespaced(tenant.kube.clone(), "stellage-system");
     let delete = async || {
-        let _ = api.delete_collection(&DeleteParams::default(), &kube::api::ListParams::default()).await;
+        let _ = api
+            .delete_collection(&DeleteParams::default(), &kube::api::ListParams::default())
+            .await;
         tenant.all_invoices().await.len()
     };
     eventually("the invoices to be gone", delete, |left| *left == 0).await;
-    kubectl(&plane, &["delete", "invoicepages", "--all", "-n", "stellage-system"], None).unwrap();
+    kubectl(
+        &plane,
+        &["delete", "invoicepages", "--all", "-n", "stellage-system"],
+        None,
+    )
+    .unwrap();
     let restore = ["restore", "latest", "--target", target];
     let refused = installation(&s3, &plane, &restore).unwrap_err();
     assert!(refused.contains("not empty"), "{refused}");
-    installation(&s3, &plane, &[&restore[..], &["--only-operator-namespace"]].concat()).unwrap();
+    installation(
+        &s3,
+        &plane,
+        &[&restore[..], &["--only-operator-namespace"]].concat(),
+    )
+    .unwrap();
     let restored = tenant.all_invoices().await;
     assert_eq!(restored.len(), 1);
     assert_eq!(restored[0].spec.entries, invoices[0].spec.entries);

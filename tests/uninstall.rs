@@ -22,7 +22,11 @@ fn uninstall(plane: &ControlPlane, arguments: &[&str]) -> Result<String, String>
         .env("KUBECONFIG", plane.kubeconfig(Identity::Admin));
     let output = block_in_place(|| command.output()).unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    if output.status.success() { Ok(said) } else { Err(said) }
+    if output.status.success() {
+        Ok(said)
+    } else {
+        Err(said)
+    }
 }
 
 fn names(plane: &ControlPlane, arguments: &[&str]) -> Vec<String> {
@@ -47,7 +51,9 @@ async fn all_that_stellage_has_in_the_cluster_is_removed_and_the_servers_are_lef
     kubectl(&plane, &["create", "-f", "-"], Some(&grown.to_string())).unwrap();
     for name in ["made", "grown"] {
         let tenant = Tenant::on(&plane, &operator, name).await;
-        tenant.webhook("orders", &receiver.url("/"), &["instance.created"]).await;
+        tenant
+            .webhook("orders", &receiver.url("/"), &["instance.created"])
+            .await;
         tenant
             .apply("web", |web| web.spec.deletion_protection = true)
             .await;
@@ -59,7 +65,10 @@ async fn all_that_stellage_has_in_the_cluster_is_removed_and_the_servers_are_lef
     assert!(refused.contains("the operator runs"), "{refused}");
     operator.stop().await;
     let refused = uninstall(&plane, &["--yes"]).unwrap_err();
-    assert!(refused.contains("there are 2 instances") && refused.contains("--force"), "{refused}");
+    assert!(
+        refused.contains("there are 2 instances") && refused.contains("--force"),
+        "{refused}"
+    );
     let refused = uninstall(&plane, &["--force"]).unwrap_err();
     for said in ["2 Account", "2 Instance", "made\n", "add --yes"] {
         assert!(refused.contains(said), "{said} in {refused}");
@@ -67,17 +76,30 @@ async fn all_that_stellage_has_in_the_cluster_is_removed_and_the_servers_are_lef
     assert_eq!(names(&plane, &["instances", "--all-namespaces"]).len(), 2);
 
     let said = uninstall(&plane, &["--force", "--yes"]).unwrap();
-    assert!(said.contains("kubectl delete namespace stellage-system"), "{said}");
+    assert!(
+        said.contains("kubectl delete namespace stellage-system"),
+        "{said}"
+    );
     let crds = names(&plane, &["crds"]);
-    assert!(!crds.iter().any(|name| name.ends_with("stellage.dev")), "{crds:?}");
+    assert!(
+        !crds.iter().any(|name| name.ends_with("stellage.dev")),
+        "{crds:?}"
+    );
     let kinds = ["validatingadmissionpolicies", "validatingadmissionpolicybindings"];
     for kind in kinds {
         assert_eq!(names(&plane, &[kind]), Vec::<String>::new());
     }
-    let ours = ["clusterroles,clusterrolebindings", "--selector", "app.kubernetes.io/part-of=stellage"];
+    let ours = [
+        "clusterroles,clusterrolebindings",
+        "--selector",
+        "app.kubernetes.io/part-of=stellage",
+    ];
     assert_eq!(names(&plane, &ours), Vec::<String>::new());
     let namespaces = names(&plane, &["namespaces"]);
-    assert!(!namespaces.contains(&"namespace/made".to_owned()), "{namespaces:?}");
+    assert!(
+        !namespaces.contains(&"namespace/made".to_owned()),
+        "{namespaces:?}"
+    );
     let left = ["secrets,rolebindings,resourcequotas", "--namespace", "grown"];
     assert_eq!(names(&plane, &left), ["secret/mine"]);
     let grown = kubectl(&plane, &["get", "namespace", "grown", "-o", "json"], None).unwrap();

@@ -92,8 +92,15 @@ impl Shell {
     ) -> Self {
         let own = Path::new(STELLAGE).parent().unwrap();
         let folders = [&[own, plane.assets().kubectl_folder()], programs].concat();
-        let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-        let path = format!("{}:{}", folders.join(":"), std::env::var("PATH").unwrap_or_default());
+        let folders: Vec<String> = folders
+            .iter()
+            .map(|folder| folder.display().to_string())
+            .collect();
+        let path = format!(
+            "{}:{}",
+            folders.join(":"),
+            std::env::var("PATH").unwrap_or_default()
+        );
         let mut child = Command::new("bash")
             .arg("-s")
             .current_dir(folder)

@@ -59,7 +59,8 @@ pub(super) struct Operator {
 /// Checks the name of a user, which becomes part of rules.
 fn user(text: &str) -> Result<String, &'static str> {
     let is_good = !text.is_empty() && !text.contains(['\'', '"', '\\']) && !text.contains(char::is_control);
-    let wrong = "must be the name of a user, as `kubectl auth whoami` shows it, without quotes and backslashes";
+    let wrong =
+        "must be the name of a user, as `kubectl auth whoami` shows it, without quotes and backslashes";
     is_good.then(|| text.to_owned()).ok_or(wrong)
 }
 

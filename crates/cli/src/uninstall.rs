@@ -124,7 +124,10 @@ impl Uninstall<'_> {
         cluster.announce("removing Stellage");
         let counts = counted(&kinds);
         note(&format!("objects: {}", or_none(&counts)));
-        note(&format!("namespaces of accounts, with all that is in them: {}", or_none(&names(&made))));
+        note(&format!(
+            "namespaces of accounts, with all that is in them: {}",
+            or_none(&names(&made))
+        ));
         note(&format!(
             "namespaces that accounts have, but were there before, which stay: {}",
             or_none(&names(&adopted))
@@ -134,8 +137,7 @@ impl Uninstall<'_> {
         self.confirm(namespace)?;
         self.stop().await?;
         self.remove_policies().await?;
-        let (first, others): (Vec<_>, Vec<_>) =
-            kinds.iter().partition(|kind| kind.resource.plural == FIRST);
+        let (first, others): (Vec<_>, Vec<_>) = kinds.iter().partition(|kind| kind.resource.plural == FIRST);
         for kind in first.into_iter().chain(others) {
             self.remove_objects(kind, None).await?;
         }
@@ -144,8 +146,12 @@ impl Uninstall<'_> {
             let labels = json!({ ACCOUNT_LABEL: null });
             let annotations = json!({ ADOPTED_FOR_ANNOTATION: null });
             let change = json!({ "metadata": { "labels": labels, "annotations": annotations } });
-            self.patch(&Api::<Namespace>::all(cluster.client.clone()), &namespace.name_any(), &change)
-                .await?;
+            self.patch(
+                &Api::<Namespace>::all(cluster.client.clone()),
+                &namespace.name_any(),
+                &change,
+            )
+            .await?;
         }
         self.remove_namespaces(&names(&made)).await?;
         self.remove_crds().await?;
@@ -165,7 +171,12 @@ impl Uninstall<'_> {
         let place = cluster
             .call(&format!("read namespace {namespace}"), api.get_opt(&namespace))
             .await?;
-        let is_of = |place: &&Namespace| place.labels().get(ACCOUNT_LABEL).is_some_and(|label| label == name);
+        let is_of = |place: &&Namespace| {
+            place
+                .labels()
+                .get(ACCOUNT_LABEL)
+                .is_some_and(|label| label == name)
+        };
         let place = place.as_ref().filter(is_of);
         cluster.announce(&format!(
             "removing the account {name} and what is in the namespace {namespace}; its servers and invoices stay"
@@ -345,7 +356,11 @@ impl Uninstall<'_> {
         let doing = format!("remove {} {name}", kind.resource.kind);
         self.while_denied(async || {
             let (params, patch) = (PatchParams::default(), Patch::Merge(&change));
-            let left = match self.cluster.call(&doing, api.patch_metadata(name, &params, &patch)).await {
+            let left = match self
+                .cluster
+                .call(&doing, api.patch_metadata(name, &params, &patch))
+                .await
+            {
                 Err(failure) if failure.is(404) => return Ok(()),
                 left => left?,
             };
@@ -447,8 +462,12 @@ impl Uninstall<'_> {
             self.delete(&roles, &role.name_any()).await?;
         }
         note(&match release {
-            Some(release) => format!("removed; the rest is Helm's: helm uninstall {release} --namespace {namespace}"),
-            None => format!("removed; the operator's namespace is left: kubectl delete namespace {namespace}"),
+            Some(release) => {
+                format!("removed; the rest is Helm's: helm uninstall {release} --namespace {namespace}")
+            }
+            None => {
+                format!("removed; the operator's namespace is left: kubectl delete namespace {namespace}")
+            }
         });
         Ok(())
     }
@@ -474,10 +493,12 @@ impl Uninstall<'_> {
     {
         let doing = format!("delete {} {name}", K::kind(&()));
         let params = DeleteParams::background();
-        self.while_denied(async || match self.cluster.call(&doing, api.delete(name, &params)).await {
-            Err(failure) if failure.is(404) => Ok(()),
-            deleted => deleted.map(drop),
-        })
+        self.while_denied(
+            async || match self.cluster.call(&doing, api.delete(name, &params)).await {
+                Err(failure) if failure.is(404) => Ok(()),
+                deleted => deleted.map(drop),
+            },
+        )
         .await
     }
 
@@ -488,14 +509,18 @@ impl Uninstall<'_> {
         let doing = format!("change {} {name}", K::kind(&()));
         let (params, patch) = (PatchParams::default(), Patch::Merge(change));
         self.while_denied(async || {
-            let patched = self.cluster.call(&doing, api.patch_metadata(name, &params, &patch)).await;
+            let patched = self
+                .cluster
+                .call(&doing, api.patch_metadata(name, &params, &patch))
+                .await;
             patched.map(drop)
         })
         .await
     }
 
     async fn labelled(&self, label: &str) -> Result<Vec<Namespace>, CliError> {
-        self.labelled_in(&Api::all(self.cluster.client.clone()), label).await
+        self.labelled_in(&Api::all(self.cluster.client.clone()), label)
+            .await
     }
 
     async fn labelled_in<K>(&self, api: &Api<K>, labels: &str) -> Result<Vec<K>, CliError>

@@ -535,7 +535,10 @@ mod tests {
     }
 
     /// A list of two pages at version 7, of which the API server keeps nothing any more when it is asked for `expired`. What it was asked for.
-    async fn read_pages(expired: &'static str, outlives: bool) -> (Vec<String>, Result<Vec<String>, CallError>) {
+    async fn read_pages(
+        expired: &'static str,
+        outlives: bool,
+    ) -> (Vec<String>, Result<Vec<String>, CallError>) {
         let asked = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
         let seen = asked.clone();
         let client = crate::testing::answered_by(move |_, path: String, _| {
@@ -560,7 +563,10 @@ mod tests {
                 }
             }
         });
-        let params = ListParams::default().limit(1).at("7").matching(kube::api::VersionMatch::Exact);
+        let params = ListParams::default()
+            .limit(1)
+            .at("7")
+            .matching(kube::api::VersionMatch::Exact);
         let mut pages = Pages::<Pod>::of(Api::all(client), params);
         if outlives {
             pages = pages.outliving_its_state();

@@ -45,7 +45,8 @@ pub async fn show_age(
 fn last(noted: &ConfigMap) -> Option<Timestamp> {
     let at = noted.data.as_ref().and_then(|data| data.get(LAST_AT));
     let created = noted.metadata.creation_timestamp.as_ref();
-    at.and_then(|at| at.parse().ok()).or(created.map(|created| created.0))
+    at.and_then(|at| at.parse().ok())
+        .or(created.map(|created| created.0))
 }
 
 #[cfg(test)]
@@ -68,6 +69,9 @@ mod tests {
             noted(json!({ LAST_AT: "2026-11-28T03:23:00Z" })).unwrap(),
             "2026-11-28T03:23:00Z"
         );
-        assert_eq!(noted(json!({ LAST_AT: "today" })).unwrap(), "2026-11-01T00:00:00Z");
+        assert_eq!(
+            noted(json!({ LAST_AT: "today" })).unwrap(),
+            "2026-11-01T00:00:00Z"
+        );
     }
 }

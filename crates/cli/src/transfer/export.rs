@@ -289,9 +289,11 @@ impl<'a, W: Write> Export<'a, W> {
             Which::Secrets => {
                 let namespaces = self.seen.clone();
                 let is_wanted = |object: &DynamicObject| {
-                    kinds::is_part_of_account(&object.metadata) && object.namespace().is_some_and(|it| namespaces.contains(&it))
+                    kinds::is_part_of_account(&object.metadata)
+                        && object.namespace().is_some_and(|it| namespaces.contains(&it))
                 };
-                self.add_each(kind, of_account.as_deref(), upload, is_wanted).await
+                self.add_each(kind, of_account.as_deref(), upload, is_wanted)
+                    .await
             }
             Which::Ours if kind.resource.kind == Account::kind(&()) => {
                 let only = self.account.as_ref().map(ResourceExt::name_any);
@@ -306,7 +308,10 @@ impl<'a, W: Write> Export<'a, W> {
     async fn account_namespaces(&mut self, kind: &Kind) -> Result<(), CliError> {
         let mut pages = self.pages(kind, None);
         while let Some(found) = self.next(kind, &mut pages).await? {
-            for namespace in found.into_iter().filter(|it| it.labels().contains_key(ACCOUNT_LABEL)) {
+            for namespace in found
+                .into_iter()
+                .filter(|it| it.labels().contains_key(ACCOUNT_LABEL))
+            {
                 if self.seen.insert(namespace.name_any()) {
                     self.add(namespace)?;
                 }

@@ -220,7 +220,9 @@ impl Last {
                 let new = json!({ "metadata": { "name": name }, "data": data });
                 let new: ConfigMap =
                     serde_json::from_value(new).map_err(|error| CliError::Render(error.to_string()))?;
-                let created = cluster.call(&doing, api.create(&PostParams::default(), &new)).await;
+                let created = cluster
+                    .call(&doing, api.create(&PostParams::default(), &new))
+                    .await;
                 created.map(drop).map_err(Into::into)
             }
             Err(failure) => Err(failure.into()),
@@ -237,7 +239,9 @@ fn expired<'a>(
     keep: std::time::Duration,
 ) -> impl Iterator<Item = &'a Backup> {
     let (made_name, installation) = (made.to_string(), made.installation.clone());
-    let ours = all.iter().filter(move |backup| backup.installation == installation);
+    let ours = all
+        .iter()
+        .filter(move |backup| backup.installation == installation);
     let oldest = now.checked_sub(keep).unwrap_or(Timestamp::MIN);
     ours.skip(1)
         .filter(move |backup| backup.name != made_name && backup.at < oldest)
@@ -275,7 +279,8 @@ async fn restore(args: RestoreArgs, which: &ClusterArgs) -> Result<(), CliError>
     let store = Store::of(&args.store)?;
     let all = store.backups().await?;
     let wanted = chosen(&all, &args.backup)?;
-    let copied = |error: std::io::Error| CliError::Transfer(format!("cannot write a temporary file: {error}"));
+    let copied =
+        |error: std::io::Error| CliError::Transfer(format!("cannot write a temporary file: {error}"));
     // Readable for its owner alone, and encrypted if the backup is.
     let mut copy = NamedTempFile::new().map_err(copied)?;
     store.download(&wanted.name, copy.as_file_mut()).await?;
@@ -336,16 +341,24 @@ mod tests {
         let now: Timestamp = "2026-11-28T00:00:00Z".parse().unwrap();
         let days = |names: &[Name], last: &Name, keep: u32| -> Vec<String> {
             let all = backups(names);
-            expired(&all, last, now, DAY * keep).map(|old| old.name.clone()).collect()
+            expired(&all, last, now, DAY * keep)
+                .map(|old| old.name.clone())
+                .collect()
         };
         let ours: Vec<Name> = [0, 5, 31, 40].map(|age| made("ours", age, now)).into();
         let mut all = ours.clone();
         all.extend([100, 200].map(|age| made("other", age, now)));
-        assert_eq!(days(&all, &ours[0], 30), [ours[2].to_string(), ours[3].to_string()]);
+        assert_eq!(
+            days(&all, &ours[0], 30),
+            [ours[2].to_string(), ours[3].to_string()]
+        );
         assert_eq!(days(&all, &ours[0], 3).len(), 3);
         assert_eq!(days(&all, &ours[0], 300), Vec::<String>::new());
         // With a clock that is wrong, the new one is the oldest.
-        assert_eq!(days(&ours, &ours[3], 1), [ours[1].to_string(), ours[2].to_string()]);
+        assert_eq!(
+            days(&ours, &ours[3], 1),
+            [ours[1].to_string(), ours[2].to_string()]
+        );
     }
 
     #[test]
@@ -356,7 +369,12 @@ mod tests {
         assert_eq!(chosen(&ours, &ours[1].name).unwrap().at, ours[1].at);
         assert!(chosen(&ours, "other").is_err() && chosen(&[], "latest").is_err());
         let both = backups(&[made("new", 0, now), made("lost", 1, now)]);
-        assert!(chosen(&both, "latest").unwrap_err().to_string().contains("several"));
+        assert!(
+            chosen(&both, "latest")
+                .unwrap_err()
+                .to_string()
+                .contains("several")
+        );
         assert_eq!(chosen(&both, &both[1].name).unwrap().installation, "lost");
     }
 }

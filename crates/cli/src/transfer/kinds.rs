@@ -133,9 +133,11 @@ pub(super) fn api(client: &Client, resource: &ApiResource, namespace: Option<&st
 /// Whether a Secret is for webhooks, or belongs to an instance or an API key.
 pub(crate) fn is_part_of_account(secret: &ObjectMeta) -> bool {
     let labels = secret.labels.as_ref();
-    let is_labelled = [WEBHOOK_SECRET_LABEL, USER_DATA_LABEL]
-        .iter()
-        .any(|label| labels.and_then(|labels| labels.get(*label)).is_some_and(|value| value == "true"));
+    let is_labelled = [WEBHOOK_SECRET_LABEL, USER_DATA_LABEL].iter().any(|label| {
+        labels
+            .and_then(|labels| labels.get(*label))
+            .is_some_and(|value| value == "true")
+    });
     is_labelled || secret.owner_references.iter().flatten().any(owns_all)
 }
 

@@ -235,7 +235,8 @@ mod tests {
     fn read(bytes: Vec<u8>, keys: Option<&Keys>) -> Result<String, String> {
         let mut text = String::new();
         let mut file = unpacked_from(io::Cursor::new(bytes), keys)?;
-        file.read_to_string(&mut text).map_err(|error| error.to_string())?;
+        file.read_to_string(&mut text)
+            .map_err(|error| error.to_string())?;
         Ok(text)
     }
 
@@ -247,7 +248,11 @@ mod tests {
     #[test]
     fn a_packed_file_is_read_with_each_of_its_keys_and_with_no_other() {
         let [first, second, other] = [(); 3].map(|()| Identity::generate());
-        let public = keys(&format!("# two\n{}\n\n{}\n", first.to_public(), second.to_public()));
+        let public = keys(&format!(
+            "# two\n{}\n\n{}\n",
+            first.to_public(),
+            second.to_public()
+        ));
         let text = "lines\n".repeat(50_000);
         let bytes = packed(&text, Some(&public));
         assert!(bytes.starts_with(AGE) && bytes.len() < text.len() / 10);
@@ -284,8 +289,13 @@ mod tests {
     #[test]
     fn what_is_no_key_is_refused_without_being_shown() {
         let half = &private(&Identity::generate())[..40];
-        let refused = Keys::parse(&format!("# made today\n{half}\n"), Path::new("keys")).err().unwrap();
-        assert!(refused.contains("line 2 of keys") && !refused.contains(half), "{refused}");
+        let refused = Keys::parse(&format!("# made today\n{half}\n"), Path::new("keys"))
+            .err()
+            .unwrap();
+        assert!(
+            refused.contains("line 2 of keys") && !refused.contains(half),
+            "{refused}"
+        );
         let refused = Keys::parse("# nothing\n", Path::new("keys")).err().unwrap();
         assert_eq!(refused, "keys has no key");
     }
@@ -294,7 +304,10 @@ mod tests {
     fn parts_have_one_size_but_the_last() {
         let mut buffer = Buffer::default();
         buffer.clone().write_all(&[7; 25]).unwrap();
-        assert_eq!((buffer.part(10).unwrap().len(), buffer.part(10).unwrap().len()), (10, 10));
+        assert_eq!(
+            (buffer.part(10).unwrap().len(), buffer.part(10).unwrap().len()),
+            (10, 10)
+        );
         assert_eq!(buffer.part(10), None);
         buffer.write_all(&[7; 2]).unwrap();
         assert_eq!((buffer.rest().len(), buffer.rest().len()), (7, 0));
