@@ -21,9 +21,9 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
-    Api, Resource, ResourceExt as _,
+    Api, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
-    core::{ApiResource, DynamicObject, PartialObjectMeta},
+    core::{ApiResource, DynamicObject},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ use super::{
     transfer::{Leadership, is_part_of_account},
 };
 use resources::{
-    ACCOUNT_LABEL, Account, GROUP, Instance, Invoice,
+    ACCOUNT_LABEL, GROUP, Instance, Invoice,
     account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION},
 };
 use runtime::{client::Pages, installation_backup, kubeconfig::ClusterArgs, lease::LEASE_NAME};

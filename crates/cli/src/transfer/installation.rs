@@ -9,7 +9,6 @@ use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
-use serde::Serialize;
 use serde_json::json;
 use tempfile::NamedTempFile;
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,7 +18,7 @@ use super::{
     file::Header,
     import::{self, IntoArgs, Source},
     packing::{KeyArgs, Packer},
-    store::{self, Backup, Name, Store, StoreArgs},
+    store::{Backup, Name, Store, StoreArgs},
 };
 use crate::{
     CliError,

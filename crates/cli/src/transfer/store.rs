@@ -218,7 +218,7 @@ impl Store {
                 source,
             })?;
         }
-        let path = self.prefix.child(name.to_string());
+        let path = self.prefix.clone().join(name.to_string());
         let begun = self.objects.put_multipart(&path).await;
         let parts = begun.map_err(|error| self.failure("begin a backup", &error))?;
         Ok(Upload {
@@ -233,7 +233,11 @@ impl Store {
     /// Copies a backup into a file.
     pub(super) async fn download(&self, name: &str, file: &mut File) -> Result<(), CliError> {
         let failed = |error| self.failure(&format!("read the backup {name}"), &error);
-        let found = self.objects.get(&self.prefix.child(name)).await.map_err(failed)?;
+        let found = self
+            .objects
+            .get(&self.prefix.clone().join(name))
+            .await
+            .map_err(failed)?;
         let mut parts = found.into_stream();
         while let Some(part) = parts.try_next().await.map_err(failed)? {
             let written = file.write_all(&part);
@@ -243,7 +247,7 @@ impl Store {
     }
 
     pub(super) async fn delete(&self, name: &str) -> Result<(), CliError> {
-        let deleted = self.objects.delete(&self.prefix.child(name)).await;
+        let deleted = self.objects.delete(&self.prefix.clone().join(name)).await;
         deleted.map_err(|error| self.failure(&format!("delete the old backup {name}"), &error))
     }
 }
