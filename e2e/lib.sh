@@ -40,18 +40,13 @@ begin() {
 }
 show_state() { kubectl --namespace "$system" get pods; }
 remove_more() { :; }
-# Whatever state the installation is in: without the operator nobody else removes its finalizers.
+# Whatever state the installation is in.
 clean_up() (
     set -e
-    local kind
     [ -z "${forward:-}" ] || kill "$forward" || true
     remove_more
+    stellage uninstall --force --yes --operator-namespace "$system"
     "$HELM" uninstall stellage --namespace "$system" --ignore-not-found --wait
-    for kind in $(kubectl api-resources --api-group stellage.dev --output name); do
-        kubectl get "$kind" --all-namespaces --output json | jq 'del(.items[].metadata.finalizers)' |
-            kubectl replace --filename - || true
-    done
-    kubectl delete crd --selector app.kubernetes.io/instance=stellage --ignore-not-found --timeout 60s
     kubectl delete namespace "${namespaces[@]}" --ignore-not-found --timeout 120s
 )
 ended() {

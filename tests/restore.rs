@@ -1,5 +1,5 @@
 //! Objects that `kubectl get` saved and `kubectl create` wrote back, in another control plane, are the same accounts, servers, webhooks
-//! and backups.
+//! and backups, and so are those that Velero restores.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -38,6 +38,18 @@ const KINDS: [&str; 8] = [
     "secrets",
     "webhooks",
 ];
+
+/// Who writes objects back, and how.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tool {
+    /// An administrator who lets the operator's user write what only that may.
+    Kubectl { has_status: bool },
+    /// A service account that the policies name as the restorer: it creates each object without a status, writes that as a subresource, and
+    /// leaves out what has its status elsewhere.
+    Velero,
+}
+
+const VELERO: &str = "system:serviceaccount:velero:velero";
 
 async fn start(plane: &ControlPlane) -> Operator {
     let mut arguments = vec!["run", "--provisioning-seconds", "1"];
@@ -83,18 +95,80 @@ fn saved(plane: &ControlPlane, kind: &str) -> Vec<Value> {
     objects
 }
 
-/// Runs kubectl, for statuses and records as the operator, whom no policy keeps from writing them. New quotas refuse creates until they
-/// are computed.
-async fn restore(plane: &ControlPlane, arguments: &[&str], object: &Value) {
+/// Runs kubectl, for statuses and records as the operator, whom no policy keeps from writing them, or always as Velero. New quotas refuse
+/// creates until they are computed.
+async fn restore(plane: &ControlPlane, tool: Tool, arguments: &[&str], object: &Value) {
     let user = format!("--as={}", Identity::Operator.user());
     let kind = object["kind"].as_str();
     let is_ours = kind.is_none_or(|kind| ["EventLog", "Invoice", "InvoicePage"].contains(&kind));
-    let who = [user.as_str(), "--as-group=system:masters"];
-    let arguments = [arguments, if is_ours { &who } else { &[] }].concat();
+    let velero = format!("--as={VELERO}");
+    let who: &[&str] = match tool {
+        Tool::Velero => &[&velero],
+        Tool::Kubectl { .. } if is_ours => &[&user, "--as-group=system:masters"],
+        Tool::Kubectl { .. } => &[],
+    };
+    let arguments = [arguments, who].concat();
     let run = async || kubectl(plane, &arguments, Some(&object.to_string()));
-    let is_final =
-        |outcome: &Result<String, String>| !outcome.as_ref().is_err_and(|said| said.contains("quota"));
+    // So does a policy until it knows its new restorer.
+    let passes = ["quota", "by the operator alone"];
+    let is_final = |outcome: &Result<String, String>| {
+        !outcome
+            .as_ref()
+            .is_err_and(|said| passes.iter().any(|reason| said.contains(reason)))
+    };
     eventually("the quota to count", run, is_final).await.unwrap();
+}
+
+/// Restores an object as Velero does (pkg/restore/restore.go).
+async fn restore_with_velero(plane: &ControlPlane, object: &Value) {
+    let mut new = object.clone();
+    let status = new.as_object_mut().unwrap().remove("status");
+    for label in ["velero.io/backup-name", "velero.io/restore-name"] {
+        new["metadata"]["labels"][label] = json!("daily");
+    }
+    restore(plane, Tool::Velero, &["create", "-f", "-"], &new).await;
+    let kind = object["kind"].as_str().unwrap();
+    let Some(status) =
+        status.filter(|_| ["Account", "ApiKey", "Backup", "Instance", "Webhook"].contains(&kind))
+    else {
+        return;
+    };
+    let name = object["metadata"]["name"].as_str().unwrap();
+    let created = kubectl(plane, &["get", kind, name, "-n", NAMESPACE, "-o", "json"], None).unwrap();
+    let mut created: Value = serde_json::from_str(&created).unwrap();
+    created["status"] = status;
+    restore(
+        plane,
+        Tool::Velero,
+        &["replace", "--subresource=status", "-f", "-"],
+        &created,
+    )
+    .await;
+}
+
+/// Applies the policies, with Velero's user as the restorer or without one.
+fn apply_policies(plane: &ControlPlane, restorer: &[&str]) {
+    let crds = stellage(plane, &[&["crds", "--with-policies"], restorer].concat()).unwrap();
+    let apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+    kubectl(plane, &apply, Some(&crds)).unwrap();
+}
+
+/// Whether Velero may write the status of the account.
+fn may_write_statuses(plane: &ControlPlane) -> Result<String, String> {
+    let change = json!({ "status": { "id": "usr_0000000000000000" } }).to_string();
+    let user = format!("--as={VELERO}");
+    let patch = [
+        "patch",
+        "account",
+        NAMESPACE,
+        "--subresource=status",
+        "--type=merge",
+        "--dry-run=server",
+        "-p",
+        &change,
+        &user,
+    ];
+    kubectl(plane, &patch, None)
 }
 
 /// What REST shows of instances, webhooks and backups that must stay the same.
@@ -132,7 +206,11 @@ async fn billed(tenant: &Tenant) -> BTreeSet<(String, Timestamp)> {
     entries.map(|entry| (entry.uid.clone(), entry.since)).collect()
 }
 
-async fn goes_on(has_status: bool) {
+async fn goes_on(tool: Tool) {
+    let has_status = tool != Tool::Kubectl { has_status: false };
+    let folder = tempfile::tempdir().unwrap();
+    let exported = folder.path().join("stellage.export");
+    let exported = exported.to_str().unwrap();
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let ids = |from: usize| -> Vec<String> {
         let received = receiver.received();
@@ -158,6 +236,7 @@ async fn goes_on(has_status: bool) {
         tenant.wait_for_clear_outboxes().await;
         let (was, entries) = (shown(&tenant).await, billed(&tenant).await);
         operator.stop().await;
+        stellage(&plane, &["export", "--output", exported]).unwrap();
         let account = ["account", NAMESPACE].join("/");
         let namespace = ["namespace", NAMESPACE].join("/");
         let mut objects = [saved(&plane, &namespace), saved(&plane, &account)].concat();
@@ -175,8 +254,27 @@ async fn goes_on(has_status: bool) {
     } else {
         Some(start(&plane).await)
     };
-    for object in &objects {
-        restore(&plane, &["create", "-f", "-"], object).await;
+    if tool == Tool::Velero {
+        let role = [
+            "create",
+            "clusterrolebinding",
+            "velero",
+            "--clusterrole=cluster-admin",
+            "--serviceaccount=velero:velero",
+        ];
+        kubectl(&plane, &role, None).unwrap();
+        apply_policies(&plane, &["--restorer", VELERO]);
+        let of_elsewhere = |object: &&Value| !object["kind"].as_str().unwrap().starts_with("Invoice");
+        for object in objects.iter().filter(of_elsewhere) {
+            restore_with_velero(&plane, object).await;
+        }
+        apply_policies(&plane, &[]);
+        let refused = eventually("no restorer", async || may_write_statuses(&plane), Result::is_err).await;
+        assert!(refused.unwrap_err().contains("written by the operator alone"));
+        stellage(&plane, &["import", "--only-operator-namespace", exported]).unwrap();
+    }
+    for object in objects.iter().filter(|_| tool != Tool::Velero) {
+        restore(&plane, tool, &["create", "-f", "-"], object).await;
         let is_record = ["Invoice", "Namespace"].contains(&object["kind"].as_str().unwrap());
         if has_status && !object["status"].is_null() && !is_record {
             let (kind, name) = (
@@ -195,7 +293,7 @@ async fn goes_on(has_status: bool) {
                 "-p",
                 &status,
             ];
-            restore(&plane, &patch, &Value::Null).await;
+            restore(&plane, tool, &patch, &Value::Null).await;
         }
     }
     let mut operator = match early {
@@ -261,10 +359,15 @@ async fn goes_on(has_status: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_kubectl_saved_and_wrote_back_with_its_status_goes_on() {
-    goes_on(true).await;
+    goes_on(Tool::Kubectl { has_status: true }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_kubectl_saved_and_wrote_back_without_its_status_converges_and_nothing_is_done_twice() {
-    goes_on(false).await;
+    goes_on(Tool::Kubectl { has_status: false }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_velero_writes_back_as_the_restorer_that_the_policies_name_goes_on() {
+    goes_on(Tool::Velero).await;
 }

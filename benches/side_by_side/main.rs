@@ -18,6 +18,7 @@
 //!   while replicas are replaced;
 //! - `invoices`: the month's end of many accounts, and of one with very many lines;
 //! - `regions`: servers in a cluster with KubeVirt, compared with a bare client that applies the same objects, and with simulated ones;
+//! - `backup`: a backup of an installation with very many accounts: time, memory and size;
 //! - `usage`: asking Prometheus about all servers of a region.
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
@@ -34,6 +35,7 @@
 
 mod account;
 mod availability;
+mod backup;
 mod bare_client;
 mod bare_handler;
 mod churn;
@@ -128,6 +130,7 @@ enum Part {
     Invoices,
     Regions,
     Usage,
+    Backup,
 }
 
 impl Part {
@@ -155,6 +158,7 @@ impl Part {
             Self::Invoices => invoices::measure(table, sizes).await,
             Self::Regions => regions::measure(table, sizes).await,
             Self::Usage => usage::measure(table, sizes).await,
+            Self::Backup => backup::measure(table, sizes).await,
         }
     }
 }
@@ -241,7 +245,7 @@ impl Arguments {
             .map(|name| name.to_string_lossy());
         let beside = name.map_or(String::new(), |name| format!("; baseline: {name}"));
         // Memory needs a fresh cluster and minutes of setup, and an hour is billed once.
-        let rounds = if matches!(part, Part::Memory | Part::Invoices) {
+        let rounds = if matches!(part, Part::Memory | Part::Invoices | Part::Backup) {
             1
         } else {
             self.sizes().rounds

@@ -10,6 +10,11 @@ pub fn resident_mib(pid: u32) -> Result<f64> {
     status_mib(pid, "VmRSS:")
 }
 
+/// Most resident memory so far, in MiB (VmHWM).
+pub fn peak_mib(pid: u32) -> Result<f64> {
+    status_mib(pid, "VmHWM:")
+}
+
 /// The part of the resident memory that the process has allocated, in MiB (RssAnon).
 pub fn allocated_mib(pid: u32) -> Result<f64> {
     status_mib(pid, "RssAnon:")

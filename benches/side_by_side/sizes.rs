@@ -37,6 +37,8 @@ pub struct Sizes {
     pub hostile: Duration,
     /// Number of accounts at a month's end.
     pub accounts: u64,
+    /// Number of accounts in a backup.
+    pub backed_up: u64,
     /// Number of lines of one account.
     pub lines: u64,
     /// Number of servers that are ordered one after the other in a region.
@@ -72,6 +74,7 @@ impl Sizes {
         webhooks: &[0, 1, 5, 50],
         hostile: Duration::from_secs(160),
         accounts: 1_000,
+        backed_up: 20_000,
         lines: 40_000,
         ordered: 20,
         ordered_at_once: 100,
@@ -99,6 +102,7 @@ impl Sizes {
         webhooks: &[0, 1],
         hostile: Duration::from_secs(3),
         accounts: 20,
+        backed_up: 20,
         lines: 1_000,
         ordered: 2,
         ordered_at_once: 4,

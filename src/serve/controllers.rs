@@ -30,6 +30,7 @@ use resources::{Account, Backup, Delivery, Instance, Invoice, PrivateNetwork, We
 use runtime::{
     ByNamespace, CheckedClock, Clock, Health, ReconcileQueue, ServerTime, Store,
     events::Events,
+    installation_backup,
     lease::{self, LeaderElection, Leadership},
     shared_catalogue::SharedCatalogue,
     watch::{Listener, ListenerSlot, Watches},
@@ -595,6 +596,13 @@ impl<'a> Controllers<'a> {
                 backup_controller.run(self.backup_queue, backups, term.clone()),
                 monitoring.run(term.clone()),
                 census.run(term),
+                installation_backup::show_age(
+                    &self.watches.client,
+                    &self.candidate.common.process.namespace,
+                    &*self.candidate.clock,
+                    &self.watches.metrics,
+                    term,
+                ),
             )
         };
         let overdue = async {

@@ -300,9 +300,13 @@ async fn the_program_prints_the_policies_that_the_chart_renders_for_the_same_ope
         ),
     ] {
         let mut values = values;
-        values["policies"] = json!({ "receivers": false });
+        let restorer = "system:serviceaccount:velero:velero";
+        values["policies"] = json!({ "receivers": false, "restorer": restorer });
         let all = objects(&Helm::alone().await.template("cloud", &values).unwrap());
-        let printed = objects(&crds(&[options, &["--operator-namespace=cloud"]].concat()));
+        let restorer = format!("--restorer={restorer}");
+        let printed = objects(&crds(
+            &[options, &["--operator-namespace=cloud", &restorer]].concat(),
+        ));
         let mut compared = 0;
         for kind in ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"] {
             let (rendered, printed) = (of_kind(&all, kind), of_kind(&printed, kind));

@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use crate::support;
 
 /// The objects in a text of YAML documents.
-fn objects(text: &str) -> Vec<Value> {
+pub fn objects(text: &str) -> Vec<Value> {
     let documents = format!("\n{text}");
     let documents = documents.split("\n---");
     documents
@@ -42,7 +42,7 @@ fn objects(text: &str) -> Vec<Value> {
 }
 
 /// A kubeconfig with a token of a service account, as its pods have it.
-fn kubeconfig_of(plane: &ControlPlane, namespace: &str, service_account: &str) -> PathBuf {
+pub fn kubeconfig_of(plane: &ControlPlane, namespace: &str, service_account: &str) -> PathBuf {
     let token = [
         "create",
         "token",

@@ -119,6 +119,25 @@ pub(super) fn sets() -> Vec<(&'static str, Value)> {
         ),
     ];
     sets.extend(clusters);
+    let more = json!([{ "name": "more", "configMap": { "name": "more" } }]);
+    let s3 = json!({
+        "enabled": true, "target": "s3://backups/stellage", "s3": { "endpoint": "https://s3.example.com:9000", "existingSecret": "18" },
+        "encryption": { "existingSecret": "19" }, "serviceAccountAnnotations": { "a": "b" }, "podLabels": { "team": "cloud" },
+        "podAnnotations": { "a": "b" }, "nodeSelector": { "disk": "ssd" }, "priorityClassName": "20", "extraVolumes": more,
+        "extraVolumeMounts": [{ "name": "more", "mountPath": "/more" }], "extraEnv": [{ "name": "SSL_CERT_FILE", "value": "/more/ca.crt" }],
+    });
+    let claim = json!({ "enabled": true, "target": "/backups", "existingClaim": "21", "unencrypted": true, "retention": "" });
+    let network = json!({ "enabled": true, "backupRanges": ["10.8.0.0/16"] });
+    sets.extend([
+        (
+            "backups into a bucket",
+            json!({ "backup": s3, "networkPolicy": network, "imagePullSecrets": [{ "name": "pull" }], "serviceAccounts": { "backup": "22" } }),
+        ),
+        (
+            "backups onto a volume",
+            json!({ "backup": claim, "mode": "all", "kubeconfig": { "existingSecret": "plane" } }),
+        ),
+    ]);
     sets
 }
 
@@ -214,8 +233,10 @@ async fn the_api_server_takes_every_object_for_every_set_of_values_and_pods_are_
         let of_operator = if values["mode"] == "all" { 1 } else { 2 };
         let of_gateway = usize::from(values["consoleGateway"]["enabled"] == true);
         assert_eq!(deployments.len(), of_operator + of_gateway, "{set}");
-        for deployment in deployments {
-            let mut pod = deployment["spec"]["template"].clone();
+        let jobs = all.iter().filter(|object| object["kind"] == "CronJob");
+        let of_jobs = jobs.map(|job| &job["spec"]["jobTemplate"]);
+        for of_pods in deployments.into_iter().chain(of_jobs) {
+            let mut pod = of_pods["spec"]["template"].clone();
             pod["metadata"]["name"] = json!("tried");
             // Nothing creates the service accounts' tokens, or the priority classes, in a dry run.
             pod["spec"]["priorityClassName"] = Value::Null;

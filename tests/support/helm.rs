@@ -43,6 +43,11 @@ impl Helm {
         }
     }
 
+    /// The program.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// As the administrator of a cluster.
     pub async fn on(plane: &ControlPlane) -> Self {
         Self {

@@ -11,6 +11,7 @@
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
 //! - [`refusals`]: what the API server refused to the operator because it has no right to it;
 //! - [`rolling`]: a load balancer, and clients that must not notice that replicas are replaced;
+//! - [`s3`]: a service that speaks the protocol of S3, on loopback;
 //! - [`smtp`]: a mail server on loopback;
 //! - [`walkthrough`]: the commands that the documentation shows.
 
@@ -26,6 +27,7 @@ pub mod prometheus;
 pub mod receivers;
 pub mod refusals;
 pub mod rolling;
+pub mod s3;
 pub mod smtp;
 pub mod walkthrough;
 

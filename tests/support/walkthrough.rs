@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Stdio};
 
-use control_plane::Identity;
+use control_plane::{ControlPlane, Identity};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -75,20 +75,38 @@ const END: &str = "--- end of the output, exit code";
 
 impl Shell {
     pub async fn start(tenant: &Tenant) -> Self {
-        let cluster = shared().await;
+        let plane = shared().await.plane;
+        let environment = [
+            ("STELLAGE_URL", tenant.url.clone()),
+            ("STELLAGE_API_KEY", tenant.key.clone()),
+        ];
+        Self::on(plane, Path::new(env!("CARGO_MANIFEST_DIR")), &[], &environment).await
+    }
+
+    /// As the administrator of any control plane, in this folder, with the programs of further folders.
+    pub async fn on(
+        plane: &ControlPlane,
+        folder: &Path,
+        programs: &[&Path],
+        environment: &[(&str, String)],
+    ) -> Self {
+        let own = Path::new(STELLAGE).parent().unwrap();
+        let folders = [&[own, plane.assets().kubectl_folder()], programs].concat();
+        let folders: Vec<String> = folders
+            .iter()
+            .map(|folder| folder.display().to_string())
+            .collect();
         let path = format!(
-            "{}:{}:{}",
-            Path::new(STELLAGE).parent().unwrap().display(),
-            cluster.plane.assets().kubectl_folder().display(),
+            "{}:{}",
+            folders.join(":"),
             std::env::var("PATH").unwrap_or_default()
         );
         let mut child = Command::new("bash")
             .arg("-s")
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .current_dir(folder)
             .env("PATH", path)
-            .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Admin))
-            .env("STELLAGE_URL", &tenant.url)
-            .env("STELLAGE_API_KEY", &tenant.key)
+            .env("KUBECONFIG", plane.kubeconfig(Identity::Admin))
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

@@ -51,6 +51,19 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- end }}
 {{- end }}
 {{- end }}
+{{- with .Values.backup }}
+{{- if .enabled }}
+{{- if not .target }}
+{{- fail "backup.enabled also needs backup.target: s3://BUCKET/PREFIX, or /backups with backup.existingClaim" }}
+{{- end }}
+{{- if ne (eq .target "/backups") (not (empty .existingClaim)) }}
+{{- fail "backup.existingClaim goes with the target /backups, and with no other" }}
+{{- end }}
+{{- if eq .unencrypted (not (empty .encryption.existingSecret)) }}
+{{- fail "backup.enabled also needs backup.encryption.existingSecret, a Secret with keys of age; or, in its place, backup.unencrypted" }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- with .Values.prometheusRule }}
 {{- if and .enabled (not .targetLabels) (not $.Values.serviceMonitor.enabled) (not (default dict $.Values.podMonitor).enabled) }}
 {{- fail "prometheusRule.enabled also needs serviceMonitor.enabled, or prometheusRule.targetLabels, the labels that Prometheus gives to Stellage's targets: otherwise no alert could ever fire" }}

@@ -48,6 +48,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (printf "%s-console-gateway" (include "stellage.fullname" .)) .Values.serviceAccounts.consoleGateway -}}
 {{- end -}}
 
+{{- define "stellage.backup.serviceAccount" -}}
+{{- default (printf "%s-backup" (include "stellage.fullname" .)) .Values.serviceAccounts.backup -}}
+{{- end -}}
+
 {{/* Where clients reach the console gateway: below the public URL, as `ingress` and `httpRoute` serve it. Empty without a gateway. */}}
 {{- define "stellage.consoleGatewayUrl" -}}
 {{- if and .Values.consoleGateway.enabled .Values.api.settings.publicUrl -}}

@@ -229,6 +229,55 @@ has both lists.
   verbs: ["get"]
 {{- end -}}
 
+{{- define "stellage.rules.backupAge" -}}
+# The controller shows the age of the last backup of the installation.
+- apiGroups: [""]
+  resources: ["configmaps"]
+  resourceNames: ["stellage-backup"]
+  verbs: ["get"]
+{{- end -}}
+
+{{- define "stellage.rules.backup" -}}
+# A backup has all that accounts have, and their namespaces.
+- apiGroups: ["stellage.dev"]
+  resources: ["accounts", "apikeys", "backups", "deliveries", "eventlogs", "instances", "invoicenumbers", "privatenetworks", "webhooks"]
+  verbs: ["list"]
+- apiGroups: [""]
+  resources: ["namespaces"]
+  verbs: ["get", "list"]
+# The Secrets of webhooks, instances and API keys, in lists of many. RBAC cannot be limited by label: whoever has this right can read all
+# Secrets of the cluster.
+- apiGroups: [""]
+  resources: ["secrets"]
+  verbs: ["list"]
+{{- end -}}
+
+{{- define "stellage.rules.backup.own" -}}
+# The invoices of all accounts.
+- apiGroups: ["stellage.dev"]
+  resources: ["invoices", "invoicepages"]
+  verbs: ["list"]
+# What all replicas share: the key that seals sessions, and the prices.
+- apiGroups: [""]
+  resources: ["secrets"]
+  resourceNames: ["stellage-console"]
+  verbs: ["get"]
+- apiGroups: [""]
+  resources: ["configmaps"]
+  resourceNames: ["stellage-prices"]
+  verbs: ["get"]
+# Whether an import is under way: what it has made so far is nothing to back up.
+- apiGroups: ["coordination.k8s.io"]
+  resources: ["leases"]
+  resourceNames: ["stellage-controller"]
+  verbs: ["get"]
+# It notes the time of the last good backup.
+- apiGroups: [""]
+  resources: ["configmaps"]
+  resourceNames: ["stellage-backup"]
+  verbs: ["patch"]
+{{- end -}}
+
 {{/*
 A role (a ClusterRole, or a Role if `.namespaced`) with `rules`, the names of templates, which is bound to `serviceAccount`, unless that
 is empty.

@@ -135,25 +135,38 @@ impl Cluster {
             _ => CliError::Refused { doing, reason },
         };
         let known = !matches!(error, CliError::CrdsMissing);
-        Failure::new(known.then_some(status.code), error)
+        let mut failure = Failure::new(known.then_some(status.code), error);
+        failure.is_denial = client::is_denial(status);
+        failure
     }
 }
 
 /// A failed API call, with the status code if it is about the object.
 pub(super) struct Failure {
     code: Option<u16>,
+    /// Whether an admission policy or webhook denied it.
+    is_denial: bool,
     error: Box<CliError>,
 }
 
 impl Failure {
     fn new(code: Option<u16>, error: CliError) -> Self {
         let error = Box::new(error);
-        Self { code, error }
+        Self {
+            code,
+            is_denial: false,
+            error,
+        }
     }
 
     /// Whether the API server answered with `code`.
     pub(super) fn is(&self, code: u16) -> bool {
         self.code == Some(code)
+    }
+
+    /// Whether an admission policy or webhook of the cluster denied the call.
+    pub(super) const fn is_denial(&self) -> bool {
+        self.is_denial
     }
 
     /// The error to show: `special` if the API server answered with `code`.

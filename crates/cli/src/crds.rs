@@ -49,6 +49,19 @@ pub(super) struct Operator {
     /// Service account of the REST API, if it has one of its own, for the policies
     #[arg(long, value_name = "NAME", requires = "service_account", value_parser = objects::name)]
     api_service_account: Option<String>,
+
+    /// User whom the policies let write statuses and records, such as system:serviceaccount:velero:velero, while a backup is restored with
+    /// other tools; nobody by default, so print the policies again without it afterwards
+    #[arg(long, value_name = "USER", requires = "with_policies", value_parser = user)]
+    restorer: Option<String>,
+}
+
+/// Checks the name of a user, which becomes part of rules.
+fn user(text: &str) -> Result<String, &'static str> {
+    let is_good = !text.is_empty() && !text.contains(['\'', '"', '\\']) && !text.contains(char::is_control);
+    let wrong =
+        "must be the name of a user, as `kubectl auth whoami` shows it, without quotes and backslashes";
+    is_good.then(|| text.to_owned()).ok_or(wrong)
 }
 
 impl Operator {
@@ -62,6 +75,7 @@ impl Operator {
             namespace: Some(namespace.to_owned()).filter(|name| name != NAMESPACE),
             service_account: controller.filter(|_| !is_default).map(ToOwned::to_owned),
             api_service_account: api.filter(|_| !is_default).map(ToOwned::to_owned),
+            restorer: None,
         }
     }
 
@@ -85,7 +99,10 @@ impl Operator {
     /// A policy's file for this operator. The chart does the same (templates/policies.yaml), and a test compares the two.
     fn name_in(&self, policy: &str) -> String {
         let namespace = self.namespace.as_deref().unwrap_or(NAMESPACE);
-        let policy = policy.replace(NAMESPACE, namespace);
+        let mut policy = policy.replace(NAMESPACE, namespace);
+        if let Some(restorer) = &self.restorer {
+            policy = policy.replace("username != ''", &format!("username != '{restorer}'"));
+        }
         let Some(controller) = &self.service_account else {
             return policy;
         };

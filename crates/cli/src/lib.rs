@@ -30,6 +30,7 @@ mod region;
 mod secret;
 mod serial;
 mod transfer;
+mod uninstall;
 mod wait;
 mod webhook;
 
@@ -104,6 +105,14 @@ pub enum Command {
     /// policies and rights must be installed, no operator may run, and there must be no accounts yet. Until the import is
     /// finished, no operator can become the leader; if it is interrupted, run it again. You need all rights in the cluster.
     Import(transfer::ImportArgs),
+    /// Back up the installation, and restore it
+    #[command(subcommand)]
+    Installation(transfer::InstallationCommand),
+    /// Remove all that Stellage has in the cluster, or what it has of one account
+    ///
+    /// Says what that is, and asks. All objects go without their finalizers, which nobody acts on any more, so servers stay where they are; refused
+    /// while there are instances or invoices, unless with --force. What Helm has installed is left to `helm uninstall`.
+    Uninstall(uninstall::UninstallArgs),
     /// Print the CRDs, for `kubectl apply --server-side -f -`
     Crds(crds::CrdsArgs),
 }
@@ -125,6 +134,8 @@ pub async fn run(command: Command, which: &ClusterArgs) -> Result<(), CliError> 
         Command::Orphans(args) => orphans::run(args, which).await,
         Command::Export(args) => transfer::export(args, which).await,
         Command::Import(args) => transfer::import(args, which).await,
+        Command::Installation(command) => transfer::installation(command, which).await,
+        Command::Uninstall(args) => uninstall::run(args, which).await,
         Command::Crds(args) => crds::run(&args),
     }
 }

@@ -93,6 +93,11 @@ impl CallError {
         self.is_own_answer(|status| status.code == 409)
     }
 
+    /// Whether the API server no longer keeps the state that was asked for.
+    pub fn is_expired(&self) -> bool {
+        self.is_own_answer(|status| status.code == 410)
+    }
+
     /// Whether an object with the name already exists.
     pub fn is_already_exists(&self) -> bool {
         self.is_own_answer(Status::is_already_exists)
@@ -127,7 +132,12 @@ pub struct Pages<K> {
     api: Api<K>,
     /// Of the next page; `None` after the last one.
     params: Option<ListParams>,
+    /// Whether it goes on when the state that it began with is no longer kept.
+    outlives_its_state: bool,
 }
+
+/// How often a page is asked for whose state is no longer kept.
+const PAGE_TRIES: usize = 3;
 
 impl<K: Clone + Debug + DeserializeOwned> Pages<K> {
     /// The objects that `params` select. A page has 500 of them unless `params` say otherwise.
@@ -136,7 +146,16 @@ impl<K: Clone + Debug + DeserializeOwned> Pages<K> {
         Self {
             api,
             params: Some(params),
+            outlives_its_state: false,
         }
+    }
+
+    /// Goes on with the objects as they are now, from where it is, once the API server no longer keeps the state that the list began with:
+    /// after five minutes, usually. Otherwise such a list fails. No object that was there all the time is left out.
+    #[must_use]
+    pub const fn outliving_its_state(mut self) -> Self {
+        self.outlives_its_state = true;
+        self
     }
 
     /// Whether there is a next page.
@@ -146,12 +165,32 @@ impl<K: Clone + Debug + DeserializeOwned> Pages<K> {
 
     /// The next page; `None` after the last one.
     pub async fn next(&mut self) -> Result<Option<ObjectList<K>>, CallError> {
-        let Some(params) = &self.params else {
-            return Ok(None);
-        };
-        let page = bounded(self.api.list(params)).await?;
-        self.turn(&page.metadata);
-        Ok(Some(page))
+        for tries_left in (0..PAGE_TRIES).rev() {
+            let Some(params) = &self.params else {
+                return Ok(None);
+            };
+            match bounded(self.api.list(params)).await {
+                Ok(page) => {
+                    self.turn(&page.metadata);
+                    return Ok(Some(page));
+                }
+                Err(error) if self.outlives_its_state && tries_left > 0 && error.is_expired() => {
+                    self.leave_state(&error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks for the rest as it is now. The API server says where that begins, unless it has not answered with any page yet.
+    fn leave_state(&mut self, expired: &CallError) {
+        let metadata = expired.status().and_then(|status| status.metadata.as_ref());
+        let rest = metadata.and_then(|metadata| metadata.continue_.clone());
+        if let Some(params) = &mut self.params {
+            params.continue_token = rest.filter(|token| !token.is_empty());
+            (params.resource_version, params.version_match) = (None, None);
+        }
     }
 
     /// The metadata of the objects on the next page; `None` after the last one.
@@ -493,6 +532,68 @@ mod tests {
         let status = json!({ "phase": "Running" });
         let metadata = replace_status(&client, &pod, &status, "manager").await.unwrap();
         assert_eq!(metadata.resource_version.as_deref(), Some("8"));
+    }
+
+    /// A list of two pages at version 7, of which the API server keeps nothing any more when it is asked for `expired`. What it was asked for.
+    async fn read_pages(
+        expired: &'static str,
+        outlives: bool,
+    ) -> (Vec<String>, Result<Vec<String>, CallError>) {
+        let asked = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let seen = asked.clone();
+        let client = crate::testing::answered_by(move |_, path: String, _| {
+            let query = path.split_once('?').map_or("", |(_, query)| query).to_owned();
+            seen.lock().push(query.clone());
+            let page = |names: &[&str], token: &str| {
+                let items: Vec<Value> = names
+                    .iter()
+                    .map(|name| json!({ "metadata": { "name": name, "namespace": "ns" }, "spec": { "containers": [] } }))
+                    .collect();
+                json!({ "apiVersion": "v1", "kind": "PodList", "metadata": { "resourceVersion": "7", "continue": token }, "items": items })
+            };
+            let gone = json!({
+                "kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old",
+                "metadata": if query.contains("continue=") { json!({ "continue": "rest" }) } else { json!({}) },
+            });
+            async move {
+                match &*query {
+                    query if query.ends_with(expired) => (410, gone),
+                    query if query.contains("continue=") => (200, page(&["b"], "")),
+                    _ => (200, page(&["a"], "next")),
+                }
+            }
+        });
+        let params = ListParams::default()
+            .limit(1)
+            .at("7")
+            .matching(kube::api::VersionMatch::Exact);
+        let mut pages = Pages::<Pod>::of(Api::all(client), params);
+        if outlives {
+            pages = pages.outliving_its_state();
+        }
+        let mut names = Vec::new();
+        let read = loop {
+            match pages.next().await {
+                Ok(Some(page)) => names.extend(page.items.into_iter().filter_map(|pod| pod.metadata.name)),
+                Ok(None) => break Ok(names),
+                Err(error) => break Err(error),
+            }
+        };
+        let asked = asked.lock().clone();
+        (asked, read)
+    }
+
+    #[tokio::test]
+    async fn a_list_whose_state_is_no_longer_kept_goes_on_where_it_was_only_if_it_may() {
+        let (asked, read) = read_pages("continue=next", true).await;
+        assert_eq!(read.unwrap(), ["a", "b"]);
+        assert!(asked[2].ends_with("continue=rest"), "{asked:?}");
+        let (_, read) = read_pages("continue=next", false).await;
+        assert!(read.unwrap_err().is_expired());
+        // From its beginning on, if there is nothing to go on with.
+        let (asked, read) = read_pages("resourceVersionMatch=Exact", true).await;
+        assert_eq!(read.unwrap(), ["a", "b"]);
+        assert!(!asked[1].contains("resourceVersion"), "{asked:?}");
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! - [`fair_permits`]: a semaphore for which accounts take turns;
 //! - [`health`]: readiness of components, and progress of watches;
 //! - [`http`]: serves HTTP connections;
+//! - [`installation_backup`]: how old the last backup of the installation is;
 //! - [`instance_metrics`]: the usage of instances as metrics;
 //! - [`lease`]: leader election;
 //! - [`metrics`]: all metrics of the program;
@@ -42,6 +43,7 @@ pub mod events;
 pub mod fair_permits;
 pub mod health;
 pub mod http;
+pub mod installation_backup;
 pub mod instance_metrics;
 pub mod kubeconfig;
 pub mod lease;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use http::Method;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use prometheus_client::{
     encoding::{EncodeLabelSet, prometheus_text, text},
     metrics::{
@@ -216,6 +216,8 @@ pub struct Metrics {
     pub backups: Family<OutcomeLabels, Counter>,
     /// Unix time of the last completed backup, in the leader.
     pub last_backup: Family<RegionLabels, Gauge<f64, AtomicU64>>,
+    /// Seconds since the last good backup of the installation, in the leader; nothing where none is planned.
+    installation_backup_age: Family<Vec<(String, String)>, Gauge<f64, AtomicU64>>,
     /// Invoices that should have been issued, in the leader.
     pub invoices_overdue: Gauge,
     /// The usage of instances, where it is shown.
@@ -373,6 +375,17 @@ impl Metrics {
         }
     }
 
+    /// Shows how old the last good backup of the installation is; `None` if none is planned.
+    pub fn backup_age(&self, age: Option<SignedDuration>) {
+        match age {
+            Some(age) => {
+                let shown = self.installation_backup_age.get_or_create_owned(&Vec::new());
+                shown.set(age.as_secs_f64());
+            }
+            None => self.installation_backup_age.clear(),
+        }
+    }
+
     /// Resets what only the leader knows: from now on another replica shows it.
     pub fn resign(&self) {
         for gauge in [
@@ -391,6 +404,7 @@ impl Metrics {
         self.instance_states.clear();
         self.accounts_with_provider_failures.clear();
         self.last_backup.clear();
+        self.installation_backup_age.clear();
         self.queue_depth.clear();
         self.orphan_servers.clear();
         self.operations_overdue.clear();
@@ -491,6 +505,7 @@ impl Metrics {
             leader: Gauge::default(),
             lease_transitions: Gauge::default(),
             certificate_expiry: Family::default(),
+            installation_backup_age: Family::default(),
         };
         let mut registry = Registry::default();
         let process = registry.sub_registry_with_prefix("process");
@@ -645,6 +660,11 @@ impl Metrics {
             "backup_last_completed_timestamp_seconds",
             "Unix time of the last completed backup",
             self.last_backup.clone(),
+        );
+        registry.register(
+            "installation_backup_age_seconds",
+            "Time since the last good backup of the installation, or since backups were set up",
+            self.installation_backup_age.clone(),
         );
         registry.register(
             "invoices_overdue",

@@ -37,8 +37,9 @@ use runtime::{client::Pages, lease::LEASE_NAME};
 pub(super) const OURS: &str = "app.kubernetes.io/part-of=stellage";
 /// Label that says what a pod or a service account is for.
 const COMPONENT: &str = "app.kubernetes.io/component";
-/// The service accounts that reconcile and serve REST: not the console gateway's, which writes nothing.
-const OPERATORS: &str = "app.kubernetes.io/part-of=stellage,app.kubernetes.io/component!=console-gateway";
+/// The service accounts that reconcile and serve REST: not those of the console gateway and of backups, which write nothing.
+const OPERATORS: &str =
+    "app.kubernetes.io/part-of=stellage,app.kubernetes.io/component notin (console-gateway, backup)";
 /// Number of concurrent access reviews.
 pub(super) const REVIEWS: usize = 16;
 

@@ -3,8 +3,8 @@
 use std::{
     collections::{HashMap, HashSet},
     fs::File,
-    io::{BufRead as _, BufReader},
-    path::{Path, PathBuf},
+    io::BufRead,
+    path::PathBuf,
 };
 
 use clap::Args;
@@ -24,6 +24,7 @@ use super::{
     file::{self, Counts, Header},
     kinds::{self, Kind, Which},
     lease::Leadership,
+    packing::{self, KeyArgs, Keys},
 };
 use crate::{CliError, connect::Cluster, crd_differences, objects, output::note, program};
 use resources::{
@@ -60,9 +61,23 @@ pub struct ImportArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
+    #[command(flatten)]
+    keys: KeyArgs,
+
+    #[command(flatten)]
+    into: IntoArgs,
+}
+
+/// What of a file goes where.
+#[derive(Args, Debug)]
+pub(super) struct IntoArgs {
     /// Only this account; the installation may have others, and its operator may run
     #[arg(long, value_name = "NAME", value_parser = objects::name)]
     account: Option<String>,
+
+    /// Only what the operator's namespace had, if that is lost and the accounts are not: invoices, prices, and the key of console sessions
+    #[arg(long, conflicts_with = "account")]
+    only_operator_namespace: bool,
 
     /// Only check the file and the installation
     #[arg(long)]
@@ -73,21 +88,58 @@ pub struct ImportArgs {
     operator_namespace: String,
 }
 
+/// A file of an export, which is read several times.
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    /// What it is called in messages.
+    pub(super) shown: String,
+    pub(super) keys: Option<Keys>,
+}
+
+impl Source {
+    fn open(&self) -> Result<Box<dyn BufRead>, CliError> {
+        let file = File::open(&self.path).map_err(|error| self.refused(error.to_string()))?;
+        packing::unpacked(file, self.keys.as_ref()).map_err(|reason| self.refused(reason))
+    }
+
+    /// The next object; `None` at its end.
+    fn next_object(&self, lines: &mut impl BufRead) -> Result<Option<DynamicObject>, CliError> {
+        let mut line = Vec::new();
+        let read = lines.read_until(b'\n', &mut line);
+        read.map_err(|error| self.refused(error.to_string()))?;
+        file::object(&line).map_err(|reason| self.refused(reason))
+    }
+
+    fn refused(&self, reason: String) -> CliError {
+        CliError::Transfer(format!("cannot import {}: {reason}", self.shown))
+    }
+}
+
 pub(crate) async fn run(args: ImportArgs, which: &ClusterArgs) -> Result<(), CliError> {
-    let refused = |reason| refused(&args.file, reason);
-    let (header, counts) = file::check(&mut open(&args.file)?).map_err(refused)?;
+    let source = Source {
+        shown: args.file.display().to_string(),
+        path: args.file,
+        keys: args.keys.read()?,
+    };
+    from(&source, &args.into, which).await
+}
+
+/// Imports a file.
+pub(super) async fn from(source: &Source, args: &IntoArgs, which: &ClusterArgs) -> Result<(), CliError> {
+    let (header, counts) = file::check(&mut source.open()?).map_err(|reason| source.refused(reason))?;
     let cluster = Cluster::of(which).await?;
     let namespace = &args.operator_namespace;
     check_crds(&cluster, namespace).await?;
     let only = match &args.account {
-        Some(name) => Some(Only::find(name, &args.file)?),
+        Some(name) => Some(Only::find(name, source)?),
         None => None,
     };
     let mut lease = None;
     if let Some(only) = &only {
         only.check(&cluster).await?;
     } else {
-        lease = Some(free_lease(&cluster, namespace, &header).await?);
+        let is_wanted = |which: Which| !args.only_operator_namespace || which.is_operators();
+        lease = Some(free_lease(&cluster, namespace, &header, is_wanted).await?);
     }
     if args.dry_run {
         let from = (&header.version, header.exported_at);
@@ -101,7 +153,7 @@ pub(crate) async fn run(args: ImportArgs, which: &ClusterArgs) -> Result<(), Cli
         Some(user) => Cluster::of_as(which, &user).await?,
         None => Cluster::of(which).await?,
     };
-    cluster.announce(&format!("importing {}", args.file.display()));
+    cluster.announce(&format!("importing {}", source.shown));
     if let Some(lease) = &mut lease {
         lease.take(&header.id).await?;
     }
@@ -112,6 +164,7 @@ pub(crate) async fn run(args: ImportArgs, which: &ClusterArgs) -> Result<(), Cli
         header,
         operator_namespace: namespace,
         only,
+        only_operator_namespace: args.only_operator_namespace,
         uids: HashMap::new(),
         deleted: Vec::new(),
         ended: HashSet::new(),
@@ -119,7 +172,7 @@ pub(crate) async fn run(args: ImportArgs, which: &ClusterArgs) -> Result<(), Cli
         created: 0,
         counts,
     };
-    let (created, left_out) = import.all(&args.file).await?;
+    let (created, left_out) = import.all(source).await?;
     if !left_out.is_empty() {
         let left_out: Vec<String> = left_out
             .iter()
@@ -146,6 +199,7 @@ async fn free_lease<'a>(
     cluster: &'a Cluster,
     namespace: &'a str,
     header: &Header,
+    is_wanted: impl Fn(Which) -> bool,
 ) -> Result<Leadership<'a>, CliError> {
     let mut lease = Leadership::read(cluster, namespace).await?;
     match lease.import() {
@@ -162,7 +216,7 @@ async fn free_lease<'a>(
                     lease.holder().unwrap_or("somebody")
                 )));
             }
-            check_empty(cluster).await?;
+            check_empty(cluster, is_wanted).await?;
         }
     }
     Ok(lease)
@@ -176,10 +230,10 @@ struct Only {
 
 impl Only {
     /// Looks for an account in a file.
-    fn find(name: &str, path: &Path) -> Result<Self, CliError> {
-        let mut lines = open(path)?;
-        file::header(&mut lines).map_err(|reason| refused(path, reason))?;
-        while let Some(object) = next_object(&mut lines, path)? {
+    fn find(name: &str, source: &Source) -> Result<Self, CliError> {
+        let mut lines = source.open()?;
+        file::header(&mut lines).map_err(|reason| source.refused(reason))?;
+        while let Some(object) = source.next_object(&mut lines)? {
             if kind_of(&object) == Account::kind(&()) && object.name_any() == name {
                 let namespace = object.data["spec"]["namespace"].as_str().unwrap_or(name);
                 return Ok(Self {
@@ -188,7 +242,7 @@ impl Only {
                 });
             }
         }
-        Err(refused(path, format!("it has no account {name}")))
+        Err(source.refused(format!("it has no account {name}")))
     }
 
     /// Refuses an installation that has another Account of this name.
@@ -215,23 +269,6 @@ impl Only {
             None => kind_of(object) == Account::kind(&()) && object.name_any() == self.account.name_any(),
         }
     }
-}
-
-/// The next object of a file; `None` at its end.
-fn next_object(lines: &mut BufReader<File>, path: &Path) -> Result<Option<DynamicObject>, CliError> {
-    let mut line = Vec::new();
-    let read = lines.read_until(b'\n', &mut line);
-    read.map_err(|error| refused(path, error.to_string()))?;
-    file::object(&line).map_err(|reason| refused(path, reason))
-}
-
-fn open(path: &Path) -> Result<BufReader<File>, CliError> {
-    let file = File::open(path).map_err(|error| refused(path, error.to_string()))?;
-    Ok(BufReader::new(file))
-}
-
-fn refused(path: &Path, reason: String) -> CliError {
-    CliError::Transfer(format!("cannot import {}: {reason}", path.display()))
 }
 
 /// Refuses CRDs without a field of this program: the API server would drop it from each object, and tell nobody. The file has no others,
@@ -261,10 +298,10 @@ async fn check_crds(cluster: &Cluster, operator_namespace: &str) -> Result<(), C
     )))
 }
 
-/// Refuses a cluster that has objects of any kind.
-async fn check_empty(cluster: &Cluster) -> Result<(), CliError> {
+/// Refuses a cluster that has objects of any kind that is to be imported.
+async fn check_empty(cluster: &Cluster, is_wanted: impl Fn(Which) -> bool) -> Result<(), CliError> {
     let mut found = Vec::new();
-    let ours = |kind: &Kind| kind.which.is_ours();
+    let ours = |kind: &Kind| kind.which.is_ours() && is_wanted(kind.which);
     for kind in kinds::all().into_iter().filter(ours) {
         let api = kinds::api(&cluster.client, &kind.resource, None);
         let doing = format!("list {}", kind.resource.plural);
@@ -310,6 +347,8 @@ struct Import<'a> {
     operator_namespace: &'a str,
     /// The account to import, if not all are.
     only: Option<Only>,
+    /// Whether only what the operator's namespace had is imported.
+    only_operator_namespace: bool,
     /// The UIDs that objects have here, by their former ones.
     uids: HashMap<String, String>,
     /// Objects that were being deleted.
@@ -332,15 +371,21 @@ struct Made {
 
 impl Import<'_> {
     /// Returns how much was created and left out.
-    async fn all(mut self, path: &Path) -> Result<(u64, Counts), CliError> {
-        let mut lines = open(path)?;
-        file::header(&mut lines).map_err(|reason| refused(path, reason))?;
+    async fn all(mut self, source: &Source) -> Result<(u64, Counts), CliError> {
+        let mut lines = source.open()?;
+        file::header(&mut lines).map_err(|reason| source.refused(reason))?;
         let (mut batch, mut kind): (Vec<DynamicObject>, String) = (Vec::new(), String::new());
         let mut done: u64 = 0;
         loop {
-            let object = next_object(&mut lines, path)?;
+            let object = source.next_object(&mut lines)?;
             if let (Some(object), Some(only)) = (&object, &self.only)
                 && !only.has(object)
+            {
+                continue;
+            }
+            if let Some(object) = &object
+                && self.only_operator_namespace
+                && object.namespace().as_ref() != Some(&self.header.operator_namespace)
             {
                 continue;
             }
@@ -561,8 +606,8 @@ impl Import<'_> {
         };
         match self.kind(object)?.which {
             Which::Ours | Which::Invoices | Which::Numbers => {
-                let origin = |object: &DynamicObject| object.annotations().get(ORIGIN_ANNOTATION).cloned();
-                if origin(here) == origin(new) {
+                // By its own UID, if it was never anywhere else.
+                if origin_of(here) == origin_of(object) {
                     Ok(())
                 } else {
                     is_another()

@@ -3,7 +3,7 @@
 
 use k8s_openapi::{
     api::core::v1::{ConfigMap, Namespace, Secret},
-    apimachinery::pkg::apis::meta::v1::OwnerReference,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::{
     Api, Client, Resource,
@@ -12,7 +12,7 @@ use kube::{
 
 use resources::{
     Account, ApiKey, Backup, Delivery, EventLog, Instance, Invoice, InvoiceNumber, InvoicePage,
-    PrivateNetwork, Webhook,
+    PrivateNetwork, Webhook, instance::USER_DATA_LABEL, webhook::WEBHOOK_SECRET_LABEL,
 };
 
 /// Secrets and ConfigMaps in the operator's namespace that all replicas share: the key that seals sessions, and the prices.
@@ -53,6 +53,11 @@ impl Which {
     pub(super) const fn is_ours(self) -> bool {
         matches!(self, Self::Ours | Self::Invoices | Self::Numbers)
     }
+
+    /// Whether its objects are in the operator's namespace.
+    pub(super) const fn is_operators(self) -> bool {
+        matches!(self, Self::Invoices | Self::Shared(_))
+    }
 }
 
 pub(super) fn all() -> [Kind; 15] {
@@ -65,16 +70,13 @@ pub(super) fn all() -> [Kind; 15] {
         written::<PrivateNetwork>(),
         written::<Instance>(),
         written::<ApiKey>(),
-        foreign::<Secret>(Which::Secrets),
+        Kind {
+            page: 100,
+            ..foreign::<Secret>(Which::Secrets)
+        },
         written::<Backup>(),
         record::<Delivery>(),
         record::<EventLog>(),
-        // Before the invoices, so that no number is given again if the import ends midway.
-        Kind {
-            which: Which::Numbers,
-            page: 500,
-            ..record::<InvoiceNumber>()
-        },
         Kind {
             which: Which::Invoices,
             ..record::<Invoice>()
@@ -82,6 +84,12 @@ pub(super) fn all() -> [Kind; 15] {
         Kind {
             which: Which::Invoices,
             ..record::<InvoicePage>()
+        },
+        // After the invoices: if they are read one after the other while the operator runs, no invoice has a number that is not in the file.
+        Kind {
+            which: Which::Numbers,
+            page: 500,
+            ..record::<InvoiceNumber>()
         },
         written::<Account>(),
     ]
@@ -120,6 +128,17 @@ pub(super) fn api(client: &Client, resource: &ApiResource, namespace: Option<&st
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
         None => Api::all_with(client.clone(), resource),
     }
+}
+
+/// Whether a Secret is for webhooks, or belongs to an instance or an API key.
+pub(crate) fn is_part_of_account(secret: &ObjectMeta) -> bool {
+    let labels = secret.labels.as_ref();
+    let is_labelled = [WEBHOOK_SECRET_LABEL, USER_DATA_LABEL].iter().any(|label| {
+        labels
+            .and_then(|labels| labels.get(*label))
+            .is_some_and(|value| value == "true")
+    });
+    is_labelled || secret.owner_references.iter().flatten().any(owns_all)
 }
 
 /// Whether an owner has Secrets or Deliveries of its own, which are worth nothing without it.

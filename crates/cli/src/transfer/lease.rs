@@ -18,7 +18,7 @@ use runtime::lease::{LEASE_NAME, LeaseTimes};
 pub(crate) const IMPORT: &str = "stellage-import-";
 
 /// The Lease of an installation.
-pub(super) struct Leadership<'a> {
+pub(crate) struct Leadership<'a> {
     cluster: &'a Cluster,
     api: Api<Lease>,
     namespace: &'a str,
@@ -26,7 +26,7 @@ pub(super) struct Leadership<'a> {
 }
 
 impl<'a> Leadership<'a> {
-    pub(super) async fn read(cluster: &'a Cluster, namespace: &'a str) -> Result<Self, CliError> {
+    pub(crate) async fn read(cluster: &'a Cluster, namespace: &'a str) -> Result<Self, CliError> {
         let api: Api<Lease> = Api::namespaced(cluster.client.clone(), namespace);
         let lease = cluster.call("read the Lease", api.get_opt(LEASE_NAME)).await?;
         Ok(Self {
@@ -42,7 +42,7 @@ impl<'a> Leadership<'a> {
     }
 
     /// Who holds it.
-    pub(super) fn holder(&self) -> Option<&str> {
+    pub(crate) fn holder(&self) -> Option<&str> {
         let holder = self.spec()?.holder_identity.as_deref();
         holder.filter(|holder| !holder.is_empty())
     }
@@ -58,7 +58,7 @@ impl<'a> Leadership<'a> {
     }
 
     /// Waits until the Lease of a process that died has expired. Returns whether it is free; not if its holder lives.
-    pub(super) async fn is_free(&mut self) -> Result<bool, CliError> {
+    pub(crate) async fn is_free(&mut self) -> Result<bool, CliError> {
         let Some(holder) = self.holder().map(str::to_owned) else {
             return Ok(true);
         };

@@ -1,0 +1,330 @@
+//! The disasters of docs/runbooks.md: the commands of the page, run in the order that it has them.
+
+use std::{
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use age::{secrecy::ExposeSecret as _, x25519};
+use control_plane::{ControlPlane, Identity};
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{Api, Client};
+use reqwest::{Method, StatusCode};
+use resources::{Instance, InstanceState};
+use serde_json::json;
+
+use crate::support::{
+    Operator, OwnPlane, Tenant, bare_plane, eventually,
+    helm::{Helm, chart},
+    kubectl, receiver_arguments,
+    receivers::{Answer, Receiver},
+    s3::S3,
+    wait_for_kinds,
+    walkthrough::{Shell, steps},
+};
+
+const NAMESPACE: &str = "stellage-system";
+
+/// What an administrator has when disaster strikes: the values of the chart, the keys, the credentials, and the programs.
+struct Desk {
+    folder: tempfile::TempDir,
+    helm: Helm,
+    s3: S3,
+    receiver: Receiver,
+}
+
+impl Desk {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let identity = x25519::Identity::generate();
+        let key = identity.to_string().expose_secret().to_owned();
+        std::fs::write(folder.path().join("stellage.keys"), key).unwrap();
+        std::fs::write(
+            folder.path().join("values.yaml"),
+            json!({ "mode": "all" }).to_string(),
+        )
+        .unwrap();
+        symlink(chart().parent().unwrap(), folder.path().join("charts")).unwrap();
+        Self {
+            folder,
+            helm: Helm::alone().await,
+            s3: S3::start().await,
+            receiver: Receiver::start(|_| Answer::ok()).await,
+        }
+    }
+
+    /// Runs the commands of a section. After each, the operator is as the Deployment says.
+    async fn follow(&self, heading: &str, cluster: &mut Cluster) {
+        let steps = steps("docs/runbooks.md", heading);
+        assert!(!steps.is_empty(), "{heading}");
+        for step in steps {
+            self.run(&step.command, cluster).await;
+        }
+    }
+
+    async fn run(&self, command: &str, cluster: &mut Cluster) {
+        let helm = self.helm.program().parent().unwrap();
+        let homes = ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"];
+        let home = self.helm.folder.path().display().to_string();
+        let mut environment = self.s3.environment().to_vec();
+        environment.extend(homes.map(|name| (name, home.clone())));
+        environment.push(("HOME", self.folder.path().display().to_string()));
+        // What one command exports, the next one has: it is in a file.
+        let script = format!(
+            "touch exported && . ./exported && {{ {command}\n}} && {{ export -p | grep ' BACKUP=' >exported || true; }}"
+        );
+        let mut shell = Shell::on(&cluster.plane, self.folder.path(), &[helm], &environment).await;
+        shell.run(&script).await;
+        drop(shell);
+        cluster.follow_deployment().await;
+    }
+}
+
+/// A control plane, and the operator that runs as long as its Deployment has replicas. No nodes: this is what would be in its pods.
+struct Cluster {
+    plane: OwnPlane,
+    client: Client,
+    operator: Option<Operator>,
+    arguments: Vec<String>,
+}
+
+impl Cluster {
+    async fn new() -> Self {
+        let plane = bare_plane(ControlPlane::options()).await;
+        let client = plane.client(Identity::Admin).await.unwrap();
+        let mut arguments = vec!["run".to_owned(), "--provisioning-seconds=0.5".to_owned()];
+        arguments.extend(receiver_arguments(&plane));
+        Self {
+            plane,
+            client,
+            operator: None,
+            arguments,
+        }
+    }
+
+    async fn follow_deployment(&mut self) {
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let found = deployments.get_opt("stellage").await.unwrap();
+        let replicas = found
+            .and_then(|deployment| deployment.spec?.replicas)
+            .unwrap_or(0);
+        if replicas == 0 {
+            if let Some(mut operator) = self.operator.take() {
+                operator.stop().await;
+            }
+            // Its pods, which no node has.
+            let delete = [
+                "delete",
+                "pods",
+                "--all",
+                "--namespace",
+                NAMESPACE,
+                "--force",
+                "--ignore-not-found",
+            ];
+            kubectl(&self.plane, &delete, None).unwrap();
+        } else if self.operator.is_none() {
+            wait_for_kinds(&self.plane);
+            let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
+            self.operator = Some(Operator::start(&self.plane, &arguments).await);
+        }
+    }
+
+    fn operator(&self) -> &Operator {
+        self.operator.as_ref().unwrap()
+    }
+
+    /// An account as a client sees it that has its key.
+    fn tenant(&self, known: &Known) -> Tenant {
+        Tenant {
+            namespace: known.name.clone(),
+            key: known.key.clone(),
+            kube: self.client.clone(),
+            url: self.operator().url.clone(),
+            http: reqwest::Client::new(),
+        }
+    }
+
+    /// Waits until an account has what it had.
+    async fn has(&self, known: &Known) {
+        let tenant = self.tenant(known);
+        let ids = async || {
+            let answer = tenant.call(Method::GET, "/v1/instances", None).await;
+            let ids = |answer: &crate::support::Answer| {
+                let all = answer.json()["data"].as_array().unwrap().clone();
+                all.iter()
+                    .map(|instance| instance["id"].as_str().unwrap().to_owned())
+                    .collect::<Vec<_>>()
+            };
+            (answer.status == StatusCode::OK).then(|| ids(&answer))
+        };
+        let id = known.instance.id();
+        eventually("the instances", ids, |found| {
+            found.as_ref() == Some(&vec![id.clone()])
+        })
+        .await;
+        let web = tenant.wait_for_state("web", InstanceState::Running).await;
+        let times = |instance: &Instance| {
+            let status = instance.status.clone().unwrap();
+            (status.provisioned_at, status.ip_address)
+        };
+        assert_eq!(times(&web), times(&known.instance), "no second server");
+    }
+
+    async fn end(&mut self) {
+        if let Some(mut operator) = self.operator.take() {
+            operator.stop().await;
+        }
+    }
+}
+
+/// What a customer knows.
+struct Known {
+    name: String,
+    key: String,
+    instance: Instance,
+}
+
+async fn customer(desk: &Desk, cluster: &Cluster, name: &str) -> Known {
+    let tenant = Tenant::on(&cluster.plane, cluster.operator(), name).await;
+    tenant
+        .webhook("orders", &desk.receiver.url("/"), &["instance.created"])
+        .await;
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    tenant.wait_for_entries(1).await;
+    tenant.wait_for_clear_outboxes().await;
+    Known {
+        name: name.to_owned(),
+        key: tenant.key.clone(),
+        instance: tenant.instances().get("web").await.unwrap(),
+    }
+}
+
+/// An installation with two customers, and a backup of it.
+async fn installed(desk: &Desk) -> (Cluster, [Known; 2]) {
+    let mut cluster = Cluster::new().await;
+    desk.run(
+        "helm install stellage charts/stellage --namespace stellage-system --create-namespace --values values.yaml",
+        &mut cluster,
+    )
+    .await;
+    let customers = [
+        customer(desk, &cluster, "ada").await,
+        customer(desk, &cluster, "bob").await,
+    ];
+    desk.follow("### Be ready", &mut cluster).await;
+    (cluster, customers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn game_day_the_cluster_is_gone_and_then_the_namespace_and_then_an_accounts_data_is_wrong() {
+    let desk = Desk::new().await;
+    let (mut lost, customers) = installed(&desk).await;
+    lost.end().await;
+    drop(lost);
+
+    let mut cluster = Cluster::new().await;
+    desk.follow("### The cluster is gone", &mut cluster).await;
+    for known in &customers {
+        cluster.has(known).await;
+    }
+
+    let invoices = cluster.tenant(&customers[0]).all_invoices().await;
+    cluster.end().await;
+    kubectl(
+        &cluster.plane,
+        &["delete", "namespace", NAMESPACE, "--timeout=120s"],
+        None,
+    )
+    .unwrap();
+    desk.follow("### The namespace is gone", &mut cluster).await;
+    for known in &customers {
+        cluster.has(known).await;
+    }
+    let restored = cluster.tenant(&customers[0]).all_invoices().await;
+    assert_eq!(restored.len(), invoices.len());
+    assert_eq!(restored[0].spec.entries, invoices[0].spec.entries);
+
+    // Somebody deletes a webhook, and makes a mess of the instance.
+    let ada = cluster.tenant(&customers[0]);
+    let wrong = json!({ "spec": { "name": "wrong" } });
+    ada.merge("web", &wrong).await;
+    kubectl(
+        &cluster.plane,
+        &["delete", "webhook", "orders", "-n", "ada"],
+        None,
+    )
+    .unwrap();
+    desk.follow("### One account's data is wrong", &mut cluster).await;
+    for known in &customers {
+        cluster.has(known).await;
+    }
+    let web = ada.instances().get("web").await.unwrap();
+    assert_eq!(web.spec.name, None);
+    kubectl(&cluster.plane, &["get", "webhook", "orders", "-n", "ada"], None).unwrap();
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
+    let desk = Desk::new().await;
+    let (mut cluster, customers) = installed(&desk).await;
+    let etcd = cluster.plane.folder().join("etcd");
+    let snapshot = cluster.plane.folder().join("etcd-snapshot");
+    with_servers_stopped(&cluster.plane, || copy(&etcd, &snapshot)).await;
+    let ada = cluster.tenant(&customers[0]);
+    ada.apply("lost", |_| {}).await;
+    ada.wait_for_state("lost", InstanceState::Running).await;
+
+    // What the page has: stop, put the snapshot back, look, start.
+    let steps = steps("docs/runbooks.md", "### etcd is two hours old");
+    let (stop, rest) = steps.split_first().unwrap();
+    desk.run(&stop.command, &mut cluster).await;
+    with_servers_stopped(&cluster.plane, || {
+        std::fs::remove_dir_all(&etcd).unwrap();
+        std::fs::rename(&snapshot, &etcd).unwrap();
+    })
+    .await;
+    // It has replicas again, as it had two hours ago.
+    desk.run(&stop.command, &mut cluster).await;
+    for step in rest {
+        desk.run(&step.command, &mut cluster).await;
+    }
+    for known in &customers {
+        cluster.has(known).await;
+    }
+
+    desk.follow("### The region is gone", &mut cluster).await;
+    for name in ["ada", "bob"] {
+        let left = kubectl(
+            &cluster.plane,
+            &["get", "instances", "-n", name, "-o", "name"],
+            None,
+        )
+        .unwrap();
+        assert_eq!(left, "", "{name}");
+    }
+    cluster.end().await;
+}
+
+async fn with_servers_stopped(plane: &ControlPlane, act: impl FnOnce()) {
+    plane.kill_apiserver().unwrap();
+    plane.kill_etcd().unwrap();
+    act();
+    plane.start_etcd().await.unwrap();
+    plane.start_apiserver().await.unwrap();
+}
+
+fn copy(from: &Path, to: &PathBuf) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
