@@ -252,7 +252,7 @@ mod tests {
                 .ends_with(CONTROL_PLANE.version_of("k8s.io/kubernetes"))
         );
         assert_eq!(HELM.linker_flags(), "-s -w");
-        for bundle in [CONTROL_PLANE, HELM, PROMTOOL, KUBEVIRT, SNAPSHOTS] {
+        for bundle in [CONTROL_PLANE, HELM, PROMTOOL, KUBEVIRT, KINDS] {
             assert!(bundle.go_version().starts_with("1."));
             assert_eq!(bundle.key().len(), 12);
         }
