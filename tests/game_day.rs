@@ -39,11 +39,9 @@ impl Desk {
         let identity = x25519::Identity::generate();
         let key = identity.to_string().expose_secret().to_owned();
         std::fs::write(folder.path().join("stellage.keys"), key).unwrap();
-        std::fs::write(
-            folder.path().join("values.yaml"),
-            json!({ "mode": "all" }).to_string(),
-        )
-        .unwrap();
+        // The test's receiver is on loopback.
+        let values = json!({ "mode": "all", "settings": { "receiverAllow": ["127.0.0.0/8", "::1/128"] } });
+        std::fs::write(folder.path().join("values.yaml"), values.to_string()).unwrap();
         symlink(chart().parent().unwrap(), folder.path().join("charts")).unwrap();
         Self {
             folder,

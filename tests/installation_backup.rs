@@ -284,7 +284,7 @@ async fn a_backup_that_is_cut_off_is_none_and_old_ones_of_this_installation_alon
         installation(&s3, &plane, &[&backup, more].concat())
     };
     let refused = installation(&s3, &plane, &["backup", "--target", TARGET]).unwrap_err();
-    assert!(refused.contains("--key-file"), "{refused}");
+    assert!(refused.contains("--unencrypted"), "{refused}");
     s3.hold(true);
     let mut killed = held(&s3, &plane).await;
     killed.kill().unwrap();

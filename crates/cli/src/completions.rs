@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn candidates_are_commands_options_and_their_values() {
         assert!(complete("").contains(&"instance".to_owned()));
-        assert_eq!(complete("inst"), ["instance"]);
+        assert_eq!(complete("inst"), ["instance", "installation"]);
         assert_eq!(complete("instance re"), ["reboot", "resize", "rebuild"]);
         assert_eq!(
             complete("instance resize web --plan "),
