@@ -348,7 +348,7 @@ impl<P: Provider> Reconciler<P> {
         let region = &instance.spec.region;
         match provider_call::within(provider, region, &controller.metrics, limit, span, step).await {
             Ok(mut observation) => {
-                observation.addresses.private = address.clone();
+                observation.addresses.private.clone_from(&address);
                 Asked::Answer(observation)
             }
             Err(error @ ProviderError::Unreachable { .. }) => Asked::Failure(error),

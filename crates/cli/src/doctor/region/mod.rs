@@ -76,9 +76,8 @@ fn needed(region: &KubeVirt, of_servers: Option<&str>) -> Result<Vec<Right>, Str
         places.push((&rights.networks, Some(&attachment.namespace)));
     }
     match &region.network.private_networks {
-        PrivateNetworks::None => {}
         PrivateNetworks::Nad if of_servers.is_some() => places.push((&rights.private_nad, of_servers)),
-        PrivateNetworks::Nad => {}
+        PrivateNetworks::None | PrivateNetworks::Nad => {}
         PrivateNetworks::Pool(pool) => {
             let namespaces = pool.iter().map(|of| Some(of.namespace.as_str()));
             places.extend(namespaces.map(|namespace| (rights.private_pool.as_slice(), namespace)));
