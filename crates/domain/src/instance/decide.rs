@@ -101,9 +101,9 @@ pub fn decide(
     touch(instance, &before, &mut status, now);
     let begun = summary::begun(&before, &status);
     // Not together with the end of another operation: if that is lost too, it is repeated.
-    let may_be_stored_later = !retry
-        && ended.is_none()
-        && begun.is_some_and(|begun| is_harmless(begun, &before, &granted(&instance.spec, &status)));
+    let spec = granted(&instance.spec, &status);
+    let may_be_stored_later =
+        !retry && ended.is_none() && begun.is_some_and(|begun| is_harmless(begun, &before, &spec));
     let mut notes = summary::notes(
         &before,
         &status,
