@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     decision::{Audience, Decision, Gate, Note, Seen},
-    requests::{accept, begin, granted, note_request, refuse, state_during, take_on, told_apart},
+    requests::{accept, begin, granted, refuse, state_during, take_on, told_apart},
     summary,
 };
 use crate::{
@@ -53,7 +53,6 @@ pub fn decide(
         retry: false,
     };
     refuse(instance, &mut machine.status, gate);
-    note_request(instance, &mut machine.status);
     let mut recheck_after = None;
     let mut finished = false;
     match seen {
