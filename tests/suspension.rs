@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use reqwest::Method;
 use resources::{
@@ -163,7 +163,7 @@ async fn the_holder_of_a_suspended_account_can_change_nothing_with_kubectl_and_a
         theirs.delete("web", &DeleteParams::default()).await.map(drop),
     );
     let all = theirs
-        .delete_collection(&DeleteParams::default(), &Default::default())
+        .delete_collection(&DeleteParams::default(), &ListParams::default())
         .await;
     refused("delete all", all.map(drop));
     let keys: Api<ApiKey> = Api::namespaced(client.clone(), &tenant.namespace);
@@ -173,7 +173,7 @@ async fn the_holder_of_a_suspended_account_can_change_nothing_with_kubectl_and_a
     let backup =
         serde_json::from_value(json!({ "metadata": { "name": "b" }, "spec": { "instance": "web" } }));
     refused("back up", backups.create(&post, &backup.unwrap()).await.map(drop));
-    assert_eq!(theirs.list(&Default::default()).await.unwrap().items.len(), 1);
+    assert_eq!(theirs.list(&ListParams::default()).await.unwrap().items.len(), 1);
     // Administrators help.
     mine.patch("web", &PatchParams::default(), &stop).await.unwrap();
     tenant.wait_for_state("web", InstanceState::Stopped).await;

@@ -3,7 +3,7 @@
 use futures::future::join_all;
 use kube::{
     Api,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams},
 };
 use reqwest::Method;
 use resources::{Account, Instance, InstanceState, Plan, conditions};
@@ -241,7 +241,7 @@ async fn with_kubectl_what_has_no_room_waits_until_there_is_some_and_says_so() {
         .find(|other| other != name);
     tenant
         .instances()
-        .delete(&other.unwrap(), &Default::default())
+        .delete(&other.unwrap(), &DeleteParams::default())
         .await
         .unwrap();
     eventually("the room to be used", all, |all| accepted(all) == 8).await;
