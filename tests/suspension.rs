@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use reqwest::Method;
 use resources::{
@@ -219,15 +219,13 @@ async fn servers_of_a_suspended_account_stop_if_that_is_asked_for_and_start_agai
             })
     };
     tenant.wait(&on, "the server to be kept off", is_kept_off).await;
-    let shown = tenant
-        .call(Method::GET, &format!("/v1/instances/{on}"), None)
-        .await
-        .json()["data"]
-        .clone();
-    assert_eq!(
-        (&shown["status"], &shown["status_reason"]),
-        (&json!("stopped"), &json!("account_suspended"))
-    );
+    // The facade has a watch of its own.
+    let path = format!("/v1/instances/{on}");
+    let shown = async || tenant.call(Method::GET, &path, None).await.json()["data"].clone();
+    eventually("REST to show it", shown, |shown| {
+        shown["status"] == "stopped" && shown["status_reason"] == "account_suspended"
+    })
+    .await;
     // Webhooks go on.
     let told = receiver.wait_for(4).await;
     let last: Value = serde_json::from_slice(&told[3].body).unwrap();

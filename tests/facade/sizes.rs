@@ -3,7 +3,7 @@
 use futures::future::join_all;
 use kube::{
     Api,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams},
 };
 use reqwest::Method;
 use resources::{Account, Instance, InstanceState, Plan, conditions};

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     decision::{Audience, Decision, Gate, Note, Seen},
-    requests::{accept, begin, granted, note_request, refuse, state_during, take_on, told_apart},
+    requests::{accept, begin, granted, refuse, state_during, take_on, told_apart},
     summary,
 };
 use crate::{
@@ -53,7 +53,6 @@ pub fn decide(
         retry: false,
     };
     refuse(instance, &mut machine.status, gate);
-    note_request(instance, &mut machine.status);
     let mut recheck_after = None;
     let mut finished = false;
     match seen {
@@ -100,9 +99,9 @@ pub fn decide(
     touch(instance, &before, &mut status, now);
     let begun = summary::begun(&before, &status);
     // Not together with the end of another operation: if that is lost too, it is repeated.
-    let may_be_stored_later = !retry
-        && ended.is_none()
-        && begun.is_some_and(|begun| is_harmless(begun, &before, &granted(&instance.spec, &status)));
+    let spec = granted(&instance.spec, &status);
+    let may_be_stored_later =
+        !retry && ended.is_none() && begun.is_some_and(|begun| is_harmless(begun, &before, &spec));
     let mut notes = summary::notes(
         &before,
         &status,

@@ -19,7 +19,7 @@ pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
 }
 
 /// Records who asked for the spec, once for each.
-pub(super) fn note_request(instance: &Instance, status: &mut InstanceStatus) {
+fn note_request(instance: &Instance, status: &mut InstanceStatus) {
     if status.observed_generation.is_none() || status.observed_generation != instance.metadata.generation {
         status.last_requested_by = Some(instance.requested_by().to_owned());
     }
@@ -43,8 +43,9 @@ pub fn wants_restore(instance: &Instance) -> bool {
         && !instance.status.as_ref().is_some_and(is_installed)
 }
 
-/// Records in the status what is refused, so that [`take_on`] leaves it out, also in the facade.
+/// Records in the status who asked for the spec, and what of it is refused, so that [`take_on`] leaves it out, also in the facade.
 pub(super) fn refuse(instance: &Instance, status: &mut InstanceStatus, gate: &Gate) {
+    note_request(instance, status);
     let Some(refused) = gate.refused() else { return };
     let spec = &instance.spec;
     status.refused_installation = refused.installation.as_ref().map(|_| installation(spec));
