@@ -38,6 +38,7 @@ pub enum AccountCommand {
     Suspend(SuspendArgs),
 
     /// Lift the suspension of an account; servers that it has stopped start again
+    #[command(after_help = RESUME)]
     Resume(ResumeArgs),
 }
 
@@ -53,6 +54,10 @@ Webhooks, backups and invoices go on. Suspending a suspended account again chang
 Examples:
   stellage account suspend ada --reason \"invoice 2026-000042 is overdue\"
   stellage account suspend ada --reason \"invoice 2026-000042 is overdue\" --stop-servers";
+
+const RESUME: &str = "\
+Examples:
+  stellage account resume ada";
 
 /// Create an account, with its namespace, and wait until it is ready.
 #[derive(Args, Debug)]
