@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{
     docs::described_metrics,
     support::{
-        Operator, OwnPlane, Tenant, eventually, own_plane, promtool, receiver_arguments,
+        Operator, OwnPlane, Tenant, eventually, kubectl, own_plane, promtool, receiver_arguments,
         receivers::{Answer, Receiver},
         run,
     },
@@ -125,6 +125,9 @@ async fn make_everything_happen(plane: &OwnPlane, operator: &Operator) {
 #[tokio::test]
 async fn the_table_has_the_metrics_of_a_running_operator_with_their_types_and_labels_and_no_others() {
     let plane = own_plane().await;
+    // As the chart creates it where backups are planned.
+    let noted = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "stellage-backup", "namespace": "stellage-system" } });
+    kubectl(&plane, &["create", "-f", "-"], Some(&noted.to_string())).unwrap();
     let file = plane.folder().join("catalogue.yaml");
     write_catalogue(&file, "");
     let (catalogue, receivers) = (

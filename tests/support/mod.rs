@@ -738,7 +738,7 @@ async fn start_plane(options: control_plane::Options, permit: Permit) -> OwnPlan
 const LONG: [&str; 10] = [
     "chart::installed",
     "high_availability",
-    "kubevirt::kills",
+    "kubevirt",
     "resilience",
     "webhooks::backlog",
     "webhooks::chaos",
@@ -758,8 +758,8 @@ pub async fn plane_permit() -> Permit {
 pub async fn plane_permits(count: usize) -> Permit {
     static PLANES: LazyLock<Gate> = LazyLock::new(|| {
         let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
-        // One is kept by the installation that the tests with KubeVirt share, and some tests need two.
-        Gate::new(cores.max(2) + 1)
+        // Two are kept by the installations that the tests with KubeVirt share, and some tests need two.
+        Gate::new(cores.max(2) + 2)
     });
     // The thread of a test has its name.
     let test = std::thread::current().name().unwrap_or_default().to_owned();
