@@ -320,7 +320,9 @@ async fn a_backup_that_is_cut_off_is_none_and_old_ones_of_this_installation_alon
     std::fs::write(folder.join("notes.txt"), "not a backup").unwrap();
     backup(&["--keep", "7d"]).unwrap();
     let left = backups(&s3, &plane);
-    assert_eq!(left[1..], [first, ours[0].clone(), of_another]);
+    // Both of today may be of the same second.
+    assert!(left[..2].contains(&first), "{left:?}");
+    assert_eq!(left[2..], [ours[0].clone(), of_another]);
     assert!(s3.objects(PREFIX).contains(&"notes.txt".to_owned()));
     let ambiguous = installation(&s3, &plane, &["restore", "latest", "--target", TARGET]).unwrap_err();
     assert!(ambiguous.contains("several installations"), "{ambiguous}");

@@ -9,7 +9,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use reqwest::{Method, StatusCode};
-use resources::{InstanceState::Running, PrivateNetwork};
+use resources::{InstanceState::Running, PrivateNetwork, origin};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -204,7 +204,7 @@ impl Case {
     /// The objects of a kind without a namespace that a network consists of.
     async fn parts(&self, kind: &ApiResource, network: &PrivateNetwork) -> Vec<DynamicObject> {
         let client = self.region.plane.client(Identity::Admin).await.unwrap();
-        let its = format!("stellage.dev/network-uid={}", network.uid().unwrap());
+        let its = format!("stellage.dev/network-uid={}", origin::uid(&network.metadata));
         let all = Api::<DynamicObject>::all_with(client, kind);
         all.list(&ListParams::default().labels(&its)).await.unwrap().items
     }
@@ -217,7 +217,6 @@ impl Case {
 }
 
 #[tokio::test]
-#[ignore = "it does not find the Subnet by its label, and it is not understood yet why"]
 async fn kube_ovn_makes_a_network_for_servers_of_one_account_and_all_of_it_goes_with_it() {
     let case = case("kv-ovn", KUBE_OVN).await;
     let network = case.order_network(KUBE_OVN).await;
