@@ -5,8 +5,8 @@
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
 //!
-//! Helm, Prometheus, KubeVirt's servers and those of snapshots, which only tests need, are built in the same way: [`helm`],
-//! [`promtool`], [`prometheus`], [`kubevirt`], [`snapshots`].
+//! Helm, Prometheus, KubeVirt's servers and those of CSI, which only tests need, are built in the same way: [`helm`],
+//! [`promtool`], [`prometheus`], [`kubevirt`], [`storage`].
 
 mod compile;
 mod download;
@@ -130,9 +130,11 @@ pub fn kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     cached(&pins::KUBEVIRT, &say)
 }
 
-/// Finds the kinds of external-snapshotter, or takes them from its Go module. Returns the file with them. Blocks.
-pub fn snapshots(say: impl Fn(&str)) -> Result<PathBuf, Error> {
-    Ok(cached(&pins::SNAPSHOTS, &say)?.join("snapshots.yaml"))
+/// Finds what makes volumes and snapshots, or builds it, which takes about two minutes on two cores and calls `say` with lines of progress.
+/// Returns the folder with external-provisioner's `csi-provisioner`, external-snapshotter's `csi-snapshotter` and `snapshot-controller`,
+/// `csi-driver`, a driver for tests, and `snapshots.yaml`, the kinds of external-snapshotter. Blocks.
+pub fn storage(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    cached(&pins::STORAGE, &say)
 }
 
 /// The program that `variable` names, otherwise the one in a bundle.
