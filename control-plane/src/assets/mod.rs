@@ -5,8 +5,8 @@
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
 //!
-//! Helm, Prometheus, KubeVirt's servers and the kinds beside these, which only tests need, are built in the same way: [`helm`],
-//! [`promtool`], [`prometheus`], [`kubevirt`], [`kinds`].
+//! Helm, Prometheus, KubeVirt's servers, those of CSI and the kinds beside these, which only tests need, are built in the same way:
+//! [`helm`], [`promtool`], [`prometheus`], [`kubevirt`], [`storage`], [`kinds`].
 
 mod compile;
 mod download;
@@ -134,6 +134,13 @@ pub fn kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
 /// with them. Blocks.
 pub fn kinds(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     Ok(cached(&pins::KINDS, &say)?.join("kinds.yaml"))
+}
+
+/// Finds what makes volumes and snapshots, or builds it, which takes about two minutes on two cores and calls `say` with lines of progress.
+/// Returns the folder with external-provisioner's `csi-provisioner`, external-snapshotter's `csi-snapshotter` and `snapshot-controller`, and
+/// `csi-driver`, a driver for tests. Blocks.
+pub fn storage(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    cached(&pins::STORAGE, &say)
 }
 
 /// The program that `variable` names, otherwise the one in a bundle.

@@ -53,8 +53,10 @@ pub(super) struct Bundle {
     pub(super) disk_gb: u64,
     pub(super) go_mod: &'static str,
     pub(super) go_sum: &'static str,
-    /// The module's own `main.go`, and the file beside the programs that its output is written to.
-    pub(super) main_go: Option<(&'static str, &'static str)>,
+    /// Paths and texts of programs of its own, beside `go.mod`.
+    pub(super) sources: &'static [(&'static str, &'static str)],
+    /// The package of one of them, and the file beside the programs that its output is written to.
+    pub(super) prints: Option<(&'static str, &'static str)>,
     /// Each program and its package.
     pub(super) binaries: &'static [(&'static str, &'static str)],
     /// Downloads for all of them, in the same order, as an alternative to building; empty if there are none.
@@ -74,7 +76,8 @@ pub(super) const CONTROL_PLANE: Bundle = Bundle {
     disk_gb: 6,
     go_mod: include_str!("../../modules/go.mod"),
     go_sum: include_str!("../../modules/go.sum"),
-    main_go: None,
+    sources: &[],
+    prints: None,
     binaries: &[
         ("etcd", "go.etcd.io/etcd/server/v3"),
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -121,7 +124,8 @@ pub(super) const HELM: Bundle = Bundle {
     disk_gb: 6,
     go_mod: include_str!("../../helm/go.mod"),
     go_sum: include_str!("../../helm/go.sum"),
-    main_go: None,
+    sources: &[],
+    prints: None,
     binaries: &[("helm", "helm.sh/helm/v4/cmd/helm")],
     downloads: &[],
     tags: "",
@@ -137,7 +141,8 @@ pub(super) const PROMTOOL: Bundle = Bundle {
     disk_gb: 6,
     go_mod: include_str!("../../promtool/go.mod"),
     go_sum: include_str!("../../promtool/go.sum"),
-    main_go: None,
+    sources: &[],
+    prints: None,
     binaries: &[
         ("promtool", "github.com/prometheus/prometheus/cmd/promtool"),
         ("prometheus", "github.com/prometheus/prometheus/cmd/prometheus"),
@@ -156,7 +161,8 @@ pub(super) const KUBEVIRT: Bundle = Bundle {
     disk_gb: 4,
     go_mod: include_str!("../../kubevirt/go.mod"),
     go_sum: include_str!("../../kubevirt/go.sum"),
-    main_go: Some((include_str!("../../kubevirt/main.go"), "kubevirt.json")),
+    sources: &[("main.go", include_str!("../../kubevirt/main.go"))],
+    prints: Some((".", "kubevirt.json")),
     binaries: &[
         ("virt-api", "kubevirt.io/kubevirt/cmd/virt-api"),
         ("virt-controller", "kubevirt.io/kubevirt/cmd/virt-controller"),
@@ -176,8 +182,40 @@ pub(super) const KINDS: Bundle = Bundle {
     disk_gb: 1,
     go_mod: include_str!("../../kinds/go.mod"),
     go_sum: include_str!("../../kinds/go.sum"),
-    main_go: Some((include_str!("../../kinds/main.go"), "kinds.yaml")),
+    sources: &[("main.go", include_str!("../../kinds/main.go"))],
+    prints: Some((".", "kinds.yaml")),
     binaries: &[],
+    downloads: &[],
+    tags: "",
+    versioned: None,
+};
+
+/// What makes volumes and snapshots with a CSI driver: external-provisioner, external-snapshotter, and a driver for tests.
+pub(super) const STORAGE: Bundle = Bundle {
+    name: "storage",
+    purpose: "external-snapshotter and external-provisioner (for the tests of backups of real servers)",
+    takes: "about two minutes",
+    instead: None,
+    disk_gb: 4,
+    go_mod: include_str!("../../storage/go.mod"),
+    go_sum: include_str!("../../storage/go.sum"),
+    sources: &[("driver/main.go", include_str!("../../storage/driver/main.go"))],
+    prints: None,
+    binaries: &[
+        ("csi-driver", "./driver"),
+        (
+            "csi-provisioner",
+            "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
+        ),
+        (
+            "csi-snapshotter",
+            "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
+        ),
+        (
+            "snapshot-controller",
+            "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
+        ),
+    ],
     downloads: &[],
     tags: "",
     versioned: None,
@@ -218,7 +256,7 @@ impl Bundle {
     pub(super) fn key(&self) -> String {
         let mut packages: Vec<&str> = self.binaries.iter().map(|(_, package)| *package).collect();
         packages.extend((!self.tags.is_empty()).then_some(self.tags));
-        packages.extend(self.main_go.map(|(source, _)| source));
+        packages.extend(self.sources.iter().map(|(_, source)| *source));
         let digest = Sha256::digest(
             [
                 self.go_mod,
@@ -252,7 +290,7 @@ mod tests {
                 .ends_with(CONTROL_PLANE.version_of("k8s.io/kubernetes"))
         );
         assert_eq!(HELM.linker_flags(), "-s -w");
-        for bundle in [CONTROL_PLANE, HELM, PROMTOOL, KUBEVIRT, SNAPSHOTS] {
+        for bundle in [CONTROL_PLANE, HELM, PROMTOOL, KUBEVIRT, KINDS, STORAGE] {
             assert!(bundle.go_version().starts_with("1."));
             assert_eq!(bundle.key().len(), 12);
         }

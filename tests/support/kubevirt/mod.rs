@@ -1,6 +1,6 @@
 //! KubeVirt without a node: its own API server and controller, with its kinds, admission and aggregated API, on a control plane;
-//! [`puppet`] plays the node, the importer of disks and the storage; [`handler`] plays virt-handler where it is asked for consoles, and to
-//! freeze guests.
+//! [`puppet`] plays the node, the importer of disks and storage without snapshots; [`handler`] plays virt-handler where it is asked for
+//! consoles, and to freeze guests. [`storage`], with snapshots, is real but for its driver, and is started by the tests that need it.
 //!
 //! ```ignore
 //! let kubevirt = kubevirt::shared().await;
@@ -13,6 +13,7 @@ pub mod entry;
 pub mod handler;
 pub mod kinds;
 pub mod puppet;
+pub mod storage;
 
 use std::{
     ops::Deref,
@@ -36,7 +37,11 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use self::{handler::Handler, puppet::Puppet};
+use self::{
+    handler::Handler,
+    puppet::{Binder, Puppet},
+    storage::Storage,
+};
 use super::{
     OwnPlane, eventually,
     gate::{Gate, Permit, Turn},
@@ -57,11 +62,13 @@ const PORT_ATTEMPTS: u32 = 5;
 pub struct KubeVirt {
     // The order of the fields is the order of dropping.
     pub puppet: Puppet,
+    storage: OnceCell<Storage>,
     virt_controller: Server,
     virt_api: Server,
     pub handler: Handler,
     authority: Authority,
     programs: PathBuf,
+    programs_of_storage: PathBuf,
     pub plane: ControlPlane,
 }
 
@@ -140,13 +147,13 @@ impl Drop for Region {
 }
 
 /// The region that all tests of this process share, each with namespaces of its own. Waits for its turn, and starts the region if
-/// this is the first test that needs it.
+/// this is the first test that needs it. It can have [storage with snapshots](KubeVirt::storage).
 pub async fn shared() -> Region {
     static REGION: OnceCell<KubeVirt> = OnceCell::const_new();
     static SHARERS: Gate = Gate::new(6);
     let permit = SHARERS.acquire(Turn::Usual, 1).await;
     Region {
-        place: Place::Shared(REGION.get_or_init(KubeVirt::start).await),
+        place: Place::Shared(REGION.get_or_init(|| KubeVirt::start(Binder::Real)).await),
         _permit: permit,
     }
 }
@@ -155,7 +162,7 @@ pub async fn shared() -> Region {
 pub async fn own() -> Region {
     let permit = plane_permit().await;
     Region {
-        place: Place::Own(Box::new(KubeVirt::start().await)),
+        place: Place::Own(Box::new(KubeVirt::start(Binder::Puppet).await)),
         _permit: permit,
     }
 }
@@ -164,7 +171,7 @@ pub async fn own() -> Region {
 pub async fn own_with_plane() -> (Region, OwnPlane) {
     let mut permit = plane_permits(2).await;
     let of_plane = permit.split();
-    let (region, plane) = tokio::join!(KubeVirt::start(), own_plane_on(of_plane));
+    let (region, plane) = tokio::join!(KubeVirt::start(Binder::Puppet), own_plane_on(of_plane));
     let region = Region {
         place: Place::Own(Box::new(region)),
         _permit: permit,
@@ -173,19 +180,21 @@ pub async fn own_with_plane() -> (Region, OwnPlane) {
 }
 
 impl KubeVirt {
-    async fn start() -> Self {
+    async fn start(binder: Binder) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let programs = tokio::task::spawn_blocking(|| control_plane::kubevirt(|line| eprintln!("{line}")));
         let programs = programs.await.unwrap().unwrap();
         let of_others = tokio::task::spawn_blocking(|| control_plane::kinds(|line| eprintln!("{line}")));
         let of_others = std::fs::read_to_string(of_others.await.unwrap().unwrap()).unwrap();
+        let storage = tokio::task::spawn_blocking(|| control_plane::storage(|line| eprintln!("{line}")));
+        let programs_of_storage = storage.await.unwrap().unwrap();
         let folder = tempfile::Builder::new().prefix("stellage-kubevirt-").tempdir();
         let folder = folder.unwrap().keep();
         let authority = Authority::new();
         let certificates = folder.join("certificates");
         write_certificates(&certificates, &authority);
         let file = |name: &str| certificates.join(name).display().to_string();
-        let plane = ControlPlane::options()
+        let options = ControlPlane::options()
             .folder(&folder)
             .remove([folder])
             .audit_log()
@@ -200,24 +209,31 @@ impl KubeVirt {
             .apiserver_arg(format!("--proxy-client-cert-file={}", file("client.pem")))
             .apiserver_arg(format!("--proxy-client-key-file={}", file("client.key")))
             // It keeps a claim as long as a Pod uses it.
-            .controller_manager_arg("--controllers=persistentvolumeclaim-protection-controller")
-            .start()
-            .await
-            .unwrap();
+            .controller_manager_arg("--controllers=persistentvolumeclaim-protection-controller");
+        let options = match binder {
+            Binder::Real => options.controller_manager_arg(
+                "--controllers=persistentvolume-binder-controller,persistentvolume-protection-controller",
+            ),
+            Binder::Puppet => options,
+        };
+        let plane = options.start().await.unwrap();
         let parts = Parts::read(&programs);
         kubectl(&plane, &["create", "-f", "-"], Some(&of_others)).unwrap();
         install(&plane, &parts, &authority).await;
         let puppet = Puppet::start(
             plane.kubeconfig(Identity::Admin),
             kubeconfig(&plane, NAMESPACE, "kubevirt-handler").await,
+            binder,
         );
         let mut region = Self {
             puppet,
+            storage: OnceCell::new(),
             virt_controller: Server::new("virt-controller"),
             virt_api: Server::new("virt-api"),
             handler: Handler::start(&certificates),
             authority,
             programs,
+            programs_of_storage,
             plane,
         };
         region.first_start(&parts).await;
@@ -372,11 +388,20 @@ impl KubeVirt {
         self.plane.pids().into_iter().chain(own).collect()
     }
 
+    /// Storage with snapshots, in the region that is shared. The first test that asks for it starts it.
+    pub async fn storage(&self) -> &Storage {
+        let start = async || Storage::start(&self.plane, &self.programs_of_storage).await;
+        self.storage.get_or_init(start).await
+    }
+
     /// Fails the test if a server has ended by itself.
     pub fn assert_runs(&self) {
         self.plane.check().unwrap();
         self.virt_api.assert_runs();
         self.virt_controller.assert_runs();
+        if let Some(storage) = self.storage.get() {
+            storage.assert_runs();
+        }
     }
 
     /// A kubeconfig of a service account, which must exist.

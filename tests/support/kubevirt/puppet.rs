@@ -1,11 +1,10 @@
 //! Plays what a cluster has around KubeVirt's servers: the node with its kubelet and virt-handler ([`guests`]), and the importer of
-//! disks with the storage ([`disks`]), what makes its snapshots ([`snapshots`]), and kube-ovn ([`networks`]). Everything happens at once, and well, unless a test has
-//! ordered otherwise.
+//! disks with storage that has no snapshots ([`disks`]), and kube-ovn ([`networks`]). Everything happens at once, and well, unless a
+//! test has ordered otherwise.
 
 mod disks;
 mod guests;
 mod networks;
-mod snapshots;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{StreamExt as _, channel::mpsc, future::join5};
+use futures::{StreamExt as _, channel::mpsc, future::join4};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
@@ -107,17 +106,13 @@ pub enum Import {
     ExceedsQuota,
 }
 
-/// What becomes of the snapshots of a namespace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Snapshots {
-    #[default]
-    Ready,
-    /// They are cut, but never ready.
-    Cut,
-    /// Their data is lost.
-    Lost,
-    /// The storage keeps those that are deleted.
-    Held,
+/// Who binds claims to volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binder {
+    /// kube-controller-manager. The puppet makes the volumes, except for those that [`storage`](super::storage) makes.
+    Real,
+    /// The puppet, which says that a claim is bound. There are no volumes.
+    Puppet,
 }
 
 /// The puppet, on a thread of its own, which ends when this is dropped.
@@ -132,7 +127,6 @@ pub struct Puppet {
 struct Stage {
     guests: Mutex<HashMap<(String, String), Guest>>,
     imports: Mutex<HashMap<String, Import>>,
-    snapshots: Mutex<HashMap<String, Snapshots>>,
     /// Namespaces in which claims are not enlarged.
     not_growing: Mutex<HashSet<String>>,
     /// The namespaces whose guests have an agent.
@@ -148,14 +142,15 @@ struct Context {
     client: Client,
     /// virt-handler's own rights: KubeVirt lets nobody else change a run.
     handler: Client,
+    binder: Binder,
     pods: Store<Pod>,
 }
 
 impl Puppet {
     /// Starts it with the kubeconfigs of an administrator, and of virt-handler.
-    pub fn start(admin: PathBuf, handler: PathBuf) -> Self {
+    pub fn start(admin: PathBuf, handler: PathBuf, binder: Binder) -> Self {
         let stage = Arc::new(Stage::default());
-        let (guests, disks, snapshots) = (stage.listen(), stage.listen(), stage.listen());
+        let (guests, disks) = (stage.listen(), stage.listen());
         let stop = CancellationToken::new();
         let (playing, stopped) = (stage.clone(), stop.clone());
         // A test's runtime ends with the test, but the puppet plays for all of them.
@@ -171,13 +166,13 @@ impl Puppet {
                     stage: playing,
                     client,
                     handler,
+                    binder,
                     pods,
                 });
-                let play = join5(
+                let play = join4(
                     heartbeat(context.client.clone()),
                     play_guests(context.clone(), writer, guests),
                     play_disks(context.clone(), disks),
-                    play_snapshots(context.clone(), snapshots),
                     play_networks(context),
                 );
                 stopped.run_until_cancelled(Box::pin(play)).await;
@@ -219,17 +214,6 @@ impl Puppet {
     /// Changes how the disks of a namespace are filled, except for those that are.
     pub fn import(&self, namespace: &str, import: Import) {
         self.stage.imports.lock().insert(namespace.to_owned(), import);
-        self.stage.look_again();
-    }
-}
-
-impl Puppet {
-    /// Changes what becomes of the snapshots of a namespace.
-    pub fn snapshots(&self, namespace: &str, snapshots: Snapshots) {
-        self.stage
-            .snapshots
-            .lock()
-            .insert(namespace.to_owned(), snapshots);
         self.stage.look_again();
     }
 
@@ -302,16 +286,6 @@ async fn play_disks(context: Arc<Context>, again: mpsc::UnboundedReceiver<()>) {
         .owns(claims, watcher::Config::default())
         .reconcile_all_on(again)
         .run(disks::play, repeat, context)
-        .for_each(async |_| {})
-        .await;
-}
-
-async fn play_snapshots(context: Arc<Context>, again: mpsc::UnboundedReceiver<()>) {
-    let snapshots = Api::<DynamicObject>::all_with(context.client.clone(), &kinds::SNAPSHOT);
-    Controller::new_with(snapshots, watcher::Config::default(), kinds::SNAPSHOT.clone())
-        .trigger_backoff(backoff())
-        .reconcile_all_on(again)
-        .run(snapshots::play, repeat, context)
         .for_each(async |_| {})
         .await;
 }

@@ -1,8 +1,9 @@
-//! The importer of disks (CDI), and the storage: makes each DataVolume's claim, fills it, and enlarges it on request.
+//! The importer of disks (CDI), and storage: makes each DataVolume's claim, and says that it is filled once it is bound. A claim of the class
+//! that [`storage`] serves is left to it, which also restores snapshots; all claims are enlarged here on request.
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{
     Api, ResourceExt as _,
     api::{DynamicObject, Patch, PatchParams, PostParams},
@@ -10,7 +11,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{super::kinds, Context, Import, now};
+use super::{
+    super::{kinds, storage},
+    Binder, Context, Import, now,
+};
 
 /// With this annotation, the importer does not make a claim again that was deleted.
 const PRE_POPULATED: &str = "cdi.kubevirt.io/storage.prePopulated";
@@ -29,13 +33,15 @@ pub(super) async fn play(disk: Arc<DynamicObject>, context: Arc<Context>) -> Res
         None if disk.annotations().contains_key(PRE_POPULATED) => json!({"phase": "Pending"}),
         None if import == Import::ExceedsQuota => progress(&name, &import),
         None => {
-            claims.create(&PostParams::default(), &claim_of(&disk)).await?;
-            progress(&name, &import)
+            let new = claim_of(&disk);
+            make_volume(&context, &new).await?;
+            claims.create(&PostParams::default(), &new).await?;
+            return Ok(Action::await_change());
         }
         Some(claim) => {
             let grows = !context.stage.not_growing.lock().contains(&namespace);
-            serve(&claims, &claim, grows).await?;
-            if is_filled {
+            serve(&claims, &claim, context.binder, grows).await?;
+            if is_filled || !is_bound(&claim) {
                 return Ok(Action::await_change());
             }
             progress(&name, &import)
@@ -66,6 +72,8 @@ fn claim_of(disk: &DynamicObject) -> PersistentVolumeClaim {
     let modes = storage["accessModes"]
         .as_array()
         .filter(|modes| !modes.is_empty());
+    let volume = format!("pv-{}", disk.uid().unwrap_or_default());
+    let is_played = storage["storageClassName"] != storage::VOLUMES;
     let claim = json!({
         "metadata": {
             "name": disk.name_any(), "labels": disk.labels(), "annotations": disk.annotations(),
@@ -84,18 +92,60 @@ fn claim_of(disk: &DynamicObject) -> PersistentVolumeClaim {
             })),
             "storageClassName": storage["storageClassName"],
             "resources": storage["resources"],
-            "volumeName": format!("pv-{}", disk.uid().unwrap_or_default()),
+            "volumeName": is_played.then_some(volume),
         },
     });
     serde_json::from_value(claim).unwrap()
 }
 
-/// The storage: binds a claim, and enlarges it.
+/// Makes the volume that a claim names, for the binder.
+async fn make_volume(context: &Context, claim: &PersistentVolumeClaim) -> Result<(), kube::Error> {
+    let spec = claim.spec.clone().unwrap_or_default();
+    let Some(name) = spec.volume_name.filter(|_| context.binder == Binder::Real) else {
+        return Ok(());
+    };
+    let volume = json!({
+        "metadata": { "name": name },
+        "spec": {
+            "claimRef": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+                "namespace": claim.metadata.namespace, "name": claim.metadata.name,
+            },
+            "accessModes": spec.access_modes, "volumeMode": spec.volume_mode, "storageClassName": spec.storage_class_name,
+            "capacity": spec.resources.and_then(|resources| resources.requests),
+            "persistentVolumeReclaimPolicy": "Retain", "hostPath": { "path": "/nowhere" },
+        },
+    });
+    let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
+    let volumes = Api::<PersistentVolume>::all(context.client.clone());
+    match volumes.create(&PostParams::default(), &volume).await {
+        // The claim was deleted: the volume is of the one before it.
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            let unbind = json!({ "spec": { "claimRef": { "uid": null, "resourceVersion": null } } });
+            volumes
+                .patch(&name, &PatchParams::default(), &Patch::Merge(unbind))
+                .await?;
+            Ok(())
+        }
+        made => made.map(drop),
+    }
+}
+
+fn is_bound(claim: &PersistentVolumeClaim) -> bool {
+    let status = claim.status.as_ref();
+    status.and_then(|status| status.phase.as_deref()) == Some("Bound")
+}
+
+/// The storage: binds a claim if no binder does, and enlarges it.
 async fn serve(
     claims: &Api<PersistentVolumeClaim>,
     claim: &PersistentVolumeClaim,
+    binder: Binder,
     grows: bool,
 ) -> Result<(), kube::Error> {
+    if binder == Binder::Real && !is_bound(claim) {
+        return Ok(());
+    }
     let spec = claim.spec.clone().unwrap_or_default();
     let wanted = spec.resources.and_then(|resources| resources.requests);
     let capacity = claim.status.as_ref().and_then(|status| status.capacity.as_ref());
