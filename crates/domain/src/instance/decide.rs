@@ -80,8 +80,7 @@ pub fn decide(
     }
     meter(instance, &mut machine.status, audience.is_billed, now);
     let next = machine.status.operation.take();
-    let next = next.map(|next| told_apart(next, machine.ended.as_ref()));
-    machine.status.operation = next;
+    machine.status.operation = next.map(|next| told_apart(next, machine.ended.as_ref()));
     let Machine {
         mut status,
         trouble,
