@@ -4,6 +4,12 @@ use std::sync::LazyLock;
 
 use kube::api::{ApiResource, GroupVersionKind};
 
+/// How servers get an interface in a network.
+pub static NETWORK_ATTACHMENT: LazyLock<ApiResource> = LazyLock::new(|| {
+    let kind = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
+    ApiResource::from_gvk_with_plural(&kind, "network-attachment-definitions")
+});
+
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $group:literal $version:literal $kind:literal;)*) => {
         $($(#[$doc])* pub static $name: LazyLock<ApiResource> =
@@ -18,7 +24,6 @@ kinds! {
     /// One run of a virtual machine, from power-on to power-off.
     RUN = "kubevirt.io" "v1" "VirtualMachineInstance";
     DISK = "cdi.kubevirt.io" "v1beta1" "DataVolume";
-    NETWORK_ATTACHMENT = "k8s.cni.cncf.io" "v1" "NetworkAttachmentDefinition";
     VPC = "kubeovn.io" "v1" "Vpc";
     SUBNET = "kubeovn.io" "v1" "Subnet";
     /// The data of a backup.

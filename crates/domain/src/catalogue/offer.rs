@@ -293,7 +293,7 @@ mod tests {
         let prefix = real("de-fra-1", ", namespacePrefix: vm-");
         let both = "regions: region de-fra-1 has real servers";
         for (regions, says) in [
-            (fra, "regions: region nl-ams-1 has servers"),
+            (fra.clone(), "regions: region nl-ams-1 has servers"),
             ("nl-ams-1".to_owned(), both),
             ("nl-ams-1, de-fra-1".to_owned(), both),
             (real("de-ber-1", ""), "regions: region de-fra-1 has servers"),

@@ -523,7 +523,7 @@ impl World {
                 self.vm_answer()
             }
             Action::Stop { .. } => self.stop(),
-            Action::Freeze { .. } | Action::Thaw { .. } => refusal(405, "not modelled"),
+            Action::Freeze { .. } | Action::Thaw { .. } | Action::In { .. } => refusal(405, "not modelled"),
             Action::Delete {
                 kind: Kind::VirtualMachine,
                 uid,
