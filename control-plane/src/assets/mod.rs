@@ -130,7 +130,7 @@ pub fn kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     cached(&pins::KUBEVIRT, &say)
 }
 
-/// Finds what makes volumes and snapshots, or builds it, which takes about two minutes on two cores and calls `say` with lines of progress.
+/// Finds what makes volumes and snapshots, or builds it, which takes about three minutes on two cores and calls `say` with lines of progress.
 /// Returns the folder with external-provisioner's `csi-provisioner`, external-snapshotter's `csi-snapshotter` and `snapshot-controller`,
 /// `csi-driver`, a driver for tests, and `snapshots.yaml`, the kinds of external-snapshotter. Blocks.
 pub fn storage(say: impl Fn(&str)) -> Result<PathBuf, Error> {
