@@ -194,7 +194,7 @@ pub(super) const KINDS: Bundle = Bundle {
 pub(super) const STORAGE: Bundle = Bundle {
     name: "storage",
     purpose: "external-snapshotter and external-provisioner (for the tests of backups of real servers)",
-    takes: "about two minutes",
+    takes: "about three minutes",
     instead: None,
     disk_gb: 4,
     go_mod: include_str!("../../storage/go.mod"),

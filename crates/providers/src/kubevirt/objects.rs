@@ -376,12 +376,13 @@ impl Maker<'_> {
         annotations
     }
 
-    /// What runs are made from.
-    fn template(&self, booted: &Boot<'_>) -> Value {
+    /// The interfaces of a run, and the networks that they are in.
+    fn interfaces(
+        &self,
+        attachment: Option<&Attachment>,
+        annotations: &mut Value,
+    ) -> (Vec<Value>, Vec<Value>) {
         let region = self.region;
-        let size = booted.operation.plan.size();
-        let grace = region.deadlines.soft_stop_grace.as_secs();
-        let mut annotations = json!({ BOOT: boot(booted.operation) });
         let public = public_interface(region);
         let mac = |interface: &str| self.server.mac(interface);
         let mut interface = json!({ "name": public, "model": "virtio", "macAddress": mac(public) });
@@ -400,13 +401,7 @@ impl Maker<'_> {
                 let addresses = [&self.addresses.ipv4, &self.addresses.ipv6];
                 let addresses: Vec<_> = addresses.into_iter().flatten().map(String::as_str).collect();
                 let addresses = addresses.join(",");
-                kube_ovn_port(
-                    &mut annotations,
-                    attachment.as_ref(),
-                    subnet,
-                    &addresses,
-                    mac(public),
-                );
+                kube_ovn_port(annotations, attachment.as_ref(), subnet, &addresses, mac(public));
                 if let Some(attachment) = attachment {
                     multus(attachment)
                 } else {
@@ -417,7 +412,7 @@ impl Maker<'_> {
         };
         let mut interfaces = vec![interface];
         let mut networks = vec![network];
-        if let Some(private) = booted.attachment {
+        if let Some(private) = attachment {
             interfaces.push(json!({
                 "name": PRIVATE, "bridge": {}, "model": "virtio", "macAddress": mac(PRIVATE),
             }));
@@ -425,15 +420,19 @@ impl Maker<'_> {
             networks.push(json!({ "name": PRIVATE, "multus": { "networkName": name } }));
             if let (Some(subnet), Some(address)) = (&private.subnet, self.private_address) {
                 let address = address.addr().to_string();
-                kube_ovn_port(
-                    &mut annotations,
-                    Some(&private.name),
-                    subnet,
-                    &address,
-                    mac(PRIVATE),
-                );
+                kube_ovn_port(annotations, Some(&private.name), subnet, &address, mac(PRIVATE));
             }
         }
+        (interfaces, networks)
+    }
+
+    /// What runs are made from.
+    fn template(&self, booted: &Boot<'_>) -> Value {
+        let region = self.region;
+        let size = booted.operation.plan.size();
+        let grace = region.deadlines.soft_stop_grace.as_secs();
+        let mut annotations = json!({ BOOT: boot(booted.operation) });
+        let (interfaces, networks) = self.interfaces(booted.attachment, &mut annotations);
         let mut cpu = json!({ "sockets": size.vcpu, "cores": 1, "threads": 1, "maxSockets": size.vcpu });
         if let Some(model) = &region.cpu_model {
             cpu["model"] = model.as_str().into();

@@ -395,7 +395,7 @@ fn what_the_guest_did_not_know_is_noted() {
         (
             "it moves",
             |case| {
-                case.world.run.as_mut().unwrap()["status"]["migrationState"] = json!({ "completed": false })
+                case.world.run.as_mut().unwrap()["status"]["migrationState"] = json!({ "completed": false });
             },
             "crash",
         ),

@@ -11,6 +11,7 @@ const OTHER: &str = "5b7d1a90-0c3e-4a52-9d4e-2f6b8f1c7e11";
 const SERVERS: &str = "stellage-acme";
 
 /// The cluster of a region, with kube-ovn in it.
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 struct World {
     /// By kind, namespace and name.
     objects: BTreeMap<(String, String, String), Value>,
