@@ -130,21 +130,15 @@ pub fn kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     cached(&pins::KUBEVIRT, &say)
 }
 
-<<<<<<< HEAD
 /// Finds the kinds of external-snapshotter, and the `Vpc` and `Subnet` of kube-ovn, or takes them from their Go modules. Returns the file
 /// with them. Blocks.
 pub fn kinds(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     Ok(cached(&pins::KINDS, &say)?.join("kinds.yaml"))
 }
 
-/// Finds what makes volumes and snapshots, or builds it, which takes about two minutes on two cores and calls `say` with lines of progress.
+/// Finds what makes volumes and snapshots, or builds it, which takes about three minutes on two cores and calls `say` with lines of progress.
 /// Returns the folder with external-provisioner's `csi-provisioner`, external-snapshotter's `csi-snapshotter` and `snapshot-controller`, and
 /// `csi-driver`, a driver for tests. Blocks.
-=======
-/// Finds what makes volumes and snapshots, or builds it, which takes about three minutes on two cores and calls `say` with lines of progress.
-/// Returns the folder with external-provisioner's `csi-provisioner`, external-snapshotter's `csi-snapshotter` and `snapshot-controller`,
-/// `csi-driver`, a driver for tests, and `snapshots.yaml`, the kinds of external-snapshotter. Blocks.
->>>>>>> kd-storage
 pub fn storage(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     cached(&pins::STORAGE, &say)
 }
