@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::TcpListener,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -19,8 +20,7 @@ use resources::{Instance, InstanceState, PowerState, conditions};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Operator, Tenant, bare_plane, copy_folder, eventually, install, install_rights, own_plane,
-    spawn_operator, stellage, with_servers_stopped,
+    Operator, Tenant, bare_plane, eventually, install, install_rights, own_plane, spawn_operator, stellage,
 };
 
 fn settled(instance: &Instance) -> bool {
@@ -442,6 +442,28 @@ async fn after_a_first_install_only_creates_wait_until_kubernetes_counts_the_quo
     })
     .await;
     operator.stop().await;
+}
+
+/// Copies etcd's data, or puts it back, while neither etcd nor the API server runs.
+async fn with_servers_stopped(plane: &ControlPlane, act: impl FnOnce()) {
+    plane.kill_apiserver().unwrap();
+    plane.kill_etcd().unwrap();
+    act();
+    plane.start_etcd().await.unwrap();
+    plane.start_apiserver().await.unwrap();
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_folder(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
 }
 
 #[tokio::test]

@@ -768,29 +768,6 @@ pub async fn plane_permits(count: usize) -> Permit {
     PLANES.acquire(turn, count).await
 }
 
-/// Copies etcd's data, or puts it back, while neither etcd nor the API server runs.
-pub async fn with_servers_stopped(plane: &ControlPlane, act: impl FnOnce()) {
-    plane.kill_apiserver().unwrap();
-    plane.kill_etcd().unwrap();
-    act();
-    plane.start_etcd().await.unwrap();
-    plane.start_apiserver().await.unwrap();
-}
-
-/// Copies a folder with everything in it to a place where there is none yet.
-pub fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let to = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy_folder(&entry.path(), &to);
-        } else {
-            std::fs::copy(entry.path(), to).unwrap();
-        }
-    }
-}
-
 /// An account with a key, and the clients of a test.
 pub struct Tenant {
     pub namespace: String,
