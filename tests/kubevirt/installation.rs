@@ -148,6 +148,19 @@ impl Case {
         self.tenant.wait(id, state.as_str(), settled).await;
     }
 
+    /// Waits until its owner reads this of the instance, and returns what they read: REST may lag behind what Kubernetes shows.
+    pub async fn shows(&self, id: &str, what: &str, is_shown: impl Fn(&Value) -> bool) -> Value {
+        let path = format!("/v1/instances/{id}");
+        let shown = async || self.tenant.call(Method::GET, &path, None).await.json()["data"].clone();
+        eventually(what, shown, is_shown).await
+    }
+
+    /// Waits until its owner reads this reason.
+    pub async fn shows_reason(&self, id: &str, reason: &str) {
+        self.shows(id, reason, |shown| shown["status_reason"] == reason)
+            .await;
+    }
+
     pub async fn machines(&self) -> Api<DynamicObject> {
         self.region.api(&kinds::VM, &self.namespace).await
     }

@@ -23,24 +23,6 @@ const PREFIX: &str = "mixed-";
 const EACH: usize = 3;
 
 impl Case {
-    /// Why the instance is not as it should be, as its owner reads it.
-    async fn reason(&self, id: &str) -> Option<String> {
-        let answer = self
-            .tenant
-            .call(Method::GET, &format!("/v1/instances/{id}"), None)
-            .await;
-        answer.json()["data"]["status_reason"].as_str().map(str::to_owned)
-    }
-
-    async fn waits_for_its_region(&self, id: &str) {
-        eventually(
-            "the operation to wait for its region",
-            async || self.reason(id).await,
-            |reason| reason.as_deref() == Some("region_unreachable"),
-        )
-        .await;
-    }
-
     /// Orders instances in both regions that can be reached, and waits until they run.
     async fn others_go_on(&self) {
         let mut ids = Vec::new();
@@ -133,7 +115,7 @@ async fn a_region_that_is_cut_off_holds_up_no_other_costs_no_writes_while_idle_a
     case.ask(busy, "reboot", None).await;
     let late = &case.create(json!({ "name": "late" })).await;
     for id in [busy, late] {
-        case.waits_for_its_region(id).await;
+        case.shows_reason(id, "region_unreachable").await;
     }
     for id in idle {
         case.touch(id, "then").await;
@@ -145,7 +127,7 @@ async fn a_region_that_is_cut_off_holds_up_no_other_costs_no_writes_while_idle_a
     case.tenant.url.clone_from(&operator.url);
     case.others_go_on().await;
     for id in [busy, late] {
-        case.waits_for_its_region(id).await;
+        case.shows_reason(id, "region_unreachable").await;
     }
     assert!(!is_up(&operator).await);
     let written = &writes()[before..];

@@ -27,11 +27,8 @@ async fn a_server_is_made_with_three_writes_and_told_as_started() {
     let spec = &machine.data["spec"];
     assert_eq!(spec["runStrategy"], "RerunOnFailure");
     assert_eq!(spec["template"]["spec"]["domain"]["memory"]["guest"], "2Gi");
-    let answer = case
-        .tenant
-        .call(Method::GET, &format!("/v1/instances/{id}"), None)
+    case.shows(&id, "its address", |shown| shown["ip_address"].is_string())
         .await;
-    assert!(answer.json()["data"]["ip_address"].is_string(), "{}", answer.text);
 
     // The first server of an account has a namespace to be made; the second one has not.
     let second = case.create(json!({ "name": "second" })).await;
@@ -392,13 +389,8 @@ async fn trap_6_a_sealed_disk_whose_claim_is_deleted_is_missing_and_no_fresh_one
     case.act(&id, "stop", None, Stopped).await;
     eventually("the claim to go", uids, Vec::is_empty).await;
 
-    let path = format!("/v1/instances/{id}");
     case.ask(&id, "start", None).await;
-    let shown = async || case.tenant.call(Method::GET, &path, None).await.json();
-    eventually("the reason", shown, |shown| {
-        shown["data"]["status_reason"] == "disk_missing"
-    })
-    .await;
+    case.shows_reason(&id, "disk_missing").await;
     assert_eq!(uids().await, Vec::<String>::new());
     let image = json!({ "image": "debian-13" });
     case.act(&id, "rebuild", Some(&image), Running).await;
@@ -462,8 +454,8 @@ async fn row_49_a_server_runs_although_its_disk_has_yet_to_grow() {
         claim.status.unwrap().capacity.unwrap()["storage"].0.clone()
     };
     assert_eq!(capacity().await, "40Gi");
-    let shown = case.tenant.call(Method::GET, &path, None).await.json();
-    assert_eq!(shown["data"]["plan"], "business", "{shown}");
+    case.shows(&id, "the plan", |shown| shown["plan"] == "business")
+        .await;
     case.region.puppet.grow(&case.namespace, true);
     eventually("the disk to grow", capacity, |size| size == "80Gi").await;
 }
@@ -477,14 +469,7 @@ async fn a_server_that_finds_no_room_says_so_and_starts_once_there_is_room() {
         .order(&case.namespace, &id, |guest| guest.boot = Boot::FindsNoNode);
     let path = format!("/v1/instances/{id}");
     case.ask(&id, "start", None).await;
-    let reason = async || {
-        let answer = case.tenant.call(Method::GET, &path, None).await;
-        answer.json()["data"]["status_reason"].as_str().map(str::to_owned)
-    };
-    eventually("the reason", reason, |reason| {
-        reason.as_deref() == Some("no_capacity")
-    })
-    .await;
+    case.shows_reason(&id, "no_capacity").await;
     let shown = case.tenant.call(Method::GET, &path, None).await.text;
     assert!(!shown.contains("node"), "the customer reads fixed words: {shown}");
     case.region

@@ -133,10 +133,7 @@ async fn a_namespace_that_is_somebody_elses_is_left_alone_and_orders_of_the_acco
     case.region.namespace(&case.namespace).await;
     let id = case.create(json!({})).await;
     case.reaches(&id, Error).await;
-    let path = format!("/v1/instances/{id}");
-    let answer = case.tenant.call(Method::GET, &path, None).await;
-    let shown = &answer.json()["data"];
-    assert_eq!(shown["status_reason"], "namespace_unusable", "{shown}");
+    case.shows_reason(&id, "namespace_unusable").await;
     let instance = case.tenant.instances().get(&id).await.unwrap();
     let conditions = instance.status.unwrap().conditions;
     let ready = conditions::find(&conditions, conditions::READY).unwrap();

@@ -605,6 +605,8 @@ regions:
         clusters: Clusters,
         /// The paths that have been deleted.
         deleted: Arc<Mutex<Vec<String>>>,
+        /// Whether every watch ends, so that what it watches is listed again.
+        expired: watch::Sender<bool>,
     }
 
     impl Case {
@@ -614,15 +616,17 @@ regions:
             Self {
                 clusters: Clusters::new(catalogue, Metrics::new(), at(0)),
                 deleted: Arc::default(),
+                expired: watch::channel(false).0,
             }
         }
 
         /// Connects the region to a cluster with these servers, which shows them once the returned sender says so.
         fn connect(&self, settings: &KubeVirt, servers: Vec<Value>) -> watch::Sender<bool> {
             let (sender, open) = watch::channel(false);
-            let deleted = self.deleted.clone();
+            let (deleted, expired) = (self.deleted.clone(), self.expired.subscribe());
             let client = answered_by(move |method, path, _| {
-                let (mut open, servers, deleted) = (open.clone(), servers.clone(), deleted.clone());
+                let (mut open, servers) = (open.clone(), servers.clone());
+                let (deleted, mut expired) = (deleted.clone(), expired.clone());
                 async move {
                     if method == Method::DELETE {
                         deleted.lock().push(path);
@@ -632,7 +636,10 @@ regions:
                         );
                     }
                     if path.contains("watch=true") {
-                        std::future::pending::<()>().await;
+                        let _ = expired.wait_for(|has_expired| *has_expired).await;
+                        let status =
+                            json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410 });
+                        return (200, json!({ "type": "ERROR", "object": status }));
                     }
                     let _ = open.wait_for(|is_open| *is_open).await;
                     let items = if path.contains("/virtualmachines?") {
@@ -802,7 +809,8 @@ regions:
     }
 
     #[tokio::test]
-    async fn all_instances_of_a_region_are_looked_at_once_it_is_back_even_if_their_servers_are_gone() {
+    async fn all_instances_of_a_region_are_looked_at_once_it_is_back_or_listed_again_even_if_their_servers_are_gone()
+     {
         let case = Case::new();
         let mut elsewhere = instance("elsewhere", Some(4));
         elsewhere.spec.region = "nl-ams-1".to_owned();
@@ -813,17 +821,22 @@ regions:
         assert!(known.changed.lock().is_empty(), "it is not back");
         open.send_replace(true);
         case.given(&instance("probe", None)).await;
-        let changed = async {
-            while known.changed.lock().is_empty() {
-                case.cluster().look_after(at(0)).await;
-                tokio::task::yield_now().await;
-            }
+        let looked_at = async || {
+            let changed = async {
+                while known.changed.lock().is_empty() {
+                    case.cluster().look_after(at(0)).await;
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), changed)
+                .await
+                .unwrap();
+            case.cluster().look_after(at(0)).await;
+            std::mem::take(&mut *known.changed.lock())
         };
-        tokio::time::timeout(Duration::from_secs(20), changed)
-            .await
-            .unwrap();
-        case.cluster().look_after(at(0)).await;
-        assert_eq!(*known.changed.lock(), ["gone"]);
+        assert_eq!(looked_at().await, ["gone"]);
+        case.expired.send_replace(true);
+        assert_eq!(looked_at().await[0], "gone");
     }
 
     #[tokio::test]

@@ -125,7 +125,11 @@ pub(crate) struct Cluster {
     user: OnceCell<String>,
     /// Namespaces of servers that are complete, with the isolation that these settings ask for.
     namespaces: Mutex<HashSet<String>>,
-    outage: Mutex<Outage>,
+    /// Since when it cannot be reached.
+    cut_since: Mutex<Option<Timestamp>>,
+    /// Whether all Instances of the region are to be looked at. A list does not show what went while nobody watched, and nobody
+    /// learned anything of a region out of reach.
+    look_at_all: Arc<AtomicBool>,
     /// Servers that are gone, by the UID of their Instance.
     gone: Arc<Mutex<HashMap<String, Gone>>>,
     /// Virtual machines without an Instance, by UID, and since when.
@@ -225,14 +229,6 @@ fn to_sweep(region: &str, gone: &HashMap<String, Gone>, now: Instant) -> BTreeMa
     due
 }
 
-/// A time in which the cluster cannot be reached.
-#[derive(Default)]
-struct Outage {
-    since: Option<Timestamp>,
-    /// Whether one has ended after which the Instances have yet to be looked at.
-    has_ended: bool,
-}
-
 /// How a cluster is connected. This may run a program that the kubeconfig names.
 pub(crate) async fn config(kubeconfig: &Path) -> Result<Config, ConnectError> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
@@ -272,11 +268,13 @@ impl Cluster {
         let ours = watcher::Config::default().labels(&ours).page_size(PAGE);
         let written = Arc::<Mutex<Written>>::default();
         let is_listed = Arc::<AtomicBool>::default();
+        let look_at_all = Arc::<AtomicBool>::default();
         let ended = Arc::<Mutex<Ended>>::default();
         let on_machine = {
             let (written, instances) = (written.clone(), instances.clone());
             let (ipam, is_listed) = (ipam.clone(), is_listed.clone());
             let (gone, ended) = (gone.clone(), ended.clone());
+            let look_at_all = look_at_all.clone();
             move |change: &Change<VirtualMachine>| {
                 written.lock().shown(change);
                 ended.lock().shown(change);
@@ -285,25 +283,33 @@ impl Cluster {
                     let leader = instances.read();
                     adopt_shown(&ipam, change, leader.is_some(), &gone.lock());
                 }
-                if let Change::Replaced(_) = change {
-                    is_listed.store(true, Ordering::Release);
+                match change {
+                    Change::Applied(machine) | Change::Deleted(machine) => tell(&instances, machine),
+                    Change::Replaced(_) => {
+                        is_listed.store(true, Ordering::Release);
+                        look_at_all.store(true, Ordering::Release);
+                    }
+                    Change::Unreadable(_) => {}
                 }
-                of(change, |machine| tell(&instances, machine));
             }
         };
         let machines = watches.spawn_without(ours.clone(), VirtualMachine::prune, vec![Box::new(on_machine)]);
         let on_run = {
             let (machines, instances) = (machines.clone(), instances.clone());
-            let ended = ended.clone();
+            let (ended, look_at_all) = (ended.clone(), look_at_all.clone());
             move |change: &Change<VirtualMachineInstance>| {
                 if let Change::Deleted(run) = change {
                     ended.lock().note(run, &machines);
                 }
-                of(change, |run| {
-                    if let Some(machine) = machines.get(&ObjectRef::of(run)) {
-                        tell(&instances, &machine);
+                match change {
+                    Change::Applied(run) | Change::Deleted(run) => {
+                        if let Some(machine) = machines.get(&ObjectRef::of(&**run)) {
+                            tell(&instances, &machine);
+                        }
                     }
-                });
+                    Change::Replaced(_) => look_at_all.store(true, Ordering::Release),
+                    Change::Unreadable(_) => {}
+                }
             }
         };
         let runs = watches.spawn_without(ours, VirtualMachineInstance::prune, vec![Box::new(on_run)]);
@@ -326,7 +332,8 @@ impl Cluster {
             written,
             user: OnceCell::new(),
             namespaces: Mutex::default(),
-            outage: Mutex::default(),
+            cut_since: Mutex::default(),
+            look_at_all,
             gone,
             orphans: Mutex::default(),
         }
@@ -334,16 +341,16 @@ impl Cluster {
 
     /// Whether the watches can be believed. The log says when that changes.
     fn reach(&self, now: Timestamp) -> Reach {
-        let mut outage = self.outage.lock();
+        let mut cut_since = self.cut_since.lock();
         let missing = self.health.not_ready();
         if missing.is_empty() {
-            if outage.since.take().is_some() {
-                outage.has_ended = true;
+            if cut_since.take().is_some() {
+                self.look_at_all.store(true, Ordering::Release);
                 tracing::info!(region = self.code, "the region can be reached");
             }
             return Reach::Live;
         }
-        Reach::Cut(*outage.since.get_or_insert_with(|| {
+        Reach::Cut(*cut_since.get_or_insert_with(|| {
             let why = missing.join("; ");
             tracing::warn!(
                 region = self.code,
@@ -354,8 +361,8 @@ impl Cluster {
         }))
     }
 
-    /// To be called every few seconds: shows whether the region is reached, has its Instances looked at again once it is after an
-    /// outage, and removes servers that were made too late.
+    /// To be called every few seconds: shows whether the region is reached, has all its Instances looked at where that is due, and
+    /// removes servers that were made too late.
     pub(crate) async fn look_after(&self, now: Timestamp) {
         let is_live = self.reach(now) == Reach::Live;
         let labels = &self.labels;
@@ -371,10 +378,9 @@ impl Cluster {
         if !is_live {
             return;
         }
-        let has_returned = std::mem::take(&mut self.outage.lock().has_ended);
+        let look_at_all = self.look_at_all.swap(false, Ordering::AcqRel);
         if let Some(instances) = &*self.instances.read() {
-            if has_returned {
-                // Also those whose servers are gone, which no watch shows.
+            if look_at_all {
                 let all = instances.all();
                 for instance in all.iter().filter(|instance| instance.spec.region == self.code) {
                     let name = ObjectRef::of(&**instance);
@@ -860,15 +866,6 @@ async fn who_am_i(client: &Client) -> kube::Result<String> {
         .await?;
     let user = review.status.and_then(|status| status.user_info);
     Ok(user.and_then(|user| user.username).unwrap_or_default())
-}
-
-/// Calls `each` with the objects that a change concerns.
-fn of<K>(change: &Change<K>, each: impl Fn(&K)) {
-    match change {
-        Change::Applied(object) | Change::Deleted(object) => each(object),
-        Change::Replaced(objects) => objects.iter().for_each(|object| each(object)),
-        Change::Unreadable(_) => {}
-    }
 }
 
 /// Tells of a change of a server.
