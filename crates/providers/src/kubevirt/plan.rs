@@ -1540,9 +1540,12 @@ impl Planner<'_> {
         // After a migration, the launcher on the node before is ending too.
         let is_its = |pod: &&Pod| pod.spec.node_name == run.status.node_name;
         let mut its = pods.iter().filter(is_its).peekable();
-        // After a guest's own shutdown, the Pod stays until the run is deleted.
-        let is_gone = has_just_ended && its.peek().is_none();
-        Ok(is_gone || its.any(|pod| pod.metadata.deletion_timestamp.is_some()))
+        if has_just_ended && its.peek().is_none() {
+            // After a guest's own shutdown, the Pod stays until the run is deleted, which the watch may have yet to show.
+            let fresh = self.fresh_run()?;
+            return Ok(fresh.is_some_and(|fresh| fresh.uid() == run.uid() && !fresh.is_deleting()));
+        }
+        Ok(its.any(|pod| pod.metadata.deletion_timestamp.is_some()))
     }
 
     /// Keeps CDI from filling the disk of a running server anew. Returns whether that is certain now.

@@ -1120,19 +1120,26 @@ fn row_20_a_drain_is_told_from_a_shutdown_by_the_launchers_pod() {
     }
 }
 
-/// Why a server is off whose run has ended, by the launchers' Pods that are left.
-fn off_cause(pods: &[Value]) -> OffCause {
+/// Why a server is off whose run has ended, by the launchers' Pods that are left, and by the run if the cluster is asked for it.
+fn off_cause(pods: &[Value], fresh: Option<Answer>) -> OffCause {
     let instance = resting("Running", &json!({}));
     let on = vm(&instance, ON, &json!({ "status": { "created": true } }));
     let run = run_of(&on, "run-1", "Succeeded", &json!({}));
     let mut seen = seen(Some(&on), Some(&run));
-    let too_early = next(&instance, &seen, 1);
-    assert_eq!(short(&too_early.action.unwrap()), "list Pod");
-    assert!(too_early.outcome.is_err(), "why it is off is not known yet");
-    let pods = pods
-        .iter()
-        .map(|pod| serde_json::from_value(pod.clone()).unwrap());
-    answer(&instance, &mut seen, 1, Answer::Pods(pods.collect()));
+    let mut answers = vec![("list Pod", {
+        let pods = pods
+            .iter()
+            .map(|pod| serde_json::from_value(pod.clone()).unwrap());
+        Answer::Pods(pods.collect())
+    })];
+    answers.extend(fresh.map(|run| ("get Run", run)));
+    for (call, answer) in answers {
+        let next = next(&instance, &seen, 1);
+        assert!(next.outcome.is_err(), "why it is off is not known yet");
+        let action = next.action.unwrap();
+        assert_eq!(short(&action), call);
+        seen.take(&action, answer);
+    }
     match observed(next(&instance, &seen, 1)).power {
         Some(Power::Off(cause)) => cause,
         power => panic!("{power:?}"),
@@ -1141,12 +1148,30 @@ fn off_cause(pods: &[Value]) -> OffCause {
 
 #[test]
 fn row_20_a_drain_of_which_only_the_end_was_seen_is_told_by_the_pod_that_is_going_or_gone() {
+    let instance = resting("Running", &json!({}));
+    let on = vm(&instance, ON, &json!({}));
+    let still_there = || {
+        let run = run_of(&on, "run-1", "Succeeded", &json!({}));
+        Some(Answer::Run(parse_run(&run)))
+    };
     let going = json!({ "metadata": { "deletionTimestamp": at(1) } });
-    assert_eq!(off_cause(&[going]), OffCause::Interrupted);
-    assert_eq!(off_cause(&[]), OffCause::Interrupted);
+    assert_eq!(off_cause(&[going], None), OffCause::Interrupted);
+    assert_eq!(off_cause(&[], still_there()), OffCause::Interrupted);
     let elsewhere = json!({ "spec": { "nodeName": "n2" } });
-    assert_eq!(off_cause(&[elsewhere]), OffCause::Interrupted);
-    assert_eq!(off_cause(&[json!({})]), OffCause::GuestShutdown);
+    assert_eq!(off_cause(&[elsewhere], still_there()), OffCause::Interrupted);
+    assert_eq!(off_cause(&[json!({})], None), OffCause::GuestShutdown);
+}
+
+#[test]
+fn a_shutdown_by_the_guest_is_no_drain_if_the_watch_has_yet_to_show_that_the_run_is_gone() {
+    let gone = refused(404, "not found");
+    assert_eq!(off_cause(&[], Some(gone)), OffCause::GuestShutdown);
+    let instance = resting("Running", &json!({}));
+    let on = vm(&instance, ON, &json!({}));
+    let going = json!({ "metadata": { "deletionTimestamp": at(1) } });
+    let going = run_of(&on, "run-1", "Succeeded", &going);
+    let going = Answer::Run(parse_run(&going));
+    assert_eq!(off_cause(&[], Some(going)), OffCause::GuestShutdown);
 }
 
 #[test]
