@@ -41,7 +41,7 @@ test: tools browser ## Run all tests, against a real API server
 e2e: image ## Try the image and the chart in the cluster of KUBECONFIG (E2E_LOAD, E2E_FROM: e2e/run)
 	@E2E_LOAD="$(E2E_LOAD)" E2E_FROM="$(E2E_FROM)" e2e/run
 
-e2e-kubevirt: image ## Take a server with a guest through its life in such a cluster with KubeVirt (E2E_LOAD and others: e2e/kubevirt/run)
+e2e-kubevirt: image ## Take a server with a guest through its life in a cluster with KubeVirt (KUBECONFIG; E2E_LOAD and others: e2e/kubevirt/run)
 	@E2E_LOAD="$(E2E_LOAD)" E2E_IMAGE="$(E2E_IMAGE)" E2E_USER="$(E2E_USER)" E2E_CLASS="$(E2E_CLASS)" E2E_NEAR="$(E2E_NEAR)" \
 	    E2E_SLOW="$(E2E_SLOW)" e2e/kubevirt/run
 

@@ -67,12 +67,8 @@ impl Desk {
         let mut environment = self.s3.environment().to_vec();
         environment.extend(homes.map(|name| (name, home.clone())));
         environment.push(("HOME", self.folder.path().display().to_string()));
-        // What one command exports, the next one has: it is in a file.
-        let script = format!(
-            "touch exported && . ./exported && {{ {command}\n}} && {{ export -p | grep ' BACKUP=' >exported || true; }}"
-        );
         let mut shell = Shell::on(&cluster.plane, self.folder.path(), &[helm], &environment).await;
-        shell.run(&script).await;
+        shell.run(command).await;
         drop(shell);
         cluster.follow_deployment().await;
     }

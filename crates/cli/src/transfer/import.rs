@@ -189,7 +189,7 @@ pub(super) async fn from(source: &Source, args: &IntoArgs, which: &ClusterArgs) 
     };
     lease.release().await?;
     note(&format!(
-        "imported {created} objects; start the operator: kubectl scale deployment --all --replicas=2 -n {namespace}"
+        "imported {created} objects; now start the operator, with Helm: helm upgrade stellage CHART -n {namespace} --reset-values --values values.yaml --force-conflicts"
     ));
     Ok(())
 }
