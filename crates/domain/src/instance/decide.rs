@@ -530,7 +530,7 @@ impl Machine<'_> {
                 self.status.state = Some(InstanceState::Error);
                 self.trouble = Some(Trouble {
                     reason: "ServerMissing",
-                    message: "the provider no longer has this server; start, rebuild or delete the instance"
+                    message: "the provider no longer has this server; a start makes it again if its disk is still there, else rebuild or delete the instance"
                         .to_owned(),
                 });
             }
