@@ -1070,7 +1070,9 @@ impl Planner<'_> {
                 .collect();
         }
         let last = self.status.provider_state.get(state::DISK);
-        let known = disks.iter().find(|disk| last.is_some() && disk.name.as_ref() == last);
+        let known = disks
+            .iter()
+            .find(|disk| last.is_some() && disk.name.as_ref() == last);
         let newest = disks
             .iter()
             .max_by_key(|disk| disk.creation_timestamp.as_ref().map(|time| time.0));
