@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{
     Api, ResourceExt as _,
-    api::{Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -37,7 +37,8 @@ pub enum InstallationCommand {
     /// Back up all accounts and what they have, while the operator runs
     ///
     /// The backup is there once it is complete: one that was interrupted is none. Its time is noted in the ConfigMap
-    /// stellage-backup in the operator's namespace, which is where the operator takes the metric from.
+    /// stellage-backup in the operator's namespace, which the chart creates if backups are planned, and from which the operator takes the
+    /// metric.
     #[command(after_help = BACKUP)]
     Backup(BackupArgs),
     /// List the backups, the newest first
@@ -204,28 +205,29 @@ struct Last {
 }
 
 impl Last {
-    /// Notes it where the operator looks for it. The chart creates the ConfigMap.
     async fn write(&self, cluster: &Cluster, namespace: &str) -> Result<(), CliError> {
-        let api: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), namespace);
-        let name = installation_backup::CONFIG_MAP;
         let data = json!({
             installation_backup::LAST_AT: self.at.to_string(), "last-backup": self.name, "last-bytes": self.bytes.to_string(),
         });
-        let doing = format!("note the backup in the ConfigMap {name}");
-        let (params, patch) = (PatchParams::default(), Patch::Merge(json!({ "data": data })));
-        match cluster.call(&doing, api.patch(name, &params, &patch)).await {
-            Ok(_) => Ok(()),
-            Err(failure) if failure.is(404) => {
-                let new = json!({ "metadata": { "name": name }, "data": data });
-                let new: ConfigMap =
-                    serde_json::from_value(new).map_err(|error| CliError::Render(error.to_string()))?;
-                let created = cluster
-                    .call(&doing, api.create(&PostParams::default(), &new))
-                    .await;
-                created.map(drop).map_err(Into::into)
-            }
-            Err(failure) => Err(failure.into()),
+        note_for_operator(cluster, namespace, &data).await
+    }
+}
+
+/// Notes something where the operator looks for it. The chart creates the ConfigMap where backups are planned. If it is not there, it
+/// stays so: Helm does not take over what others have created.
+async fn note_for_operator(cluster: &Cluster, namespace: &str, data: &Value) -> Result<(), CliError> {
+    let api: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), namespace);
+    let name = installation_backup::CONFIG_MAP;
+    let doing = format!("note the backup in the ConfigMap {name}");
+    let (params, patch) = (PatchParams::default(), Patch::Merge(json!({ "data": data })));
+    match cluster.call(&doing, api.patch(name, &params, &patch)).await {
+        Err(failure) if failure.is(404) => {
+            note(&format!(
+                "there is no ConfigMap {name} in {namespace}, as no backups are planned there, so the operator's metrics do not show this"
+            ));
+            Ok(())
         }
+        noted => noted.map(drop).map_err(Into::into),
     }
 }
 
