@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
     export,
-    file::Header,
+    file::{self, Header},
     import::{self, IntoArgs, Source},
     packing::{KeyArgs, Packer},
     store::{Backup, Name, Store, StoreArgs},
@@ -25,6 +25,7 @@ use crate::{
     connect::Cluster,
     duration, objects,
     output::{self, Output, note},
+    program,
 };
 use resources::ids;
 use runtime::{installation_backup, kubeconfig::ClusterArgs};
@@ -38,7 +39,7 @@ pub enum InstallationCommand {
     ///
     /// The backup is there once it is complete: one that was interrupted is none. Its time is noted in the ConfigMap
     /// stellage-backup in the operator's namespace, which the chart creates if backups are planned, and from which the operator takes the
-    /// metric.
+    /// metric. Without accounts there is nothing to back up: that is an error if there are backups of this installation already.
     #[command(after_help = BACKUP)]
     Backup(BackupArgs),
     /// List the backups, the newest first
@@ -141,15 +142,22 @@ async fn backup(args: BackupArgs, which: &ClusterArgs) -> Result<(), CliError> {
             source,
         })?;
         let counts = export::into(&cluster, &header, packer, &mut upload, &place).await?;
+        if !file::has_accounts(&counts) {
+            return Ok(None);
+        }
         let bytes = upload.complete().await?;
-        Ok((counts, bytes))
+        Ok(Some((counts, bytes)))
     };
     let written = tokio::select! {
         written = written => written,
         () = told_to_end() => Err(CliError::Transfer("interrupted: there is no backup".to_owned())),
     };
     let (counts, bytes) = match written {
-        Ok(written) => written,
+        Ok(Some(written)) => written,
+        Ok(None) => {
+            upload.abort().await;
+            return nothing_to_back_up(&cluster, namespace, &store, &name).await;
+        }
         Err(error) => {
             upload.abort().await;
             return Err(error);
@@ -229,6 +237,27 @@ async fn note_for_operator(cluster: &Cluster, namespace: &str, data: &Value) -> 
         }
         noted => noted.map(drop).map_err(Into::into),
     }
+}
+
+/// What becomes of a backup without accounts. If there is one of this installation already, the accounts may be lost, and one without
+/// them would become the latest.
+async fn nothing_to_back_up(
+    cluster: &Cluster,
+    namespace: &str,
+    store: &Store,
+    name: &Name,
+) -> Result<(), CliError> {
+    let all = store.backups().await?;
+    if let Some(last) = all.iter().find(|backup| backup.installation == name.installation) {
+        return Err(CliError::Transfer(format!(
+            "this installation has no accounts, and had some when {} was made: nothing is backed up, and no old backup is deleted\nIf they are lost, restore that backup. If they were deleted on purpose, plan no more backups, and keep what is left, such as invoices, with `{} export`.",
+            last.name,
+            program()
+        )));
+    }
+    note("this installation has no accounts yet: there is nothing to back up");
+    let data = json!({ installation_backup::EMPTY_AT: name.at.to_string() });
+    note_for_operator(cluster, namespace, &data).await
 }
 
 /// The backups of the installation that are older than `keep`, but neither the one that was just made nor the newest. `all` has the newest
