@@ -332,7 +332,7 @@ fn elapsed(operation: &Operation, now: Timestamp) -> Duration {
 }
 
 /// The part of a status that an account holder sees, for `updated_at`.
-fn visible(status: &InstanceStatus) -> impl PartialEq + '_ {
+pub fn visible(status: &InstanceStatus) -> impl PartialEq + '_ {
     (
         status.state,
         &status.ip_address,
