@@ -244,6 +244,20 @@ fn the_page_for_customers_lists_every_endpoint_of_the_openapi_document_and_no_ot
     }
 }
 
+#[test]
+fn the_page_for_customers_describes_every_field_of_an_instance_and_no_other() {
+    let document = server::facade::openapi::value();
+    let fields = document["components"]["schemas"]["Instance"]["properties"].as_object();
+    let served: BTreeSet<&str> = fields.unwrap().keys().map(String::as_str).collect();
+    let page = read("docs/rest-api.md");
+    let lines = section(&page, "Instances").lines();
+    let table = lines
+        .skip_while(|line| !line.starts_with('|'))
+        .take_while(|line| line.starts_with('|'));
+    let names = table.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2));
+    assert_eq!(names.collect::<BTreeSet<_>>(), served);
+}
+
 /// A page without code blocks.
 fn prose(page: &str) -> String {
     let mut in_code = false;

@@ -24,6 +24,7 @@ use crate::{
         receivers::{Answer, Receiver},
         run,
         s3::S3,
+        stellage,
     },
     webhooks::body,
 };
@@ -265,6 +266,56 @@ async fn the_charts_job_backs_an_installation_up_from_which_it_comes_back_whole_
     operator.stop().await;
 }
 
+/// An account, of which no operator knows.
+fn create_account(plane: &ControlPlane) {
+    let account = json!({ "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "ada" }, "spec": { "email": "ada@example.com" } });
+    kubectl(plane, &["create", "-f", "-"], Some(&account.to_string())).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_installation_without_accounts_is_neither_backed_up_nor_restored() {
+    let (s3, keys) = (S3::start().await, Keys::new());
+    let plane = own_plane().await;
+    let backup = ["backup", "--target", TARGET, "--unencrypted"];
+    let config_map = || {
+        let get = [
+            "get",
+            "configmap",
+            "-n",
+            "stellage-system",
+            "stellage-backup",
+            "-o",
+            "json",
+        ];
+        kubectl(&plane, &get, None).map(|found| serde_json::from_str::<Value>(&found).unwrap())
+    };
+    // By hand, and so that a chart which plans backups later can create its ConfigMap.
+    installation(&s3, &plane, &backup).unwrap();
+    assert!(config_map().is_err(), "Helm could not take it over");
+    // A new installation raises no alert.
+    let cron_job = install_job(&plane, &s3).await;
+    let mut job = job(&plane, &s3, &cron_job, &keys);
+    block_in_place(|| run(&mut job, None)).unwrap();
+    let noted = config_map().unwrap();
+    assert!(noted["data"]["last-empty-at"].is_string(), "{noted}");
+    assert_eq!(backups(&s3, &plane), Vec::<String>::new());
+
+    create_account(&plane);
+    block_in_place(|| run(&mut job, None)).unwrap();
+    let made = backups(&s3, &plane);
+    assert_eq!(made.len(), 1);
+    kubectl(&plane, &["delete", "accounts", "--all"], None).unwrap();
+    let refused = block_in_place(|| run(&mut job, None)).unwrap_err();
+    assert!(refused.contains(&made[0]), "{refused}");
+    assert_eq!(backups(&s3, &plane), made);
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("empty.export").display().to_string();
+    stellage(&plane, &["export", "--output", &file]).unwrap();
+    let refused = stellage(&plane, &["import", &file]).unwrap_err();
+    assert!(refused.contains("it has no accounts"), "{refused}");
+}
+
 /// A backup whose end the service does not answer.
 async fn held(s3: &S3, plane: &ControlPlane) -> Child {
     let before = s3.held();
@@ -279,6 +330,7 @@ async fn held(s3: &S3, plane: &ControlPlane) -> Child {
 async fn a_backup_that_is_cut_off_is_none_and_old_ones_of_this_installation_alone_are_deleted() {
     let s3 = S3::start().await;
     let plane = own_plane().await;
+    create_account(&plane);
     let backup = |more: &[&str]| {
         let backup = ["backup", "--target", TARGET, "--unencrypted"];
         installation(&s3, &plane, &[&backup, more].concat())

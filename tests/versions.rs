@@ -16,22 +16,43 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// What git says in a folder, if it does.
+fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
+    let mut command = Command::new("git");
+    let output = command.arg("-C").arg(folder).args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    (output.status.success() && !text.trim().is_empty()).then_some(text)
+}
+
+/// The tag of the last release before the commit that is checked out, which may be a release itself.
+fn last_release(folder: &Path) -> Option<String> {
+    let describe = ["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^"];
+    git(folder, &describe).map(|tag| tag.trim().to_owned())
+}
+
+/// Whether a changelog has a release other than that of this version, which may not have its tag yet.
+fn has_older_release(changelog: &str, version: &str) -> bool {
+    let headings = changelog.lines().filter_map(|line| line.strip_prefix("## "));
+    let releases =
+        headings.filter_map(|heading| heading.split([' ', '[', ']']).find(|word| !word.is_empty()));
+    releases
+        .filter(|release| release.starts_with(|first: char| first.is_ascii_digit()))
+        .any(|release| release != version)
+}
+
 /// What the last release promised, from its tag; what is committed while there is none.
 fn promised(file: &str) -> String {
     let path = format!("tests/promised/{file}");
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git")
-            .arg("-C")
-            .arg(root())
-            .args(arguments)
-            .output()
-            .ok()?;
-        let text = String::from_utf8(output.stdout).ok()?;
-        (output.status.success() && !text.trim().is_empty()).then_some(text)
-    };
-    git(&["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"])
-        .and_then(|tag| git(&["show", &format!("{}:{path}", tag.trim())]))
-        .unwrap_or_else(|| fs::read_to_string(root().join(&path)).unwrap_or_default())
+    if let Some(tag) = last_release(root()) {
+        let then = git(root(), &["show", &format!("{tag}:{path}")]);
+        return then.unwrap_or_else(|| panic!("{tag} has no {path}"));
+    }
+    let changelog = fs::read_to_string(root().join("CHANGELOG.md")).unwrap();
+    assert!(
+        std::env::var_os("CI").is_none() || !has_older_release(&changelog, env!("CARGO_PKG_VERSION")),
+        "the tags of the releases are missing in this checkout: fetch them all, with the history"
+    );
+    fs::read_to_string(root().join(&path)).unwrap_or_default()
 }
 
 /// Writes what is promised from now on, if asked to.
@@ -292,6 +313,48 @@ impl<'a> Comparison<'a> {
             }
         }
     }
+}
+
+#[test]
+fn a_release_is_compared_with_the_one_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let settings = [
+            "user.name=a",
+            "user.email=a@example.com",
+            "commit.gpgsign=false",
+            "tag.gpgsign=false",
+        ];
+        let mut all: Vec<&str> = settings.iter().flat_map(|setting| ["-c", *setting]).collect();
+        all.extend(arguments);
+        let output = Command::new("git")
+            .arg("-C")
+            .arg(folder.path())
+            .args(all)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+    };
+    run(&["init", "--quiet"]);
+    for tag in ["v0.1.0", "v0.2.0"] {
+        run(&["commit", "--quiet", "--allow-empty", "--message", tag]);
+        run(&["tag", tag]);
+    }
+    assert_eq!(last_release(folder.path()).as_deref(), Some("v0.1.0"));
+    run(&["commit", "--quiet", "--allow-empty", "--message", "next"]);
+    assert_eq!(last_release(folder.path()).as_deref(), Some("v0.2.0"));
+}
+
+#[test]
+fn a_changelog_tells_whether_there_must_be_a_tag() {
+    let first = "# Changelog\n\n## Unreleased\n\n## 0.1.0 (2026-12-01)\n\n### Added\n";
+    assert!(!has_older_release("# Changelog\n\n## Unreleased\n", "0.1.0"));
+    assert!(!has_older_release(first, "0.1.0"));
+    assert!(has_older_release(first, "0.2.0"));
+    assert!(has_older_release(
+        "## [0.2.0] - 2027-01-01\n## [0.1.0]\n",
+        "0.2.0"
+    ));
 }
 
 #[test]

@@ -38,7 +38,7 @@ use super::{
     transfer::{Leadership, is_part_of_account},
 };
 use resources::{
-    ACCOUNT_LABEL, GROUP, Instance, Invoice,
+    ACCOUNT_LABEL, Backup, GROUP, Instance, Invoice, PrivateNetwork,
     account::{ADOPTED_FOR_ANNOTATION, MADE_FOR_ANNOTATION},
 };
 use runtime::{client::Pages, installation_backup, kubeconfig::ClusterArgs, lease::LEASE_NAME};
@@ -71,7 +71,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct UninstallArgs {
-    /// Remove it although there are instances, whose servers stay where they are, or invoices
+    /// Remove it although there are instances, backups or private networks, which stay in their regions, or invoices
     #[arg(long)]
     force: bool,
 
@@ -111,6 +111,25 @@ struct Kind {
     is_namespaced: bool,
     /// Its objects.
     count: u64,
+}
+
+/// Why these objects are not just removed, if they are not.
+fn left_behind(kinds: &[Kind]) -> Option<String> {
+    let count = |plural: &str| {
+        let kind = kinds.iter().find(|kind| kind.resource.plural == plural);
+        kind.map_or(0, |kind| kind.count)
+    };
+    let instances = count(&Instance::plural(&()));
+    let backups = count(&Backup::plural(&()));
+    let networks = count(&PrivateNetwork::plural(&()));
+    let invoices = count(&Invoice::plural(&()));
+    if [instances, backups, networks, invoices] == [0; 4] {
+        return None;
+    }
+    Some(format!(
+        "nothing is removed: there are {instances} instances, {backups} backups and {networks} private networks, whose servers, data and networks would stay in their regions with nobody to delete them, and {invoices} invoices, which the law may want to be kept\nWhile the operator runs, delete the backups and then the accounts, and wait until they are gone: kubectl delete backups --all --all-namespaces; kubectl delete accounts --all. Keep the invoices with `{} export`. Or add --force.",
+        program()
+    ))
 }
 
 impl Uninstall<'_> {
@@ -244,19 +263,10 @@ impl Uninstall<'_> {
 
     /// Refuses to leave servers behind, or to lose invoices, unless that is wanted.
     fn check(&self, kinds: &[Kind]) -> Result<(), CliError> {
-        let count = |plural: &str| {
-            let kind = kinds.iter().find(|kind| kind.resource.plural == plural);
-            kind.map_or(0, |kind| kind.count)
-        };
-        let instances = count(&Instance::plural(&()));
-        let invoices = count(&Invoice::plural(&()));
-        if self.args.force || instances == 0 && invoices == 0 {
-            return Ok(());
+        match left_behind(kinds) {
+            Some(problem) if !self.args.force => Err(CliError::Transfer(problem)),
+            _ => Ok(()),
         }
-        Err(CliError::Transfer(format!(
-            "nothing is removed: there are {instances} instances, whose servers would go on running with nobody to delete them, and {invoices} invoices, which the law may want to be kept\nDelete the accounts first, and wait until they are gone: kubectl delete accounts --all. Keep the invoices with `{} export`. Or add --force.",
-            program()
-        )))
     }
 
     /// Asks on a terminal; elsewhere, --yes must say so.
@@ -597,5 +607,32 @@ mod tests {
         assert_eq!(or_none(&[]), "none");
         assert_eq!(or_none(&all(2)), "0, 1");
         assert_eq!(or_none(&all(12)), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more");
+    }
+
+    #[test]
+    fn nothing_is_removed_while_there_is_something_in_a_region_or_an_invoice() {
+        let kinds = |plural: &str| {
+            let of = |count| Kind {
+                resource: ApiResource {
+                    plural: plural.to_owned(),
+                    ..ApiResource::erase::<Instance>(&())
+                },
+                is_namespaced: true,
+                count,
+            };
+            [0, 3].map(of)
+        };
+        for (plural, says) in [
+            ("instances", "3 instances"),
+            ("backups", "3 backups"),
+            ("privatenetworks", "3 private networks"),
+            ("invoices", "3 invoices"),
+        ] {
+            let [none, three] = kinds(plural);
+            assert_eq!(left_behind(&[none]), None);
+            assert!(left_behind(&[three]).unwrap().contains(says), "{plural}");
+        }
+        let [_, accounts] = kinds("accounts");
+        assert_eq!(left_behind(&[accounts]), None);
     }
 }

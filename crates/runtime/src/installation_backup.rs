@@ -13,6 +13,8 @@ use crate::{Clock, Metrics, client::bounded};
 pub const CONFIG_MAP: &str = "stellage-backup";
 /// Its entry with the time of the state that the last good backup has.
 pub const LAST_AT: &str = "last-backup-at";
+/// Its entry with the time at which a backup had nothing to do, because the installation had no accounts yet.
+pub const EMPTY_AT: &str = "last-empty-at";
 /// How often it is read.
 const EVERY: Duration = Duration::from_secs(60);
 
@@ -43,10 +45,9 @@ pub async fn show_age(
 
 /// When the last backup was made, or if there is none yet, since when there should be one.
 fn last(noted: &ConfigMap) -> Option<Timestamp> {
-    let at = noted.data.as_ref().and_then(|data| data.get(LAST_AT));
+    let at = |entry| noted.data.as_ref()?.get(entry)?.parse().ok();
     let created = noted.metadata.creation_timestamp.as_ref();
-    at.and_then(|at| at.parse().ok())
-        .or(created.map(|created| created.0))
+    at(LAST_AT).max(at(EMPTY_AT)).or(created.map(|created| created.0))
 }
 
 #[cfg(test)]
@@ -72,6 +73,11 @@ mod tests {
         assert_eq!(
             noted(json!({ LAST_AT: "today" })).unwrap(),
             "2026-11-01T00:00:00Z"
+        );
+        // There were no accounts until then.
+        assert_eq!(
+            noted(json!({ EMPTY_AT: "2026-11-20T03:23:00Z" })).unwrap(),
+            "2026-11-20T03:23:00Z"
         );
     }
 }

@@ -53,6 +53,7 @@ pub mod object_ref;
 pub mod objects;
 pub mod open_files;
 pub mod ops;
+#[cfg(target_os = "linux")]
 mod process_metrics;
 pub mod reconcile_queue;
 pub mod restored;

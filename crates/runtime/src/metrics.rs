@@ -22,7 +22,7 @@ use prometheus_client::{
 
 use resources::InstanceState;
 
-use super::{instance_metrics::InstanceMetrics, process_metrics::ProcessMetrics};
+use super::instance_metrics::InstanceMetrics;
 
 /// Labels of a REST request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -508,8 +508,10 @@ impl Metrics {
             installation_backup_age: Family::default(),
         };
         let mut registry = Registry::default();
-        let process = registry.sub_registry_with_prefix("process");
-        process.register_collector(Box::new(ProcessMetrics));
+        #[cfg(target_os = "linux")]
+        registry
+            .sub_registry_with_prefix("process")
+            .register_collector(Box::new(super::process_metrics::ProcessMetrics));
         let ours = registry.sub_registry_with_prefix("stellage");
         metrics.register_common(ours);
         if facade {

@@ -7,10 +7,12 @@ use std::{
 };
 
 use jiff::Timestamp;
-use kube::core::DynamicObject;
+use kube::{Resource as _, core::DynamicObject};
 use semver::Version;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+
+use resources::Account;
 
 /// Version of the file format.
 const FORMAT: u32 = 1;
@@ -45,6 +47,11 @@ impl Header {
 
 /// The number of objects of each kind.
 pub(super) type Counts = BTreeMap<String, u64>;
+
+/// Whether there is anything to restore: an installation begins with its accounts.
+pub(super) fn has_accounts(counts: &Counts) -> bool {
+    counts.contains_key(&*Account::kind(&()))
+}
 
 /// The last line.
 #[derive(Debug, Deserialize, Serialize)]

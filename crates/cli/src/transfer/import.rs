@@ -127,6 +127,11 @@ pub(crate) async fn run(args: ImportArgs, which: &ClusterArgs) -> Result<(), Cli
 /// Imports a file.
 pub(super) async fn from(source: &Source, args: &IntoArgs, which: &ClusterArgs) -> Result<(), CliError> {
     let (header, counts) = file::check(&mut source.open()?).map_err(|reason| source.refused(reason))?;
+    if !args.only_operator_namespace && !file::has_accounts(&counts) {
+        return Err(source.refused(
+            "it has no accounts: it was made of an installation without any. What the operator's namespace had, such as invoices, is imported with --only-operator-namespace".to_owned(),
+        ));
+    }
     let cluster = Cluster::of(which).await?;
     let namespace = &args.operator_namespace;
     check_crds(&cluster, namespace).await?;

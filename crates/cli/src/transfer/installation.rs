@@ -7,15 +7,15 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{
     Api, ResourceExt as _,
-    api::{Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
     export,
-    file::Header,
+    file::{self, Header},
     import::{self, IntoArgs, Source},
     packing::{KeyArgs, Packer},
     store::{Backup, Name, Store, StoreArgs},
@@ -25,6 +25,7 @@ use crate::{
     connect::Cluster,
     duration, objects,
     output::{self, Output, note},
+    program,
 };
 use resources::ids;
 use runtime::{installation_backup, kubeconfig::ClusterArgs};
@@ -37,7 +38,8 @@ pub enum InstallationCommand {
     /// Back up all accounts and what they have, while the operator runs
     ///
     /// The backup is there once it is complete: one that was interrupted is none. Its time is noted in the ConfigMap
-    /// stellage-backup in the operator's namespace, which is where the operator takes the metric from.
+    /// stellage-backup in the operator's namespace, which the chart creates if backups are planned, and from which the operator takes the
+    /// metric. Without accounts there is nothing to back up: that is an error if there are backups of this installation already.
     #[command(after_help = BACKUP)]
     Backup(BackupArgs),
     /// List the backups, the newest first
@@ -140,15 +142,22 @@ async fn backup(args: BackupArgs, which: &ClusterArgs) -> Result<(), CliError> {
             source,
         })?;
         let counts = export::into(&cluster, &header, packer, &mut upload, &place).await?;
+        if !file::has_accounts(&counts) {
+            return Ok(None);
+        }
         let bytes = upload.complete().await?;
-        Ok((counts, bytes))
+        Ok(Some((counts, bytes)))
     };
     let written = tokio::select! {
         written = written => written,
         () = told_to_end() => Err(CliError::Transfer("interrupted: there is no backup".to_owned())),
     };
     let (counts, bytes) = match written {
-        Ok(written) => written,
+        Ok(Some(written)) => written,
+        Ok(None) => {
+            upload.abort().await;
+            return nothing_to_back_up(&cluster, namespace, &store, &name).await;
+        }
         Err(error) => {
             upload.abort().await;
             return Err(error);
@@ -204,29 +213,51 @@ struct Last {
 }
 
 impl Last {
-    /// Notes it where the operator looks for it. The chart creates the ConfigMap.
     async fn write(&self, cluster: &Cluster, namespace: &str) -> Result<(), CliError> {
-        let api: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), namespace);
-        let name = installation_backup::CONFIG_MAP;
         let data = json!({
             installation_backup::LAST_AT: self.at.to_string(), "last-backup": self.name, "last-bytes": self.bytes.to_string(),
         });
-        let doing = format!("note the backup in the ConfigMap {name}");
-        let (params, patch) = (PatchParams::default(), Patch::Merge(json!({ "data": data })));
-        match cluster.call(&doing, api.patch(name, &params, &patch)).await {
-            Ok(_) => Ok(()),
-            Err(failure) if failure.is(404) => {
-                let new = json!({ "metadata": { "name": name }, "data": data });
-                let new: ConfigMap =
-                    serde_json::from_value(new).map_err(|error| CliError::Render(error.to_string()))?;
-                let created = cluster
-                    .call(&doing, api.create(&PostParams::default(), &new))
-                    .await;
-                created.map(drop).map_err(Into::into)
-            }
-            Err(failure) => Err(failure.into()),
-        }
+        note_for_operator(cluster, namespace, &data).await
     }
+}
+
+/// Notes something where the operator looks for it. The chart creates the ConfigMap where backups are planned. If it is not there, it
+/// stays so: Helm does not take over what others have created.
+async fn note_for_operator(cluster: &Cluster, namespace: &str, data: &Value) -> Result<(), CliError> {
+    let api: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), namespace);
+    let name = installation_backup::CONFIG_MAP;
+    let doing = format!("note the backup in the ConfigMap {name}");
+    let (params, patch) = (PatchParams::default(), Patch::Merge(json!({ "data": data })));
+    match cluster.call(&doing, api.patch(name, &params, &patch)).await {
+        Err(failure) if failure.is(404) => {
+            note(&format!(
+                "there is no ConfigMap {name} in {namespace}, as no backups are planned there, so the operator's metrics do not show this"
+            ));
+            Ok(())
+        }
+        noted => noted.map(drop).map_err(Into::into),
+    }
+}
+
+/// What becomes of a backup without accounts. If there is one of this installation already, the accounts may be lost, and one without
+/// them would become the latest.
+async fn nothing_to_back_up(
+    cluster: &Cluster,
+    namespace: &str,
+    store: &Store,
+    name: &Name,
+) -> Result<(), CliError> {
+    let all = store.backups().await?;
+    if let Some(last) = all.iter().find(|backup| backup.installation == name.installation) {
+        return Err(CliError::Transfer(format!(
+            "this installation has no accounts, and had some when {} was made: nothing is backed up, and no old backup is deleted\nIf they are lost, restore that backup. If they were deleted on purpose, plan no more backups, and keep what is left, such as invoices, with `{} export`.",
+            last.name,
+            program()
+        )));
+    }
+    note("this installation has no accounts yet: there is nothing to back up");
+    let data = json!({ installation_backup::EMPTY_AT: name.at.to_string() });
+    note_for_operator(cluster, namespace, &data).await
 }
 
 /// The backups of the installation that are older than `keep`, but neither the one that was just made nor the newest. `all` has the newest

@@ -332,7 +332,7 @@ fn elapsed(operation: &Operation, now: Timestamp) -> Duration {
 }
 
 /// The part of a status that an account holder sees, for `updated_at`.
-fn visible(status: &InstanceStatus) -> impl PartialEq + '_ {
+pub fn visible(status: &InstanceStatus) -> impl PartialEq + '_ {
     (
         status.state,
         &status.ip_address,
@@ -530,7 +530,7 @@ impl Machine<'_> {
                 self.status.state = Some(InstanceState::Error);
                 self.trouble = Some(Trouble {
                     reason: "ServerMissing",
-                    message: "the provider no longer has this server; start, rebuild or delete the instance"
+                    message: "the provider no longer has this server; a start makes it again if its disk is still there, else rebuild or delete the instance"
                         .to_owned(),
                 });
             }

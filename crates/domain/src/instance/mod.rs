@@ -31,7 +31,7 @@ pub mod user_data;
 pub use actions::{Action, NotAllowed};
 pub use change::changed_spec;
 pub use console::has_console;
-pub use decide::{creation_began, decide, is_overdue, tell_missed_backup};
+pub use decide::{creation_began, decide, is_overdue, tell_missed_backup, visible};
 pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Refused, Seen};
 pub use explain::{Explanation, explain};
 pub use installation::{DoesNotFit, Installation, RestorableBackup, disk_of};

@@ -152,7 +152,7 @@ impl Problem {
             Self::KubeVirtSlow => "the region takes unusually long to start the server",
             Self::ServerBeingDeleted => "the server is being deleted by the platform's operators",
             Self::ServerMissing => {
-                "the region no longer has this server; start, rebuild or delete the instance"
+                "the region no longer has this server; a start makes it again if its disk is still there, else rebuild or delete the instance"
             }
             Self::Paused => "the server was paused by the platform's operators",
             Self::StorageUnavailable => {

@@ -569,8 +569,7 @@ impl Planner<'_> {
 
     fn start(&self, operation: &Operation) -> Step<()> {
         let Some(vm) = self.vm()? else {
-            let disk = self.left_disk()?;
-            return self.make(operation, disk.as_deref());
+            return self.remake(operation);
         };
         if is_booting(vm, operation) {
             return self.on(operation, vm);
@@ -719,15 +718,7 @@ impl Planner<'_> {
         }
         self.must(disks)?;
         self.delete_all(Kind::Secret, self.server.selector())?;
-        let action = Action::List {
-            kind: Kind::Claim,
-            selector: self.server.selector(),
-        };
-        let claims = match self.call(action.clone())? {
-            Answer::Claims(claims) => claims,
-            Answer::Refused(refusal) => return Err(self.refused(&action, refusal)),
-            _ => return Err(self.nonsense()),
-        };
+        let claims = self.claims()?;
         for claim in claims {
             let mut owners = claim.owner_references.iter().flatten();
             let is_owned = owners.any(|owner| owner.kind == "DataVolume");
@@ -745,12 +736,13 @@ impl Planner<'_> {
         Err(self.still_in_use(operation))
     }
 
-    /// Makes a server that is not there any more around its disk, or one that was never made.
+    /// Makes a server that is not there any more around its disk, or one that was never made. Only a rebuild replaces a lost disk:
+    /// nobody is to take an empty one for their data.
     fn remake(&self, operation: &Operation) -> Step<()> {
         match self.left_disk()? {
             Some(disk) => self.make(operation, Some(&disk)),
             None if self.status.provisioned_at.is_none() => self.make(operation, None),
-            None => Err(self.failed(Problem::ServerMissing, None)),
+            None => Err(self.failed(Problem::DiskMissing, None)),
         }
     }
 
@@ -1049,16 +1041,42 @@ impl Planner<'_> {
         }
     }
 
+    /// The claims of all disks of the server.
+    fn claims(&self) -> Step<&[ObjectMeta]> {
+        let action = Action::List {
+            kind: Kind::Claim,
+            selector: self.server.selector(),
+        };
+        match self.call(action.clone())? {
+            Answer::Claims(claims) => Ok(claims),
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
     /// The newest disk of a server that has none in use.
     fn left_disk(&self) -> Step<Option<String>> {
-        let disks = self.disks()?;
+        let is_provisioned = self.status.provisioned_at.is_some();
+        if is_provisioned {
+            // Without rights there, the disk would seem lost.
+            self.namespace()?;
+        }
+        let mut disks: Vec<&ObjectMeta> = self.disks()?.iter().map(|disk| &disk.metadata).collect();
+        if disks.is_empty() && is_provisioned {
+            // A claim that was restored without its DataVolume is a disk, too.
+            let claims = self.claims()?.iter();
+            disks = claims
+                .filter(|claim| claim.deletion_timestamp.is_none())
+                .collect();
+        }
         let last = self.status.provider_state.get(state::DISK);
         let known = disks
             .iter()
-            .find(|disk| last.is_some_and(|last| last == disk.name()));
-        let made_at = |disk: &&DataVolume| disk.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        let newest = || disks.iter().max_by_key(made_at);
-        Ok(known.or_else(newest).map(|disk| disk.name().to_owned()))
+            .find(|disk| last.is_some() && disk.name.as_ref() == last);
+        let newest = disks
+            .iter()
+            .max_by_key(|disk| disk.creation_timestamp.as_ref().map(|time| time.0));
+        Ok(known.or(newest).and_then(|disk| disk.name.clone()))
     }
 
     /// Waits until a disk is filled, or is filled as soon as the server boots.

@@ -1297,18 +1297,71 @@ fn a_server_that_was_never_made_is_made_by_the_first_operation_that_needs_one() 
         let action = next(&instance, &seen, 1).action;
         assert!(matches!(action, Some(Action::Post { .. })), "{kind} {action:?}");
     }
-    // One that was made, and has lost its disk, is another matter.
-    let instance = during(&json!({ "kind": "Reboot" }), Some("Running"));
+}
+
+#[test]
+fn a_lost_disk_is_replaced_by_a_rebuild_only() {
+    for kind in ["Start", "Reboot", "Resize"] {
+        let instance = during(&json!({ "kind": kind }), Some("Running"));
+        let mut seen = seen(None, None);
+        answer(&instance, &mut seen, 1, no_vm());
+        answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+        answer(&instance, &mut seen, 1, Answer::Claims(Vec::new()));
+        assert_eq!(failure(next(&instance, &seen, 1)), "DiskMissing", "{kind}");
+    }
+    let instance = during(&json!({ "kind": "Rebuild" }), Some("Running"));
+    let mut seen = seen(None, None);
+    answer(&instance, &mut seen, 1, no_vm());
+    answer(&instance, &mut seen, 1, no_vm());
+    answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
+    let action = next(&instance, &seen, 1).action.unwrap();
+    assert_eq!(short(&action), "post DataVolume");
+}
+
+#[test]
+fn a_claim_that_was_restored_without_its_data_volume_is_a_disk() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Running"));
     let mut seen = seen(None, None);
     answer(&instance, &mut seen, 1, no_vm());
     answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
-    assert_eq!(failure(next(&instance, &seen, 1)), "ServerMissing");
+    let claims = json!([
+        { "name": "left", "creationTimestamp": at(-50) },
+        { "name": "going", "creationTimestamp": at(-40), "deletionTimestamp": at(0) },
+    ]);
+    let claims = Answer::Claims(serde_json::from_value(claims).unwrap());
+    answer(&instance, &mut seen, 1, claims);
+    answer(&instance, &mut seen, 1, Answer::Done);
+    let Some(Action::Post { object, .. }) = next(&instance, &seen, 1).action else {
+        panic!()
+    };
+    assert_eq!(
+        object["spec"]["template"]["spec"]["volumes"][0]["dataVolume"]["name"],
+        "left"
+    );
+}
+
+#[test]
+fn no_disk_counts_as_lost_before_there_are_rights_to_look_for_it() {
+    let instance = during(&json!({ "kind": "Start" }), Some("Running"));
+    let mut seen = seen(None, None);
+    seen.has_namespace = false;
+    answer(&instance, &mut seen, 1, no_vm());
+    while !seen.has_namespace {
+        let action = next(&instance, &seen, 1).action.unwrap();
+        assert!(!matches!(action, Action::List { .. }), "{action:?}");
+        seen.take(&action, Answer::Done);
+    }
+    let action = next(&instance, &seen, 1).action.unwrap();
+    assert!(matches!(action, Action::List { .. }), "{action:?}");
 }
 
 #[test]
 fn what_was_refused_before_the_namespace_had_rights_is_asked_again() {
     for kind in ["Start", "Rebuild"] {
-        let instance = during(&json!({ "kind": kind }), None);
+        let mut instance = during(&json!({ "kind": kind }), None);
+        if kind == "Start" {
+            instance.status.as_mut().unwrap().provisioned_at = None;
+        }
         let mut seen = seen(None, None);
         seen.has_namespace = false;
         answer(&instance, &mut seen, 1, no_vm());

@@ -469,13 +469,18 @@ fn network(network: &Network, snapshot: &RegionSnapshot) -> Check {
     };
     let plugin = plugin(&config);
     let kind = plugin["type"].as_str().unwrap_or_default();
+    // Where the NetworkPolicy applies to servers.
+    let is_on_pod_network = matches!(
+        network.profile,
+        Profile::Pod | Profile::KubeOvn { attachment: None, .. }
+    );
     match &network.profile {
-        Profile::Pod if network.internal_cidrs.is_empty() => failed(
+        _ if is_on_pod_network && network.internal_cidrs.is_empty() => failed(
             name,
             "servers reach the Pods, Services and nodes of the cluster, for internalCidrs is empty",
             "Set network.internalCidrs of the region to the prefixes of Pods, Services, nodes and management.",
         ),
-        Profile::Pod if hidden_name_server(network).is_some() => failed(
+        _ if is_on_pod_network && hidden_name_server(network).is_some() => failed(
             name,
             "servers cannot resolve names: a name server is within internalCidrs",
             "Set network.nameservers of the region to name servers outside of the cluster.",
@@ -1000,7 +1005,15 @@ mod tests {
         ("network", Failed, "internalCidrs is empty", |_, region| {
             region.network.internal_cidrs.clear();
         }),
+        ("network", Failed, "internalCidrs is empty", |_, region| {
+            region.network.profile = kube_ovn(None);
+            region.network.internal_cidrs.clear();
+        }),
         ("network", Failed, "within internalCidrs", |_, region| {
+            region.network.nameservers = vec!["10.244.0.10".parse().unwrap()];
+        }),
+        ("network", Failed, "within internalCidrs", |_, region| {
+            region.network.profile = kube_ovn(None);
             region.network.nameservers = vec!["10.244.0.10".parse().unwrap()];
         }),
         (

@@ -181,7 +181,7 @@ fn trouble_is_told_once_and_so_is_its_end() {
     assert_eq!(
         world.new_notes(),
         [
-            "Warning ServerMissing: the provider no longer has this server; start, rebuild or delete the instance"
+            "Warning ServerMissing: the provider no longer has this server; a start makes it again if its disk is still there, else rebuild or delete the instance"
         ]
     );
     world.cloud.servers = servers;

@@ -95,6 +95,8 @@ mod tests {
 
     use serde_json::{Value, json};
 
+    use domain::instance::visible;
+
     use super::*;
     use crate::service::index::Indexed as _;
 
@@ -156,6 +158,63 @@ mod tests {
         assert_eq!(
             detail["metrics"],
             json!({ "cpu_usage": null, "memory_usage": null, "disk_usage": null, "network_in": null, "network_out": null })
+        );
+    }
+
+    /// Two values of a field with this schema, if it is a simple one.
+    fn samples(schema: &Value) -> Option<[Value; 2]> {
+        if let Some(words) = schema["enum"].as_array() {
+            return Some([words[0].clone(), words[1].clone()]);
+        }
+        match schema["type"].as_str()? {
+            "string" if schema["format"] == "date-time" => {
+                Some([json!("2026-11-21T10:00:01Z"), json!("2026-11-21T10:00:02Z")])
+            }
+            "string" => Some([json!("a"), json!("b")]),
+            "integer" => Some([json!(1), json!(2)]),
+            "boolean" => Some([json!(false), json!(true)]),
+            "array" => samples(&schema["items"]).map(|items| items.map(|item| json!([item]))),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn every_field_of_the_status_that_is_shown_moves_updated_at() {
+        let crds: Vec<Value> = resources::crds().iter().map(|crd| json!(crd)).collect();
+        let crd = crds.iter().find(|crd| crd["spec"]["names"]["kind"] == "Instance");
+        let path = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties";
+        let fields = crd.unwrap().pointer(path).unwrap().as_object().unwrap();
+        let mut seen = Vec::new();
+        for (name, schema) in fields {
+            // The one changes with the spec, and the other is what moves.
+            if ["lastRequestedBy", "updatedAt"].contains(&name.as_str()) {
+                continue;
+            }
+            let Some(values) = samples(schema) else { continue };
+            let [one, other] = values.map(|value| {
+                let mut status = running();
+                status[name] = value;
+                shown(status, "business")
+            });
+            let fields = |item: &IndexedInstance| {
+                let mut all = [json!(summary(item)), json!(detail(item, None))];
+                for part in &mut all {
+                    // It may be foreseen from the spec; `state` is compared.
+                    for word in ["status", "status_reason", "status_message"] {
+                        part.as_object_mut().unwrap().remove(word);
+                    }
+                }
+                all
+            };
+            if name == "state" || fields(&one) != fields(&other) {
+                let [one, other] = [&one, &other].map(|item| item.instance.status.as_ref().unwrap());
+                assert!(visible(one) != visible(other), "{name} is missing in visible()");
+                seen.push(name.as_str());
+            }
+        }
+        assert!(
+            seen.contains(&"privateIPAddress") && seen.contains(&"plan"),
+            "{seen:?}"
         );
     }
 
