@@ -26,6 +26,8 @@ pub struct Request {
     pub user: String,
     /// The caller's `User-Agent`.
     pub user_agent: String,
+    /// The API group; empty for the core group.
+    pub group: String,
     /// The resource's plural name; empty for a path such as `/readyz`.
     pub resource: String,
     /// The subresource, such as `status`, or empty.
@@ -81,6 +83,7 @@ fn parse(event: &Value) -> Request {
         verb: text("/verb"),
         user: text("/user/username"),
         user_agent: text("/userAgent"),
+        group: text("/objectRef/apiGroup"),
         resource: text("/objectRef/resource"),
         subresource: text("/objectRef/subresource"),
         namespace: text("/objectRef/namespace"),

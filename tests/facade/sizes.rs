@@ -1,5 +1,7 @@
 //! The quotas of vCPUs, memory and disk: through REST and with kubectl, at the same time.
 
+use std::time::Duration;
+
 use futures::future::join_all;
 use kube::{
     Api,
@@ -13,12 +15,42 @@ use super::{
     contract::{code, expect},
     wait_for,
 };
-use crate::support::{Tenant, eventually, shared};
+use crate::support::{
+    Operator, PATIENCE, Tenant, eventually,
+    network::{Mode, Network},
+    shared,
+};
 
 async fn tenant(name: &str, vcpus: i32) -> Tenant {
     let cluster = shared().await;
     let limit = |spec: &mut resources::AccountSpec| spec.vcpu_quota = Some(vcpus);
     Tenant::with(cluster.plane, &cluster.operator, name, limit).await
+}
+
+async fn tenant_of(
+    replica: &Operator,
+    name: &str,
+    limit: impl FnOnce(&mut resources::AccountSpec),
+) -> Tenant {
+    Tenant::with(shared().await.plane, replica, name, limit).await
+}
+
+/// Sends a request to this replica; returns the status and the answer.
+async fn ask(
+    tenant: &Tenant,
+    replica: &Operator,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> (u16, Value) {
+    let request = tenant.http.request(method, format!("{}{path}", replica.url));
+    let request = request.bearer_auth(&tenant.key).timeout(PATIENCE);
+    let request = match body {
+        Some(body) => request.json(body),
+        None => request,
+    };
+    let answer = request.send().await.unwrap();
+    (answer.status().as_u16(), answer.json().await.unwrap())
 }
 
 fn order(plan: &str) -> Value {
@@ -168,6 +200,113 @@ async fn concurrent_creates_and_resizes_of_rest_use_the_quota_up_and_do_not_exce
     })
     .await;
     assert!(accepted(&all().await) <= 8);
+}
+
+/// Each replica checks for itself, and cannot know what another accepts at the same moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_what_two_replicas_accept_at_the_same_moment_the_leader_makes_no_more_than_the_quota() {
+    let plane = shared().await.plane;
+    let (first, second) = (Network::to(plane).await, Network::to(plane).await);
+    let networks = [first, second];
+    let mut replicas = [
+        Operator::start_with(plane, &["api"], &networks[0].kubeconfig).await,
+        Operator::start_with(plane, &["api"], &networks[1].kubeconfig).await,
+    ];
+    // Each has room for one of the plan performance, and would have for more instances.
+    let vcpu = tenant_of(&replicas[0], "sizes-vcpu", |spec| spec.vcpu_quota = Some(4)).await;
+    let memory = tenant_of(&replicas[0], "sizes-memory", |spec| {
+        spec.memory_quota_gb = Some(8)
+    })
+    .await;
+    let disk = tenant_of(&replicas[0], "sizes-disk", |spec| spec.disk_quota_gb = Some(160)).await;
+    let accounts = [
+        (
+            &vcpu,
+            "vcpu",
+            "quota of vCPUs is 4: 4 are used, and this needs 4 more",
+        ),
+        (
+            &memory,
+            "memory_gb",
+            "quota of memory is 8 GB: 8 GB are used, and this needs 8 GB more",
+        ),
+        (
+            &disk,
+            "disk_gb",
+            "quota of disk is 160 GB: 160 GB are used, and this needs 160 GB more",
+        ),
+    ];
+    for (tenant, quota, _) in accounts {
+        for replica in &replicas {
+            let known = async || {
+                let shown = ask(tenant, replica, Method::GET, "/v1/account", None).await.1;
+                shown["data"]["quotas"][quota]["limit"].clone()
+            };
+            eventually("the quota to be known", known, Value::is_number).await;
+        }
+    }
+
+    for network in &networks {
+        network.set(Mode::Held);
+    }
+    let body = order("performance");
+    let orders = accounts.map(|(tenant, ..)| {
+        let orders = [0, 1, 0, 1, 0, 1].map(|replica| {
+            ask(
+                tenant,
+                &replicas[replica],
+                Method::POST,
+                "/v1/instances",
+                Some(&body),
+            )
+        });
+        join_all(orders)
+    });
+    let open = async {
+        for network in &networks {
+            let held = async || network.held();
+            eventually("the creates", held, |held| *held >= accounts.len()).await;
+        }
+        // What is held may have been something else.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        for network in &networks {
+            network.set(Mode::Open);
+        }
+    };
+    let (answers, ()) = tokio::join!(join_all(orders), open);
+    for (answers, (tenant, _, says)) in answers.iter().zip(accounts) {
+        let (created, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|(status, _)| *status == 201);
+        assert_eq!(created.len(), 2, "one of each replica: {answers:#?}");
+        for (status, answer) in refused {
+            assert_eq!(*status, 403, "{answer:#}");
+            assert_eq!(answer["error"]["code"], "resource_limit_exceeded");
+        }
+        let all = async || {
+            let all = tenant.all_instances().await;
+            assert!(accepted(&all) <= 4, "{all:#?}");
+            all
+        };
+        let is_decided = |all: &Vec<Instance>| {
+            let mut reasons: Vec<_> = all.iter().filter_map(reason).collect();
+            reasons.sort_unstable();
+            reasons == ["QuotaExceeded", "Running"]
+        };
+        let all = eventually("one to run and one to wait", all, is_decided).await;
+        let waiting = all.iter().find(|it| reason(it) == Some("QuotaExceeded")).unwrap();
+        let path = format!("/v1/instances/{}", waiting.id());
+        for replica in &replicas {
+            let shown = async || ask(tenant, replica, Method::GET, &path, None).await.1["data"].clone();
+            let shown = eventually("why it waits", shown, |shown| {
+                shown["status_reason"] == "quota_exceeded"
+            })
+            .await;
+            let message = shown["status_message"].as_str().unwrap();
+            assert!(message.contains(says), "{message}");
+        }
+    }
+    for replica in &mut replicas {
+        replica.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,12 +22,12 @@ use crate::support::{
 };
 
 impl Case {
-    async fn snapshots(&self) -> Api<DynamicObject> {
+    pub(super) async fn snapshots(&self) -> Api<DynamicObject> {
         self.region.api(&kinds::SNAPSHOT, &self.namespace).await
     }
 
     /// The only snapshot of the account's servers.
-    async fn snapshot(&self) -> DynamicObject {
+    pub(super) async fn snapshot(&self) -> DynamicObject {
         let all = self.snapshots().await.list(&ListParams::default()).await.unwrap();
         let [snapshot] = &all.items[..] else {
             panic!("{:#?}", all.items)
@@ -40,7 +40,7 @@ impl Case {
     }
 
     /// Begins a backup of a server, and returns its id.
-    async fn begin_backup(&self, server: &str) -> String {
+    pub(super) async fn begin_backup(&self, server: &str) -> String {
         let path = format!("/v1/instances/{server}/backups");
         let answer = self.tenant.call(Method::POST, &path, Some(&json!({}))).await;
         assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
@@ -57,7 +57,7 @@ impl Case {
     }
 
     /// Waits until a backup has come to its end.
-    async fn ended(&self, id: &str) -> Value {
+    pub(super) async fn ended(&self, id: &str) -> Value {
         let view = async || self.backup(id).await;
         eventually("the backup to end", view, |view| view["status"] != "running").await
     }
@@ -70,20 +70,20 @@ impl Case {
         view
     }
 
-    async fn delete_backup(&self, id: &str) {
+    pub(super) async fn delete_backup(&self, id: &str) {
         let path = format!("/v1/backups/{id}");
         let answer = self.tenant.call(Method::DELETE, &path, None).await;
         assert_eq!(answer.status, StatusCode::NO_CONTENT, "{}", answer.text);
     }
 
     /// Whether the object is gone. REST shows none that is being deleted.
-    async fn is_backup_gone(&self, id: &str) -> bool {
+    pub(super) async fn is_backup_gone(&self, id: &str) -> bool {
         let name = id.replace('_', "-");
         self.backups().get_opt(&name).await.unwrap().is_none()
     }
 
     /// Lets the guest of a server have an agent.
-    async fn install_agent(&self, server: &str) {
+    pub(super) async fn install_agent(&self, server: &str) {
         self.region.puppet.install_agents(&self.namespace);
         let runs = self.runs().await;
         let conditions = async || runs.get(server).await.unwrap().data["status"]["conditions"].to_string();

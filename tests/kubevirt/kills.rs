@@ -1,4 +1,5 @@
-//! Stellage, virt-controller and the region's API server are killed at random while servers go through operations, until all rest.
+//! Stellage, virt-controller and the region's API server are killed at random while servers go through operations, are backed up and
+//! restored, and join private networks, until all rest.
 //!
 //! In the suite it is small. For a long run: `STELLAGE_TEST_KUBEVIRT_SERVERS=200 STELLAGE_TEST_KUBEVIRT_KILLS=100 cargo test --test
 //! integration -- kubevirt::kills --show-output`. `STELLAGE_TEST_KUBEVIRT_SEED` makes the choices of another run again, though not
@@ -15,16 +16,16 @@ use futures::{StreamExt as _, future::join_all};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, DynamicObject, ListParams},
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, PostParams},
     runtime::{WatchStreamExt as _, watcher, watcher::Event},
 };
 use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
-use resources::{Instance, InstanceState, Plan, PowerState};
+use resources::{Backup, BackupPhase, Instance, InstanceState, Plan, PowerState, PrivateNetwork};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::kubevirt::entry::{REGION, entry, region_rights, write_catalogue};
+use crate::support::kubevirt::entry::{REGION, entry, region_rights_with, write_catalogue};
 use crate::{
     support::{
         Operator, OwnPlane, PATIENCE, Tenant, eventually, kubectl,
@@ -37,8 +38,19 @@ use runtime::watch::backoff;
 const PREFIX: &str = "kills-";
 /// The label by which everything of a server is known.
 const INSTANCE_UID: &str = "stellage.dev/instance-uid";
+/// The same of backups and of private networks.
+const BACKUP_UID: &str = "stellage.dev/backup-uid";
+const NETWORK_UID: &str = "stellage.dev/network-uid";
+/// The private network that many servers share.
+const SHARED_NETWORK: &str = "pn-shared";
+/// Networks that come and go, one after the other, while servers live in others.
+const PASSING_NETWORKS: u32 = 2;
+/// Most backups that one server keeps.
+const MOST_BACKUPS: usize = 3;
 /// Operations of each server at least. They go on until the last kill.
 const OPERATIONS: usize = 3;
+/// Events that REST shows at once.
+const PAGE: usize = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
@@ -56,13 +68,16 @@ const VICTIMS: [Victim; 4] = [
 ];
 
 /// What nobody may be told, for it is never the case.
-const UNTRUE: [&str; 8] = [
+const UNTRUE: [&str; 11] = [
     "ClusterFault",
     "DiskCannotGrow",
     "ImageFailed",
     "NameTaken",
     "NamespaceUnusable",
     "NoFreeAddress",
+    "PrivateNetworkChanged",
+    "PrivateNetworkMissing",
+    "PrivateNetworksUnavailable",
     "Refused",
     "ServerMissing",
 ];
@@ -74,7 +89,17 @@ enum Ask {
     PowerOff,
     Reboot,
     Resize(Plan),
+    /// From the newest backup, if the server is patient and has one; else from its image.
     Rebuild,
+}
+
+/// A backup that a server has.
+#[derive(Debug)]
+struct Kept {
+    name: String,
+    uid: String,
+    /// Name of its snapshot in the region.
+    snapshot: String,
 }
 
 /// What was asked of a server, and what must come of it.
@@ -90,6 +115,13 @@ struct Life {
     /// How often it had to be powered on.
     boots: usize,
     events: Vec<&'static str>,
+    /// The private network that it is in.
+    network: Option<String>,
+    /// How many backups there have been of it, and those that there are.
+    backed_up: usize,
+    backups: Vec<Kept>,
+    /// The snapshot that its disk is made of, if it was restored last.
+    restored: Option<String>,
 }
 
 impl Life {
@@ -130,7 +162,11 @@ impl Life {
             Ask::PowerOff => json!({ "powerState": "Stopped", "powerOffRequestedAt": nonce }),
             Ask::Reboot => json!({ "rebootRequestedAt": nonce }),
             Ask::Resize(plan) => json!({ "plan": plan }),
-            Ask::Rebuild => json!({ "rebuildRequestedAt": nonce }),
+            Ask::Rebuild => {
+                let backup = self.backups.last().filter(|_| self.is_patient);
+                self.restored = backup.map(|backup| backup.snapshot.clone());
+                json!({ "rebuildRequestedAt": nonce, "restoreFrom": backup.map(|backup| &backup.name) })
+            }
         }
     }
 }
@@ -143,28 +179,36 @@ struct Shown {
     runs: HashMap<String, BTreeSet<String>>,
     /// By UID of the instance.
     addresses: HashMap<String, String>,
+    /// The same within private networks, with the network's name.
+    private_addresses: HashMap<String, String>,
     faults: Vec<String>,
+}
+
+/// Takes note of an address, which nobody else may have, and which stays the same.
+fn take(all: &mut HashMap<String, String>, faults: &mut Vec<String>, uid: &str, address: String) {
+    if let Some((other, _)) = all
+        .iter()
+        .find(|(other, taken)| *other != uid && **taken == address)
+    {
+        faults.push(format!("{other} and {uid} have {address}"));
+    }
+    let before = all.insert(uid.to_owned(), address.clone());
+    if before.is_some_and(|before| before != address) {
+        faults.push(format!("{uid} has another address: {address}"));
+    }
 }
 
 impl Shown {
     fn instance(&mut self, instance: Instance) {
         let uid = instance.uid().unwrap();
-        if let Some(address) = instance
-            .status
-            .as_ref()
-            .and_then(|status| status.ip_address.clone())
-        {
-            if let Some((other, _)) = self
-                .addresses
-                .iter()
-                .find(|(other, taken)| **other != uid && **taken == address)
-            {
-                self.faults.push(format!("{other} and {uid} have {address}"));
-            }
-            let before = self.addresses.insert(uid.clone(), address.clone());
-            if before.is_some_and(|before| before != address) {
-                self.faults.push(format!("{uid} has another address: {address}"));
-            }
+        let status = instance.status.as_ref();
+        if let Some(address) = status.and_then(|status| status.ip_address.clone()) {
+            take(&mut self.addresses, &mut self.faults, &uid, address);
+        }
+        let private = status.and_then(|status| status.private_ip_address.as_ref());
+        if let Some((network, address)) = instance.spec.private_network.as_ref().zip(private) {
+            let address = format!("{address} in {network}");
+            take(&mut self.private_addresses, &mut self.faults, &uid, address);
         }
         let conditions = instance.status.iter().flat_map(|status| &status.conditions);
         let untrue = conditions.filter(|condition| UNTRUE.contains(&condition.reason.as_str()));
@@ -197,7 +241,9 @@ impl World {
             match event {
                 Event::Apply(instance) | Event::InitApply(instance) => shown.instance(instance),
                 Event::Delete(instance) => {
-                    shown.addresses.remove(&instance.uid().unwrap());
+                    let uid = instance.uid().unwrap();
+                    shown.addresses.remove(&uid);
+                    shown.private_addresses.remove(&uid);
                     shown.instances.remove(&instance.name_any());
                 }
                 Event::Init | Event::InitDone => {}
@@ -235,30 +281,118 @@ impl World {
         let rests = |instance: &Instance| {
             instance.metadata.generation.is_some_and(|now| now >= generation) && is_at_rest(instance)
         };
-        self.wait(name, || self.shown.lock().instances.get(name).is_some_and(rests))
-            .await;
+        self.wait(name, async || {
+            self.shown.lock().instances.get(name).is_some_and(rests)
+        })
+        .await;
         self.done.fetch_add(1, Ordering::Relaxed);
     }
 
-    async fn wait(&self, name: &str, is_reached: impl Fn() -> bool) {
+    async fn wait(&self, name: &str, is_reached: impl AsyncFn() -> bool) {
         let begun = Instant::now();
-        while !is_reached() {
+        while !is_reached().await {
             // As long as something is killed again and again, there need be no end.
             let undisturbed = begun.max(*self.killed_at.lock());
             assert!(
                 undisturbed.elapsed() < self.patience,
-                "waited in vain: {:#?}",
+                "waited in vain for {name}: {:#?}",
                 self.shown.lock().instances.get(name)
             );
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
+    fn networks(&self) -> Api<PrivateNetwork> {
+        Api::namespaced(self.tenant.kube.clone(), &self.tenant.namespace)
+    }
+
+    async fn order_network(&self, name: &str) {
+        let spec = serde_json::from_value(json!({ "region": REGION })).unwrap();
+        let network = PrivateNetwork::new(name, spec);
+        self.networks()
+            .create(&PostParams::default(), &network)
+            .await
+            .unwrap();
+    }
+
+    /// Deletes a network, and waits until it is gone.
+    async fn delete_network(&self, name: &str) {
+        let networks = self.networks();
+        networks.delete(name, &DeleteParams::default()).await.unwrap();
+        let is_gone = async || networks.get_opt(name).await.unwrap().is_none();
+        self.wait(name, is_gone).await;
+    }
+
+    /// Orders networks, one after the other, and deletes each again, every second one before it need be made. Returns how many.
+    async fn pass_networks(&self, number: u32, mut rng: StdRng) -> usize {
+        let mut count = 0;
+        while count < OPERATIONS || !self.is_over.is_cancelled() {
+            let name = format!("pn-passing-{number}-{count}");
+            self.order_network(&name).await;
+            pause(&mut rng, 0..1500).await;
+            if count % 2 == 0 {
+                let is_ready = async || {
+                    let network = self.networks().get(&name).await.unwrap();
+                    network.ready().is_some_and(|ready| ready.status == "True")
+                };
+                self.wait(&name, is_ready).await;
+            }
+            self.delete_network(&name).await;
+            count += 1;
+        }
+        count
+    }
+
+    /// Backs a server up. A patient one waits for that, and deletes a backup if there are many.
+    async fn back_up(&self, server: &str, life: &mut Life) {
+        let backups = self.tenant.backups();
+        let name = format!("{server}-{}", life.backed_up);
+        let spec = serde_json::from_value(json!({ "instance": server })).unwrap();
+        let made = backups
+            .create(&PostParams::default(), &Backup::new(&name, spec))
+            .await
+            .unwrap();
+        life.backed_up += 1;
+        life.backups.push(Kept {
+            uid: made.uid().unwrap(),
+            snapshot: made.id().replace('_', "-"),
+            name: name.clone(),
+        });
+        if !life.is_patient {
+            return;
+        }
+        let is_completed = async || {
+            let backup = backups.get(&name).await.unwrap();
+            assert_ne!(backup.phase(), BackupPhase::Failed, "{backup:#?}");
+            backup.phase() == BackupPhase::Completed
+        };
+        self.wait(&name, is_completed).await;
+        if life.backups.len() == MOST_BACKUPS {
+            let oldest = life.backups.remove(0).name;
+            backups.delete(&oldest, &DeleteParams::default()).await.unwrap();
+            let is_gone = async || backups.get_opt(&oldest).await.unwrap().is_none();
+            self.wait(&oldest, is_gone).await;
+        }
+    }
+
     async fn live(&self, number: u32, mut rng: StdRng) -> Life {
         pause(&mut rng, 0..2000).await;
         let name = format!("web-{number}");
-        let region = |instance: &mut Instance| REGION.clone_into(&mut instance.spec.region);
-        let mut instance = self.tenant.apply(&name, region).await;
+        // Some share a network, some have one that goes with them, and some none.
+        let own = format!("pn-{name}");
+        let network = match number % 3 {
+            0 => Some(SHARED_NETWORK),
+            1 => {
+                self.order_network(&own).await;
+                Some(own.as_str())
+            }
+            _ => None,
+        };
+        let order = |instance: &mut Instance| {
+            REGION.clone_into(&mut instance.spec.region);
+            instance.spec.private_network = network.map(ToOwned::to_owned);
+        };
+        let mut instance = self.tenant.apply(&name, order).await;
         let mut life = Life {
             id: instance.id(),
             uid: instance.uid().unwrap(),
@@ -268,6 +402,10 @@ impl World {
             asked: Vec::new(),
             boots: 0,
             events: vec!["instance.created"],
+            network: network.map(ToOwned::to_owned),
+            backed_up: 0,
+            backups: Vec::new(),
+            restored: None,
         };
         life.boot();
         if rng.random_ratio(1, 6) {
@@ -281,6 +419,9 @@ impl World {
             if life.is_patient {
                 rests(&instance).await;
             }
+            if rng.random_ratio(1, 2) && life.backups.len() < MOST_BACKUPS {
+                self.back_up(&name, &mut life).await;
+            }
             pause(&mut rng, if life.is_patient { 0..1500 } else { 0..3000 }).await;
             let ask = choose(&mut rng, life.is_on, instance.spec.plan);
             let change = json!({ "spec": life.ask(ask) });
@@ -292,8 +433,14 @@ impl World {
         if rng.random_ratio(1, 4) {
             let params = DeleteParams::default();
             self.tenant.instances().delete(&name, &params).await.unwrap();
-            let is_gone = || !self.shown.lock().instances.contains_key(&name);
-            self.wait(&name, is_gone).await;
+            let is_gone = async || !self.shown.lock().instances.contains_key(&name);
+            // The network waits for its server.
+            let with_network = async {
+                if network == Some(own.as_str()) {
+                    self.delete_network(&own).await;
+                }
+            };
+            tokio::join!(self.wait(&name, is_gone), with_network);
             life.is_deleted = true;
             life.tell("instance.deleted");
         } else {
@@ -335,11 +482,26 @@ impl World {
             + serde::de::DeserializeOwned,
     {
         let client = self.region.plane.client(Identity::Admin).await.unwrap();
-        by_uid(Api::<K>::namespaced(client, &self.namespace)).await
+        by_uid(Api::<K>::namespaced(client, &self.namespace), INSTANCE_UID).await
     }
 
-    async fn list_of(&self, kind: &kube::api::ApiResource) -> Vec<(String, DynamicObject)> {
-        by_uid(self.region.api(kind, &self.namespace).await).await
+    async fn list_of(&self, kind: &ApiResource) -> Vec<(String, DynamicObject)> {
+        by_uid(self.region.api(kind, &self.namespace).await, INSTANCE_UID).await
+    }
+
+    /// The UIDs of the backups that have a snapshot, and of the networks that have each of their parts.
+    async fn kept_beside_servers(&self) -> [(&'static str, Vec<String>); 4] {
+        let client = self.region.plane.client(Identity::Admin).await.unwrap();
+        let snapshots = self.region.api(&kinds::SNAPSHOT, &self.namespace).await;
+        let of_cluster = |kind| Api::<DynamicObject>::all_with(client.clone(), kind);
+        let attachments = self.region.api(&kinds::NETWORK_ATTACHMENT, &self.namespace).await;
+        let found = [
+            ("snapshots", by_uid(snapshots, BACKUP_UID).await),
+            ("vpcs", by_uid(of_cluster(&kinds::VPC), NETWORK_UID).await),
+            ("subnets", by_uid(of_cluster(&kinds::SUBNET), NETWORK_UID).await),
+            ("attachments", by_uid(attachments, NETWORK_UID).await),
+        ];
+        found.map(|(what, found)| (what, found.into_iter().map(first).collect()))
     }
 
     /// What is there that should not be, or is missing.
@@ -377,14 +539,33 @@ impl World {
             ("secrets", secrets, &kept),
         ];
         let differ = found.into_iter().filter(|(_, found, wanted)| found != *wanted);
-        differ
-            .map(|(what, found, wanted)| format!("{what}: {found:?} instead of {wanted:?}"))
-            .collect()
+        let differ = differ.map(|(what, found, wanted)| format!("{what}: {found:?} instead of {wanted:?}"));
+
+        let networks = self.networks().list(&ListParams::default()).await.unwrap().items;
+        let mut names: Vec<String> = networks.iter().map(kube::ResourceExt::name_any).collect();
+        names.sort_unstable();
+        let its_own = lives.iter().filter(|life| !life.is_deleted);
+        let its_own = its_own.filter_map(|life| life.network.clone());
+        let mut wanted: Vec<String> = its_own.chain([SHARED_NETWORK.to_owned()]).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let wrong = (names != wanted).then(|| format!("networks: {names:?} instead of {wanted:?}"));
+        let networks = uids(networks.iter().filter_map(kube::ResourceExt::uid).collect());
+        let backups = self.tenant.all_backups().await.into_iter();
+        let backups = backups.filter(|backup| backup.phase() != BackupPhase::Failed);
+        let backups = uids(backups.filter_map(|backup| backup.uid()).collect());
+        let beside = self.kept_beside_servers().await.into_iter();
+        let beside = beside.filter_map(|(what, found)| {
+            let wanted = if what == "snapshots" { &backups } else { &networks };
+            let found = uids(found);
+            (found != *wanted).then(|| format!("{what}: {found:?} instead of {wanted:?}"))
+        });
+        differ.chain(wrong).chain(beside).collect()
     }
 
-    /// All of its last events.
+    /// The last events of a server and its backups.
     async fn events(&self, id: &str) -> Vec<String> {
-        let path = format!("/v1/events?instance_id={id}&limit=100");
+        let path = format!("/v1/events?instance_id={id}&limit={PAGE}");
         let answer = self.tenant.call(reqwest::Method::GET, &path, None).await;
         let events = answer.json()["data"].as_array().cloned().unwrap();
         let types = events
@@ -404,6 +585,7 @@ impl World {
         .await;
         let machines: HashMap<_, _> = self.list_of(&kinds::VM).await.into_iter().collect();
         let claims: HashMap<_, _> = self.list::<PersistentVolumeClaim>().await.into_iter().collect();
+        let disks: HashMap<_, _> = self.list_of(&kinds::DISK).await.into_iter().collect();
         for life in lives {
             let runs = self.shown.lock().runs.get(&life.id).map_or(0, BTreeSet::len);
             if life.is_patient {
@@ -411,18 +593,31 @@ impl World {
             } else {
                 assert!((1..=life.boots).contains(&runs), "{runs} power-ons of {life:#?}");
             }
+            let all = life.events.len() + life.backed_up;
             let told = eventually(
                 "the last event",
                 async || self.events(&life.id).await,
-                |told| told.len() >= life.events.len().min(100) || !life.is_patient,
+                |told| told.len() >= all.min(PAGE) || !life.is_patient,
             )
             .await;
+            let is_page = told.len() == PAGE;
+            let (of_backups, told): (Vec<String>, Vec<String>) =
+                told.into_iter().partition(|event| event.starts_with("backup."));
             if life.is_patient {
-                let from = life.events.len().saturating_sub(100);
+                let from = if is_page {
+                    life.events.len() - told.len()
+                } else {
+                    0
+                };
                 assert_eq!(told, life.events[from..], "events of {life:#?}");
+                assert!(
+                    is_page || of_backups == vec!["backup.completed"; life.backed_up],
+                    "{of_backups:?} of {life:#?}"
+                );
             } else {
                 Self::check_order(life, &told);
             }
+            self.check_backups(life).await;
             if life.is_deleted {
                 continue;
             }
@@ -440,6 +635,18 @@ impl World {
             assert_eq!(spec["runStrategy"], strategy, "{life:#?}");
             let memory = &spec["template"]["spec"]["domain"]["memory"]["guest"];
             assert_eq!(*memory, format!("{}Gi", size.memory_gb), "{life:#?}");
+            if let Some(network) = &life.network {
+                let address = instance.status.as_ref().unwrap().private_ip_address.clone();
+                let annotations = spec["template"]["metadata"]["annotations"].to_string();
+                assert!(
+                    address.is_some_and(|address| annotations.contains(&address)),
+                    "{network}: {annotations} of {life:#?}"
+                );
+            }
+            if life.is_patient {
+                let source = &disks[&life.uid].data["spec"]["source"]["snapshot"]["name"];
+                assert_eq!(*source, json!(life.restored), "{life:#?}");
+            }
             let claimed = claims[&life.uid]
                 .spec
                 .as_ref()
@@ -451,6 +658,26 @@ impl World {
                 .and_then(|status| status.disk_size_gb)
                 .unwrap();
             assert_eq!(claimed["storage"].0, format!("{disk}Gi"), "{life:#?}");
+        }
+    }
+
+    /// The backups that a server has kept, or left behind, and their snapshots.
+    async fn check_backups(&self, life: &Life) {
+        let snapshots = self.region.api(&kinds::SNAPSHOT, &self.namespace).await;
+        for kept in &life.backups {
+            let backups = self.tenant.backups();
+            let phase = async || backups.get(&kept.name).await.unwrap().phase();
+            let has_ended =
+                |phase: &BackupPhase| matches!(phase, BackupPhase::Completed | BackupPhase::Failed);
+            let phase = eventually("the backup to end", phase, has_ended).await;
+            // One that had not begun when the server was deleted.
+            if life.is_deleted && !life.is_patient && phase == BackupPhase::Failed {
+                continue;
+            }
+            assert_eq!(phase, BackupPhase::Completed, "{kept:?} of {life:#?}");
+            let snapshot = snapshots.get(&kept.snapshot).await.unwrap();
+            assert_eq!(snapshot.labels()[BACKUP_UID], kept.uid);
+            assert_eq!(snapshot.labels()[INSTANCE_UID], life.uid);
         }
     }
 
@@ -482,25 +709,31 @@ struct Stellage<'a> {
 }
 
 impl Stellage<'_> {
-    fn arguments(&self) -> [&str; 3] {
-        ["run", "--provisioning-seconds=0.5", &self.catalogue]
+    fn arguments(&self) -> [&str; 4] {
+        arguments(&self.catalogue)
     }
+}
+
+fn arguments(catalogue: &str) -> [&str; 4] {
+    [
+        "run",
+        "--provisioning-seconds=0.5",
+        "--private-networks-per-account=1000",
+        catalogue,
+    ]
 }
 
 fn first<T>(pair: (String, T)) -> String {
     pair.0
 }
 
-/// The objects with the UID of the instance that each belongs to.
-async fn by_uid<K>(api: Api<K>) -> Vec<(String, K)>
+/// The objects with the UID that this label has.
+async fn by_uid<K>(api: Api<K>, label: &str) -> Vec<(String, K)>
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
-    let all = api
-        .list(&ListParams::default().labels(INSTANCE_UID))
-        .await
-        .unwrap();
-    let of = |object: K| (object.labels()[INSTANCE_UID].clone(), object);
+    let all = api.list(&ListParams::default().labels(label)).await.unwrap();
+    let of = |object: K| (object.labels()[label].clone(), object);
     all.items.into_iter().map(of).collect()
 }
 
@@ -559,11 +792,13 @@ async fn catalogue(region: &Region, plane: &OwnPlane) -> String {
     region.namespace("networks").await;
     let apply = ["-n", "networks", "apply", "-f", "-"];
     kubectl(&region.plane, &apply, Some(&attachment.to_string())).unwrap();
-    let account = region_rights(region, "kills", PREFIX).await;
+    let with_networks = json!({ "privateNetworks": "kubeOvn" });
+    let account = region_rights_with(region, "kills", PREFIX, &with_networks).await;
     let mut entry = entry(REGION, &account, "kills", PREFIX);
     entry["kubevirt"]["network"] = json!({
         "profile": "bridge", "attachment": "networks/public", "antiSpoofing": "external",
         "ipv4": [{ "prefix": "10.77.0.0/20", "gateway": "10.77.0.1" }], "nameservers": ["9.9.9.9"],
+        "privateNetworks": "kubeOvn",
     });
     format!(
         "--catalogue={}",
@@ -580,8 +815,7 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
     let mut rng = StdRng::seed_from_u64(seed);
     let (region, plane) = kubevirt::own_with_plane().await;
     let catalogue = catalogue(&region, &plane).await;
-    let arguments = ["run", "--provisioning-seconds=0.5", &catalogue];
-    let operator = Operator::start(&plane, &arguments).await;
+    let operator = Operator::start(&plane, &arguments(&catalogue)).await;
     let tenant = Tenant::with(&plane, &operator, "kills", |spec| {
         spec.rate_limit_per_hour = Some(1_000_000);
     })
@@ -601,13 +835,19 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
         done: AtomicUsize::new(0),
         killed_at: Mutex::new(Instant::now()),
     };
+    world.region.puppet.install_agents(&world.namespace);
+    world.order_network(SHARED_NETWORK).await;
     let begun = Instant::now();
     let mut killed: BTreeMap<String, usize> = BTreeMap::new();
-    let lives = {
+    let (lives, passed) = {
         let world = &world;
         let lives = join_all((0..servers).map(|number| {
             let rng = StdRng::seed_from_u64(rng.random());
             world.live(number, rng)
+        }));
+        let passing = join_all((0..PASSING_NETWORKS).map(|number| {
+            let rng = StdRng::seed_from_u64(rng.random());
+            world.pass_networks(number, rng)
         }));
         let killing = async {
             for round in 0..kills {
@@ -625,7 +865,10 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
             }
             world.is_over.cancel();
         };
-        let working = async { tokio::join!(lives, killing).0 };
+        let working = async {
+            let (lives, passed, ()) = tokio::join!(lives, passing, killing);
+            (lives, passed.into_iter().sum::<usize>())
+        };
         Box::pin(world.watching(working)).await
     };
     // The last one has only what the others have left behind.
@@ -635,8 +878,10 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
     world.watching(world.check(&lives)).await;
     let asked: usize = lives.iter().map(|life| life.asked.len() + 1).sum();
     let boots: usize = world.shown.lock().runs.values().map(BTreeSet::len).sum();
+    let backups: usize = lives.iter().map(|life| life.backed_up).sum();
+    let restored = lives.iter().filter(|life| life.restored.is_some()).count();
     println!(
-        "{kills} kills {killed:?}, {servers} servers, {asked} operations, {boots} power-ons, {:.0?}",
+        "{kills} kills {killed:?}, {servers} servers, {asked} operations, {boots} power-ons, {backups} backups, {restored} servers restored, {passed} networks come and gone, {:.0?}",
         begun.elapsed()
     );
     stellage.operator.stop().await;

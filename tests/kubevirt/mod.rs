@@ -8,6 +8,7 @@
 //! - `namespaces`: those of servers;
 //! - `networks`: private networks;
 //! - `regions`: several regions, one of which is cut off;
+//! - `rights`: that Stellage has the rights there that it uses, and no others;
 //! - `servers`: what becomes of servers;
 //! - `upkeep`: tokens that change, places that are taken, what is left over, and `stellage doctor --test`.
 
@@ -19,5 +20,6 @@ mod namespaces;
 mod networks;
 mod plane;
 mod regions;
+mod rights;
 mod servers;
 mod upkeep;

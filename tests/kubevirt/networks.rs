@@ -44,7 +44,7 @@ const NAD: Place = Place {
     prefix: "nads-",
 };
 /// Namespace of those of the platform team.
-const VLANS: &str = "private-vlans";
+pub(super) const VLANS: &str = "private-vlans";
 
 /// A region, in the one cluster.
 #[derive(Clone, Copy)]
@@ -109,7 +109,7 @@ async fn shared(region: &Region) -> &'static Installation {
 }
 
 /// Makes a NetworkAttachmentDefinition, as the platform team does.
-async fn attach(region: &Region, namespace: &str, name: &str, config: &str) {
+pub(super) async fn attach(region: &Region, namespace: &str, name: &str, config: &str) {
     let attachment = object(json!({
         "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
         "metadata": { "name": name }, "spec": { "config": config },
@@ -157,12 +157,12 @@ impl Case {
         answer.json()["data"]["id"].as_str().unwrap().to_owned()
     }
 
-    async fn is_ready(&self, id: &str) {
+    pub(super) async fn is_ready(&self, id: &str) {
         let shown = async || self.network(id).await;
         eventually("the network to be ready", shown, |shown| shown["ready"] == true).await;
     }
 
-    async fn says(&self, id: &str, message: &str) {
+    pub(super) async fn says(&self, id: &str, message: &str) {
         let shown = async || self.network(id).await;
         let is_said = |shown: &Value| {
             let said = shown["message"].as_str().unwrap_or_default();
@@ -186,14 +186,14 @@ impl Case {
         answer.json()["data"]["private_ip_address"].clone()
     }
 
-    async fn delete_server(&self, id: &str) {
+    pub(super) async fn delete_server(&self, id: &str) {
         let path = format!("/v1/instances/{id}");
         let answer = self.tenant.call(Method::DELETE, &path, None).await;
         assert_eq!(answer.status, StatusCode::NO_CONTENT, "{}", answer.text);
     }
 
     /// Deletes a network as soon as nothing is in it any more.
-    async fn delete_network(&self, id: &str) {
+    pub(super) async fn delete_network(&self, id: &str) {
         let path = format!("/v1/networks/{id}");
         let deleted = async || self.tenant.call(Method::DELETE, &path, None).await.status;
         eventually("the network to be deleted", deleted, |status| {

@@ -11,6 +11,7 @@ use crate::support::{
     kubevirt::{self, puppet::End},
     network::{Mode, Network},
     own_plane,
+    refusals::refusals_in_region,
 };
 use control_plane::Identity;
 
@@ -157,6 +158,9 @@ async fn a_region_that_is_cut_off_holds_up_no_other_costs_no_writes_while_idle_a
     case.settles(quiet, Stopped).await;
     case.act(off, "start", None, Running).await;
     operator.stop().await;
+    let requests = case.region.plane.requests().unwrap();
+    let refused = refusals_in_region(&requests, &[]).unexcused;
+    assert!(refused.is_empty(), "{refused:#?}");
 }
 
 /// Nothing is concluded from a cluster that has never shown a list: its API server answers 404 for every server.

@@ -2,6 +2,10 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -31,6 +35,7 @@ pub enum Mode {
 /// A network between an operator and the API server.
 pub struct Network {
     mode: watch::Sender<Mode>,
+    held: Arc<AtomicUsize>,
     /// The kubeconfig for an operator behind this network.
     pub kubeconfig: PathBuf,
 }
@@ -43,24 +48,37 @@ impl Network {
     /// A network for those who reach the API server with this kubeconfig.
     pub async fn through(plane: &ControlPlane, kubeconfig: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let ours = format!("https://{}", listener.local_addr().unwrap());
+        let address = listener.local_addr().unwrap();
+        let ours = format!("https://{address}");
         let text = std::fs::read_to_string(kubeconfig).unwrap();
         assert!(text.contains(&plane.url()));
-        let kubeconfig = plane.folder().join("through-the-network.kubeconfig");
+        let name = format!("through-{}.kubeconfig", address.port());
+        let kubeconfig = plane.folder().join(name);
         std::fs::write(&kubeconfig, text.replace(&plane.url(), &ours)).unwrap();
         let server = plane.url().strip_prefix("https://").unwrap().to_owned();
         let (mode, seen) = watch::channel(Mode::Open);
+        let held = Arc::<AtomicUsize>::default();
+        let holding = held.clone();
         tokio::spawn(async move {
             loop {
                 let (client, _) = listener.accept().await.unwrap();
                 if *seen.borrow() != Mode::Cut
                     && let Ok(server) = TcpStream::connect(&server).await
                 {
-                    tokio::spawn(forward(client, server, seen.clone()));
+                    tokio::spawn(forward(client, server, seen.clone(), holding.clone()));
                 }
             }
         });
-        Self { mode, kubeconfig }
+        Self {
+            mode,
+            held,
+            kubeconfig,
+        }
+    }
+
+    /// On how many connections something is held.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
     }
 
     pub fn set(&self, mode: Mode) {
@@ -68,7 +86,12 @@ impl Network {
     }
 }
 
-async fn forward(mut client: TcpStream, mut server: TcpStream, mut mode: watch::Receiver<Mode>) {
+async fn forward(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    mut mode: watch::Receiver<Mode>,
+    held: Arc<AtomicUsize>,
+) {
     mode.mark_unchanged();
     let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
     loop {
@@ -87,7 +110,11 @@ async fn forward(mut client: TcpStream, mut server: TcpStream, mut mode: watch::
                     match now {
                         Mode::Slow(delay) => sleep(delay).await,
                         // A mode that was set meanwhile applies to what follows.
-                        Mode::Held => drop(mode.clone().wait_for(|mode| *mode != Mode::Held).await),
+                        Mode::Held => {
+                            held.fetch_add(1, Ordering::Relaxed);
+                            let _ = mode.clone().wait_for(|mode| *mode != Mode::Held).await;
+                            held.fetch_sub(1, Ordering::Relaxed);
+                        }
                         Mode::Open | Mode::Cut | Mode::OldOnesSilent => {}
                     }
                     server.write_all(&up[..count]).await

@@ -116,7 +116,12 @@ async fn serve(
 ) {
     let hear = |what: &'static str| {
         let agents = agents.clone();
-        put(async move |InPath((namespace, _)): InPath<(String, String)>| agents.hear(namespace, what).await)
+        // A body that nobody reads breaks the connection, and virt-api may still be sending it.
+        put(
+            async move |InPath((namespace, _)): InPath<(String, String)>, _: Bytes| {
+                agents.hear(namespace, what).await
+            },
+        )
     };
     let router = Router::new()
         .route(

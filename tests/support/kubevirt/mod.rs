@@ -142,9 +142,20 @@ impl Drop for Region {
 /// The region that all tests of this process share, each with namespaces of its own. Waits for its turn, and starts the region if
 /// this is the first test that needs it.
 pub async fn shared() -> Region {
+    share(Turn::Usual, 1).await
+}
+
+/// Like [`shared`], but waits until no other test is using it, or waiting for it.
+pub async fn shared_at_last() -> Region {
+    share(Turn::Last, MAX_SHARERS).await
+}
+
+static SHARERS: Gate = Gate::new(MAX_SHARERS);
+const MAX_SHARERS: usize = 6;
+
+async fn share(turn: Turn, permits: usize) -> Region {
     static REGION: OnceCell<KubeVirt> = OnceCell::const_new();
-    static SHARERS: Gate = Gate::new(6);
-    let permit = SHARERS.acquire(Turn::Usual, 1).await;
+    let permit = SHARERS.acquire(turn, permits).await;
     Region {
         place: Place::Shared(REGION.get_or_init(KubeVirt::start).await),
         _permit: permit,
