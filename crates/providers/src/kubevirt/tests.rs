@@ -957,7 +957,7 @@ fn row_11_a_lost_start_is_found_and_begun_again() {
 
 #[test]
 fn row_12_a_guest_that_shuts_itself_down_stays_off_also_right_after_its_boot() {
-    assert_eq!(off_cause(&[json!({})]), OffCause::GuestShutdown);
+    assert_eq!(off_cause(&[json!({})], None), OffCause::GuestShutdown);
     // Nobody saw the run of this boot, but virt-controller did.
     let instance = during(&json!({ "kind": "Start" }), Some("Stopped"));
     let over = booted_vm(&instance, &json!({ "status": { "observedGeneration": 3 } }));
