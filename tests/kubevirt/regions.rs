@@ -1,7 +1,6 @@
 //! Several regions in one installation, each with an API server of its own.
 
 use kube::ResourceExt as _;
-use reqwest::Method;
 use resources::InstanceState::{Running, Stopped};
 use serde_json::json;
 
