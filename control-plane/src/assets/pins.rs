@@ -116,7 +116,7 @@ pub(super) const CONTROL_PLANE: Bundle = Bundle {
 };
 
 /// Helm, and what makes volumes and snapshots: external-provisioner, external-snapshotter, and a CSI driver for tests. They need newer
-/// Kubernetes libraries than the servers, the same ones: together they take half as much more time as Helm alone.
+/// Kubernetes libraries than the servers: the same ones, which are compiled once for all of them.
 pub(super) const TOOLS: Bundle = Bundle {
     name: "tools",
     purpose: "Helm, external-provisioner and external-snapshotter (for the tests of the chart and of backups of real servers)",
