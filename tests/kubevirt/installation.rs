@@ -97,6 +97,8 @@ impl Case {
         let case = Self::new(name).await;
         let id = case.create(json!({})).await;
         case.reaches(&id, InstanceState::Running).await;
+        case.shows(&id, "it to run", |shown| shown["status"] == "running")
+            .await;
         (case, id)
     }
 
