@@ -417,6 +417,10 @@ async fn a_region_that_tests_have_shared_has_refused_stellage_and_the_console_ga
     let region = kubevirt::shared_at_last().await;
     let requests = region.plane.requests().unwrap();
     let mut unexcused = refusals_in_region(&requests, &OF_PLATFORM).unexcused;
+    // A test of the doctor lets its accounts read no golden images.
+    unexcused.retain(|request| {
+        !(request.user.contains(":stellage-region-doctor") && request.resource == "datasources")
+    });
     // A test uses its token as a thief would.
     unexcused.retain(|request| {
         (&*request.namespace, &*request.verb, &*request.resource)
