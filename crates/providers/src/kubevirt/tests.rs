@@ -1162,7 +1162,10 @@ fn row_20_a_drain_of_which_only_the_end_was_seen_is_told_by_the_pod_that_is_goin
     assert_eq!(off_cause(&[going], None), Some(OffCause::Interrupted));
     assert_eq!(off_cause(&[], still_there()), Some(OffCause::Interrupted));
     let elsewhere = json!({ "spec": { "nodeName": "n2" } });
-    assert_eq!(off_cause(&[elsewhere], still_there()), Some(OffCause::Interrupted));
+    assert_eq!(
+        off_cause(&[elsewhere], still_there()),
+        Some(OffCause::Interrupted)
+    );
     assert_eq!(off_cause(&[json!({})], None), Some(OffCause::GuestShutdown));
 }
 
