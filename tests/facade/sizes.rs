@@ -215,7 +215,7 @@ async fn of_what_two_replicas_accept_at_the_same_moment_the_leader_makes_no_more
     // Each has room for one of the plan performance, and would have for more instances.
     let vcpu = tenant_of(&replicas[0], "sizes-vcpu", |spec| spec.vcpu_quota = Some(4)).await;
     let memory = tenant_of(&replicas[0], "sizes-memory", |spec| {
-        spec.memory_quota_gb = Some(8)
+        spec.memory_quota_gb = Some(8);
     })
     .await;
     let disk = tenant_of(&replicas[0], "sizes-disk", |spec| spec.disk_quota_gb = Some(160)).await;

@@ -875,7 +875,7 @@ async fn whatever_is_killed_and_when_nothing_happens_twice_and_nothing_is_lost()
     stellage.operator.die(&plane).await;
     stellage.operator = Operator::start(&plane, &stellage.arguments()).await;
     world.tenant.url.clone_from(&stellage.operator.url);
-    world.watching(world.check(&lives)).await;
+    Box::pin(world.watching(world.check(&lives))).await;
     let asked: usize = lives.iter().map(|life| life.asked.len() + 1).sum();
     let boots: usize = world.shown.lock().runs.values().map(BTreeSet::len).sum();
     let backups: usize = lives.iter().map(|life| life.backed_up).sum();
