@@ -3,9 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use control_plane::Identity;
+use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, ResourceExt as _,
-    api::{DynamicObject, ListParams},
+    api::{DeleteParams, DynamicObject, ListParams},
 };
 use reqwest::{Method, StatusCode};
 use resources::InstanceState;
@@ -97,8 +99,6 @@ impl Case {
         let case = Self::new(name).await;
         let id = case.create(json!({})).await;
         case.reaches(&id, InstanceState::Running).await;
-        case.shows(&id, "it to run", |shown| shown["status"] == "running")
-            .await;
         (case, id)
     }
 
@@ -119,8 +119,33 @@ impl Case {
         answer.json()["data"]["id"].as_str().unwrap().to_owned()
     }
 
+    /// Waits until the instance is in this state, and its owner reads that: REST may lag behind what Kubernetes shows.
     pub async fn reaches(&self, id: &str, state: InstanceState) {
         self.tenant.wait_for_state(id, state).await;
+        self.shows(id, state.as_str(), |shown| shown["status"] == state.as_str())
+            .await;
+    }
+
+    /// Waits until CDI cannot fill the disk of a server anew.
+    pub async fn is_sealed(&self, id: &str) {
+        let is_sealed = |instance: Option<&resources::Instance>| {
+            let status = instance.and_then(|instance| instance.status.as_ref());
+            status.is_some_and(|status| status.provider_state.contains_key("sealed"))
+        };
+        self.tenant.wait(id, "the seal of the disk", is_sealed).await;
+    }
+
+    /// Deletes the account, and waits until the namespace of its servers is gone.
+    pub async fn delete_account(&self) {
+        let accounts: Api<resources::Account> = Api::all(self.tenant.kube.clone());
+        accounts
+            .delete(&self.tenant.namespace, &DeleteParams::default())
+            .await
+            .unwrap();
+        let client = self.region.plane.client(Identity::Admin).await.unwrap();
+        let namespaces: Api<Namespace> = Api::all(client);
+        let left = async || namespaces.get_opt(&self.namespace).await.unwrap();
+        eventually("the namespace to go", left, Option::is_none).await;
     }
 
     /// Asks for an action, and waits until the instance is in this state and nothing is in progress.

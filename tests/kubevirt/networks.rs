@@ -175,8 +175,7 @@ impl Case {
     async fn join(&self, place: Place, network: &str) -> String {
         let fields = json!({ "region": place.code, "private_network": network });
         let id = self.create(fields).await;
-        self.shows(&id, "it to run", |shown| shown["status"] == "running")
-            .await;
+        self.reaches(&id, Running).await;
         id
     }
 

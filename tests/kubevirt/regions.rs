@@ -84,11 +84,7 @@ async fn a_region_that_is_cut_off_holds_up_no_other_costs_no_writes_while_idle_a
     case.act(off, "stop", None, Stopped).await;
     let idle = [quiet, off, ends];
     for id in [quiet, ends] {
-        let is_sealed = |instance: Option<&resources::Instance>| {
-            let status = instance.and_then(|instance| instance.status.as_ref());
-            status.is_some_and(|status| status.provider_state.contains_key("sealed"))
-        };
-        case.tenant.wait(id, "the seal of the disk", is_sealed).await;
+        case.is_sealed(id).await;
     }
     case.tenant.wait_for_clear_outboxes().await;
     let (run, rebooted) = (case.run(quiet).await, case.run(busy).await);

@@ -1,6 +1,6 @@
 //! Servers in a region, on KubeVirt's real API server and controller.
 
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Secret};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams},
@@ -223,14 +223,7 @@ async fn a_deleted_server_leaves_nothing_and_neither_does_its_account() {
     assert!(claims.list(&all).await.unwrap().items.is_empty());
     assert!(secrets.list(&all).await.unwrap().items.is_empty());
 
-    let accounts: Api<resources::Account> = Api::all(case.tenant.kube.clone());
-    accounts
-        .delete("kv-gone", &DeleteParams::default())
-        .await
-        .unwrap();
-    let namespaces: Api<Namespace> = Api::all(client);
-    let left = async || namespaces.get_opt(&case.namespace).await.unwrap();
-    eventually("the namespace to go", left, Option::is_none).await;
+    case.delete_account().await;
 }
 
 #[tokio::test]

@@ -64,19 +64,16 @@ fn find<'a>(
     let mut unexcused = Vec::new();
     for request in requests {
         let namespace = &*request.namespace;
-        match (&*request.resource, &*request.verb, &*request.name) {
-            ("namespaces", "delete", _) | ("rolebindings", "deletecollection", _) => {
-                bound.remove(namespace);
-                in_force.remove(namespace);
-            }
-            ("rolebindings", "delete", name) if name == binding => {
-                bound.remove(namespace);
-                in_force.remove(namespace);
-            }
-            ("rolebindings", _, name) if name == binding && request.code == 201 => {
-                bound.insert(namespace);
-            }
-            _ => {}
+        let is_of_binding = request.resource == "rolebindings" && request.name == binding;
+        let is_removed = match (&*request.resource, &*request.verb) {
+            ("namespaces", "delete") | ("rolebindings", "deletecollection") => true,
+            (_, verb) => is_of_binding && verb == "delete",
+        };
+        if is_removed {
+            bound.remove(namespace);
+            in_force.remove(namespace);
+        } else if is_of_binding && request.code == 201 {
+            bound.insert(namespace);
         }
         if !is_user(&request.user) {
             continue;
