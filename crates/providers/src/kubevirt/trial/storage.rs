@@ -1,7 +1,7 @@
 //! A disk that is backed up, deleted and restored, to see whether the snapshots of a region can be relied upon: with the rights and the
 //! kinds of objects of the servers of customers.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use crate::{
         names::{self, BACKUP_UID, DISK, INSTANCE_UID, Server, labels},
         objects::{gibibytes, namespace, role_binding},
         plan::{Action, Answer, Kind, says},
+        slim::PersistentVolumeStatus,
     },
 };
 use domain::catalogue::region::{KubeVirt, Namespaces};
@@ -51,6 +52,10 @@ pub struct StorageTrial {
     pub stage: Stage,
     /// What the cluster said last of why that takes time.
     pub words: Option<String>,
+    /// The PersistentVolumes of the disks that have been deleted, as far as they are not known to be gone.
+    pub volumes: BTreeSet<String>,
+    /// Those that stay, since they have the reclaimPolicy `Retain`.
+    pub retained: BTreeSet<String>,
     shutdown: CancellationToken,
 }
 
@@ -79,6 +84,8 @@ impl StorageTrial {
             account,
             stage: Stage::Disk,
             words: None,
+            volumes: BTreeSet::new(),
+            retained: BTreeSet::new(),
             shutdown,
         })
     }
@@ -112,7 +119,7 @@ impl StorageTrial {
         Ok(())
     }
 
-    /// Deletes all of it, and waits until nothing is left.
+    /// Deletes all of it, and waits until nothing is left but the volumes that the storage is told to keep.
     pub async fn remove(&mut self) {
         loop {
             match self.answer(&look(Kind::Snapshot, &self.server.name)).await {
@@ -262,8 +269,43 @@ impl StorageTrial {
         }
     }
 
-    /// Deletes the disks, and waits until their claims are gone.
+    /// Deletes the disks, and waits until their claims are gone, and then their volumes. A claim may go although its volume cannot be
+    /// deleted, since there is a snapshot of it.
     async fn delete_disks(&mut self) {
+        self.delete_claims().await;
+        while let Some(name) = self.volumes.first().cloned() {
+            if self.is_volume_retained(&name).await {
+                self.retained.insert(name.clone());
+            }
+            self.volumes.remove(&name);
+        }
+    }
+
+    /// Waits until a volume is gone, or the storage is known to keep it.
+    async fn is_volume_retained(&mut self, name: &str) -> bool {
+        let look = look(Kind::PersistentVolume, name);
+        loop {
+            match self.answer(&look).await {
+                Some(Answer::PersistentVolume(volume))
+                    if volume.spec.persistent_volume_reclaim_policy == "Retain" =>
+                {
+                    return true;
+                }
+                Some(Answer::PersistentVolume(volume)) => {
+                    let PersistentVolumeStatus { phase, message } = volume.status;
+                    self.words = Some(format!(
+                        "PersistentVolume {name}: {phase} {}",
+                        message.unwrap_or_default()
+                    ));
+                }
+                Some(Answer::Refused(gone)) if gone.status == 404 => return false,
+                _ => {}
+            }
+            sleep(EVERY).await;
+        }
+    }
+
+    async fn delete_claims(&mut self) {
         let selector = self.server.selector();
         let delete = Action::DeleteAll {
             kind: Kind::DataVolume,
@@ -273,13 +315,21 @@ impl StorageTrial {
             kind: Kind::Claim,
             selector,
         };
+        let mut is_asked = false;
         loop {
-            self.answer(&delete).await;
             match self.answer(&list).await {
-                Some(Answer::Claims(claims)) if claims.is_empty() => return,
+                Some(Answer::Claims(claims)) if claims.is_empty() && is_asked => return,
+                Some(Answer::Claims(claims)) => {
+                    let names = claims.into_iter().filter_map(|claim| claim.spec.volume_name);
+                    self.volumes.extend(names);
+                }
                 // Rights and all else are gone with the namespace.
                 Some(Answer::Refused(gone)) if gone.status == 403 => return,
-                _ => sleep(EVERY).await,
+                _ => {}
+            }
+            self.answer(&delete).await;
+            if std::mem::replace(&mut is_asked, true) {
+                sleep(EVERY).await;
             }
         }
     }
