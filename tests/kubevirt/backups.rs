@@ -39,6 +39,22 @@ impl Case {
         self.region.storage().await
     }
 
+    /// Begins a backup of a server with an agent, which is cut so late that the guest has gone on before.
+    pub(super) async fn back_up_late(&self, server: &str) -> String {
+        self.order(Some(Order::Dawdle)).await;
+        let backup = self.begin_backup(server).await;
+        let age = async || {
+            let all = self.snapshots().await.list(&ListParams::default()).await.unwrap();
+            let made = all.items.first()?.creation_timestamp()?;
+            Some(jiff::Timestamp::now().duration_since(made.0).as_secs())
+        };
+        // Windows goes on after ten seconds.
+        eventually("the guest to go on", age, |age| age.is_some_and(|age| age > 11)).await;
+        assert_eq!(consistency(&self.snapshot().await), "agent");
+        self.order(None).await;
+        backup
+    }
+
     /// What goes wrong from now on with the snapshots of the account's servers.
     async fn order(&self, order: Option<Order>) {
         self.storage().await.order(&self.namespace, order);
@@ -273,17 +289,7 @@ async fn row_45_a_guest_whose_agent_hangs_is_backed_up_as_after_a_power_cut() {
 async fn a_cut_that_comes_when_the_guest_may_have_gone_on_counts_as_after_a_power_cut() {
     let (case, id) = Case::backed("kv-late-cut").await;
     case.install_agent(&id).await;
-    case.order(Some(Order::Dawdle)).await;
-    let backup = case.begin_backup(&id).await;
-    let age = async || {
-        let all = case.snapshots().await.list(&ListParams::default()).await.unwrap();
-        let made = all.items.first()?.creation_timestamp()?;
-        Some(jiff::Timestamp::now().duration_since(made.0).as_secs())
-    };
-    // Windows goes on after ten seconds.
-    eventually("the guest to go on", age, |age| age.is_some_and(|age| age > 11)).await;
-    assert_eq!(consistency(&case.snapshot().await), "agent");
-    case.order(None).await;
+    let backup = case.back_up_late(&id).await;
     assert_eq!(case.ended(&backup).await["status"], "completed");
     assert_eq!(consistency(&case.snapshot().await), "crash");
 }

@@ -179,18 +179,12 @@ impl Puppet {
 
     /// Changes how the guest of a virtual machine behaves, which need not exist yet.
     pub fn order(&self, namespace: &str, vm: &str, change: impl Fn(&mut Guest)) {
-        self.order_all(namespace, [vm], change);
+        self.order_all([(namespace.to_owned(), vm.to_owned())], change);
     }
 
-    /// The same for several virtual machines.
-    pub fn order_all<'a>(
-        &self,
-        namespace: &str,
-        vms: impl IntoIterator<Item = &'a str>,
-        change: impl Fn(&mut Guest),
-    ) {
-        for vm in vms {
-            let key = (namespace.to_owned(), vm.to_owned());
+    /// The same for several virtual machines, each with its namespace.
+    pub fn order_all(&self, vms: impl IntoIterator<Item = (String, String)>, change: impl Fn(&mut Guest)) {
+        for key in vms {
             change(self.stage.guests.lock().entry(key).or_default());
         }
         self.stage.look_again();

@@ -1077,7 +1077,7 @@ impl Planner<'_> {
     }
 
     /// The claims of all disks of the server.
-    fn claims(&self) -> Step<&[ObjectMeta]> {
+    fn claims(&self) -> Step<&[Claim]> {
         let action = Action::List {
             kind: Kind::Claim,
             selector: self.server.selector(),
@@ -1101,6 +1101,7 @@ impl Planner<'_> {
             // A claim that was restored without its DataVolume is a disk, too.
             let claims = self.claims()?.iter();
             disks = claims
+                .map(|claim| &claim.metadata)
                 .filter(|claim| claim.deletion_timestamp.is_none())
                 .collect();
         }
