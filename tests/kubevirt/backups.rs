@@ -153,7 +153,7 @@ impl Case {
     }
 
     /// Finds that a backup of a running server cannot be restored to it, and that it runs on.
-    async fn is_unreadable(&self, server: &str, backup: &Value) {
+    async fn cannot_be_restored(&self, server: &str, backup: &Value) {
         let run = self.run(server).await;
         let restore = json!({ "backup": backup["id"] });
         self.ask(server, "rebuild", Some(&restore)).await;
@@ -355,11 +355,12 @@ async fn row_46_a_storage_that_refuses_is_asked_again_for_five_minutes() {
     let view = case.ended(&stays).await;
     assert_eq!(view["error"]["code"], "snapshot_failed", "{view:#}");
     assert!(!view.to_string().contains("pool"), "{view:#}");
-    // After this refusal external-snapshotter asks again before it deletes: the snapshot might have been made.
+    // The snapshot may have been made, so external-snapshotter asks again before it deletes anything.
     case.order(None).await;
     let left = async || case.snapshots().await.list(&ListParams::default()).await.unwrap();
     // That of the first backup stays.
     eventually("the snapshot to go", left, |left| left.items.len() == 1).await;
+    assert_eq!(case.storage().await.snapshots(&case.namespace).len(), 1);
 }
 
 #[tokio::test]
@@ -372,7 +373,7 @@ async fn row_47_a_backup_whose_snapshot_is_deleted_leaves_the_server_running() {
         .delete(&snapshot, &DeleteParams::default())
         .await
         .unwrap();
-    case.is_unreadable(&id, &backup).await;
+    case.cannot_be_restored(&id, &backup).await;
 }
 
 /// external-snapshotter cuts it anew as long as the disk is there, under the same names.
@@ -381,6 +382,9 @@ async fn row_47_a_backup_whose_data_is_lost_and_cut_anew_is_not_restored() {
     let (case, id) = Case::backed("kv-lost").await;
     let backup = case.back_up(&id).await;
     let lost = case.content().await.unwrap();
+    let cut = lost.data["status"]["creationTime"].as_i64().unwrap();
+    let age = async || jiff::Timestamp::now().as_nanosecond() - i128::from(cut);
+    eventually("another second", age, |age| *age > 2_000_000_000).await;
     case.storage().await.lose(&case.namespace);
     let content = format!("volumesnapshotcontent/{}", lost.name_any());
     let release = r#"--patch={"metadata":{"finalizers":null}}"#;
@@ -392,7 +396,7 @@ async fn row_47_a_backup_whose_data_is_lost_and_cut_anew_is_not_restored() {
         is_another && case.snapshot().await.data["status"]["readyToUse"] == true
     };
     eventually("a new cut", is_anew, |is| *is).await;
-    case.is_unreadable(&id, &backup).await;
+    case.cannot_be_restored(&id, &backup).await;
 }
 
 #[tokio::test]

@@ -109,7 +109,7 @@ impl Storage {
     pub fn order(&self, namespace: &str, order: Option<Order>) {
         let path = self.folder.join("orders").join(namespace);
         let Some(order) = order else {
-            fs::remove_file(path).unwrap();
+            fs::remove_file(path).expect("something was ordered");
             return;
         };
         // At once: the driver may read it at any time.

@@ -837,8 +837,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether the storage still has what was cut for the backup. If that is lost while the disk is there, external-snapshotter cuts the
-    /// disk again under the same names, and leaves the time of the first cut in the VolumeSnapshot.
+    /// Whether the data is that of the first cut. If the content is removed by force and the storage has lost the data as well,
+    /// external-snapshotter cuts the disk again under the same names, and leaves the time of the first cut in the VolumeSnapshot.
     fn is_first_cut(&self, snapshot: &VolumeSnapshot) -> Step<()> {
         let lost = |raw: String| self.failed(Problem::BackupUnreadable, Some(raw));
         let Some(name) = snapshot.status.bound_volume_snapshot_content_name.clone() else {
@@ -847,7 +847,7 @@ impl Planner<'_> {
         let kind = Kind::SnapshotContent;
         let action = Action::Get { kind, name };
         match self.call(action.clone())? {
-            Answer::SnapshotContent(content) if content.cut_at() == snapshot.cut_at() => Ok(()),
+            Answer::SnapshotContent(content) if content.holds(snapshot) => Ok(()),
             Answer::SnapshotContent(_) => Err(lost(
                 "the data of its VolumeSnapshot was lost, and the disk cut again later".to_owned(),
             )),

@@ -586,8 +586,26 @@ impl VolumeSnapshot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct VolumeSnapshotContent {
+    /// Where its data is from.
+    pub spec: SnapshotContentSpec,
     /// What the storage says.
     pub status: SnapshotContentStatus,
+}
+
+/// The used part of a snapshot content's `spec`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SnapshotContentSpec {
+    /// A volume, or a snapshot that was made before.
+    pub source: SnapshotContentSource,
+}
+
+/// The used part of a snapshot content's `spec.source`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SnapshotContentSource {
+    /// The snapshot, if it was made before.
+    pub snapshot_handle: Option<String>,
 }
 
 /// The used part of a snapshot content's `status`.
@@ -599,9 +617,13 @@ pub struct SnapshotContentStatus {
 }
 
 impl VolumeSnapshotContent {
-    /// When it was cut, in seconds since 1970.
-    pub fn cut_at(&self) -> Option<i64> {
-        Some(self.status.creation_time?.div_euclid(1_000_000_000))
+    /// Whether its data is what the snapshot was cut with, not with a later cut. What was imported is never cut again.
+    pub fn holds(&self, snapshot: &VolumeSnapshot) -> bool {
+        let cut_at = self
+            .status
+            .creation_time
+            .map(|nanoseconds| nanoseconds.div_euclid(1_000_000_000));
+        self.spec.source.snapshot_handle.is_some() || cut_at == snapshot.cut_at()
     }
 }
 

@@ -2365,6 +2365,13 @@ fn row_47_a_restore_fills_the_new_disk_from_the_snapshot_and_one_that_is_lost_le
             "80Gi"
         );
         let found = || snapshot("backup-1", ready());
+        let imported = || {
+            let content =
+                json!({ "spec": { "source": { "snapshotHandle": "7" } }, "status": { "creationTime": 1 } });
+            Answer::SnapshotContent(serde_json::from_value(content).unwrap())
+        };
+        let again = after(Some(&place), found(), imported()).action;
+        assert!(matches!(again, Some(Action::Post { .. })), "{again:?}");
         for (restore, found, content) in [
             (None, no_vm(), no_vm()),
             (Some(&place), no_vm(), no_vm()),

@@ -58,7 +58,8 @@ pub(in super::super) async fn run(code: &str, region: &Region, args: &TrialArgs)
         let mut left = format!(
             "not all of it is deleted yet: `kubectl get volumesnapshots,datavolumes,pvc -n {namespace}` in the region's cluster"
         );
-        if let Some(volumes) = joined(&trial.volumes) {
+        let volumes: BTreeSet<String> = trial.volumes.union(&trial.retained).cloned().collect();
+        if let Some(volumes) = joined(&volumes) {
             let _ = write!(left, ", and `kubectl get pv {volumes}`");
         }
         Some(left)
@@ -140,11 +141,13 @@ fn judge(
             check.message
         );
         let fix = format!(
-            "Once you do not need them: `kubectl delete pv {volumes}`, and delete their data in the storage."
+            "Use reclaimPolicy: Delete. Once you do not need the volumes: `kubectl delete pv {volumes}`, and delete their data in the storage."
         );
-        check = match check.outcome {
-            Outcome::Ok => warning(NAME, message, fix),
-            _ => failed(NAME, message, check.fix.unwrap_or(fix)),
+        check = if check.outcome == Outcome::Ok {
+            warning(NAME, message, fix)
+        } else {
+            let first = check.fix.map(|first| format!("{first} "));
+            failed(NAME, message, first.unwrap_or_default() + &fix)
         };
     }
     if let Some(left) = left {

@@ -52,7 +52,7 @@ pub struct StorageTrial {
     pub stage: Stage,
     /// What the cluster said last of why that takes time.
     pub words: Option<String>,
-    /// The PersistentVolumes of the disks that have been deleted, as far as they are not known to be gone.
+    /// The PersistentVolumes of the disks that have been deleted, those that are not known to be gone.
     pub volumes: BTreeSet<String>,
     /// Those that stay, since they have the reclaimPolicy `Retain`.
     pub retained: BTreeSet<String>,
@@ -109,7 +109,8 @@ impl StorageTrial {
         self.make(Kind::Snapshot, snapshot).await?;
         self.ready().await;
         self.enter(Stage::Deletion, &mut tell);
-        self.delete_disks().await;
+        self.delete_claims().await;
+        self.delete_volumes().await?;
         self.enter(Stage::Restore, &mut tell);
         self.ready().await;
         let source = json!({ "snapshot": { "namespace": self.server.namespace, "name": self.server.name } });
@@ -133,21 +134,24 @@ impl StorageTrial {
             }
             sleep(EVERY).await;
         }
-        self.delete_disks().await;
-        if self.settings.namespaces == Namespaces::Existing {
-            return;
-        }
-        loop {
-            let forgotten = self
-                .cluster
-                .forget_account(&self.account, ACCOUNT, Timestamp::now())
-                .await;
-            let is_gone = self.cluster.is_namespace_gone(&self.server.namespace).await;
-            if forgotten.is_ok() && is_gone.unwrap_or_default() {
-                return;
+        self.delete_claims().await;
+        if self.settings.namespaces != Namespaces::Existing {
+            while !self.is_namespace_gone().await {
+                sleep(EVERY).await;
             }
-            sleep(EVERY).await;
         }
+        // Last, since the storage may take long. Without a right to look at them, they stay in `volumes`.
+        let _ = self.delete_volumes().await;
+    }
+
+    /// Deletes the namespace, and returns whether it is gone.
+    async fn is_namespace_gone(&self) -> bool {
+        let forgotten = self
+            .cluster
+            .forget_account(&self.account, ACCOUNT, Timestamp::now())
+            .await;
+        let is_gone = self.cluster.is_namespace_gone(&self.server.namespace).await;
+        forgotten.is_ok() && is_gone.unwrap_or_default()
     }
 
     fn enter(&mut self, stage: Stage, tell: &mut (impl FnMut(Stage) + Send)) {
@@ -269,27 +273,27 @@ impl StorageTrial {
         }
     }
 
-    /// Deletes the disks, and waits until their claims are gone, and then their volumes. A claim may go although its volume cannot be
-    /// deleted, since there is a snapshot of it.
-    async fn delete_disks(&mut self) {
-        self.delete_claims().await;
+    /// Waits until the volumes of the deleted disks are gone. A claim may go although its volume cannot be deleted, since there is a
+    /// snapshot of it.
+    async fn delete_volumes(&mut self) -> Result<(), String> {
         while let Some(name) = self.volumes.first().cloned() {
-            if self.is_volume_retained(&name).await {
+            if self.wait_for_volume(&name).await? {
                 self.retained.insert(name.clone());
             }
             self.volumes.remove(&name);
         }
+        Ok(())
     }
 
-    /// Waits until a volume is gone, or the storage is known to keep it.
-    async fn is_volume_retained(&mut self, name: &str) -> bool {
+    /// Waits until a volume is gone, or the storage is known to keep it. Returns whether it is kept.
+    async fn wait_for_volume(&mut self, name: &str) -> Result<bool, String> {
         let look = look(Kind::PersistentVolume, name);
         loop {
             match self.answer(&look).await {
                 Some(Answer::PersistentVolume(volume))
                     if volume.spec.persistent_volume_reclaim_policy == "Retain" =>
                 {
-                    return true;
+                    return Ok(true);
                 }
                 Some(Answer::PersistentVolume(volume)) => {
                     let PersistentVolumeStatus { phase, message } = volume.status;
@@ -298,7 +302,8 @@ impl StorageTrial {
                         message.unwrap_or_default()
                     ));
                 }
-                Some(Answer::Refused(gone)) if gone.status == 404 => return false,
+                Some(Answer::Refused(gone)) if gone.status == 404 => return Ok(false),
+                Some(Answer::Refused(refusal)) if refusal.status == 403 => return Err(says(&refusal)),
                 _ => {}
             }
             sleep(EVERY).await;
