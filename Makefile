@@ -34,6 +34,7 @@ test: tools browser ## Run all tests, against a real API server
 	@"$(TARGET)/debug/control-plane" helm >/dev/null
 	@"$(TARGET)/debug/control-plane" promtool >/dev/null
 	@"$(TARGET)/debug/control-plane" kubevirt >/dev/null
+	@"$(TARGET)/debug/control-plane" storage >/dev/null
 	@RUST_TEST_THREADS=$${RUST_TEST_THREADS:-48} cargo test --locked --workspace --lib --bins
 	@cargo test --locked --workspace --doc
 	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace --test '*'

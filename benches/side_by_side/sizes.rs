@@ -47,6 +47,8 @@ pub struct Sizes {
     pub ordered_at_once: u64,
     /// Number of servers in the region with many.
     pub servers: u64,
+    /// Number of accounts that have them.
+    pub tenants: u64,
     /// Number of those whose nodes are drained.
     pub drained_servers: u64,
     /// How long a process with many servers in a region is idle before it is measured again.
@@ -79,6 +81,7 @@ impl Sizes {
         ordered: 20,
         ordered_at_once: 100,
         servers: 10_000,
+        tenants: 50,
         drained_servers: 1_000,
         resting: Duration::from_secs(60),
         hostile_events: 1_500,
@@ -107,6 +110,7 @@ impl Sizes {
         ordered: 2,
         ordered_at_once: 4,
         servers: 20,
+        tenants: 3,
         drained_servers: 3,
         resting: Duration::from_secs(2),
         hostile_events: 0,

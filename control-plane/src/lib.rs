@@ -38,7 +38,7 @@ mod servers;
 
 pub use assets::{
     Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, STELLAGE_PROMETHEUS, STELLAGE_PROMTOOL, cache_folder, helm,
-    kinds, kubevirt, prometheus, promtool,
+    kinds, kubevirt, prometheus, promtool, storage,
 };
 pub use credentials::{Identity, write_private};
 pub use daemon::Daemon;

@@ -34,6 +34,9 @@ enum Command {
     Promtool,
     /// Find or build KubeVirt's virt-api and virt-controller, which the tests of real servers need, and print their folder
     Kubevirt,
+    /// Find external-provisioner, external-snapshotter and a CSI driver, which the tests of backups need, or build them with Helm, and print
+    /// their folder
+    Storage,
     /// Start a control plane, run a command against it, stop it, and exit with the command's code
     Exec(exec::Arguments),
     /// Start the local run: a control plane with Stellage, with its files in .run/, until Ctrl-C
@@ -67,6 +70,9 @@ fn main() -> ExitCode {
             .map_err(Failure::from)
             .map(|path| print(&path)),
         Command::Kubevirt => control_plane::kubevirt(say)
+            .map_err(Failure::from)
+            .map(|path| print(&path)),
+        Command::Storage => control_plane::storage(say)
             .map_err(Failure::from)
             .map(|path| print(&path)),
         Command::Exec(arguments) => exec::exec(&arguments),

@@ -29,7 +29,7 @@ use crate::support::kubevirt::entry::{REGION, entry, region_rights_with, write_c
 use crate::{
     support::{
         Operator, OwnPlane, PATIENCE, Tenant, eventually, kubectl,
-        kubevirt::{self, Region, kinds},
+        kubevirt::{self, Region, kinds, storage},
     },
     webhooks::setting,
 };
@@ -795,6 +795,9 @@ async fn catalogue(region: &Region, plane: &OwnPlane) -> String {
     let with_networks = json!({ "privateNetworks": "kubeOvn" });
     let account = region_rights_with(region, "kills", PREFIX, &with_networks).await;
     let mut entry = entry(REGION, &account, "kills", PREFIX);
+    region.storage().await;
+    entry["kubevirt"]["storageClass"] = storage::VOLUMES.into();
+    entry["kubevirt"]["snapshotClass"] = storage::SNAPSHOTS.into();
     entry["kubevirt"]["network"] = json!({
         "profile": "bridge", "attachment": "networks/public", "antiSpoofing": "external",
         "ipv4": [{ "prefix": "10.77.0.0/20", "gateway": "10.77.0.1" }], "nameservers": ["9.9.9.9"],

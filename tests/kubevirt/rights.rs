@@ -7,7 +7,7 @@ use control_plane::{Identity, audit::Request};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams},
 };
 use reqwest::{Method, StatusCode};
 use resources::InstanceState::{Running, Stopped};
@@ -26,7 +26,8 @@ use crate::{
         kubevirt::{
             self, Region,
             entry::{NAMESPACE, REGION, entry, region_rights_with, write_catalogue},
-            puppet::{Boot, End, Snapshots},
+            puppet::{Boot, End},
+            storage,
         },
         own_plane,
         refusals::{is_of_region, refusals_in_region},
@@ -67,6 +68,7 @@ struct Everything {
 impl Everything {
     async fn start() -> Self {
         let region = kubevirt::shared().await;
+        region.storage().await;
         let plane = own_plane().await;
         prepare_platform(&region).await;
         let everything = json!({
@@ -75,6 +77,8 @@ impl Everything {
         let account = region_rights_with(&region, "rights", "rights-", &everything).await;
         let mut main = entry(REGION, &account, "rights", "rights-");
         main["kubevirt"]["podMetrics"] = true.into();
+        main["kubevirt"]["storageClass"] = storage::VOLUMES.into();
+        main["kubevirt"]["snapshotClass"] = storage::SNAPSHOTS.into();
         main["kubevirt"]["images"]["debian-13"]["dataSource"] = format!("{IMAGES}/debian-13").into();
         main["kubevirt"]["network"] = json!({
             "profile": "bridge", "attachment": format!("{NETWORKS}/public"), "antiSpoofing": "external",
@@ -161,38 +165,25 @@ impl Everything {
             .unwrap();
         screen.shows("RFB 003.008\n").await;
         let mut doctor = Command::new(STELLAGE);
-        doctor.args(["doctor", "--region", REGION, "--output", "json", &self.catalogue]);
+        doctor.args(["doctor", "--region", REGION, "--test-storage", "--output", "json"]);
+        doctor.arg(&self.catalogue);
         let output = tokio::task::spawn_blocking(move || doctor.output().unwrap());
         let output = output.await.unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         let report: Value =
             serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
         let mut checks = report["checks"].as_array().unwrap().iter();
-        let rights = checks.find(|check| check["name"] == "rights").unwrap();
-        assert_eq!(rights["outcome"], "ok", "{rights:#}");
+        for name in ["rights", "backups test"] {
+            let check = checks.find(|check| check["name"] == name).unwrap();
+            assert_eq!(check["outcome"], "ok", "{check:#}");
+        }
     }
 
     /// A backup that is cut so late that the guest has gone on before.
     async fn back_up_and_restore(&self, id: &str) {
         let case = &self.case;
         case.install_agent(id).await;
-        case.region.puppet.snapshots(&case.namespace, Snapshots::Cut);
-        let backup = case.begin_backup(id).await;
-        let snapshots = case.snapshots().await;
-        let cut = async || {
-            let all = snapshots.list(&ListParams::default()).await.unwrap().items;
-            all.iter()
-                .any(|snapshot| snapshot.data["status"]["creationTime"].is_string())
-        };
-        eventually("the snapshot to be cut", cut, |cut| *cut).await;
-        let late = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(1);
-        let late = Patch::Merge(json!({ "status": { "creationTime": late } }));
-        let name = case.snapshot().await.name_any();
-        snapshots
-            .patch_status(&name, &PatchParams::default(), &late)
-            .await
-            .unwrap();
-        case.region.puppet.snapshots(&case.namespace, Snapshots::Ready);
+        let backup = case.back_up_late(id).await;
         let view = case.ended(&backup).await;
         assert_eq!(view["status"], "completed", "{view:#}");
         let told = async || case.region.handler.told(&case.namespace);

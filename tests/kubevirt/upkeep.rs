@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Command};
 use control_plane::{Identity, write_private};
 use k8s_openapi::api::{
     authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
-    core::v1::{Namespace, Secret, ServiceAccount},
+    core::v1::{Namespace, PersistentVolume, Secret, ServiceAccount},
     rbac::v1::RoleBinding,
 };
 use kube::{
@@ -21,7 +21,10 @@ use resources::{
 use serde_json::{Value, json};
 
 use super::installation::Case;
-use crate::support::kubevirt::entry::{NAMESPACE, PREFIX, REGION, catalogue};
+use crate::support::kubevirt::{
+    entry::{BACKED, BACKED_PREFIX, NAMESPACE, PREFIX, REGION, catalogue},
+    storage::RETAINED,
+};
 use crate::support::{
     Operator, STELLAGE, Tenant, eventually, kubectl,
     kubevirt::{self, Region, puppet::Import},
@@ -223,14 +226,14 @@ async fn disks_without_a_server_are_listed_as_orphans() {
     assert_eq!(ours, [(&json!("disk"), &json!("late"))]);
 }
 
-/// Runs a test of the doctor, and returns its check, and what it said on the way.
-fn doctor(catalogue: &Path, (flag, name): (&str, &str), more: &[&str]) -> (Value, String) {
+/// Runs a test of the doctor in a region, and returns its check, and what it said on the way.
+fn doctor(catalogue: &Path, (region, flag, name): (&str, &str, &str), more: &[&str]) -> (Value, String) {
     let mut command = Command::new(STELLAGE);
     command
         .args([
             "doctor",
             "--region",
-            REGION,
+            region,
             "--output",
             "json",
             flag,
@@ -247,7 +250,7 @@ fn doctor(catalogue: &Path, (flag, name): (&str, &str), more: &[&str]) -> (Value
     (check.unwrap().clone(), said)
 }
 
-const SERVER: (&str, &str) = ("--test", "server");
+const SERVER: (&str, &str, &str) = (REGION, "--test", "server");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_makes_a_server_says_which_proof_it_saw_and_leaves_nothing() {
@@ -360,11 +363,12 @@ async fn the_doctors_server_is_deleted_after_ctrl_c() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_restores_the_backup_of_a_disk_that_is_deleted_and_leaves_nothing() {
+async fn the_doctor_restores_the_backup_of_a_disk_that_is_deleted_and_says_which_volumes_are_left() {
     let region = kubevirt::shared().await;
     let folder = tempfile::tempdir().unwrap();
     let file = catalogue(&region, "doctor-storage", folder.path()).await;
-    let (check, said) = doctor(&file, ("--test-storage", "backups test"), &[]);
+    region.storage().await;
+    let (check, said) = doctor(&file, (BACKED, "--test-storage", "backups test"), &[]);
     assert_eq!(check["outcome"], "ok", "{check:#}\n{said}");
     let stages = [
         "making a disk",
@@ -375,8 +379,42 @@ async fn the_doctor_restores_the_backup_of_a_disk_that_is_deleted_and_leaves_not
     let at: Vec<_> = stages.iter().map(|stage| said.find(stage)).collect();
     assert!(at.is_sorted() && at.iter().all(Option::is_some), "{said}");
     assert!(said.contains("nothing of it is left"), "{said}");
-    let ours = ListParams::default().labels("stellage.dev/installation=doctor-storage");
+    let ours = ListParams::default().labels("stellage.dev/installation=doctor-storage-backed");
     let client = region.plane.client(Identity::Admin).await.unwrap();
-    let namespaces = Api::<Namespace>::all(client).list(&ours).await.unwrap();
+    let namespaces = Api::<Namespace>::all(client.clone()).list(&ours).await.unwrap();
     assert!(namespaces.items.is_empty(), "{said}");
+    let volumes = Api::<PersistentVolume>::all(client);
+    let left = async || -> Vec<String> {
+        let all = volumes.list(&ListParams::default()).await.unwrap().items;
+        let is_its = |volume: &PersistentVolume| {
+            let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+            let namespace = claim.and_then(|claim| claim.namespace.as_deref());
+            namespace.is_some_and(|namespace| namespace.starts_with(&format!("{BACKED_PREFIX}doctor-")))
+        };
+        all.iter()
+            .filter(|it| is_its(it))
+            .map(ResourceExt::name_any)
+            .collect()
+    };
+    assert!(left().await.is_empty(), "{said}");
+
+    let mut retained: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let regions = retained["regions"].as_array_mut().unwrap();
+    let backed = regions
+        .iter_mut()
+        .find(|region| region["code"] == BACKED)
+        .unwrap();
+    backed["kubevirt"]["storageClass"] = RETAINED.into();
+    fs::write(&file, retained.to_string()).unwrap();
+    let (check, said) = doctor(&file, (BACKED, "--test-storage", "backups test"), &[]);
+    assert_eq!(check["outcome"], "warning", "{check:#}\n{said}");
+    let left = left().await;
+    assert_eq!(left.len(), 2, "{left:?}");
+    for volume in left {
+        let message = check["message"].as_str().unwrap();
+        assert!(
+            message.contains(&volume) && said.contains(&volume),
+            "{check:#}\n{said}"
+        );
+    }
 }

@@ -6,10 +6,11 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use futures::future::try_join_all;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::{Stage, Tenant, collection, kinds, machines};
+use super::{Stage, Tenant, Tenants, collection, kinds, machines};
 use crate::{
     Result,
     convergence::PATIENCE,
@@ -22,6 +23,8 @@ use crate::{
 const WEBHOOKS: &str = "mutatingwebhookconfigurations,validatingwebhookconfigurations";
 /// Label of the objects of a server.
 const INSTANCE_UID: &str = "stellage.dev/instance-uid";
+/// Label with the UID of a server's account.
+const ACCOUNT_ID: &str = "stellage.dev/account-id";
 /// Annotation: CDI does not fill the disk again.
 const SEAL: &str = "cdi.kubevirt.io/storage.prePopulated";
 
@@ -30,6 +33,8 @@ pub struct Original {
     /// Of its Instance, and the beginning of all names.
     pub id: String,
     uid: String,
+    /// UID of its account.
+    account: String,
     /// In an order in which each names only earlier ones by UID. The disk is sealed, so the puppet does not make its claim.
     objects: Vec<Object>,
 }
@@ -60,6 +65,7 @@ impl Original {
         let mut original = Self {
             id: id.to_owned(),
             uid: uid.to_owned(),
+            account: account_of(&machine)?,
             objects: Vec::new(),
         };
         let first = async |collection: &str, selector: &str| -> Result<Value> {
@@ -198,10 +204,32 @@ impl Part {
     }
 }
 
-/// Makes copies until there are so many servers, with their Instances.
+/// The UID of a server's account.
+fn account_of(machine: &Value) -> Result<String> {
+    let account = machine["metadata"]["labels"][ACCOUNT_ID].as_str();
+    Ok(account.ok_or("a virtual machine without its account")?.to_owned())
+}
+
+/// What is replaced in the objects of the original to make them another tenant's.
+async fn theirs(
+    stage: &Stage,
+    first: &Tenant,
+    tenant: &Tenant,
+    original: &Original,
+) -> Result<Vec<(String, String)>> {
+    let path = machines(&tenant.namespace);
+    let list: Value = stage.admin.call("GET", &path, None).await?.json()?;
+    Ok(vec![
+        // Its namespace in the region contains this one's name.
+        (first.account.namespace.clone(), tenant.account.namespace.clone()),
+        (original.account.clone(), account_of(&list["items"][0])?),
+    ])
+}
+
+/// Makes copies until there are so many servers, with their Instances. Each tenant has one already.
 pub async fn make(
     stage: &Stage,
-    tenant: &Tenant,
+    tenants: &Tenants,
     original: &Original,
     instance: &Value,
     count: u64,
@@ -209,23 +237,29 @@ pub async fn make(
     say(&format!(
         "(g) writing copies of a running server until there are {count}"
     ));
+    let first = &tenants.0[0];
     let mut parts: Vec<_> = original
         .objects
         .iter()
         .map(|object| Part::of(object, &stage.admin))
         .collect();
     let instance = Object {
-        collection: objects::collection(&tenant.account.namespace),
+        collection: objects::collection(&first.account.namespace),
         stored: instance.clone(),
         has_status: true,
         is_applied: false,
     };
     parts.push(Part::of(&instance, &stage.cluster.operator));
-    let webhooks = take_admission_away(stage, tenant, original).await?;
-    let (parts, next) = (Arc::new(parts), Arc::new(AtomicU64::new(1)));
+    let whose = tenants
+        .0
+        .iter()
+        .map(|tenant| theirs(stage, first, tenant, original));
+    let whose = Arc::new(try_join_all(whose).await?);
+    let webhooks = take_admission_away(stage, first, original).await?;
+    let (parts, next) = (Arc::new(parts), Arc::new(AtomicU64::new(tenants.first_copy())));
     let mut tasks = JoinSet::new();
     for _ in 0..CONNECTIONS {
-        let (parts, next) = (parts.clone(), next.clone());
+        let (parts, next, whose) = (parts.clone(), next.clone(), whose.clone());
         let (id, uid) = (original.id.clone(), original.uid.clone());
         tasks.spawn(async move {
             let mut connections = Vec::new();
@@ -240,7 +274,8 @@ pub async fn make(
                 if n.is_multiple_of(1_000) {
                     say(&format!("  {n}"));
                 }
-                let replaced = vec![(id.clone(), name(n)), (uid.clone(), uid_of(n))];
+                let mut replaced = whose[usize::try_from(n)? % whose.len()].clone();
+                replaced.extend([(id.clone(), name(n)), (uid.clone(), uid_of(n))]);
                 copy(&parts, &mut connections, replaced).await?;
             }
         });
@@ -248,7 +283,7 @@ pub async fn make(
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
-    give_admission_back(stage, tenant, original, &webhooks).await
+    give_admission_back(stage, first, original, &webhooks).await
 }
 
 /// Name of the n-th copy.
@@ -274,9 +309,10 @@ async fn copy(
         };
         let object = fill(&part.object);
         let body = Some(("application/json", object.as_str()));
-        let created = exchange(connection, &part.target, "POST", &part.collection, body).await?;
+        let collection = fill(&part.collection);
+        let created = exchange(connection, &part.target, "POST", &collection, body).await?;
         if let Some(status) = &part.status {
-            let path = format!("{}/{}/status", part.collection, fill(&part.name));
+            let path = format!("{collection}/{}/status", fill(&part.name));
             let status = fill(status);
             let body = Some(("application/merge-patch+json", status.as_str()));
             exchange(connection, &part.target, "PATCH", &path, body).await?;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::{
-    Stage, Tenant,
+    Stage, Tenants,
     asked::Asked,
     copies::{exchange, name},
     idle::synced,
@@ -46,7 +46,7 @@ const READS_EVERY: Duration = Duration::from_millis(50);
 
 /// Measures it.
 #[expect(clippy::too_many_lines, reason = "one step after another")]
-pub async fn measure(table: &mut Table, stage: &mut Stage, tenant: &Tenant, sizes: &Sizes) -> Result<()> {
+pub async fn measure(table: &mut Table, stage: &mut Stage, tenants: &Tenants, sizes: &Sizes) -> Result<()> {
     say("(g) starting virt-controller with all servers");
     let begun = Instant::now();
     stage.region.start_virt_controller().await;
@@ -67,14 +67,16 @@ pub async fn measure(table: &mut Table, stage: &mut Stage, tenant: &Tenant, size
         stage.cluster.admin.call("POST", &path, body).await?;
     }
     stage.until_quiet(sizes).await?;
-    let seen = Seen::watch(&stage.region, &tenant.namespace).await?;
+    let seen = Seen::watch(&stage.region).await?;
     let wanted = usize::try_from(sizes.servers)?;
     seen.until("all runs", |times| (times.runs.len() == wanted).then_some(()))
         .await?;
     let facade = product.facade(&neighbour.key)?;
     let before = reading(&facade, tokio::time::sleep(sizes.resting / 2)).await?;
 
-    let drained: Vec<String> = (1..=sizes.drained_servers).map(name).collect();
+    let first = tenants.first_copy();
+    let numbers = first..first + sizes.drained_servers;
+    let drained: Vec<String> = numbers.clone().map(name).collect();
     let runs: HashMap<String, String> = seen.look(|times| {
         times
             .runs
@@ -82,20 +84,21 @@ pub async fn measure(table: &mut Table, stage: &mut Stage, tenant: &Tenant, size
             .map(|(name, (uid, _))| (name.clone(), uid.clone()))
             .collect()
     });
-    let names = drained.iter().map(String::as_str);
-    stage.region.puppet.order_all(&tenant.namespace, names, |guest| {
+    let servers = numbers.zip(&drained);
+    let servers = servers.map(|(n, name)| (tenants.of(n).namespace.clone(), name.clone()));
+    stage.region.puppet.order_all(servers, |guest| {
         guest.shutdown_takes = SHUTDOWN;
     });
-    let launchers = launchers(stage, tenant).await?;
+    let launchers = launchers(stage).await?;
     stage.own.take(&stage.cluster.plane)?;
     stage.there.take(&stage.region.plane)?;
     say(&format!("(g) draining {} servers", drained.len()));
     let begun = Instant::now();
     let drain = async {
-        delete(stage, tenant, &drained, &launchers).await?;
+        delete(stage, &drained, &launchers).await?;
         say(&format!("  their Pods are deleted after {:.1?}", begun.elapsed()));
         let started = until_started(&seen, &drained, &runs).await;
-        until_told(&product, tenant, sizes, started.len() == drained.len()).await?;
+        until_told(&product, tenants, sizes, started.len() == drained.len()).await?;
         Result::Ok((started, begun.elapsed()))
     };
     let (sender, mut receiver) = watch::channel(());
@@ -192,33 +195,30 @@ async fn until_settled(stage: &Stage) -> Result<()> {
     Err("virt-controller writes for ever".into())
 }
 
-/// The name of the launcher's Pod of each server.
-async fn launchers(stage: &Stage, tenant: &Tenant) -> Result<HashMap<String, String>> {
-    let path = format!("/api/v1/namespaces/{}/pods", tenant.namespace);
-    let list: Value = stage.admin.call("GET", &path, None).await?.json()?;
+/// The path of the launcher's Pod of each server.
+async fn launchers(stage: &Stage) -> Result<HashMap<String, String>> {
+    let list: Value = stage.admin.call("GET", "/api/v1/pods", None).await?.json()?;
     let pods = list["items"].as_array().into_iter().flatten();
     Ok(pods
         .filter_map(|pod| {
             let metadata = &pod["metadata"];
             let run = metadata["ownerReferences"][0]["name"].as_str()?;
-            Some((run.to_owned(), metadata["name"].as_str()?.to_owned()))
+            let (namespace, name) = (metadata["namespace"].as_str()?, metadata["name"].as_str()?);
+            Some((
+                run.to_owned(),
+                format!("/api/v1/namespaces/{namespace}/pods/{name}"),
+            ))
         })
         .collect())
 }
 
 /// Deletes the Pods, as the eviction of a drain does.
-async fn delete(
-    stage: &Stage,
-    tenant: &Tenant,
-    drained: &[String],
-    launchers: &HashMap<String, String>,
-) -> Result<()> {
+async fn delete(stage: &Stage, drained: &[String], launchers: &HashMap<String, String>) -> Result<()> {
     let workers = (0..CONNECTIONS).map(async |worker| {
         let mut connection = stage.admin.connect().await?;
         for name in drained.iter().skip(worker).step_by(CONNECTIONS) {
-            let pod = launchers.get(name).ok_or_else(|| format!("{name} has no Pod"))?;
-            let path = format!("/api/v1/namespaces/{}/pods/{pod}", tenant.namespace);
-            exchange(&mut connection, &stage.admin, "DELETE", &path, None).await?;
+            let path = launchers.get(name).ok_or_else(|| format!("{name} has no Pod"))?;
+            exchange(&mut connection, &stage.admin, "DELETE", path, None).await?;
         }
         Result::Ok(())
     });
@@ -248,12 +248,17 @@ async fn until_started(seen: &Seen, drained: &[String], before: &HashMap<String,
 }
 
 /// Waits until REST shows all servers as running, if they are.
-async fn until_told(product: &Product, tenant: &Tenant, sizes: &Sizes, are_all_started: bool) -> Result<()> {
+async fn until_told(
+    product: &Product,
+    tenants: &Tenants,
+    sizes: &Sizes,
+    are_all_started: bool,
+) -> Result<()> {
     let begun = Instant::now();
     loop {
-        let running = tenant.count(product, Some("running")).await?;
+        let running = tenants.count(product, Some("running")).await?;
         if running == sizes.servers || !are_all_started {
-            let stopped = tenant.count(product, Some("stopped")).await?;
+            let stopped = tenants.count(product, Some("stopped")).await?;
             say(&format!("  REST: {running} running, {stopped} stopped"));
             return Ok(());
         }

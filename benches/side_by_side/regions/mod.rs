@@ -29,6 +29,7 @@ use crate::{
     account::Account,
     cluster::{Cluster, STELLAGE},
     convergence::{self, PATIENCE},
+    objects,
     processes::resident_mib,
     product::Product,
     say,
@@ -61,12 +62,15 @@ struct Stage {
     arguments: Vec<String>,
 }
 
-/// The account whose servers are in the region.
+/// An account with servers in the region.
 struct Tenant {
     account: Account,
     /// Namespace of its servers.
     namespace: String,
 }
+
+/// The accounts among whom many servers are dealt out: the copy with number n is the (n mod their number)-th one's.
+struct Tenants(Vec<Tenant>);
 
 impl Stage {
     async fn start() -> Result<Self> {
@@ -108,8 +112,8 @@ impl Stage {
 }
 
 impl Tenant {
-    async fn create(stage: &Stage, product: &Product) -> Result<Self> {
-        let account = Account::create(&stage.cluster, product).await?;
+    async fn create(stage: &Stage, product: &Product, name: &str) -> Result<Self> {
+        let account = Account::named(&stage.cluster, product, name).await?;
         let namespace = format!("{PREFIX}{}", account.namespace);
         let facade = product.facade(&account.key)?;
         let mut connection = facade.connect().await?;
@@ -170,22 +174,62 @@ impl Tenant {
     }
 }
 
+impl Tenants {
+    /// Others beside the first one, each with a server, by which Stellage has made its namespace in the region.
+    async fn others(first: Tenant, stage: &Stage, product: &Product, sizes: &Sizes) -> Result<Self> {
+        say(&format!(
+            "(g) making {} accounts with a server each",
+            sizes.tenants
+        ));
+        let mut tenants = vec![first];
+        for n in 1..sizes.tenants {
+            let tenant = Tenant::create(stage, product, &objects::name("tenant", n)).await?;
+            let facade = product.facade(&tenant.account.key)?;
+            let mut connection = facade.connect().await?;
+            let id = tenant.order(&facade, &mut connection).await?;
+            tenant.shows(product, &mut connection, &id, "running").await?;
+            overhead::until_sealed(stage, product, &tenant, &id).await?;
+            tenants.push(tenant);
+        }
+        stage.until_quiet(sizes).await?;
+        Ok(Self(tenants))
+    }
+
+    /// Number of the first copy: each has a server that is none.
+    const fn first_copy(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    /// Whose the copy with this number is.
+    fn of(&self, n: u64) -> &Tenant {
+        let count = self.0.len();
+        &self.0[usize::try_from(n).map_or(0, |n| n % count)]
+    }
+
+    /// Number of instances, all or those in a state.
+    async fn count(&self, product: &Product, state: Option<&str>) -> Result<u64> {
+        let counts = self.0.iter().map(|tenant| tenant.count(product, state));
+        Ok(futures::future::try_join_all(counts).await?.iter().sum())
+    }
+}
+
 /// Measures everything.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let mut stage = Stage::start().await?;
     let mut product = stage.product().await?;
-    let tenant = Tenant::create(&stage, &product).await?;
-    let seen = Seen::watch(&stage.region, &tenant.namespace).await?;
+    let tenant = Tenant::create(&stage, &product, "bench").await?;
+    let seen = Seen::watch(&stage.region).await?;
     let original = overhead::measure(table, &mut stage, &product, &tenant, &seen, sizes).await?;
     let instance = original.instance(&stage, &tenant).await?;
-    product.stop().await?;
     drop(seen);
+    let tenants = Tenants::others(tenant, &stage, &product, sizes).await?;
+    product.stop().await?;
 
     stage.region.kill_virt_controller();
-    copies::make(&stage, &tenant, &original, &instance, sizes.servers).await?;
+    copies::make(&stage, &tenants, &original, &instance, sizes.servers).await?;
     stage.say_memory()?;
     idle::measure(table, &mut stage, sizes).await?;
-    drain::measure(table, &mut stage, &tenant, sizes).await?;
+    drain::measure(table, &mut stage, &tenants, sizes).await?;
     stage.cluster.stop().await
 }
 

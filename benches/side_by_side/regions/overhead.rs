@@ -138,7 +138,7 @@ fn forget(stage: &mut Stage) -> Result<()> {
 }
 
 /// Waits until the disk is sealed, which is the last that Stellage does for a new server.
-async fn until_sealed(stage: &Stage, product: &Product, tenant: &Tenant, id: &str) -> Result<()> {
+pub async fn until_sealed(stage: &Stage, product: &Product, tenant: &Tenant, id: &str) -> Result<()> {
     let path = format!("{}/{id}", crate::objects::collection(&tenant.account.namespace));
     product
         .until(PATIENCE, "the disk to be sealed", async || {

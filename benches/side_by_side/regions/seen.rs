@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use control_plane::Identity;
 use futures::{Stream, StreamExt as _};
 use kube::{
     Api, ResourceExt as _,
@@ -23,7 +24,7 @@ use crate::{
 
 const POLL_EVERY: Duration = Duration::from_millis(1);
 
-/// What is seen of the virtual machines of a namespace, until it is dropped.
+/// What is seen of the virtual machines, until it is dropped.
 pub struct Seen {
     times: Arc<Mutex<Times>>,
     _tasks: JoinSet<()>,
@@ -40,12 +41,12 @@ pub struct Times {
 
 impl Seen {
     /// Begins to watch.
-    pub async fn watch(region: &KubeVirt, namespace: &str) -> Result<Self> {
+    pub async fn watch(region: &KubeVirt) -> Result<Self> {
         let times = Arc::<Mutex<Times>>::default();
         let mut tasks = JoinSet::new();
         let (machines, runs) = (
-            changes(region, namespace, &kinds::VM).await,
-            changes(region, namespace, &kinds::RUN).await,
+            changes(region, &kinds::VM).await?,
+            changes(region, &kinds::RUN).await?,
         );
         let noted = times.clone();
         tasks.spawn(machines.for_each(move |machine| {
@@ -91,13 +92,13 @@ impl Seen {
 /// The objects of a kind, each time that they change.
 async fn changes(
     region: &KubeVirt,
-    namespace: &str,
     kind: &ApiResource,
-) -> impl Stream<Item = DynamicObject> + Send + use<> {
-    let api: Api<DynamicObject> = region.api(kind, namespace).await;
+) -> Result<impl Stream<Item = DynamicObject> + Send + use<>> {
+    let client = region.plane.client(Identity::Admin).await?;
+    let api: Api<DynamicObject> = Api::all_with(client, kind);
     let events = watcher(api, watcher::Config::default()).default_backoff();
-    events
+    Ok(events
         .applied_objects()
         .filter_map(async |object| object.ok())
-        .boxed()
+        .boxed())
 }

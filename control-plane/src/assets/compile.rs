@@ -37,9 +37,10 @@ pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Resul
         fs::create_dir(folder).map_err(Error::file("create", folder))?;
     }
     let files = [("go.mod", bundle.go_mod), ("go.sum", bundle.go_sum)];
-    let main_go = bundle.main_go.map(|(source, _)| ("main.go", source));
-    for (name, text) in files.into_iter().chain(main_go) {
+    for (name, text) in files.iter().chain(bundle.sources) {
         let path = modules.join(name);
+        let folder = path.parent().unwrap_or(&modules);
+        fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
         fs::write(&path, text).map_err(Error::file("write", path))?;
     }
     let go = || {
@@ -59,7 +60,7 @@ pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Resul
     };
     let started = Instant::now();
     let log = work.path().join("log");
-    let all = bundle.binaries.len() + usize::from(bundle.main_go.is_some());
+    let all = bundle.binaries.len() + usize::from(bundle.prints.is_some());
     let mut position = 0;
     let mut run = |what, command: Command, output: Option<File>| {
         position += 1;
@@ -84,11 +85,11 @@ pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Resul
             .arg(package);
         run(binary, command, None)?;
     }
-    if let Some((_, file)) = bundle.main_go {
+    if let Some((package, file)) = bundle.prints {
         let path = binaries.join(file);
         let output = File::create(&path).map_err(Error::file("create", path))?;
         let mut command = go();
-        command.args(["run", "-trimpath", "."]);
+        command.args(["run", "-trimpath", package]);
         run(file, command, Some(output))?;
     }
     fs::rename(&binaries, target).map_err(Error::file("create", target))?;

@@ -5,8 +5,8 @@
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
 //!
-//! Helm, Prometheus, KubeVirt's servers and the kinds beside these, which only tests need, are built in the same way: [`helm`],
-//! [`promtool`], [`prometheus`], [`kubevirt`], [`kinds`].
+//! Helm, Prometheus, KubeVirt's servers, those of CSI and the kinds beside these, which only tests need, are built in the same way:
+//! [`helm`], [`promtool`], [`prometheus`], [`kubevirt`], [`storage`], [`kinds`].
 
 mod compile;
 mod download;
@@ -103,9 +103,9 @@ impl Assets {
 /// The environment variable that names a Helm 4 program to use instead of building one.
 pub const STELLAGE_HELM: &str = "STELLAGE_HELM";
 
-/// Finds Helm, or builds it, which takes about four minutes on two cores and calls `say` with lines of progress. Blocks.
+/// Finds Helm, or builds it and [`storage`], which takes about five minutes on two cores and calls `say` with lines of progress. Blocks.
 pub fn helm(say: impl Fn(&str)) -> Result<PathBuf, Error> {
-    named_or_cached(STELLAGE_HELM, &pins::HELM, "helm", &say)
+    named_or_cached(STELLAGE_HELM, &pins::TOOLS, "helm", &say)
 }
 
 /// The environment variable that names a promtool program of Prometheus 3 to use instead of building one.
@@ -134,6 +134,12 @@ pub fn kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
 /// with them. Blocks.
 pub fn kinds(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     Ok(cached(&pins::KINDS, &say)?.join("kinds.yaml"))
+}
+
+/// Finds what makes volumes and snapshots, or builds it with [`helm`]. Returns the folder with external-provisioner's `csi-provisioner`,
+/// external-snapshotter's `csi-snapshotter` and `snapshot-controller`, and `csi-driver`, a driver for tests. Blocks.
+pub fn storage(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    cached(&pins::TOOLS, &say)
 }
 
 /// The program that `variable` names, otherwise the one in a bundle.

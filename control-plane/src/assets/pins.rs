@@ -53,8 +53,10 @@ pub(super) struct Bundle {
     pub(super) disk_gb: u64,
     pub(super) go_mod: &'static str,
     pub(super) go_sum: &'static str,
-    /// The module's own `main.go`, and the file beside the programs that its output is written to.
-    pub(super) main_go: Option<(&'static str, &'static str)>,
+    /// Paths and texts of programs of its own, beside `go.mod`.
+    pub(super) sources: &'static [(&'static str, &'static str)],
+    /// The package of one of them, and the file beside the programs that its output is written to.
+    pub(super) prints: Option<(&'static str, &'static str)>,
     /// Each program and its package.
     pub(super) binaries: &'static [(&'static str, &'static str)],
     /// Downloads for all of them, in the same order, as an alternative to building; empty if there are none.
@@ -74,7 +76,8 @@ pub(super) const CONTROL_PLANE: Bundle = Bundle {
     disk_gb: 6,
     go_mod: include_str!("../../modules/go.mod"),
     go_sum: include_str!("../../modules/go.sum"),
-    main_go: None,
+    sources: &[],
+    prints: None,
     binaries: &[
         ("etcd", "go.etcd.io/etcd/server/v3"),
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -112,17 +115,34 @@ pub(super) const CONTROL_PLANE: Bundle = Bundle {
     versioned: Some("k8s.io/kubernetes"),
 };
 
-/// Helm, which needs newer Kubernetes libraries than the servers.
-pub(super) const HELM: Bundle = Bundle {
-    name: "helm",
-    purpose: "Helm (for the tests of the chart)",
-    takes: "about four minutes",
-    instead: Some("STELLAGE_HELM to a program of Helm 4"),
+/// Helm, and what makes volumes and snapshots: external-provisioner, external-snapshotter, and a CSI driver for tests. They need newer
+/// Kubernetes libraries than the servers: the same ones, which are compiled once for all of them.
+pub(super) const TOOLS: Bundle = Bundle {
+    name: "tools",
+    purpose: "Helm, external-provisioner and external-snapshotter (for the tests of the chart and of backups of real servers)",
+    takes: "about five minutes",
+    instead: Some("STELLAGE_HELM to a program of Helm 4 where only that is needed"),
     disk_gb: 6,
-    go_mod: include_str!("../../helm/go.mod"),
-    go_sum: include_str!("../../helm/go.sum"),
-    main_go: None,
-    binaries: &[("helm", "helm.sh/helm/v4/cmd/helm")],
+    go_mod: include_str!("../../tools/go.mod"),
+    go_sum: include_str!("../../tools/go.sum"),
+    sources: &[("driver/main.go", include_str!("../../tools/driver/main.go"))],
+    prints: None,
+    binaries: &[
+        ("csi-driver", "./driver"),
+        ("helm", "helm.sh/helm/v4/cmd/helm"),
+        (
+            "csi-provisioner",
+            "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
+        ),
+        (
+            "csi-snapshotter",
+            "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
+        ),
+        (
+            "snapshot-controller",
+            "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
+        ),
+    ],
     downloads: &[],
     tags: "",
     versioned: None,
@@ -137,7 +157,8 @@ pub(super) const PROMTOOL: Bundle = Bundle {
     disk_gb: 6,
     go_mod: include_str!("../../promtool/go.mod"),
     go_sum: include_str!("../../promtool/go.sum"),
-    main_go: None,
+    sources: &[],
+    prints: None,
     binaries: &[
         ("promtool", "github.com/prometheus/prometheus/cmd/promtool"),
         ("prometheus", "github.com/prometheus/prometheus/cmd/prometheus"),
@@ -156,7 +177,8 @@ pub(super) const KUBEVIRT: Bundle = Bundle {
     disk_gb: 4,
     go_mod: include_str!("../../kubevirt/go.mod"),
     go_sum: include_str!("../../kubevirt/go.sum"),
-    main_go: Some((include_str!("../../kubevirt/main.go"), "kubevirt.json")),
+    sources: &[("main.go", include_str!("../../kubevirt/main.go"))],
+    prints: Some((".", "kubevirt.json")),
     binaries: &[
         ("virt-api", "kubevirt.io/kubevirt/cmd/virt-api"),
         ("virt-controller", "kubevirt.io/kubevirt/cmd/virt-controller"),
@@ -176,7 +198,8 @@ pub(super) const KINDS: Bundle = Bundle {
     disk_gb: 1,
     go_mod: include_str!("../../kinds/go.mod"),
     go_sum: include_str!("../../kinds/go.sum"),
-    main_go: Some((include_str!("../../kinds/main.go"), "kinds.yaml")),
+    sources: &[("main.go", include_str!("../../kinds/main.go"))],
+    prints: Some((".", "kinds.yaml")),
     binaries: &[],
     downloads: &[],
     tags: "",
@@ -218,7 +241,7 @@ impl Bundle {
     pub(super) fn key(&self) -> String {
         let mut packages: Vec<&str> = self.binaries.iter().map(|(_, package)| *package).collect();
         packages.extend((!self.tags.is_empty()).then_some(self.tags));
-        packages.extend(self.main_go.map(|(source, _)| source));
+        packages.extend(self.sources.iter().map(|(_, source)| *source));
         let digest = Sha256::digest(
             [
                 self.go_mod,
@@ -251,12 +274,12 @@ mod tests {
                 .linker_flags()
                 .ends_with(CONTROL_PLANE.version_of("k8s.io/kubernetes"))
         );
-        assert_eq!(HELM.linker_flags(), "-s -w");
-        for bundle in [CONTROL_PLANE, HELM, PROMTOOL, KUBEVIRT, KINDS] {
+        assert_eq!(TOOLS.linker_flags(), "-s -w");
+        for bundle in [CONTROL_PLANE, TOOLS, PROMTOOL, KUBEVIRT, KINDS] {
             assert!(bundle.go_version().starts_with("1."));
             assert_eq!(bundle.key().len(), 12);
         }
-        assert_ne!(CONTROL_PLANE.key(), HELM.key());
-        assert_ne!(HELM.key(), PROMTOOL.key());
+        assert_ne!(CONTROL_PLANE.key(), TOOLS.key());
+        assert_ne!(TOOLS.key(), PROMTOOL.key());
     }
 }

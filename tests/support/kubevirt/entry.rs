@@ -6,14 +6,15 @@ use serde_json::{Value, json};
 
 use super::{
     super::{helm::install_region, kubectl},
-    KubeVirt,
+    KubeVirt, storage,
 };
 
-/// The region that the catalogue maps to KubeVirt; `nl-ams-1` beside it is simulated.
+/// The region that the catalogue maps to KubeVirt; `nl-ams-1` beside it is simulated. It has no class of snapshots.
 pub const REGION: &str = "de-fra-1";
-/// Another one in the same cluster, which has no class of snapshots.
-pub const BARE: &str = "de-ber-1";
-const BARE_PREFIX: &str = "bare-";
+/// Another one in the same cluster, whose storage makes snapshots: [`KubeVirt::storage`] starts it.
+pub const BACKED: &str = "de-ber-1";
+/// What the names of the namespaces of its servers begin with.
+pub const BACKED_PREFIX: &str = "backed-";
 /// What the names of the namespaces of servers begin with.
 pub const PREFIX: &str = "real-";
 /// Namespace of its service account in the region.
@@ -22,14 +23,15 @@ pub const NAMESPACE: &str = "stellage";
 /// Writes a catalogue with the regions.
 pub async fn catalogue(region: &KubeVirt, installation: &str, folder: &Path) -> PathBuf {
     let account = region_rights(region, installation, PREFIX).await;
-    let of_bare = format!("{installation}-bare");
-    let rights = region_rights(region, &of_bare, BARE_PREFIX).await;
-    let mut bare = entry(BARE, &rights, &of_bare, BARE_PREFIX);
-    bare["kubevirt"]["snapshotClass"].take();
+    let of_backed = format!("{installation}-backed");
+    let rights = region_rights(region, &of_backed, BACKED_PREFIX).await;
+    let mut backed = entry(BACKED, &rights, &of_backed, BACKED_PREFIX);
+    backed["kubevirt"]["storageClass"] = storage::VOLUMES.into();
+    backed["kubevirt"]["snapshotClass"] = storage::SNAPSHOTS.into();
     let regions = [
         json!("nl-ams-1"),
         entry(REGION, &account, installation, PREFIX),
-        bare,
+        backed,
     ];
     write_catalogue(&regions, folder)
 }
@@ -43,7 +45,6 @@ pub fn entry(code: &str, kubeconfig: &Path, installation: &str, prefix: &str) ->
             "installation": installation,
             "namespacePrefix": prefix,
             "storageClass": "disks",
-            "snapshotClass": "snapshots",
             "images": {
                 "debian-13": { "dataSource": "images/debian-13", "user": "debian" },
                 "broken-1": { "http": "https://images.example.com/broken.qcow2", "user": "root" },
@@ -86,15 +87,11 @@ pub async fn region_rights_with(
     for (name, value) in further.as_object().unwrap() {
         values[name] = value.clone();
     }
-    let class = json!({
+    let played = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "disks" },
         "provisioner": "example.com/disks", "allowVolumeExpansion": true,
     });
-    let snapshots = json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass", "metadata": { "name": "snapshots" },
-        "driver": "example.com/disks", "deletionPolicy": "Delete",
-    });
-    for class in [class, snapshots] {
+    for class in storage::classes().into_iter().chain([played]) {
         let apply = ["apply", "--server-side", "-f", "-"];
         kubectl(&region.plane, &apply, Some(&class.to_string())).unwrap();
     }

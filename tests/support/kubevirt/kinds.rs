@@ -28,4 +28,5 @@ kinds! {
     SUBNET = "kubeovn.io" "v1" "Subnet";
     /// The data of a backup.
     SNAPSHOT = "snapshot.storage.k8s.io" "v1" "VolumeSnapshot";
+    SNAPSHOT_CONTENT = "snapshot.storage.k8s.io" "v1" "VolumeSnapshotContent";
 }

@@ -1,6 +1,6 @@
 //! KubeVirt without a node: its own API server and controller, with its kinds, admission and aggregated API, on a control plane;
-//! [`puppet`] plays the node, the importer of disks and the storage; [`handler`] plays virt-handler where it is asked for consoles, and to
-//! freeze guests.
+//! [`puppet`] plays the node, the importer of disks and storage without snapshots; [`handler`] plays virt-handler where it is asked for
+//! consoles, and to freeze guests. [`storage`], with snapshots, is real but for its driver, and is started by the tests that need it.
 //!
 //! ```ignore
 //! let kubevirt = kubevirt::shared().await;
@@ -13,6 +13,7 @@ pub mod entry;
 pub mod handler;
 pub mod kinds;
 pub mod puppet;
+pub mod storage;
 
 use std::{
     ops::Deref,
@@ -36,7 +37,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use self::{handler::Handler, puppet::Puppet};
+use self::{handler::Handler, puppet::Puppet, storage::Storage};
 use super::{
     OwnPlane, eventually,
     gate::{Gate, Permit, Turn},
@@ -57,6 +58,7 @@ const PORT_ATTEMPTS: u32 = 5;
 pub struct KubeVirt {
     // The order of the fields is the order of dropping.
     pub puppet: Puppet,
+    storage: OnceCell<Storage>,
     virt_controller: Server,
     virt_api: Server,
     pub handler: Handler,
@@ -210,8 +212,10 @@ impl KubeVirt {
             .apiserver_arg("--requestheader-extra-headers-prefix=X-Remote-Extra-")
             .apiserver_arg(format!("--proxy-client-cert-file={}", file("client.pem")))
             .apiserver_arg(format!("--proxy-client-key-file={}", file("client.key")))
-            // It keeps a claim as long as a Pod uses it.
-            .controller_manager_arg("--controllers=persistentvolumeclaim-protection-controller")
+            // They keep a claim as long as a Pod uses it, and a volume as long as it has a claim.
+            .controller_manager_arg(
+                "--controllers=persistentvolumeclaim-protection-controller,persistentvolume-protection-controller",
+            )
             .start()
             .await
             .unwrap();
@@ -224,6 +228,7 @@ impl KubeVirt {
         );
         let mut region = Self {
             puppet,
+            storage: OnceCell::new(),
             virt_controller: Server::new("virt-controller"),
             virt_api: Server::new("virt-api"),
             handler: Handler::start(&certificates),
@@ -383,11 +388,19 @@ impl KubeVirt {
         self.plane.pids().into_iter().chain(own).collect()
     }
 
+    /// Storage with snapshots. The first test that asks for it starts it.
+    pub async fn storage(&self) -> &Storage {
+        self.storage.get_or_init(|| Storage::start(&self.plane)).await
+    }
+
     /// Fails the test if a server has ended by itself.
     pub fn assert_runs(&self) {
         self.plane.check().unwrap();
         self.virt_api.assert_runs();
         self.virt_controller.assert_runs();
+        if let Some(storage) = self.storage.get() {
+            storage.assert_runs();
+        }
     }
 
     /// A kubeconfig of a service account, which must exist.

@@ -1,11 +1,11 @@
 //! Plays what a cluster has around KubeVirt's servers: the node with its kubelet and virt-handler ([`guests`]), and the importer of
-//! disks with the storage ([`disks`]), what makes its snapshots ([`snapshots`]), and kube-ovn ([`networks`]). Everything happens at once, and well, unless a test has
-//! ordered otherwise.
+//! disks with storage that has no snapshots ([`disks`]), what binds the volumes of [`storage`](super::storage) ([`volumes`]), and kube-ovn
+//! ([`networks`]). Everything happens at once, and well, unless a test has ordered otherwise.
 
 mod disks;
 mod guests;
 mod networks;
-mod snapshots;
+mod volumes;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +17,7 @@ use std::{
 
 use futures::{StreamExt as _, channel::mpsc, future::join5};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::{
     Api, Client, Config,
     api::{DynamicObject, Patch, PatchParams, PostParams},
@@ -25,7 +25,7 @@ use kube::{
     runtime::{
         WatchStreamExt as _,
         controller::{Action, Controller},
-        reflector::{self, Store},
+        reflector::{self, ObjectRef, Store},
         watcher,
     },
 };
@@ -107,19 +107,6 @@ pub enum Import {
     ExceedsQuota,
 }
 
-/// What becomes of the snapshots of a namespace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Snapshots {
-    #[default]
-    Ready,
-    /// They are cut, but never ready.
-    Cut,
-    /// Their data is lost.
-    Lost,
-    /// The storage keeps those that are deleted.
-    Held,
-}
-
 /// The puppet, on a thread of its own, which ends when this is dropped.
 pub struct Puppet {
     stage: Arc<Stage>,
@@ -132,7 +119,6 @@ pub struct Puppet {
 struct Stage {
     guests: Mutex<HashMap<(String, String), Guest>>,
     imports: Mutex<HashMap<String, Import>>,
-    snapshots: Mutex<HashMap<String, Snapshots>>,
     /// Namespaces in which claims are not enlarged.
     not_growing: Mutex<HashSet<String>>,
     /// The namespaces whose guests have an agent.
@@ -155,7 +141,7 @@ impl Puppet {
     /// Starts it with the kubeconfigs of an administrator, and of virt-handler.
     pub fn start(admin: PathBuf, handler: PathBuf) -> Self {
         let stage = Arc::new(Stage::default());
-        let (guests, disks, snapshots) = (stage.listen(), stage.listen(), stage.listen());
+        let (guests, disks) = (stage.listen(), stage.listen());
         let stop = CancellationToken::new();
         let (playing, stopped) = (stage.clone(), stop.clone());
         // A test's runtime ends with the test, but the puppet plays for all of them.
@@ -177,7 +163,7 @@ impl Puppet {
                     heartbeat(context.client.clone()),
                     play_guests(context.clone(), writer, guests),
                     play_disks(context.clone(), disks),
-                    play_snapshots(context.clone(), snapshots),
+                    play_volumes(context.clone()),
                     play_networks(context),
                 );
                 stopped.run_until_cancelled(Box::pin(play)).await;
@@ -193,18 +179,12 @@ impl Puppet {
 
     /// Changes how the guest of a virtual machine behaves, which need not exist yet.
     pub fn order(&self, namespace: &str, vm: &str, change: impl Fn(&mut Guest)) {
-        self.order_all(namespace, [vm], change);
+        self.order_all([(namespace.to_owned(), vm.to_owned())], change);
     }
 
-    /// The same for several virtual machines.
-    pub fn order_all<'a>(
-        &self,
-        namespace: &str,
-        vms: impl IntoIterator<Item = &'a str>,
-        change: impl Fn(&mut Guest),
-    ) {
-        for vm in vms {
-            let key = (namespace.to_owned(), vm.to_owned());
+    /// The same for several virtual machines, each with its namespace.
+    pub fn order_all(&self, vms: impl IntoIterator<Item = (String, String)>, change: impl Fn(&mut Guest)) {
+        for key in vms {
             change(self.stage.guests.lock().entry(key).or_default());
         }
         self.stage.look_again();
@@ -219,17 +199,6 @@ impl Puppet {
     /// Changes how the disks of a namespace are filled, except for those that are.
     pub fn import(&self, namespace: &str, import: Import) {
         self.stage.imports.lock().insert(namespace.to_owned(), import);
-        self.stage.look_again();
-    }
-}
-
-impl Puppet {
-    /// Changes what becomes of the snapshots of a namespace.
-    pub fn snapshots(&self, namespace: &str, snapshots: Snapshots) {
-        self.stage
-            .snapshots
-            .lock()
-            .insert(namespace.to_owned(), snapshots);
         self.stage.look_again();
     }
 
@@ -296,7 +265,7 @@ async fn play_guests(
 
 async fn play_disks(context: Arc<Context>, again: mpsc::UnboundedReceiver<()>) {
     let disks = Api::<DynamicObject>::all_with(context.client.clone(), &kinds::DISK);
-    let claims = Api::<k8s_openapi::api::core::v1::PersistentVolumeClaim>::all(context.client.clone());
+    let claims = Api::<PersistentVolumeClaim>::all(context.client.clone());
     Controller::new_with(disks, watcher::Config::default(), kinds::DISK.clone())
         .trigger_backoff(backoff())
         .owns(claims, watcher::Config::default())
@@ -306,12 +275,16 @@ async fn play_disks(context: Arc<Context>, again: mpsc::UnboundedReceiver<()>) {
         .await;
 }
 
-async fn play_snapshots(context: Arc<Context>, again: mpsc::UnboundedReceiver<()>) {
-    let snapshots = Api::<DynamicObject>::all_with(context.client.clone(), &kinds::SNAPSHOT);
-    Controller::new_with(snapshots, watcher::Config::default(), kinds::SNAPSHOT.clone())
+async fn play_volumes(context: Arc<Context>) {
+    let volumes = Api::<PersistentVolume>::all(context.client.clone());
+    let claims = Api::<PersistentVolumeClaim>::all(context.client.clone());
+    Controller::new(volumes, watcher::Config::default())
         .trigger_backoff(backoff())
-        .reconcile_all_on(again)
-        .run(snapshots::play, repeat, context)
+        .watches(claims, watcher::Config::default(), |claim| {
+            let volume = claim.spec?.volume_name?;
+            Some(ObjectRef::new(&volume))
+        })
+        .run(volumes::play, repeat, context)
         .for_each(async |_| {})
         .await;
 }
@@ -326,7 +299,7 @@ async fn play_networks(context: Arc<Context>) {
 }
 
 /// What a step met is out of date, or the API server away: the next step sees what is there.
-fn repeat(_: Arc<DynamicObject>, error: &kube::Error, _: Arc<Context>) -> Action {
+fn repeat<K>(_: Arc<K>, error: &kube::Error, _: Arc<Context>) -> Action {
     if !matches!(error, kube::Error::Api(status) if [404, 409].contains(&status.code)) {
         eprintln!("puppet: {error}");
     }

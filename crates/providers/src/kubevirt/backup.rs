@@ -377,6 +377,7 @@ impl<'a> Planner<'a> {
         let consistency = self.judged(snapshot)?;
         state.insert(known::CONSISTENCY.to_owned(), consistency.to_owned());
         if snapshot.is_ready() {
+            self.is_first_cut(snapshot)?;
             return Err(observed(self.done(), state));
         }
         let status = self.backup.status.as_ref();
@@ -412,6 +413,27 @@ impl<'a> Planner<'a> {
         }
         plan.raw = snapshot.error().map(str::to_owned);
         Err(plan)
+    }
+
+    /// Whether the data is that of the first cut: if that was lost before it was ready, external-snapshotter has cut the disk again.
+    fn is_first_cut(&self, snapshot: &VolumeSnapshot) -> Step<()> {
+        let name = snapshot.status.bound_volume_snapshot_content_name.clone();
+        let kind = Kind::SnapshotContent;
+        match self.call(Action::Get {
+            kind,
+            name: name.unwrap_or_default(),
+        })? {
+            Answer::SnapshotContent(content) if content.holds(snapshot) => Ok(()),
+            Answer::Refused(refusal) if refusal.status != 404 => Err(not_now(refusal)),
+            _ => {
+                self.give_up(snapshot)?;
+                Err(failed(
+                    code::FAILED,
+                    "the storage of the region has lost the snapshot",
+                    None,
+                ))
+            }
+        }
     }
 
     /// What the guest knew of it. Before it is cut, that can still become less.

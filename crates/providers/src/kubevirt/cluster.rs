@@ -38,7 +38,7 @@ use super::{
         self, INSTALLATION, INSTANCE, INSTANCE_UID, IPV4, IPV6, NetworkNames, STELLAGE, Server, Snapshot,
     },
     plan::{Action, Answer, Joined, Kind, Plan, Reach, Refusal, Seen, plan},
-    slim::{DataVolume, NetworkAttachment, Pod, VirtualMachine, VirtualMachineInstance},
+    slim::{Claim, DataVolume, NetworkAttachment, Pod, VirtualMachine, VirtualMachineInstance},
 };
 use crate::{
     Instances, Membership, Step,
@@ -825,9 +825,8 @@ impl Cluster {
                 return Ok(Answer::Pods(list.items));
             }
             Action::List { .. } => {
-                let list: List<OnlyMetadata> = client.request(request).await?;
-                let all = list.items.into_iter().map(|item| item.metadata);
-                return Ok(Answer::Claims(all.collect()));
+                let list: List<Claim> = client.request(request).await?;
+                return Ok(Answer::Claims(list.items));
             }
             // `call` has taken what is inside.
             Action::In { .. } => Kind::NetworkAttachment,
@@ -850,7 +849,9 @@ impl Cluster {
             }
             Kind::DataVolume => Answer::DataVolume(client.request(request).await?),
             Kind::Snapshot => Answer::Snapshot(client.request(request).await?),
+            Kind::SnapshotContent => Answer::SnapshotContent(client.request(request).await?),
             Kind::SnapshotClass => Answer::SnapshotClass(client.request(request).await?),
+            Kind::PersistentVolume => Answer::PersistentVolume(client.request(request).await?),
             Kind::NetworkAttachment => Answer::Attachment(client.request(request).await?),
             Kind::Subnet => Answer::Subnet(client.request(request).await?),
             _ => Answer::Object(client.request::<OnlyMetadata>(request).await?.metadata),
@@ -1050,7 +1051,12 @@ fn path(namespace: &str, kind: Kind, name: Option<&str>) -> String {
         group => format!("/apis/{group}/{version}"),
     };
     let within = match kind {
-        Kind::Namespace | Kind::SnapshotClass | Kind::Vpc | Kind::Subnet => String::new(),
+        Kind::Namespace
+        | Kind::SnapshotContent
+        | Kind::SnapshotClass
+        | Kind::PersistentVolume
+        | Kind::Vpc
+        | Kind::Subnet => String::new(),
         _ => format!("/namespaces/{namespace}"),
     };
     let name = name.map(|name| format!("/{name}")).unwrap_or_default();

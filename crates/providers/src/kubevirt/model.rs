@@ -445,9 +445,18 @@ impl World {
                 Kind::Snapshot if *name == backup().name => {
                     let snapshot = json!({
                         "metadata": { "name": name, "labels": { BACKUP_UID: backup().uid } },
-                        "status": { "readyToUse": true },
+                        "status": {
+                            "readyToUse": true, "creationTime": "2026-11-26T20:00:00Z",
+                            "boundVolumeSnapshotContentName": "content",
+                        },
                     });
                     Answer::Snapshot(serde_json::from_value(snapshot).unwrap())
+                }
+                Kind::SnapshotContent => {
+                    let cut: Timestamp = "2026-11-26T20:00:00.5Z".parse().unwrap();
+                    let status = json!({ "creationTime": i64::try_from(cut.as_nanosecond()).unwrap() });
+                    let content = json!({ "status": status });
+                    Answer::SnapshotContent(serde_json::from_value(content).unwrap())
                 }
                 _ => refusal(404, "not found"),
             },
@@ -459,7 +468,7 @@ impl World {
                 }
                 Kind::Claim => {
                     let found = self.claims.values().filter(|claim| is_selected(claim, selector));
-                    let found = found.map(|claim| serde_json::from_value(claim["metadata"].clone()).unwrap());
+                    let found = found.map(|claim| serde_json::from_value(claim.clone()).unwrap());
                     Answer::Claims(found.collect())
                 }
                 // A launcher's Pod stays until its run is deleted.

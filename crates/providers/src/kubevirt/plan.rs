@@ -20,8 +20,9 @@ use super::{
     },
     observe::{self, Problem, Sign, boot_sign, disk_sign, is, is_over, plan_of, remember, set, state},
     slim::{
-        DataVolume, NetworkAttachment, Phase, Pod, RunStrategy, Subnet, VirtualMachine,
-        VirtualMachineInstance, VolumeSnapshot, VolumeSnapshotClass, network_of,
+        Claim, DataVolume, NetworkAttachment, PersistentVolume, Phase, Pod, RunStrategy, Subnet,
+        VirtualMachine, VirtualMachineInstance, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
+        network_of,
     },
 };
 use domain::{
@@ -80,8 +81,12 @@ pub enum Kind {
     Subnet,
     /// `snapshot.storage.k8s.io/v1 VolumeSnapshot`.
     Snapshot,
+    /// `snapshot.storage.k8s.io/v1 VolumeSnapshotContent`, without a namespace.
+    SnapshotContent,
     /// `snapshot.storage.k8s.io/v1 VolumeSnapshotClass`, without a namespace.
     SnapshotClass,
+    /// `v1 PersistentVolume`, without a namespace.
+    PersistentVolume,
 }
 
 impl Kind {
@@ -101,7 +106,9 @@ impl Kind {
             Self::Vpc => ("kubeovn.io", "v1", "vpcs"),
             Self::Subnet => ("kubeovn.io", "v1", "subnets"),
             Self::Snapshot => ("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
+            Self::SnapshotContent => ("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents"),
             Self::SnapshotClass => ("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses"),
+            Self::PersistentVolume => ("", "v1", "persistentvolumes"),
         }
     }
 }
@@ -210,8 +217,12 @@ pub enum Answer {
     DataVolumes(Vec<DataVolume>),
     /// A snapshot: created, read or changed.
     Snapshot(VolumeSnapshot),
+    /// What the storage has of a snapshot.
+    SnapshotContent(VolumeSnapshotContent),
     /// How snapshots are made.
     SnapshotClass(VolumeSnapshotClass),
+    /// What the storage has of a disk.
+    PersistentVolume(PersistentVolume),
     /// A network attachment: created, read or changed.
     Attachment(NetworkAttachment),
     /// A list of network attachments.
@@ -221,7 +232,7 @@ pub enum Answer {
     /// Another object.
     Object(ObjectMeta),
     /// A list of claims.
-    Claims(Vec<ObjectMeta>),
+    Claims(Vec<Claim>),
     /// A list of Pods.
     Pods(Vec<Pod>),
     /// It is accepted, and there is nothing more to know.
@@ -720,13 +731,14 @@ impl Planner<'_> {
         self.delete_all(Kind::Secret, self.server.selector())?;
         let claims = self.claims()?;
         for claim in claims {
-            let mut owners = claim.owner_references.iter().flatten();
+            let metadata = &claim.metadata;
+            let mut owners = metadata.owner_references.iter().flatten();
             let is_owned = owners.any(|owner| owner.kind == "DataVolume");
-            if !is_owned && claim.deletion_timestamp.is_none() {
+            if !is_owned && metadata.deletion_timestamp.is_none() {
                 self.must(Action::Delete {
                     kind: Kind::Claim,
-                    name: claim.name.clone().unwrap_or_default(),
-                    uid: claim.uid.clone().unwrap_or_default(),
+                    name: metadata.name.clone().unwrap_or_default(),
+                    uid: metadata.uid.clone().unwrap_or_default(),
                 })?;
             }
         }
@@ -809,13 +821,36 @@ impl Planner<'_> {
             name: wanted.name.clone(),
         };
         match self.call(action.clone())? {
-            Answer::Snapshot(found) if found.is_of(wanted) && found.is_ready() => Ok(wanted),
+            Answer::Snapshot(found) if found.is_of(wanted) && found.is_ready() => {
+                self.is_first_cut(found)?;
+                Ok(wanted)
+            }
             Answer::Snapshot(found) => {
                 let says = found
                     .error()
                     .unwrap_or("it is not ready, or that of another backup");
                 Err(lost(format!("VolumeSnapshot {}: {says}", wanted.name)))
             }
+            Answer::Refused(refusal) if refusal.status == 404 => Err(lost(refusal.message.clone())),
+            Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Whether the data is that of the first cut. If the content is removed by force and the storage has lost the data as well,
+    /// external-snapshotter cuts the disk again under the same names, and leaves the time of the first cut in the VolumeSnapshot.
+    fn is_first_cut(&self, snapshot: &VolumeSnapshot) -> Step<()> {
+        let lost = |raw: String| self.failed(Problem::BackupUnreadable, Some(raw));
+        let Some(name) = snapshot.status.bound_volume_snapshot_content_name.clone() else {
+            return Err(lost("it names no VolumeSnapshotContent".to_owned()));
+        };
+        let kind = Kind::SnapshotContent;
+        let action = Action::Get { kind, name };
+        match self.call(action.clone())? {
+            Answer::SnapshotContent(content) if content.holds(snapshot) => Ok(()),
+            Answer::SnapshotContent(_) => Err(lost(
+                "the data of its VolumeSnapshot was lost, and the disk cut again later".to_owned(),
+            )),
             Answer::Refused(refusal) if refusal.status == 404 => Err(lost(refusal.message.clone())),
             Answer::Refused(refusal) => Err(self.refused(&action, refusal)),
             _ => Err(self.nonsense()),
@@ -1042,7 +1077,7 @@ impl Planner<'_> {
     }
 
     /// The claims of all disks of the server.
-    fn claims(&self) -> Step<&[ObjectMeta]> {
+    fn claims(&self) -> Step<&[Claim]> {
         let action = Action::List {
             kind: Kind::Claim,
             selector: self.server.selector(),
@@ -1066,6 +1101,7 @@ impl Planner<'_> {
             // A claim that was restored without its DataVolume is a disk, too.
             let claims = self.claims()?.iter();
             disks = claims
+                .map(|claim| &claim.metadata)
                 .filter(|claim| claim.deletion_timestamp.is_none())
                 .collect();
         }

@@ -474,6 +474,52 @@ pub struct PodSpec {
     pub node_name: Option<String>,
 }
 
+/// `v1 PersistentVolumeClaim`: where a disk is.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Claim {
+    /// Metadata.
+    pub metadata: ObjectMeta,
+    /// Its volume.
+    pub spec: ClaimSpec,
+}
+
+/// The used part of a claim's `spec`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClaimSpec {
+    /// Its PersistentVolume, once it is bound.
+    pub volume_name: Option<String>,
+}
+
+/// `v1 PersistentVolume`: what the storage has of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PersistentVolume {
+    /// What becomes of it.
+    pub spec: PersistentVolumeSpec,
+    /// How it is.
+    pub status: PersistentVolumeStatus,
+}
+
+/// The used part of a volume's `spec`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PersistentVolumeSpec {
+    /// What becomes of it when its claim is deleted: `Delete` or `Retain`.
+    pub persistent_volume_reclaim_policy: String,
+}
+
+/// The used part of a volume's `status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PersistentVolumeStatus {
+    /// Such as `Bound` or `Released`.
+    pub phase: String,
+    /// Why.
+    pub message: Option<String>,
+}
+
 /// `snapshot.storage.k8s.io/v1 VolumeSnapshot`: the data of a backup.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -488,6 +534,8 @@ pub struct VolumeSnapshot {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SnapshotStatus {
+    /// The VolumeSnapshotContent that has the data.
+    pub bound_volume_snapshot_content_name: Option<String>,
     /// The time from which its data is. The data itself may still be copied.
     pub creation_time: Option<Timestamp>,
     /// Whether it can be restored.
@@ -522,10 +570,60 @@ impl VolumeSnapshot {
         Some(error.message.as_deref().unwrap_or("an error without a message"))
     }
 
+    /// When it was first cut, in seconds since 1970.
+    pub fn cut_at(&self) -> Option<i64> {
+        Some(self.status.creation_time?.as_second())
+    }
+
     /// What the guest knew of it.
     pub fn consistency(&self) -> Option<&str> {
         let annotations = self.metadata.annotations.as_ref()?;
         annotations.get(CONSISTENCY).map(String::as_str)
+    }
+}
+
+/// `snapshot.storage.k8s.io/v1 VolumeSnapshotContent`: what the storage has of a snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct VolumeSnapshotContent {
+    /// Where its data is from.
+    pub spec: SnapshotContentSpec,
+    /// What the storage says.
+    pub status: SnapshotContentStatus,
+}
+
+/// The used part of a snapshot content's `spec`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SnapshotContentSpec {
+    /// A volume, or a snapshot that was made before.
+    pub source: SnapshotContentSource,
+}
+
+/// The used part of a snapshot content's `spec.source`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SnapshotContentSource {
+    /// The snapshot, if it was made before.
+    pub snapshot_handle: Option<String>,
+}
+
+/// The used part of a snapshot content's `status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SnapshotContentStatus {
+    /// The time from which the data is, in nanoseconds since 1970.
+    pub creation_time: Option<i64>,
+}
+
+impl VolumeSnapshotContent {
+    /// Whether its data is what the snapshot was cut with, not with a later cut. What was imported is never cut again.
+    pub fn holds(&self, snapshot: &VolumeSnapshot) -> bool {
+        let cut_at = self
+            .status
+            .creation_time
+            .map(|nanoseconds| nanoseconds.div_euclid(1_000_000_000));
+        self.spec.source.snapshot_handle.is_some() || cut_at == snapshot.cut_at()
     }
 }
 

@@ -611,9 +611,9 @@ fn a_deletion_ends_when_the_claim_is_gone() {
     );
     assert_eq!(short(&answer(&instance, &mut seen, 1, Answer::Done)), "stop");
     assert_eq!(observed(next(&instance, &seen, 1)).progress, Progress::Busy);
-    let claim = json!({ "name": "disk", "uid": "claim", "ownerReferences": [
+    let claim = json!({ "metadata": { "name": "disk", "uid": "claim", "ownerReferences": [
         { "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": "disk", "uid": "disk" },
-    ] });
+    ] } });
     for claims in [vec![serde_json::from_value(claim).unwrap()], Vec::new()] {
         let is_last = claims.is_empty();
         let mut seen = self::seen(None, None);
@@ -2296,6 +2296,7 @@ fn every_reason_is_explained_in_the_docs() {
 #[test]
 fn row_47_a_restore_fills_the_new_disk_from_the_snapshot_and_one_that_is_lost_leaves_the_server_running() {
     use super::names::{BACKUP_UID, Snapshot};
+    const CUT: &str = "2026-11-26T04:00:00Z";
     let rebuild = json!({ "kind": "Rebuild", "restoreFrom": "by-hand" });
     let create = json!({ "kind": "Create", "restoreFrom": "by-hand" });
     let place = Snapshot {
@@ -2307,17 +2308,24 @@ fn row_47_a_restore_fills_the_new_disk_from_the_snapshot_and_one_that_is_lost_le
         let object = json!({ "metadata": { "labels": { BACKUP_UID: uid } }, "status": status });
         Answer::Snapshot(serde_json::from_value(object).unwrap())
     };
-    let ready = || json!({ "readyToUse": true });
+    let ready =
+        || json!({ "readyToUse": true, "creationTime": CUT, "boundVolumeSnapshotContentName": "content" });
+    let content = |cut: &str| {
+        let cut: jiff::Timestamp = cut.parse().unwrap();
+        let status = json!({ "creationTime": i64::try_from(cut.as_nanosecond()).unwrap() });
+        Answer::SnapshotContent(serde_json::from_value(json!({ "status": status })).unwrap())
+    };
+    let whole = || content("2026-11-26T04:00:00.9Z");
     let lost = json!({ "readyToUse": false, "error": { "message": "VolumeSnapshotContent is missing" } });
     for (order, power) in [(&rebuild, Some("Running")), (&create, None)] {
         let instance = during(order, power);
         let vm = vm(&instance, ON, &json!({ "status": { "created": true } }));
         let vm = power.map(|_| &vm);
         let run = vm.map(|vm| run_of(vm, "run-1", "Running", &json!({})));
-        let after = |restore: Option<&Snapshot>, found: Answer| {
+        let after = |restore: Option<&Snapshot>, found: Answer, content: Answer| {
             let mut seen = seen(vm, run.as_ref());
             seen.restore = restore.cloned();
-            for _ in 0..6 {
+            for _ in 0..7 {
                 let plan = next(&instance, &seen, 1);
                 let Some(action) = plan.action else { return plan };
                 let answer = match &action {
@@ -2328,6 +2336,13 @@ fn row_47_a_restore_fills_the_new_disk_from_the_snapshot_and_one_that_is_lost_le
                         assert_eq!(*name, place.name);
                         found.clone()
                     }
+                    Action::Get {
+                        kind: Kind::SnapshotContent,
+                        name,
+                    } => {
+                        assert_eq!(name, "content");
+                        content.clone()
+                    }
                     Action::Get { .. } => no_vm(),
                     Action::List { .. } => Answer::DataVolumes(Vec::new()),
                     _ => return next(&instance, &seen, 1),
@@ -2336,7 +2351,8 @@ fn row_47_a_restore_fills_the_new_disk_from_the_snapshot_and_one_that_is_lost_le
             }
             panic!("{:?}", next(&instance, &seen, 1).action)
         };
-        let Some(Action::Post { kind, object }) = after(Some(&place), snapshot("backup-1", ready())).action
+        let Some(Action::Post { kind, object }) =
+            after(Some(&place), snapshot("backup-1", ready()), whole()).action
         else {
             panic!()
         };
@@ -2348,13 +2364,23 @@ fn row_47_a_restore_fills_the_new_disk_from_the_snapshot_and_one_that_is_lost_le
             object["spec"]["storage"]["resources"]["requests"]["storage"],
             "80Gi"
         );
-        for (restore, found) in [
-            (None, no_vm()),
-            (Some(&place), no_vm()),
-            (Some(&place), snapshot("another", ready())),
-            (Some(&place), snapshot("backup-1", lost.clone())),
+        let found = || snapshot("backup-1", ready());
+        let imported = || {
+            let content =
+                json!({ "spec": { "source": { "snapshotHandle": "7" } }, "status": { "creationTime": 1 } });
+            Answer::SnapshotContent(serde_json::from_value(content).unwrap())
+        };
+        let again = after(Some(&place), found(), imported()).action;
+        assert!(matches!(again, Some(Action::Post { .. })), "{again:?}");
+        for (restore, found, content) in [
+            (None, no_vm(), no_vm()),
+            (Some(&place), no_vm(), no_vm()),
+            (Some(&place), snapshot("another", ready()), whole()),
+            (Some(&place), snapshot("backup-1", lost.clone()), no_vm()),
+            (Some(&place), found(), no_vm()),
+            (Some(&place), found(), content("2026-11-26T04:00:01Z")),
         ] {
-            assert_eq!(failure(after(restore, found)), "BackupUnreadable");
+            assert_eq!(failure(after(restore, found, content)), "BackupUnreadable");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The importer of disks (CDI), and the storage: makes each DataVolume's claim, fills it, and enlarges it on request.
+//! The importer of disks (CDI), and storage: makes each DataVolume's claim, fills it, and enlarges it on request. A claim of a class that
+//! [`storage`] serves is left to it, which also restores snapshots, until it has a volume.
 
 use std::sync::Arc;
 
@@ -10,10 +11,15 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{super::kinds, Context, Import, now};
+use super::{
+    super::{kinds, storage},
+    Context, Import, now,
+};
 
 /// With this annotation, the importer does not make a claim again that was deleted.
 const PRE_POPULATED: &str = "cdi.kubevirt.io/storage.prePopulated";
+/// With this annotation, kube-controller-manager asks a driver for a volume.
+const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
 pub(super) async fn play(disk: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, kube::Error> {
     let (namespace, name) = (disk.namespace().unwrap_or_default(), disk.name_any());
@@ -29,9 +35,13 @@ pub(super) async fn play(disk: Arc<DynamicObject>, context: Arc<Context>) -> Res
         None if disk.annotations().contains_key(PRE_POPULATED) => json!({"phase": "Pending"}),
         None if import == Import::ExceedsQuota => progress(&name, &import),
         None => {
-            claims.create(&PostParams::default(), &claim_of(&disk)).await?;
+            let claim = claims.create(&PostParams::default(), &claim_of(&disk)).await?;
+            if is_waiting(&claim) {
+                return Ok(Action::await_change());
+            }
             progress(&name, &import)
         }
+        Some(claim) if is_waiting(&claim) => return Ok(Action::await_change()),
         Some(claim) => {
             let grows = !context.stage.not_growing.lock().contains(&namespace);
             serve(&claims, &claim, grows).await?;
@@ -66,9 +76,16 @@ fn claim_of(disk: &DynamicObject) -> PersistentVolumeClaim {
     let modes = storage["accessModes"]
         .as_array()
         .filter(|modes| !modes.is_empty());
+    let is_of_storage = storage["storageClassName"]
+        .as_str()
+        .is_some_and(storage::has_class);
+    let mut annotations = disk.annotations().clone();
+    if is_of_storage {
+        annotations.insert(PROVISIONER.to_owned(), storage::DRIVER.to_owned());
+    }
     let claim = json!({
         "metadata": {
-            "name": disk.name_any(), "labels": disk.labels(), "annotations": disk.annotations(),
+            "name": disk.name_any(), "labels": disk.labels(), "annotations": annotations,
             "ownerReferences": [{
                 "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": disk.name_any(),
                 "uid": disk.metadata.uid, "controller": true, "blockOwnerDeletion": true,
@@ -84,10 +101,15 @@ fn claim_of(disk: &DynamicObject) -> PersistentVolumeClaim {
             })),
             "storageClassName": storage["storageClassName"],
             "resources": storage["resources"],
-            "volumeName": format!("pv-{}", disk.uid().unwrap_or_default()),
+            "volumeName": (!is_of_storage).then(|| format!("pv-{}", disk.uid().unwrap_or_default())),
         },
     });
     serde_json::from_value(claim).unwrap()
+}
+
+/// Whether a claim has no volume yet.
+fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
+    claim.spec.as_ref().is_none_or(|spec| spec.volume_name.is_none())
 }
 
 /// The storage: binds a claim, and enlarges it.

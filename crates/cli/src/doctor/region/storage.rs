@@ -1,6 +1,7 @@
 //! `--test-storage`: backs a disk up in the region, deletes it, restores it, and deletes all of it.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     time::{Duration, Instant},
 };
@@ -10,8 +11,8 @@ use tokio::time::timeout;
 
 use super::{
     super::{
-        Check,
-        checks::{failed, ok},
+        Check, Outcome,
+        checks::{failed, ok, warning},
     },
     trial::{REMOVAL, Report, TrialArgs, uuid},
 };
@@ -45,26 +46,44 @@ pub(in super::super) async fn run(code: &str, region: &Region, args: &TrialArgs)
         removed = timeout(REMOVAL, trial.remove()) => removed.is_ok(),
         _ = tokio::signal::ctrl_c() => false,
     };
+    let retained = joined(&trial.retained);
     let left = if is_removed {
-        report.say("nothing of it is left");
+        report.say(&match &retained {
+            None => "nothing of it is left".to_owned(),
+            Some(volumes) => format!("nothing of it is left but its volumes: {volumes}"),
+        });
         None
     } else {
         let namespace = trial.namespace();
-        Some(format!(
+        let mut left = format!(
             "not all of it is deleted yet: `kubectl get volumesnapshots,datavolumes,pvc -n {namespace}` in the region's cluster"
-        ))
+        );
+        let volumes: BTreeSet<String> = trial.volumes.union(&trial.retained).cloned().collect();
+        if let Some(volumes) = joined(&volumes) {
+            let _ = write!(left, ", and `kubectl get pv {volumes}`");
+        }
+        Some(left)
     };
     let problem = match outcome {
         None => {
             return Err(CliError::TestInterrupted {
-                left: left.unwrap_or_else(|| "nothing of its disks is left".to_owned()),
+                left: left.unwrap_or_else(|| match retained {
+                    None => "nothing of its disks is left".to_owned(),
+                    Some(volumes) => format!("nothing of its disks is left but their volumes: {volumes}"),
+                }),
             });
         }
         Some(Ok(Ok(()))) => None,
         Some(Ok(Err(refusal))) => Some((stage, Some(refusal))),
         Some(Err(_)) => Some((stage, words)),
     };
-    Ok(judge(problem, took, left))
+    Ok(judge(problem, took, left, retained))
+}
+
+/// Names, as arguments of kubectl; `None` if there are none.
+fn joined(names: &BTreeSet<String>) -> Option<String> {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    (!names.is_empty()).then(|| names.join(" "))
 }
 
 const fn doing(stage: Stage) -> &'static str {
@@ -76,8 +95,14 @@ const fn doing(stage: Stage) -> &'static str {
     }
 }
 
-/// What the test has shown: what was not done, and what the cluster says of that.
-fn judge(problem: Option<(Stage, Option<String>)>, took: Duration, left: Option<String>) -> Check {
+/// What the test has shown: what was not done, and what the cluster says of that; what is left although it was deleted, and the volumes that
+/// the storage is told to keep.
+fn judge(
+    problem: Option<(Stage, Option<String>)>,
+    took: Duration,
+    left: Option<String>,
+    retained: Option<String>,
+) -> Check {
     let seconds = took.as_secs();
     let mut check = match problem {
         None => ok(
@@ -110,6 +135,21 @@ fn judge(problem: Option<(Stage, Option<String>)>, took: Duration, left: Option<
             failed(NAME, message, fix)
         }
     };
+    if let Some(volumes) = retained {
+        let message = format!(
+            "{}\nThe volumes are left, since their reclaimPolicy is Retain: {volumes}",
+            check.message
+        );
+        let fix = format!(
+            "Use reclaimPolicy: Delete. Once you do not need the volumes: `kubectl delete pv {volumes}`, and delete their data in the storage."
+        );
+        check = if check.outcome == Outcome::Ok {
+            warning(NAME, message, fix)
+        } else {
+            let first = check.fix.map(|first| format!("{first} "));
+            failed(NAME, message, first.unwrap_or_default() + &fix)
+        };
+    }
     if let Some(left) = left {
         let message = format!("{}\n{left}", check.message);
         let fix = check
@@ -122,12 +162,12 @@ fn judge(problem: Option<(Stage, Option<String>)>, took: Duration, left: Option<
 
 #[cfg(test)]
 mod tests {
-    use super::{super::super::Outcome, *};
+    use super::*;
 
     #[test]
     fn the_report_says_what_was_not_done_and_what_may_be_the_cause() {
         let took = Duration::from_secs(61);
-        let fine = judge(None, took, None);
+        let fine = judge(None, took, None, None);
         assert_eq!((fine.outcome, fine.fix), (Outcome::Ok, None));
         for (stage, says, advises) in [
             (Stage::Disk, "a disk was not made", "StorageClass"),
@@ -135,7 +175,7 @@ mod tests {
             (Stage::Deletion, "was not deleted", "do not depend"),
             (Stage::Restore, "was not restored", "outlive"),
         ] {
-            let check = judge(Some((stage, Some("no such pool".to_owned()))), took, None);
+            let check = judge(Some((stage, Some("no such pool".to_owned()))), took, None, None);
             assert_eq!(check.outcome, Outcome::Failed);
             assert!(
                 check.message.contains(says) && check.message.ends_with("no such pool"),
@@ -143,8 +183,12 @@ mod tests {
             );
             assert!(check.fix.unwrap().contains(advises), "{says}");
         }
-        let left = judge(None, took, Some("not all".to_owned()));
+        let left = judge(None, took, Some("not all".to_owned()), None);
         assert_eq!(left.outcome, Outcome::Failed);
         assert!(left.message.ends_with("not all") && left.fix.unwrap().contains("finalizers"));
+        let retained = judge(None, took, None, Some("pv-1 pv-2".to_owned()));
+        assert_eq!(retained.outcome, Outcome::Warning);
+        assert!(retained.message.ends_with("Retain: pv-1 pv-2"), "{retained:?}");
+        assert!(retained.fix.unwrap().contains("kubectl delete pv pv-1 pv-2"));
     }
 }

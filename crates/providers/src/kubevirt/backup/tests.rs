@@ -17,6 +17,8 @@ struct World {
     /// When a snapshot is cut, and when it is ready, after it was made, in seconds; never if not set.
     cut_after: Option<i64>,
     ready_after: Option<i64>,
+    /// How much later the disk was cut again, in seconds, since the data was lost.
+    cut_again_after: i64,
     error: Option<&'static str>,
     /// What a snapshot is refused with.
     refuses: Option<(u16, &'static str)>,
@@ -40,6 +42,7 @@ impl World {
             snapshot: None,
             cut_after: Some(1),
             ready_after: Some(3),
+            cut_again_after: 0,
             error: None,
             refuses: None,
             holds: false,
@@ -87,6 +90,19 @@ impl World {
         }
     }
 
+    fn content(&self) -> Answer {
+        let cut = self
+            .snapshot
+            .as_ref()
+            .and_then(|snapshot| snapshot["status"]["creationTime"].as_str());
+        let Some(cut) = cut.and_then(|cut| cut.parse::<Timestamp>().ok()) else {
+            return refusal(404, "not found");
+        };
+        let cut = cut + SignedDuration::from_secs(self.cut_again_after);
+        let cut = i64::try_from(cut.as_nanosecond()).unwrap();
+        Answer::SnapshotContent(serde_json::from_value(json!({ "status": { "creationTime": cut } })).unwrap())
+    }
+
     fn execute(&mut self, action: &Action) -> Answer {
         self.act();
         match action {
@@ -115,6 +131,10 @@ impl World {
             Action::Get {
                 kind: Kind::Snapshot, ..
             } => self.shown(),
+            Action::Get {
+                kind: Kind::SnapshotContent,
+                ..
+            } => self.content(),
             Action::Freeze { .. } if self.answers => {
                 self.frozen_until = Some(self.now + SignedDuration::from_secs(30));
                 Answer::Done
@@ -495,6 +515,12 @@ fn row_47_a_snapshot_without_its_data_and_one_that_is_gone_fail_at_once() {
     let ended = case.ask(false, || Fate::GoesWell).unwrap();
     assert_eq!(code(&ended), "snapshot_failed");
     assert_eq!(case.world.made, 1, "no younger one takes its place");
+
+    let mut case = Case::new();
+    case.world.cut_again_after = 60;
+    let ended = case.ends();
+    assert_eq!(code(&ended), "snapshot_failed", "{ended:?}");
+    assert!(case.world.snapshot.is_none());
 }
 
 #[test]

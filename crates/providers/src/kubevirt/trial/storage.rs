@@ -1,7 +1,7 @@
 //! A disk that is backed up, deleted and restored, to see whether the snapshots of a region can be relied upon: with the rights and the
 //! kinds of objects of the servers of customers.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use crate::{
         names::{self, BACKUP_UID, DISK, INSTANCE_UID, Server, labels},
         objects::{gibibytes, namespace, role_binding},
         plan::{Action, Answer, Kind, says},
+        slim::PersistentVolumeStatus,
     },
 };
 use domain::catalogue::region::{KubeVirt, Namespaces};
@@ -51,6 +52,10 @@ pub struct StorageTrial {
     pub stage: Stage,
     /// What the cluster said last of why that takes time.
     pub words: Option<String>,
+    /// The PersistentVolumes of the disks that have been deleted, those that are not known to be gone.
+    pub volumes: BTreeSet<String>,
+    /// Those that stay, since they have the reclaimPolicy `Retain`.
+    pub retained: BTreeSet<String>,
     shutdown: CancellationToken,
 }
 
@@ -79,6 +84,8 @@ impl StorageTrial {
             account,
             stage: Stage::Disk,
             words: None,
+            volumes: BTreeSet::new(),
+            retained: BTreeSet::new(),
             shutdown,
         })
     }
@@ -102,7 +109,8 @@ impl StorageTrial {
         self.make(Kind::Snapshot, snapshot).await?;
         self.ready().await;
         self.enter(Stage::Deletion, &mut tell);
-        self.delete_disks().await;
+        self.delete_claims().await;
+        self.delete_volumes().await?;
         self.enter(Stage::Restore, &mut tell);
         self.ready().await;
         let source = json!({ "snapshot": { "namespace": self.server.namespace, "name": self.server.name } });
@@ -112,7 +120,7 @@ impl StorageTrial {
         Ok(())
     }
 
-    /// Deletes all of it, and waits until nothing is left.
+    /// Deletes all of it, and waits until nothing is left but the volumes that the storage is told to keep.
     pub async fn remove(&mut self) {
         loop {
             match self.answer(&look(Kind::Snapshot, &self.server.name)).await {
@@ -126,21 +134,24 @@ impl StorageTrial {
             }
             sleep(EVERY).await;
         }
-        self.delete_disks().await;
-        if self.settings.namespaces == Namespaces::Existing {
-            return;
-        }
-        loop {
-            let forgotten = self
-                .cluster
-                .forget_account(&self.account, ACCOUNT, Timestamp::now())
-                .await;
-            let is_gone = self.cluster.is_namespace_gone(&self.server.namespace).await;
-            if forgotten.is_ok() && is_gone.unwrap_or_default() {
-                return;
+        self.delete_claims().await;
+        if self.settings.namespaces != Namespaces::Existing {
+            while !self.is_namespace_gone().await {
+                sleep(EVERY).await;
             }
-            sleep(EVERY).await;
         }
+        // Last, since the storage may take long. Without a right to look at them, they stay in `volumes`.
+        let _ = self.delete_volumes().await;
+    }
+
+    /// Deletes the namespace, and returns whether it is gone.
+    async fn is_namespace_gone(&self) -> bool {
+        let forgotten = self
+            .cluster
+            .forget_account(&self.account, ACCOUNT, Timestamp::now())
+            .await;
+        let is_gone = self.cluster.is_namespace_gone(&self.server.namespace).await;
+        forgotten.is_ok() && is_gone.unwrap_or_default()
     }
 
     fn enter(&mut self, stage: Stage, tell: &mut (impl FnMut(Stage) + Send)) {
@@ -262,8 +273,44 @@ impl StorageTrial {
         }
     }
 
-    /// Deletes the disks, and waits until their claims are gone.
-    async fn delete_disks(&mut self) {
+    /// Waits until the volumes of the deleted disks are gone. A claim may go although its volume cannot be deleted, since there is a
+    /// snapshot of it.
+    async fn delete_volumes(&mut self) -> Result<(), String> {
+        while let Some(name) = self.volumes.first().cloned() {
+            if self.wait_for_volume(&name).await? {
+                self.retained.insert(name.clone());
+            }
+            self.volumes.remove(&name);
+        }
+        Ok(())
+    }
+
+    /// Waits until a volume is gone, or the storage is known to keep it. Returns whether it is kept.
+    async fn wait_for_volume(&mut self, name: &str) -> Result<bool, String> {
+        let look = look(Kind::PersistentVolume, name);
+        loop {
+            match self.answer(&look).await {
+                Some(Answer::PersistentVolume(volume))
+                    if volume.spec.persistent_volume_reclaim_policy == "Retain" =>
+                {
+                    return Ok(true);
+                }
+                Some(Answer::PersistentVolume(volume)) => {
+                    let PersistentVolumeStatus { phase, message } = volume.status;
+                    self.words = Some(format!(
+                        "PersistentVolume {name}: {phase} {}",
+                        message.unwrap_or_default()
+                    ));
+                }
+                Some(Answer::Refused(gone)) if gone.status == 404 => return Ok(false),
+                Some(Answer::Refused(refusal)) if refusal.status == 403 => return Err(says(&refusal)),
+                _ => {}
+            }
+            sleep(EVERY).await;
+        }
+    }
+
+    async fn delete_claims(&mut self) {
         let selector = self.server.selector();
         let delete = Action::DeleteAll {
             kind: Kind::DataVolume,
@@ -273,13 +320,21 @@ impl StorageTrial {
             kind: Kind::Claim,
             selector,
         };
+        let mut is_asked = false;
         loop {
-            self.answer(&delete).await;
             match self.answer(&list).await {
-                Some(Answer::Claims(claims)) if claims.is_empty() => return,
+                Some(Answer::Claims(claims)) if claims.is_empty() && is_asked => return,
+                Some(Answer::Claims(claims)) => {
+                    let names = claims.into_iter().filter_map(|claim| claim.spec.volume_name);
+                    self.volumes.extend(names);
+                }
                 // Rights and all else are gone with the namespace.
                 Some(Answer::Refused(gone)) if gone.status == 403 => return,
-                _ => sleep(EVERY).await,
+                _ => {}
+            }
+            self.answer(&delete).await;
+            if std::mem::replace(&mut is_asked, true) {
+                sleep(EVERY).await;
             }
         }
     }
