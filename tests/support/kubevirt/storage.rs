@@ -11,7 +11,7 @@ use control_plane::{ControlPlane, Daemon, Identity};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::super::eventually;
+use super::super::{eventually, kubectl};
 
 /// Its StorageClass.
 pub const VOLUMES: &str = "volumes";
@@ -53,7 +53,7 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Starts it. What it serves is done as soon as its controllers have read the cluster.
+    /// Starts it, and waits until its controllers of snapshots have read the cluster: a cut that comes late is a weaker one.
     pub(super) async fn start(plane: &ControlPlane) -> Self {
         let programs = tokio::task::spawn_blocking(|| control_plane::storage(|line| eprintln!("{line}")));
         let programs = programs.await.unwrap().unwrap();
@@ -86,6 +86,7 @@ impl Storage {
         let snapshotter = [&of_all[..], &[&*address, "--extra-create-metadata"]].concat();
         let snapshotter = spawn("csi-snapshotter", &snapshotter);
         let controller = spawn("snapshot-controller", &of_all);
+        until_snapshots_are_served(plane).await;
         Self {
             daemons: Mutex::new(vec![driver, provisioner, snapshotter, controller]),
             folder,
@@ -156,6 +157,38 @@ impl Storage {
         };
         all.filter(is_its).collect()
     }
+}
+
+/// Gives both controllers of snapshots something to do that needs no volume: a snapshot that was made before.
+async fn until_snapshots_are_served(plane: &ControlPlane) {
+    let content = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent", "metadata": { "name": "probe" },
+        "spec": {
+            "driver": DRIVER, "deletionPolicy": "Retain", "source": { "snapshotHandle": "probe" },
+            "volumeSnapshotRef": { "namespace": "default", "name": "probe" },
+        },
+    });
+    let snapshot = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+        "metadata": { "namespace": "default", "name": "probe" },
+        "spec": { "source": { "volumeSnapshotContentName": "probe" } },
+    });
+    let objects = json!({ "apiVersion": "v1", "kind": "List", "items": [content, snapshot] }).to_string();
+    kubectl(plane, &["create", "-f", "-"], Some(&objects)).unwrap();
+    let read = [
+        "get",
+        "volumesnapshot/probe",
+        "-o",
+        "jsonpath={.status.readyToUse}",
+    ];
+    let is_ready = async || kubectl(plane, &read, None).unwrap();
+    eventually("snapshots to be served", is_ready, |is_ready| is_ready == "true").await;
+    kubectl(
+        plane,
+        &["delete", "volumesnapshot/probe", "volumesnapshotcontent/probe"],
+        None,
+    )
+    .unwrap();
 }
 
 fn names(folder: &Path) -> Vec<String> {

@@ -1331,8 +1331,8 @@ fn a_claim_that_was_restored_without_its_data_volume_is_a_disk() {
     answer(&instance, &mut seen, 1, no_vm());
     answer(&instance, &mut seen, 1, Answer::DataVolumes(Vec::new()));
     let claims = json!([
-        { "name": "left", "creationTimestamp": at(-50) },
-        { "name": "going", "creationTimestamp": at(-40), "deletionTimestamp": at(0) },
+        { "metadata": { "name": "left", "creationTimestamp": at(-50) } },
+        { "metadata": { "name": "going", "creationTimestamp": at(-40), "deletionTimestamp": at(0) } },
     ]);
     let claims = Answer::Claims(serde_json::from_value(claims).unwrap());
     answer(&instance, &mut seen, 1, claims);
