@@ -185,7 +185,12 @@ async fn until_snapshots_are_served(plane: &ControlPlane) {
     eventually("snapshots to be served", is_ready, |is_ready| is_ready == "true").await;
     kubectl(
         plane,
-        &["delete", "volumesnapshot/probe", "volumesnapshotcontent/probe"],
+        &[
+            "delete",
+            "volumesnapshot/probe",
+            "volumesnapshotcontent/probe",
+            "--timeout=1m",
+        ],
         None,
     )
     .unwrap();
