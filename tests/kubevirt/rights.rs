@@ -197,7 +197,7 @@ impl Everything {
         self.case.settles(id, Running).await;
     }
 
-    /// A guest that crashes, one that shuts itself down, and one that does not.
+    /// A guest that crashes, one whose node is drained, one that shuts itself down, and one that does not.
     async fn power_off(&self, id: &str) {
         let case = &self.case;
         let order = |change: fn(&mut kubevirt::puppet::Guest)| {
@@ -219,6 +219,15 @@ impl Everything {
             guest.ends = None;
         });
         case.act(id, "start", None, Running).await;
+        let run = case.run(id).await;
+        case.delete_launcher(id).await;
+        let runs = case.runs().await;
+        let next = async || runs.get_opt(id).await.unwrap().and_then(|next| next.uid());
+        eventually("another run", next, |next| {
+            next.as_ref().is_some_and(|next| *next != run)
+        })
+        .await;
+        case.settles(id, Running).await;
         order(|guest| guest.ends = Some(End::ShutsDown));
         case.settles(id, Stopped).await;
         case.act(id, "start", None, Running).await;
