@@ -183,7 +183,10 @@ fn a_region_is_in_use_while_it_has_an_accepted_instance_a_real_backup_or_a_priva
         json!({ "metadata": { "name": "web" }, "spec": spec, "status": status })
     };
     let backup = |region: &str, provider_state: Value| {
-        let status = json!({ "source": { "region": region }, "providerState": provider_state });
+        let source = json!({
+            "id": "i-1", "uid": "uid-1", "name": "web", "region": region, "plan": "starter", "image": "debian-13", "diskSizeGB": 40,
+        });
+        let status = json!({ "source": source, "providerState": provider_state });
         json!({ "metadata": { "name": "bkp" }, "spec": { "instance": "web" }, "status": status })
     };
     let network = |region: &str, status: Value| json!({ "metadata": { "name": "pn-a" }, "spec": { "region": region }, "status": status });
