@@ -247,7 +247,8 @@ pub async fn serve(
     if let Some(file) = catalogue_file {
         tokio::spawn(reload(
             file,
-            (instances.clone(), Some((backups.clone(), networks.clone()))),
+            instances.clone(),
+            Some((backups.clone(), networks.clone())),
             complain,
             watches.shutdown.clone(),
             metrics,
@@ -322,7 +323,8 @@ fn catalogue(process: &ProcessSettings) -> Result<(SharedCatalogue, Option<Catal
 /// Keeps the catalogue up to date with its file.
 async fn reload(
     file: CatalogueFile,
-    (instances, others): (Store<Instance>, Option<(Store<Backup>, Store<PrivateNetwork>)>),
+    instances: Store<Instance>,
+    others: Option<(Store<Backup>, Store<PrivateNetwork>)>,
     complain: impl Fn(&str) + Send,
     shutdown: CancellationToken,
     metrics: Metrics,
