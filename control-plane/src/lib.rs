@@ -37,8 +37,8 @@ mod random;
 mod servers;
 
 pub use assets::{
-    Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, STELLAGE_PROMETHEUS, STELLAGE_PROMTOOL, cache_folder, helm,
-    kinds, kubevirt, prometheus, promtool, storage,
+    Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, STELLAGE_KUBEVIRT, STELLAGE_PROMETHEUS, STELLAGE_PROMTOOL,
+    cache_folder, helm, kinds, kubevirt, newest_kubevirt, prometheus, promtool, storage,
 };
 pub use credentials::{Identity, write_private};
 pub use daemon::Daemon;

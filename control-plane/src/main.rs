@@ -33,7 +33,11 @@ enum Command {
     /// Find or build promtool and Prometheus, which the tests of metrics, alerts and usage need, and print the path of promtool
     Promtool,
     /// Find or build KubeVirt's virt-api and virt-controller, which the tests of real servers need, and print their folder
-    Kubevirt,
+    Kubevirt {
+        /// The newest version that can be built, for `STELLAGE_KUBEVIRT`
+        #[arg(long)]
+        newest: bool,
+    },
     /// Find external-provisioner, external-snapshotter and a CSI driver, which the tests of backups need, or build them with Helm, and print
     /// their folder
     Storage,
@@ -69,9 +73,13 @@ fn main() -> ExitCode {
         Command::Promtool => control_plane::promtool(say)
             .map_err(Failure::from)
             .map(|path| print(&path)),
-        Command::Kubevirt => control_plane::kubevirt(say)
-            .map_err(Failure::from)
-            .map(|path| print(&path)),
+        Command::Kubevirt { newest } => if newest {
+            control_plane::newest_kubevirt(say)
+        } else {
+            control_plane::kubevirt(say)
+        }
+        .map_err(Failure::from)
+        .map(|path| print(&path)),
         Command::Storage => control_plane::storage(say)
             .map_err(Failure::from)
             .map(|path| print(&path)),

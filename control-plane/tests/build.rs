@@ -67,6 +67,7 @@ impl Stub {
         command
             .arg(what)
             .env_remove("KUBEBUILDER_ASSETS")
+            .env_remove("STELLAGE_KUBEVIRT")
             .env("PATH", self.path())
             .env("STUB_NOTES", self.path().join("notes"))
             .env("STELLAGE_CACHE_DIR", self.path().join("cache"))
@@ -126,6 +127,31 @@ fn what_a_program_of_the_pins_own_prints_is_kept_beside_the_others() {
     }
     let printed = fs::read_to_string(folder.join("kubevirt.json")).unwrap();
     assert_eq!(printed, include_str!("../kubevirt/main.go"));
+}
+
+#[test]
+fn the_newest_kubevirt_is_built_on_request_and_used_where_its_folder_is_named() {
+    let stub = Stub::new("go1.99.1", &format!("cat go.mod >\"$STUB_GO_MOD\"; {BUILDS}"));
+    let pins = stub.path().join("pins");
+    let mut newest = stub.command_to("kubevirt");
+    let output = newest.arg("--newest").env("STUB_GO_MOD", &pins).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(
+        fs::read_to_string(pins).unwrap(),
+        include_str!("../kubevirt/newest/go.mod")
+    );
+    let folder = String::from_utf8(output.stdout).unwrap();
+    let built = stub.notes();
+    let named = || {
+        let mut command = stub.command_to("kubevirt");
+        command.env("STELLAGE_KUBEVIRT", folder.trim_end());
+        command.output().unwrap()
+    };
+    assert_eq!(String::from_utf8(named().stdout).unwrap(), folder);
+    assert_eq!(stub.notes(), built);
+    fs::remove_file(Path::new(folder.trim_end()).join("virt-api")).unwrap();
+    let message = error(&named());
+    assert!(message.contains(" lacks virt-api: "), "{message}");
 }
 
 #[test]

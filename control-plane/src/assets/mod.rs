@@ -124,10 +124,32 @@ pub fn prometheus(say: impl Fn(&str)) -> Result<PathBuf, Error> {
     named_or_cached(STELLAGE_PROMETHEUS, &pins::PROMTOOL, "prometheus", &say)
 }
 
+/// The environment variable that names a folder with KubeVirt's servers to use instead of building them.
+pub const STELLAGE_KUBEVIRT: &str = "STELLAGE_KUBEVIRT";
+
 /// Finds KubeVirt's servers, or builds them, which takes about three minutes on two cores and calls `say` with lines of progress. Returns
 /// the folder with `virt-api`, `virt-controller`, and `kubevirt.json`, the objects that KubeVirt's operator installs for them. Blocks.
 pub fn kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
-    cached(&pins::KUBEVIRT, &say)
+    let Some(folder) = env::var_os(STELLAGE_KUBEVIRT).filter(|folder| !folder.is_empty()) else {
+        return cached(&pins::KUBEVIRT, &say);
+    };
+    let folder = PathBuf::from(folder);
+    if let Some(missing) = ["virt-api", "virt-controller", "kubevirt.json"]
+        .into_iter()
+        .find(|name| !folder.join(name).is_file())
+    {
+        return Err(Error::Missing(format!(
+            "{STELLAGE_KUBEVIRT}={} lacks {missing}: name a folder that `control-plane kubevirt` printed, or unset the \
+             variable to build the programs once",
+            folder.display()
+        )));
+    }
+    Ok(folder)
+}
+
+/// Like [`kubevirt`], of the newest version that can be built. Blocks.
+pub fn newest_kubevirt(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    cached(&pins::NEWEST_KUBEVIRT, &say)
 }
 
 /// Finds the kinds of external-snapshotter, and the `Vpc` and `Subnet` of kube-ovn, or takes them from their Go modules. Returns the file

@@ -173,7 +173,7 @@ pub(super) const KUBEVIRT: Bundle = Bundle {
     name: "kubevirt",
     purpose: "KubeVirt's virt-api and virt-controller (for the tests of real servers)",
     takes: "about three minutes",
-    instead: None,
+    instead: Some("STELLAGE_KUBEVIRT to a folder with them and kubevirt.json"),
     disk_gb: 4,
     go_mod: include_str!("../../kubevirt/go.mod"),
     go_sum: include_str!("../../kubevirt/go.sum"),
@@ -186,6 +186,13 @@ pub(super) const KUBEVIRT: Bundle = Bundle {
     downloads: &[],
     tags: "",
     versioned: None,
+};
+
+/// The newest of them that can be built.
+pub(super) const NEWEST_KUBEVIRT: Bundle = Bundle {
+    go_mod: include_str!("../../kubevirt/newest/go.mod"),
+    go_sum: include_str!("../../kubevirt/newest/go.sum"),
+    ..KUBEVIRT
 };
 
 /// The kinds of external-snapshotter and kube-ovn, as the tests of real servers install them. Nothing is compiled but the program that
@@ -275,11 +282,22 @@ mod tests {
                 .ends_with(CONTROL_PLANE.version_of("k8s.io/kubernetes"))
         );
         assert_eq!(TOOLS.linker_flags(), "-s -w");
-        for bundle in [CONTROL_PLANE, TOOLS, PROMTOOL, KUBEVIRT, KINDS] {
+        for bundle in [CONTROL_PLANE, TOOLS, PROMTOOL, KUBEVIRT, NEWEST_KUBEVIRT, KINDS] {
             assert!(bundle.go_version().starts_with("1."));
             assert_eq!(bundle.key().len(), 12);
         }
         assert_ne!(CONTROL_PLANE.key(), TOOLS.key());
         assert_ne!(TOOLS.key(), PROMTOOL.key());
+    }
+
+    #[test]
+    fn kubevirts_own_modules_have_its_version() {
+        for bundle in [KUBEVIRT, NEWEST_KUBEVIRT] {
+            let version = bundle.version_of("kubevirt.io/kubevirt");
+            for module in ["kubevirt.io/api", "kubevirt.io/client-go"] {
+                let line = format!("\t{module} => {module} {version}\n");
+                assert!(bundle.go_mod.contains(&line), "{line}");
+            }
+        }
     }
 }
