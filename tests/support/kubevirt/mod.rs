@@ -562,7 +562,6 @@ async fn kubeconfig(plane: &ControlPlane, namespace: &str, account: &str, node: 
                 name: Some(node.to_owned()),
                 uid: None,
             }),
-            ..TokenRequestSpec::default()
         },
         ..TokenRequest::default()
     };
