@@ -7,6 +7,7 @@ mod gateway;
 mod tests;
 
 use std::{
+    collections::BTreeSet,
     fmt::Debug,
     net::SocketAddr,
     path::PathBuf,
@@ -242,16 +243,17 @@ pub async fn serve(
     };
     let instances = watches.spawn_without(watcher::Config::default(), forget_unused, on_instances);
     let backups = watch_tenant_objects(&watches, on_backups);
+    let networks = watch_tenant_objects(&watches, on_networks);
     if let Some(file) = catalogue_file {
         tokio::spawn(reload(
             file,
-            (instances.clone(), Some(backups.clone())),
+            instances.clone(),
+            Some((backups.clone(), networks.clone())),
             complain,
             watches.shutdown.clone(),
             metrics,
         ));
     }
-    let networks = watch_tenant_objects(&watches, on_networks);
     let webhooks = watch_tenant_objects(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);
     if let Some(candidate) = candidate {
@@ -321,7 +323,8 @@ fn catalogue(process: &ProcessSettings) -> Result<(SharedCatalogue, Option<Catal
 /// Keeps the catalogue up to date with its file.
 async fn reload(
     file: CatalogueFile,
-    (instances, backups): (Store<Instance>, Option<Store<Backup>>),
+    instances: Store<Instance>,
+    others: Option<(Store<Backup>, Store<PrivateNetwork>)>,
     complain: impl Fn(&str) + Send,
     shutdown: CancellationToken,
     metrics: Metrics,
@@ -330,31 +333,43 @@ async fn reload(
     if instances.wait_until_ready().await.is_err() {
         return;
     }
-    if let Some(backups) = &backups
-        && backups.wait_until_ready().await.is_err()
+    if let Some((backups, networks)) = &others
+        && (backups.wait_until_ready().await.is_err() || networks.wait_until_ready().await.is_err())
     {
         return;
     }
     let used = || {
-        let all = instances.state();
-        let accepted = all.iter().filter(|instance| {
-            instance
-                .status
-                .as_ref()
-                .is_some_and(|status| status.state.is_some())
-        });
-        let of_instances = accepted.map(|instance| instance.spec.region.clone());
-        // Those of simulated servers are nowhere.
-        let backups = backups.as_ref().map(Store::state).unwrap_or_default();
-        let of_backups = backups.iter().filter_map(|backup| {
-            let status = backup.status.as_ref()?;
-            let source = status.source.as_ref()?;
-            let is_real = status.provider_state.contains_key(PROVIDER);
-            is_real.then(|| source.region.clone())
-        });
-        of_instances.chain(of_backups).collect()
+        let others = others.as_ref();
+        let others = others.map(|(backups, networks)| (backups.state(), networks.state()));
+        let (backups, networks) = others.unwrap_or_default();
+        used_regions(&instances.state(), &backups, &networks)
     };
     file.reload_until(shutdown, metrics, used, complain).await;
+}
+
+/// The codes of the regions that have something: what was refused has nothing there.
+fn used_regions(
+    instances: &[Arc<Instance>],
+    backups: &[Arc<Backup>],
+    networks: &[Arc<PrivateNetwork>],
+) -> BTreeSet<String> {
+    let of_instances = instances.iter().filter_map(|instance| {
+        instance.status.as_ref()?.state.as_ref()?;
+        Some(instance.spec.region.clone())
+    });
+    // Those of simulated servers are nowhere.
+    let of_backups = backups.iter().filter_map(|backup| {
+        let status = backup.status.as_ref()?;
+        let source = status.source.as_ref()?;
+        let is_real = status.provider_state.contains_key(PROVIDER);
+        is_real.then(|| source.region.clone())
+    });
+    // It gets its prefix before anything is made.
+    let of_networks = networks.iter().filter_map(|network| {
+        network.status.as_ref()?.prefix.as_ref()?;
+        Some(network.spec.region.clone())
+    });
+    of_instances.chain(of_backups).chain(of_networks).collect()
 }
 
 /// When the catalogue's file cannot be used, a process that runs the controllers also publishes a Kubernetes Event about the Lease.

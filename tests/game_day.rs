@@ -1,9 +1,6 @@
 //! The disasters of docs/runbooks.md: the commands of the page, run in the order that it has them.
 
-use std::{
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-};
+use std::os::unix::fs::symlink;
 
 use age::{secrecy::ExposeSecret as _, x25519};
 use control_plane::{ControlPlane, Identity};
@@ -13,14 +10,17 @@ use reqwest::{Method, StatusCode};
 use resources::{Instance, InstanceState};
 use serde_json::json;
 
-use crate::support::{
-    Operator, OwnPlane, Tenant, bare_plane, eventually,
-    helm::{Helm, chart},
-    kubectl, receiver_arguments,
-    receivers::{Answer, Receiver},
-    s3::S3,
-    wait_for_kinds,
-    walkthrough::{Shell, steps},
+use crate::{
+    resilience::{copy_folder, with_servers_stopped},
+    support::{
+        Operator, OwnPlane, Tenant, bare_plane, eventually,
+        helm::{Helm, chart},
+        kubectl, receiver_arguments,
+        receivers::{Answer, Receiver},
+        s3::S3,
+        wait_for_kinds,
+        walkthrough::{Shell, steps},
+    },
 };
 
 const NAMESPACE: &str = "stellage-system";
@@ -266,7 +266,7 @@ async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
     let (mut cluster, customers) = installed(&desk).await;
     let etcd = cluster.plane.folder().join("etcd");
     let snapshot = cluster.plane.folder().join("etcd-snapshot");
-    with_servers_stopped(&cluster.plane, || copy(&etcd, &snapshot)).await;
+    with_servers_stopped(&cluster.plane, || copy_folder(&etcd, &snapshot)).await;
     let ada = cluster.tenant(&customers[0]);
     ada.apply("lost", |_| {}).await;
     ada.wait_for_state("lost", InstanceState::Running).await;
@@ -300,25 +300,4 @@ async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
         assert_eq!(left, "", "{name}");
     }
     cluster.end().await;
-}
-
-async fn with_servers_stopped(plane: &ControlPlane, act: impl FnOnce()) {
-    plane.kill_apiserver().unwrap();
-    plane.kill_etcd().unwrap();
-    act();
-    plane.start_etcd().await.unwrap();
-    plane.start_apiserver().await.unwrap();
-}
-
-fn copy(from: &Path, to: &PathBuf) {
-    std::fs::create_dir(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let to = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &to);
-        } else {
-            std::fs::copy(entry.path(), to).unwrap();
-        }
-    }
 }

@@ -445,7 +445,7 @@ async fn after_a_first_install_only_creates_wait_until_kubernetes_counts_the_quo
 }
 
 /// Copies etcd's data, or puts it back, while neither etcd nor the API server runs.
-async fn with_servers_stopped(plane: &ControlPlane, act: impl FnOnce()) {
+pub async fn with_servers_stopped(plane: &ControlPlane, act: impl FnOnce()) {
     plane.kill_apiserver().unwrap();
     plane.kill_etcd().unwrap();
     act();
@@ -453,7 +453,7 @@ async fn with_servers_stopped(plane: &ControlPlane, act: impl FnOnce()) {
     plane.start_apiserver().await.unwrap();
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+pub fn copy_folder(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();

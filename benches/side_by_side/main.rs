@@ -18,6 +18,7 @@
 //!   while replicas are replaced;
 //! - `invoices`: the month's end of many accounts, and of one with very many lines;
 //! - `regions`: servers in a cluster with KubeVirt, compared with a bare client that applies the same objects, and with simulated ones;
+//! - `regions-drain`: the nodes of many such servers are drained;
 //! - `backup`: a backup of an installation with very many accounts: time, memory and size;
 //! - `usage`: asking Prometheus about all servers of a region.
 //!
@@ -129,6 +130,7 @@ enum Part {
     Availability,
     Invoices,
     Regions,
+    RegionsDrain,
     Usage,
     Backup,
 }
@@ -157,6 +159,7 @@ impl Part {
             Self::Availability => availability::measure(table, sizes).await,
             Self::Invoices => invoices::measure(table, sizes).await,
             Self::Regions => regions::measure(table, sizes).await,
+            Self::RegionsDrain => regions::measure_drain(table, sizes).await,
             Self::Usage => usage::measure(table, sizes).await,
             Self::Backup => backup::measure(table, sizes).await,
         }

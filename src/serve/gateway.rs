@@ -77,7 +77,8 @@ pub async fn serve_gateway(
         let ignore = |_: &str| ();
         tokio::spawn(reload(
             file,
-            (instances, None),
+            instances,
+            None,
             ignore,
             watches.shutdown.clone(),
             metrics,

@@ -12,11 +12,11 @@ use std::{
 use clap::Parser;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::Client;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
-use super::{Candidate, Stores, after_load_balancers, rules, usage};
+use super::{Candidate, Stores, after_load_balancers, rules, usage, used_regions};
 use crate::settings::{CommonSettings, ControllerSettings};
 use runtime::{
     Health, Metrics, ServerTime, SystemClock, shared_catalogue::SharedCatalogue, testing::answered_by,
@@ -167,4 +167,42 @@ async fn after_the_signal_requests_are_accepted_for_a_while_by_a_process_that_is
     );
     let at_once = after_load_balancers(&shutdown, Duration::ZERO, &Health::default(), leaving);
     assert!(at_once.is_cancelled());
+}
+
+#[test]
+fn a_region_is_in_use_while_it_has_an_accepted_instance_a_real_backup_or_a_private_network() {
+    fn objects<K: serde::de::DeserializeOwned>(all: Value) -> Vec<Arc<K>> {
+        serde_json::from_value::<Vec<K>>(all)
+            .unwrap()
+            .into_iter()
+            .map(Arc::new)
+            .collect()
+    }
+    let instance = |region: &str, status: Value| {
+        let spec = json!({ "region": region, "plan": "starter", "image": "debian-13" });
+        json!({ "metadata": { "name": "web" }, "spec": spec, "status": status })
+    };
+    let backup = |region: &str, provider_state: Value| {
+        let source = json!({
+            "id": "i-1", "uid": "uid-1", "name": "web", "region": region, "plan": "starter", "image": "debian-13", "diskSizeGB": 40,
+        });
+        let status = json!({ "source": source, "providerState": provider_state });
+        json!({ "metadata": { "name": "bkp" }, "spec": { "instance": "web" }, "status": status })
+    };
+    let network = |region: &str, status: Value| json!({ "metadata": { "name": "pn-a" }, "spec": { "region": region }, "status": status });
+    let instances = json!([
+        instance("fr-par-1", json!({ "state": "running" })),
+        instance("xx-refused-1", json!({})),
+    ]);
+    let backups = json!([
+        backup("de-fra-1", json!({ "provider": "kubevirt" })),
+        backup("xx-simulated-1", json!({})),
+    ]);
+    let networks = json!([
+        network("de-ber-1", json!({ "prefix": "10.128.4.0/24" })),
+        network("xx-refused-2", json!({})),
+    ]);
+    let used = used_regions(&objects(instances), &objects(backups), &objects(networks));
+    let used: Vec<&str> = used.iter().map(String::as_str).collect();
+    assert_eq!(used, ["de-ber-1", "de-fra-1", "fr-par-1"]);
 }

@@ -97,7 +97,7 @@ impl Browser {
     }
 
     /// Waits until the terminal shows this.
-    async fn terminal_shows(&self, text: &str) {
+    pub(super) async fn terminal_shows(&self, text: &str) {
         let rows = "return document.querySelector('.xterm-rows')?.innerText ?? document.body.innerText";
         let shown = async || {
             let shown = self.script(rows).await;

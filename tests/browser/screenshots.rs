@@ -20,23 +20,45 @@ impl Browser {
     /// Takes a picture of a page in light and in dark mode.
     async fn picture(&self, name: &str, path: &str) {
         for scheme in ["light", "dark"] {
-            let view = View {
-                width: 1200,
-                height: 720,
-                scheme,
-            };
-            self.view(view).await;
-            self.devtools("Emulation.setScrollbarsHidden", json!({ "hidden": true }))
-                .await;
-            self.open(path).await;
-            self.find("main h1").await;
-            // WebP takes less than half the space of PNG.
-            let format = json!({ "format": "webp", "quality": 80 });
-            let taken = self.driver.devtools("Page.captureScreenshot", format).await;
-            let picture = STANDARD.decode(taken["data"].as_str().unwrap()).unwrap();
-            assert!(picture.len() < MAX_PICTURE, "{name}: {} bytes", picture.len());
-            fs::write(images().join(format!("console-{name}-{scheme}.webp")), picture).unwrap();
+            self.show(path, 1200, scheme).await;
+            self.take(&format!("{name}-{scheme}")).await;
         }
+    }
+
+    /// The same, also as narrow as a small telephone, of a page with a terminal that asks for a login.
+    async fn picture_terminal(&self, name: &str, path: &str) {
+        for (suffix, width, scheme) in [
+            ("light", 1200, "light"),
+            ("dark", 1200, "dark"),
+            ("narrow", 320, "light"),
+        ] {
+            self.show(path, width, scheme).await;
+            self.terminal_shows("login:").await;
+            self.take(&format!("{name}-{suffix}")).await;
+        }
+    }
+
+    async fn show(&self, path: &str, width: u32, scheme: &'static str) {
+        let height = 720;
+        self.view(View {
+            width,
+            height,
+            scheme,
+        })
+        .await;
+        self.devtools("Emulation.setScrollbarsHidden", json!({ "hidden": true }))
+            .await;
+        self.open(path).await;
+        self.find("main h1").await;
+    }
+
+    async fn take(&self, name: &str) {
+        // WebP takes less than half the space of PNG.
+        let format = json!({ "format": "webp", "quality": 80 });
+        let taken = self.driver.devtools("Page.captureScreenshot", format).await;
+        let picture = STANDARD.decode(taken["data"].as_str().unwrap()).unwrap();
+        assert!(picture.len() < MAX_PICTURE, "{name}: {} bytes", picture.len());
+        fs::write(images().join(format!("console-{name}.webp")), picture).unwrap();
     }
 }
 
@@ -85,6 +107,10 @@ async fn pictures_of_the_console() {
             .await;
         tenant.wait_for_state(name, InstanceState::Running).await;
     }
+    for (name, region) in [("backend", "fr-par-1"), ("storage", "de-fra-1")] {
+        let body = json!({ "name": name, "region": region });
+        tenant.call(Method::POST, "/v1/networks", Some(&body)).await;
+    }
     let id = async |name: &str| tenant.instances().get(name).await.unwrap().id();
     let web = id("web-1").await;
     let body = json!({ "name": "before-upgrade" });
@@ -112,6 +138,10 @@ async fn pictures_of_the_console() {
         .picture("instance", &format!("/console/instances/{web}"))
         .await;
     browser.picture("create", "/console/instances/new").await;
+    browser.picture("networks", "/console/networks").await;
+    browser
+        .picture_terminal("serial", &format!("/console/instances/{web}/console"))
+        .await;
     browser.open("/console/webhooks").await;
     browser.press(&receiver.url("/hooks/stellage")).await;
     let webhook = browser.path().await;

@@ -446,7 +446,11 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
         ),
         (
             json!({ "regions": { "de-fra-1": { "secretName": "a" } }, "catalogue": { "regions": ["de-fra-1"] } }),
-            "regions.de-fra-1: the catalogue has no region de-fra-1 whose kubevirt.kubeconfig is /etc/stellage/regions/de-fra-1/kubeconfig",
+            "regions.de-fra-1: kubevirt.kubeconfig of the region de-fra-1 in the catalogue must be /etc/stellage/regions/de-fra-1/kubeconfig",
+        ),
+        (
+            json!({ "regions": { "de-fra-1": { "secretName": "a" } }, "catalogue": { "regions": [{ "code": "de-fra-1" }] } }),
+            "regions.de-fra-1: kubevirt.kubeconfig of the region de-fra-1",
         ),
         (
             json!({ "oidc": { "existingSecret": "login" } }),
@@ -469,6 +473,8 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
     for right in [
         json!({ "api": { "autoscaling": { "minReplicas": 7 } } }),
         json!({ "regions": { "de-fra-1": { "secretName": "a" } }, "existingCatalogue": "mine" }),
+        // It is being taken out: docs/kubevirt.md.
+        json!({ "regions": { "de-fra-1": { "secretName": "a" } }, "catalogue": { "regions": ["nl-ams-1"] } }),
         json!({ "api": { "settings": { "publicUrl": "https://cloud.example.com" } } }),
         json!({
             "oidc": { "existingSecret": "login" },

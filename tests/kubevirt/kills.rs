@@ -293,11 +293,11 @@ impl World {
         while !is_reached().await {
             // As long as something is killed again and again, there need be no end.
             let undisturbed = begun.max(*self.killed_at.lock());
-            assert!(
-                undisturbed.elapsed() < self.patience,
-                "waited in vain for {name}: {:#?}",
-                self.shown.lock().instances.get(name)
-            );
+            if undisturbed.elapsed() >= self.patience {
+                let instance = self.shown.lock().instances.get(name).cloned();
+                let backup = self.tenant.backups().get_opt(name).await.unwrap();
+                panic!("waited in vain for {name}: {instance:#?}\n{backup:#?}");
+            }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }

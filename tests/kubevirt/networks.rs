@@ -150,8 +150,9 @@ impl Case {
     }
 
     /// Orders a network, and returns its id.
-    async fn order_network(&self, place: Place) -> String {
-        let body = json!({ "region": place.code, "prefix": "10.7.0.0/28" });
+    /// Orders a private network in a region, and returns its id.
+    pub(super) async fn order_network(&self, region: &str) -> String {
+        let body = json!({ "region": region, "prefix": "10.7.0.0/28" });
         let answer = self.tenant.call(Method::POST, "/v1/networks", Some(&body)).await;
         assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
         answer.json()["data"]["id"].as_str().unwrap().to_owned()
@@ -219,7 +220,7 @@ impl Case {
 #[tokio::test]
 async fn kube_ovn_makes_a_network_for_servers_of_one_account_and_all_of_it_goes_with_it() {
     let case = case("kv-ovn", KUBE_OVN).await;
-    let network = case.order_network(KUBE_OVN).await;
+    let network = case.order_network(KUBE_OVN.code).await;
     case.is_ready(&network).await;
     let networks = Api::<PrivateNetwork>::namespaced(case.tenant.kube.clone(), &case.tenant.namespace);
     let known = networks.get(&network).await.unwrap();
@@ -317,9 +318,9 @@ async fn kube_ovn_makes_a_network_for_servers_of_one_account_and_all_of_it_goes_
 #[tokio::test]
 async fn each_network_of_the_platform_team_is_one_accounts_at_a_time() {
     let (one, other) = (case("kv-vlan-a", POOL).await, case("kv-vlan-b", POOL).await);
-    let first = one.order_network(POOL).await;
+    let first = one.order_network(POOL.code).await;
     one.is_ready(&first).await;
-    let second = other.order_network(POOL).await;
+    let second = other.order_network(POOL.code).await;
     other.says(&second, "no private network left").await;
     let server = one.join(POOL, &first).await;
     let address = one.private_address(&server).await;
@@ -337,7 +338,7 @@ async fn each_network_of_the_platform_team_is_one_accounts_at_a_time() {
 #[tokio::test]
 async fn a_network_that_the_platform_team_is_to_make_says_so_until_it_is_there() {
     let case = case("kv-nad", NAD).await;
-    let network = case.order_network(NAD).await;
+    let network = case.order_network(NAD.code).await;
     case.says(&network, "does not exist in this region").await;
     // The namespace is there for it.
     attach(&case.region, &case.namespace, &network, "{}").await;
@@ -359,7 +360,7 @@ async fn client(kubeconfig: PathBuf) -> Client {
 async fn whoever_steals_the_token_of_a_region_can_touch_no_network_but_stellages() {
     let case = case("kv-thief", KUBE_OVN).await;
     // So that there are rights in the namespace of its servers.
-    let network = case.order_network(KUBE_OVN).await;
+    let network = case.order_network(KUBE_OVN.code).await;
     case.is_ready(&network).await;
     let thief = client(case.region.kubeconfig(NAMESPACE, &KUBE_OVN.account()).await).await;
     let of_pool = client(case.region.kubeconfig(NAMESPACE, &POOL.account()).await).await;

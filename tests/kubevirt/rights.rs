@@ -130,20 +130,14 @@ impl Everything {
     /// Private networks, in each of the ways in which they are made, and a server in the one that Stellage makes.
     async fn join_networks(&self) -> (String, String) {
         let case = &self.case;
-        let order = async |region: &str| {
-            let body = json!({ "region": region });
-            let answer = case.tenant.call(Method::POST, "/v1/networks", Some(&body)).await;
-            assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
-            answer.json()["data"]["id"].as_str().unwrap().to_owned()
-        };
-        let of_pool = order(WITH_POOL).await;
+        let of_pool = case.order_network(WITH_POOL).await;
         case.is_ready(&of_pool).await;
         case.delete_network(&of_pool).await;
-        let missing = order(WITH_NAD).await;
+        let missing = case.order_network(WITH_NAD).await;
         case.says(&missing, "does not exist in this region").await;
         case.delete_network(&missing).await;
 
-        let network = order(REGION).await;
+        let network = case.order_network(REGION).await;
         case.is_ready(&network).await;
         let id = case.create(json!({ "private_network": network })).await;
         case.reaches(&id, Running).await;
@@ -203,7 +197,7 @@ impl Everything {
         self.case.settles(id, Running).await;
     }
 
-    /// A guest that crashes, one that shuts itself down, and one that does not.
+    /// A guest that crashes, one whose node is drained, one that shuts itself down, and one that does not.
     async fn power_off(&self, id: &str) {
         let case = &self.case;
         let order = |change: fn(&mut kubevirt::puppet::Guest)| {
@@ -225,6 +219,15 @@ impl Everything {
             guest.ends = None;
         });
         case.act(id, "start", None, Running).await;
+        let run = case.run(id).await;
+        case.delete_launcher(id).await;
+        let runs = case.runs().await;
+        let next = async || runs.get_opt(id).await.unwrap().and_then(|next| next.uid());
+        eventually("another run", next, |next| {
+            next.as_ref().is_some_and(|next| *next != run)
+        })
+        .await;
+        case.settles(id, Running).await;
         order(|guest| guest.ends = Some(End::ShutsDown));
         case.settles(id, Stopped).await;
         case.act(id, "start", None, Running).await;

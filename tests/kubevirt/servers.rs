@@ -247,30 +247,37 @@ async fn a_guest_that_shuts_itself_down_stays_off_and_one_that_crashes_is_told_a
     case.act(&id, "start", None, Running).await;
 }
 
+impl Case {
+    /// The Pods of the account's servers, and the name of the one in which a server runs now.
+    async fn launcher(&self, server: &str) -> (Api<Pod>, String) {
+        let client = self.region.plane.client(Identity::Admin).await.unwrap();
+        let pods: Api<Pod> = Api::namespaced(client, &self.namespace);
+        let of_run = format!("kubevirt.io/created-by={}", self.run(server).await);
+        let launchers = pods.list(&ListParams::default().labels(&of_run)).await.unwrap();
+        (pods, launchers.items[0].name_any())
+    }
+
+    /// Deletes the Pod in which a server runs, as a drain does.
+    pub(super) async fn delete_launcher(&self, server: &str) {
+        let (pods, launcher) = self.launcher(server).await;
+        pods.delete(&launcher, &DeleteParams::default()).await.unwrap();
+    }
+}
+
 /// Rows 20 and 55 of the failure matrix: drains, and upgrades of KubeVirt, evict.
 #[tokio::test]
 async fn a_server_whose_pod_is_deleted_or_evicted_is_started_again_and_is_not_told_as_stopped() {
     let (case, id) = Case::running("kv-drain").await;
     let run = case.run(&id).await;
-    let pods: Api<Pod> = Api::namespaced(
-        case.region.plane.client(Identity::Admin).await.unwrap(),
-        &case.namespace,
-    );
-    let launcher = pods.list(&ListParams::default()).await.unwrap().items.remove(0);
-    pods.delete(&launcher.name_any(), &DeleteParams::default())
-        .await
-        .unwrap();
+    case.delete_launcher(&id).await;
     case.tells(&id, &["instance.created", "instance.started", "instance.started"])
         .await;
     case.settles(&id, Running).await;
     let second = case.run(&id).await;
     assert_ne!(second, run);
 
-    let of_second = ListParams::default().labels(&format!("kubevirt.io/created-by={second}"));
-    let launcher = pods.list(&of_second).await.unwrap().items.remove(0);
-    pods.evict(&launcher.name_any(), &EvictParams::default())
-        .await
-        .unwrap();
+    let (pods, launcher) = case.launcher(&id).await;
+    pods.evict(&launcher, &EvictParams::default()).await.unwrap();
     let started = ["instance.started"; 3];
     case.tells(&id, &[&["instance.created"], &started[..]].concat())
         .await;

@@ -4,7 +4,7 @@
 //! - `overhead`: what a creation and a reboot ask of the API servers, and how long a creation takes, compared with a bare client that
 //!   applies the same objects;
 //! - `idle`: ten thousand servers that nobody asks anything of, compared with as many simulated ones;
-//! - `drain`: the nodes of a thousand of them are drained.
+//! - `drain`: the nodes of a thousand of as many are drained, with virt-controller; a part of its own, `regions-drain`.
 //!
 //! Shared parts: `asked` (counts requests by who made them), `seen` (what happens in the region, and when), `copies` (copies of a
 //! running server).
@@ -112,8 +112,9 @@ impl Stage {
 }
 
 impl Tenant {
-    async fn create(stage: &Stage, product: &Product, name: &str) -> Result<Self> {
-        let account = Account::named(&stage.cluster, product, name).await?;
+    /// The account with this number.
+    async fn create(stage: &Stage, product: &Product, number: u64) -> Result<Self> {
+        let account = Account::named(&stage.cluster, product, &objects::name("tenant", number)).await?;
         let namespace = format!("{PREFIX}{}", account.namespace);
         let facade = product.facade(&account.key)?;
         let mut connection = facade.connect().await?;
@@ -141,6 +142,23 @@ impl Tenant {
             Some(id) if status == 201 => Ok(id.to_owned()),
             _ => Err(format!("an order was answered with {status}: {answer}").into()),
         }
+    }
+
+    /// Orders the account's first server, with which its namespace in the region is made, and waits until nothing is left to do for it.
+    async fn order_first(&self, stage: &Stage, product: &Product) -> Result<String> {
+        let facade = product.facade(&self.account.key)?;
+        let mut connection = facade.connect().await?;
+        let id = self.order(&facade, &mut connection).await?;
+        self.shows(product, &mut connection, &id, "running").await?;
+        overhead::until_sealed(stage, product, self, &id).await?;
+        Ok(id)
+    }
+
+    /// The same, and the server's objects.
+    async fn first(&self, stage: &Stage, product: &Product, sizes: &Sizes) -> Result<Original> {
+        let id = self.order_first(stage, product).await?;
+        stage.until_quiet(sizes).await?;
+        Original::read(stage, self, &id).await
     }
 
     /// Waits until REST shows the instance in this state.
@@ -183,12 +201,8 @@ impl Tenants {
         ));
         let mut tenants = vec![first];
         for n in 1..sizes.tenants {
-            let tenant = Tenant::create(stage, product, &objects::name("tenant", n)).await?;
-            let facade = product.facade(&tenant.account.key)?;
-            let mut connection = facade.connect().await?;
-            let id = tenant.order(&facade, &mut connection).await?;
-            tenant.shows(product, &mut connection, &id, "running").await?;
-            overhead::until_sealed(stage, product, &tenant, &id).await?;
+            let tenant = Tenant::create(stage, product, n).await?;
+            tenant.order_first(stage, product).await?;
             tenants.push(tenant);
         }
         stage.until_quiet(sizes).await?;
@@ -213,24 +227,48 @@ impl Tenants {
     }
 }
 
-/// Measures everything.
+/// Measures what a server costs, and what ten thousand do that rest.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
-    let mut stage = Stage::start().await?;
-    let mut product = stage.product().await?;
-    let tenant = Tenant::create(&stage, &product, "bench").await?;
+    let (mut stage, product, tenant) = begin().await?;
     let seen = Seen::watch(&stage.region).await?;
     let original = overhead::measure(table, &mut stage, &product, &tenant, &seen, sizes).await?;
-    let instance = original.instance(&stage, &tenant).await?;
     drop(seen);
-    let tenants = Tenants::others(tenant, &stage, &product, sizes).await?;
-    product.stop().await?;
-
-    stage.region.kill_virt_controller();
-    copies::make(&stage, &tenants, &original, &instance, sizes.servers).await?;
-    stage.say_memory()?;
+    many(&stage, product, tenant, &original, sizes).await?;
     idle::measure(table, &mut stage, sizes).await?;
+    stage.cluster.stop().await
+}
+
+/// Measures the drain of many servers.
+pub async fn measure_drain(table: &mut Table, sizes: &Sizes) -> Result<()> {
+    let (mut stage, product, tenant) = begin().await?;
+    let original = tenant.first(&stage, &product, sizes).await?;
+    let tenants = many(&stage, product, tenant, &original, sizes).await?;
     drain::measure(table, &mut stage, &tenants, sizes).await?;
     stage.cluster.stop().await
+}
+
+async fn begin() -> Result<(Stage, Product, Tenant)> {
+    let stage = Stage::start().await?;
+    let product = stage.product().await?;
+    let tenant = Tenant::create(&stage, &product, 0).await?;
+    Ok((stage, product, tenant))
+}
+
+/// Makes many servers, of several accounts. Neither Stellage nor virt-controller runs afterwards.
+async fn many(
+    stage: &Stage,
+    mut product: Product,
+    first: Tenant,
+    original: &Original,
+    sizes: &Sizes,
+) -> Result<Tenants> {
+    let instance = original.instance(stage, &first).await?;
+    let tenants = Tenants::others(first, stage, &product, sizes).await?;
+    product.stop().await?;
+    stage.region.kill_virt_controller();
+    copies::make(stage, &tenants, original, &instance, sizes.servers).await?;
+    stage.say_memory()?;
+    Ok(tenants)
 }
 
 /// The path of the objects of a kind of KubeVirt in a namespace.

@@ -72,15 +72,10 @@ pub async fn measure(
     sizes: &Sizes,
 ) -> Result<Original> {
     say("(g) counting what a creation and a reboot ask");
+    let original = tenant.first(stage, product, sizes).await?;
+    forget(stage)?;
     let facade = product.facade(&tenant.account.key)?;
     let mut connection = facade.connect().await?;
-    // The first server of an account in a region also has a namespace made.
-    let first = tenant.order(&facade, &mut connection).await?;
-    tenant.shows(product, &mut connection, &first, "running").await?;
-    stage.until_quiet(sizes).await?;
-    until_sealed(stage, product, tenant, &first).await?;
-    let original = Original::read(stage, tenant, &first).await?;
-    forget(stage)?;
 
     let mut servers = Vec::new();
     for _ in 0..sizes.ordered {

@@ -19,11 +19,13 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- end }}
 {{- end }}
 {{- if .Values.catalogue }}
-{{- $named := dict }}
+{{- $listed := dict }}
 {{- range .Values.catalogue.regions }}
-{{- if kindIs "map" . }}
+{{- if not (kindIs "map" .) }}
+{{- $_ := set $listed . "" }}
+{{- else }}
 {{- $path := dig "kubevirt" "kubeconfig" "" . }}
-{{- $_ := set $named .code $path }}
+{{- $_ := set $listed .code $path }}
 {{- if and (hasPrefix "/etc/stellage/regions/" $path) (not (hasKey $.Values.regions (base (dir $path)))) }}
 {{- fail (printf "the catalogue names %s for the region %s, and regions.%s.secretName is not set" $path .code (base (dir $path))) }}
 {{- end }}
@@ -35,9 +37,10 @@ Refuses what the schema cannot, or only without saying why: values that do not g
 {{- end }}
 {{- end }}
 {{- end }}
+{{- /* A region that is being taken out leaves the catalogue first: a process that started without it would check nothing. */}}
 {{- range $code, $_ := .Values.regions }}
-{{- if not (hasPrefix (printf "/etc/stellage/regions/%s/" $code) (get $named $code | default "")) }}
-{{- fail (printf "regions.%s: the catalogue has no region %s whose kubevirt.kubeconfig is /etc/stellage/regions/%s/kubeconfig" $code $code $code) }}
+{{- if and (hasKey $listed $code) (not (hasPrefix (printf "/etc/stellage/regions/%s/" $code) (get $listed $code))) }}
+{{- fail (printf "regions.%s: kubevirt.kubeconfig of the region %s in the catalogue must be /etc/stellage/regions/%s/kubeconfig" $code $code $code) }}
 {{- end }}
 {{- end }}
 {{- end }}

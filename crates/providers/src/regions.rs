@@ -327,6 +327,17 @@ impl Regions {
             place => place,
         }
     }
+
+    /// Nothing tells a network that was simulated from one that is in a cluster, so one whose region is not listed is not forgotten.
+    fn of_network(&self, network: &PrivateNetwork) -> Place {
+        let region = &network.spec.region;
+        match self.clusters.place(region) {
+            Place::Simulated if self.clusters.0.catalogue.current().offer(region).is_none() => {
+                Place::OutOfReach
+            }
+            place => place,
+        }
+    }
 }
 
 impl Provider for Regions {
@@ -375,7 +386,7 @@ impl Provider for Regions {
     }
 
     async fn make_network(&self, network: &PrivateNetwork, account: &str) -> Result<Progress, ProviderError> {
-        match self.clusters.place(&network.spec.region) {
+        match self.of_network(network) {
             Place::Simulated => self.simulator.make_network(network, account).await,
             Place::In(cluster) => cluster.make_network(network, account, Timestamp::now()).await,
             Place::OutOfReach => Err(self.clusters.unreachable(&network.spec.region)),
@@ -383,7 +394,7 @@ impl Provider for Regions {
     }
 
     async fn remove_network(&self, network: &PrivateNetwork) -> Result<Progress, ProviderError> {
-        match self.clusters.place(&network.spec.region) {
+        match self.of_network(network) {
             Place::Simulated => self.simulator.remove_network(network).await,
             Place::In(cluster) => cluster.remove_network(network, Timestamp::now()).await,
             Place::OutOfReach => Err(self.clusters.unreachable(&network.spec.region)),
@@ -876,6 +887,37 @@ regions:
         assert!(nothing_left.is_err(), "nobody knows");
         let simulated = regions.clusters.place("fr-par-1");
         assert!(matches!(simulated, Place::Simulated));
+    }
+
+    #[tokio::test]
+    async fn a_network_whose_region_is_not_available_is_out_of_reach_and_not_forgotten() {
+        let case = Case::new();
+        let simulator = Simulator::new(Timings::default(), Pools::default(), Faults::new(false), []);
+        let regions = Regions::new(simulator, case.clusters.clone());
+        let answers = async |region: &str| {
+            let network = json!({
+                "metadata": { "name": "pn-backend", "namespace": "acme", "uid": "uid-1" },
+                "spec": { "region": region }, "status": { "prefix": "10.128.4.0/24" },
+            });
+            let network: PrivateNetwork = serde_json::from_value(network).unwrap();
+            [
+                regions.make_network(&network, "acc").await,
+                regions.remove_network(&network).await,
+            ]
+        };
+        for region in [REGION, "xx-gone-1"] {
+            for answer in answers(region).await {
+                assert!(
+                    matches!(answer, Err(ProviderError::Unreachable { .. })),
+                    "{region}"
+                );
+            }
+        }
+        assert!(answers("fr-par-1").await.iter().all(Result::is_ok));
+        let simulated = Catalogue::parse("regions: [fr-par-1]", Path::new("test")).unwrap();
+        case.clusters.0.catalogue.replace(simulated);
+        let any = answers("xx-gone-1").await;
+        assert!(any.iter().all(Result::is_ok), "any other is simulated, too");
     }
 
     #[tokio::test]

@@ -63,7 +63,7 @@ impl CatalogueFile {
     }
 
     /// Reads the file again until shutdown. If it cannot be used, the last catalogue stays in use, and `complain` is called
-    /// once with the reason. `used` are the codes of the regions that have servers, which a new catalogue must not lose.
+    /// once with the reason. `used` are the codes of the regions that are in use, which a new catalogue must not lose.
     pub async fn reload_until(
         mut self,
         shutdown: CancellationToken,

@@ -126,21 +126,23 @@ impl Catalogue {
         from == to || is_simulated(from) && is_simulated(to)
     }
 
-    /// Whether `next` may take the place of this catalogue while the program runs and the regions in `used` have servers. The error is
+    /// Whether `next` may take the place of this catalogue while the program runs and the regions in `used` have servers, backups or private networks. The error is
     /// the path of a field and what is wrong with it.
     pub fn check_next(&self, next: &Self, used: &BTreeSet<String>) -> Result<(), (String, String)> {
         for code in used {
             let Some(now) = self.offer(code) else { continue };
             let problem = match next.offer(code) {
                 None => format!(
-                    "region {code} has servers or backups; it cannot be taken out before they are deleted"
+                    "region {code} has servers, backups or private networks; it cannot be taken out before they are deleted"
                 ),
                 Some(then) if then.simulated && !now.simulated => {
-                    format!("region {code} has real servers, which cannot become simulated ones")
+                    format!(
+                        "region {code} has real servers, backups or private networks, which cannot become simulated ones"
+                    )
                 }
                 Some(then) if !then.simulated && now.simulated => {
                     format!(
-                        "region {code} has simulated servers, which cannot become real ones; delete them first"
+                        "region {code} has simulated servers or private networks, which cannot become real ones; delete them first"
                     )
                 }
                 Some(_) => continue,
@@ -168,7 +170,7 @@ impl Catalogue {
                 && driver(then) != driver(now)
             {
                 let problem = format!(
-                    "must stay as it is while region {} has servers or backups: its private networks were made in another way",
+                    "must stay as it is while region {} has servers, backups or private networks: its networks were made in another way",
                     region.code
                 );
                 return Err((

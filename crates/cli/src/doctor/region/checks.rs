@@ -52,6 +52,7 @@ pub(in super::super) fn all(snapshot: &RegionSnapshot, region: &KubeVirt) -> Vec
         backups(region, snapshot.snapshot_class.as_ref(), &snapshot.storage_class),
         images(&snapshot.images),
         network(&region.network, snapshot),
+        name_servers(&region.network),
         usage(region.usage.as_ref(), snapshot),
     ];
     if let Profile::Bridge { .. } = region.network.profile {
@@ -197,6 +198,16 @@ fn usage(from: Option<&UsageFrom>, snapshot: &RegionSnapshot) -> Check {
             "Prometheus answers, and has no kubevirt_vmi_cpu_usage_seconds_total",
             "Normal if no virtual machine runs in the cluster. Else let it scrape virt-handler: monitorNamespace and monitorAccount of the KubeVirt object.",
         ),
+        (Some(UsageFrom::Prometheus(_)), Some(Ok(known)), _) if known.ours == 0 && has_servers(snapshot) => {
+            warning(
+                name,
+                format!(
+                    "Prometheus knows {} virtual machines, none of them of this installation",
+                    known.all
+                ),
+                "Normal if none of its servers is on. Else let Prometheus keep the label kubernetes_vmi_label_stellage_dev_installation of virt-handler.",
+            )
+        }
         (Some(UsageFrom::Prometheus(_)), Some(Ok(known)), _) => ok(
             name,
             format!(
@@ -205,6 +216,11 @@ fn usage(from: Option<&UsageFrom>, snapshot: &RegionSnapshot) -> Check {
             ),
         ),
     }
+}
+
+/// Whether the cluster has a server of this installation, on or off.
+const fn has_servers(snapshot: &RegionSnapshot) -> bool {
+    matches!(snapshot.rights, Ok((_, true)))
 }
 
 fn namespaces(made_by: Namespaces, refused: &Read<Option<String>>) -> Check {
@@ -469,21 +485,11 @@ fn network(network: &Network, snapshot: &RegionSnapshot) -> Check {
     };
     let plugin = plugin(&config);
     let kind = plugin["type"].as_str().unwrap_or_default();
-    // Where the NetworkPolicy applies to servers.
-    let is_on_pod_network = matches!(
-        network.profile,
-        Profile::Pod | Profile::KubeOvn { attachment: None, .. }
-    );
     match &network.profile {
-        _ if is_on_pod_network && network.internal_cidrs.is_empty() => failed(
+        _ if is_on_pod_network(network) && network.internal_cidrs.is_empty() => failed(
             name,
             "servers reach the Pods, Services and nodes of the cluster, for internalCidrs is empty",
             "Set network.internalCidrs of the region to the prefixes of Pods, Services, nodes and management.",
-        ),
-        _ if is_on_pod_network && hidden_name_server(network).is_some() => failed(
-            name,
-            "servers cannot resolve names: a name server is within internalCidrs",
-            "Set network.nameservers of the region to name servers outside of the cluster.",
         ),
         Profile::Pod => ok(
             name,
@@ -524,10 +530,35 @@ fn network(network: &Network, snapshot: &RegionSnapshot) -> Check {
     }
 }
 
-/// A name server that servers on the Pod network cannot reach.
-fn hidden_name_server(network: &Network) -> Option<IpAddr> {
+/// Whether the NetworkPolicy applies to servers.
+const fn is_on_pod_network(network: &Network) -> bool {
+    matches!(
+        network.profile,
+        Profile::Pod | Profile::KubeOvn { attachment: None, .. }
+    )
+}
+
+/// Whether guests can resolve names.
+fn name_servers(network: &Network) -> Check {
+    let name = "name servers";
+    let all = &network.nameservers;
+    if all.is_empty() {
+        return warning(
+            name,
+            "guests have no DNS, for nameservers is empty",
+            "Set network.nameservers of the region to name servers that guests can reach.",
+        );
+    }
     let is_hidden = |server: &&IpAddr| network.internal_cidrs.iter().any(|cidr| cidr.contains(*server));
-    network.nameservers.iter().find(is_hidden).copied()
+    if let Some(hidden) = all.iter().find(is_hidden).filter(|_| is_on_pod_network(network)) {
+        return failed(
+            name,
+            format!("guests cannot reach {hidden}: it is within internalCidrs"),
+            "Set network.nameservers of the region to name servers outside of the cluster.",
+        );
+    }
+    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+    ok(name, all.join(", "))
 }
 
 /// Whether servers on a bridge can use the addresses of others.
@@ -677,7 +708,7 @@ mod tests {
                 profile,
                 ipv4: Vec::new(),
                 ipv6: None,
-                nameservers: Vec::new(),
+                nameservers: vec!["9.9.9.9".parse().unwrap()],
                 internal_cidrs: vec!["10.244.0.0/16".parse().unwrap()],
                 private_networks: PrivateNetworks::None,
                 anti_spoofing_external: true,
@@ -850,6 +881,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn virtual_machines_of_others_say_nothing_about_the_usage_of_a_region_without_servers() {
+        let snapshot = RegionSnapshot {
+            rights: Ok((Vec::new(), false)),
+            usage: Some(Ok(Known {
+                all: 7,
+                ours: 0,
+                is_renamed: false,
+            })),
+            ..healthy()
+        };
+        assert_eq!(complaints(&snapshot, &region(Profile::Pod)), []);
+    }
+
+    #[test]
+    fn name_servers_within_internal_cidrs_are_in_reach_of_servers_that_are_not_on_the_pod_network() {
+        let mut region = region(bridge());
+        region.network.nameservers = vec!["10.244.0.10".parse().unwrap()];
+        let snapshot = RegionSnapshot {
+            attachment: Some(Ok(Some(ATTACHMENT.to_owned()))),
+            ..healthy()
+        };
+        assert_eq!(complaints(&snapshot, &region), []);
+    }
+
     type Break = fn(&mut RegionSnapshot, &mut KubeVirt);
 
     /// What is broken, and by whom and how it is told.
@@ -1002,6 +1058,18 @@ mod tests {
                 it.usage = Some(Ok(Known::default()));
             },
         ),
+        (
+            "usage",
+            Warning,
+            "none of them of this installation\nNormal if none of its servers is on",
+            |it, _| {
+                it.usage = Some(Ok(Known {
+                    all: 7,
+                    ours: 0,
+                    is_renamed: false,
+                }));
+            },
+        ),
         ("network", Failed, "internalCidrs is empty", |_, region| {
             region.network.internal_cidrs.clear();
         }),
@@ -1009,12 +1077,15 @@ mod tests {
             region.network.profile = kube_ovn(None);
             region.network.internal_cidrs.clear();
         }),
-        ("network", Failed, "within internalCidrs", |_, region| {
+        ("name servers", Failed, "within internalCidrs", |_, region| {
             region.network.nameservers = vec!["10.244.0.10".parse().unwrap()];
         }),
-        ("network", Failed, "within internalCidrs", |_, region| {
+        ("name servers", Failed, "within internalCidrs", |_, region| {
             region.network.profile = kube_ovn(None);
             region.network.nameservers = vec!["10.244.0.10".parse().unwrap()];
+        }),
+        ("name servers", Warning, "guests have no DNS", |_, region| {
+            region.network.nameservers.clear();
         }),
         (
             "network",
