@@ -24,7 +24,7 @@ use std::{
 
 use control_plane::{ControlPlane, Daemon, Identity, free_port, write_private};
 use k8s_openapi::api::{
-    authentication::v1::{TokenRequest, TokenRequestSpec},
+    authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
     coordination::v1::Lease,
     core::v1::{ConfigMap, Namespace, ServiceAccount},
 };
@@ -222,9 +222,10 @@ impl KubeVirt {
         let parts = Parts::read(&programs);
         kubectl(&plane, &["create", "-f", "-"], Some(&of_others)).unwrap();
         install(&plane, &parts, &authority).await;
+        puppet::add_node(plane.client(Identity::Admin).await.unwrap()).await;
         let puppet = Puppet::start(
             plane.kubeconfig(Identity::Admin),
-            kubeconfig(&plane, NAMESPACE, "kubevirt-handler").await,
+            kubeconfig(&plane, NAMESPACE, "kubevirt-handler", Some(puppet::NODE)).await,
         );
         let mut region = Self {
             puppet,
@@ -271,7 +272,7 @@ impl KubeVirt {
 
     /// Starts virt-api on its previous port, and returns when it serves.
     pub async fn start_virt_api(&self) {
-        let identity = kubeconfig(&self.plane, NAMESPACE, "kubevirt-apiserver").await;
+        let identity = kubeconfig(&self.plane, NAMESPACE, "kubevirt-apiserver", None).await;
         let mut command = self.command(&self.virt_api, &identity);
         command.arg(format!("--console-server-port={}", self.handler.port));
         for (flag, name) in [
@@ -297,7 +298,7 @@ impl KubeVirt {
     /// Starts virt-controller on its previous port, and returns when it leads.
     pub async fn start_virt_controller(&self) {
         self.release_lease().await;
-        let identity = kubeconfig(&self.plane, NAMESPACE, "kubevirt-controller").await;
+        let identity = kubeconfig(&self.plane, NAMESPACE, "kubevirt-controller", None).await;
         let mut command = self.command(&self.virt_controller, &identity);
         for (flag, name) in [("prom-cert-file", "server.pem"), ("prom-key-file", "server.key")] {
             command.arg(format!(
@@ -405,7 +406,7 @@ impl KubeVirt {
 
     /// A kubeconfig of a service account, which must exist.
     pub async fn kubeconfig(&self, namespace: &str, account: &str) -> PathBuf {
-        kubeconfig(&self.plane, namespace, account).await
+        kubeconfig(&self.plane, namespace, account, None).await
     }
 
     /// Creates a namespace.
@@ -547,14 +548,20 @@ async fn install(plane: &ControlPlane, parts: &Parts, authority: &Authority) {
         .unwrap();
 }
 
-/// Writes a kubeconfig with a token of a service account.
-async fn kubeconfig(plane: &ControlPlane, namespace: &str, account: &str) -> PathBuf {
+/// Writes a kubeconfig with a token of a service account, as a Pod on `node` has it: since 1.9, KubeVirt lets virt-handler change only
+/// the runs on its node.
+async fn kubeconfig(plane: &ControlPlane, namespace: &str, account: &str, node: Option<&str>) -> PathBuf {
     let client = plane.client(Identity::Admin).await.unwrap();
     let request = TokenRequest {
         spec: TokenRequestSpec {
             audiences: Vec::new(),
             expiration_seconds: Some(24 * 3600),
-            ..TokenRequestSpec::default()
+            bound_object_ref: node.map(|node| BoundObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node.to_owned()),
+                uid: None,
+            }),
         },
         ..TokenRequest::default()
     };

@@ -306,9 +306,8 @@ fn repeat<K>(_: Arc<K>, error: &kube::Error, _: Arc<Context>) -> Action {
     Action::requeue(REPEAT_AFTER)
 }
 
-/// Creates the node, and says from time to time that virt-handler lives there: otherwise virt-controller fails its guests.
-async fn heartbeat(client: Client) {
-    let nodes = Api::<Node>::all(client);
+/// Creates the node.
+pub async fn add_node(client: Client) {
     let node = serde_json::from_value(json!({
         "metadata": {
             "name": NODE,
@@ -319,9 +318,17 @@ async fn heartbeat(client: Client) {
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
         },
     }));
-    let node = node.unwrap();
+    let nodes = Api::<Node>::all(client);
+    nodes
+        .create(&PostParams::default(), &node.unwrap())
+        .await
+        .unwrap();
+}
+
+/// Says from time to time that virt-handler lives on the node: otherwise virt-controller fails its guests.
+async fn heartbeat(client: Client) {
+    let nodes = Api::<Node>::all(client);
     loop {
-        let _ = nodes.create(&PostParams::default(), &node).await;
         let beat = json!({"metadata": {"annotations": {"kubevirt.io/heartbeat": now()}}});
         let beaten = nodes
             .patch(NODE, &PatchParams::default(), &Patch::Merge(beat))
