@@ -67,22 +67,11 @@ impl Failure {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Build => assets().map(|assets| print(assets.folder())),
-        Command::Helm => control_plane::helm(say)
-            .map_err(Failure::from)
-            .map(|path| print(&path)),
-        Command::Promtool => control_plane::promtool(say)
-            .map_err(Failure::from)
-            .map(|path| print(&path)),
-        Command::Kubevirt { newest } => if newest {
-            control_plane::newest_kubevirt(say)
-        } else {
-            control_plane::kubevirt(say)
-        }
-        .map_err(Failure::from)
-        .map(|path| print(&path)),
-        Command::Storage => control_plane::storage(say)
-            .map_err(Failure::from)
-            .map(|path| print(&path)),
+        Command::Helm => print_found(control_plane::helm(say)),
+        Command::Promtool => print_found(control_plane::promtool(say)),
+        Command::Kubevirt { newest: false } => print_found(control_plane::kubevirt(say)),
+        Command::Kubevirt { newest: true } => print_found(control_plane::newest_kubevirt(say)),
+        Command::Storage => print_found(control_plane::storage(say)),
         Command::Exec(arguments) => exec::exec(&arguments),
         Command::Run(settings) => run::run(&settings),
     };
@@ -90,6 +79,10 @@ fn main() -> ExitCode {
         say(&format!("control-plane: {failure}"));
         ExitCode::FAILURE
     })
+}
+
+fn print_found(found: Result<PathBuf, Error>) -> Result<ExitCode, Failure> {
+    Ok(print(&found?))
 }
 
 /// Prints a path to stdout, for scripts.

@@ -126,8 +126,8 @@ impl Catalogue {
         from == to || is_simulated(from) && is_simulated(to)
     }
 
-    /// Whether `next` may take the place of this catalogue while the program runs and the regions in `used` have servers, backups or private networks. The error is
-    /// the path of a field and what is wrong with it.
+    /// Whether `next` may take the place of this catalogue while the program runs and the regions in `used` have servers, backups or
+    /// private networks. The error is the path of a field and what is wrong with it.
     pub fn check_next(&self, next: &Self, used: &BTreeSet<String>) -> Result<(), (String, String)> {
         for code in used {
             let Some(now) = self.offer(code) else { continue };

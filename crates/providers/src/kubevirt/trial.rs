@@ -134,9 +134,7 @@ impl Trial {
             return Ok(true);
         }
         let account = self.instance.metadata.namespace.as_deref().unwrap_or_default();
-        self.cluster.forget_account(account, ACCOUNT, now).await?;
-        let is_gone = self.cluster.is_namespace_gone(&self.server.namespace).await;
-        Ok(is_gone.unwrap_or_default())
+        remove_namespace(&self.cluster, account, &self.server.namespace, now).await
     }
 }
 
@@ -144,6 +142,17 @@ impl Drop for Trial {
     fn drop(&mut self) {
         self.shutdown.cancel();
     }
+}
+
+/// Removes the namespace of an account. Returns whether it is gone.
+async fn remove_namespace(
+    cluster: &Cluster,
+    account: &str,
+    namespace: &str,
+    now: Timestamp,
+) -> Result<bool, ProviderError> {
+    cluster.forget_account(account, ACCOUNT, now).await?;
+    Ok(cluster.is_namespace_gone(namespace).await.unwrap_or_default())
 }
 
 /// What the account is called in names. Where others make the namespaces, it is always the same.

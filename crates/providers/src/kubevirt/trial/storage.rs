@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::{ACCOUNT, account};
+use super::{ACCOUNT, account, remove_namespace};
 use crate::{
     ipam::Ipam,
     kubevirt::{
@@ -110,7 +110,7 @@ impl StorageTrial {
         self.ready().await;
         self.enter(Stage::Deletion, &mut tell);
         self.delete_claims().await;
-        self.delete_volumes().await?;
+        self.wait_for_volumes().await?;
         self.enter(Stage::Restore, &mut tell);
         self.ready().await;
         let source = json!({ "snapshot": { "namespace": self.server.namespace, "name": self.server.name } });
@@ -136,22 +136,16 @@ impl StorageTrial {
         }
         self.delete_claims().await;
         if self.settings.namespaces != Namespaces::Existing {
-            while !self.is_namespace_gone().await {
+            let (cluster, namespace) = (&self.cluster, &self.server.namespace);
+            while !remove_namespace(cluster, &self.account, namespace, Timestamp::now())
+                .await
+                .unwrap_or_default()
+            {
                 sleep(EVERY).await;
             }
         }
         // Last, since the storage may take long. Without a right to look at them, they stay in `volumes`.
-        let _ = self.delete_volumes().await;
-    }
-
-    /// Deletes the namespace, and returns whether it is gone.
-    async fn is_namespace_gone(&self) -> bool {
-        let forgotten = self
-            .cluster
-            .forget_account(&self.account, ACCOUNT, Timestamp::now())
-            .await;
-        let is_gone = self.cluster.is_namespace_gone(&self.server.namespace).await;
-        forgotten.is_ok() && is_gone.unwrap_or_default()
+        let _ = self.wait_for_volumes().await;
     }
 
     fn enter(&mut self, stage: Stage, tell: &mut (impl FnMut(Stage) + Send)) {
@@ -275,7 +269,7 @@ impl StorageTrial {
 
     /// Waits until the volumes of the deleted disks are gone. A claim may go although its volume cannot be deleted, since there is a
     /// snapshot of it.
-    async fn delete_volumes(&mut self) -> Result<(), String> {
+    async fn wait_for_volumes(&mut self) -> Result<(), String> {
         while let Some(name) = self.volumes.first().cloned() {
             if self.wait_for_volume(&name).await? {
                 self.retained.insert(name.clone());
