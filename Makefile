@@ -37,7 +37,7 @@ test: tools browser ## Run all tests, against a real API server
 	@"$(TARGET)/debug/control-plane" storage >/dev/null
 	@RUST_TEST_THREADS=$${RUST_TEST_THREADS:-48} cargo test --locked --workspace --lib --bins
 	@cargo test --locked --workspace --doc
-	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace --test '*'
+	@RUST_BACKTRACE=0 RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace --test '*'
 
 e2e: image ## Try the image and the chart in the cluster of KUBECONFIG (E2E_LOAD, E2E_FROM: e2e/run)
 	@E2E_LOAD="$(E2E_LOAD)" E2E_FROM="$(E2E_FROM)" e2e/run

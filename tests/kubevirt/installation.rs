@@ -35,7 +35,11 @@ pub struct Installation {
 pub async fn shared(region: &Region) -> &'static Installation {
     static INSTALLATION: OnceCell<Installation> = OnceCell::const_new();
     INSTALLATION
-        .get_or_init(async || Installation::start(region, "shared").await)
+        .get_or_init(async || {
+            let mut installation = Installation::start(region, "shared").await;
+            kubevirt::keep_permit_while_shared(&mut installation.plane);
+            installation
+        })
         .await
 }
 

@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt::Write as _,
     sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
@@ -16,7 +17,7 @@ use futures::{StreamExt as _, future::join_all};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::{
     Api, ResourceExt as _,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams},
     runtime::{WatchStreamExt as _, watcher, watcher::Event},
 };
 use parking_lot::Mutex;
@@ -296,10 +297,37 @@ impl World {
             if undisturbed.elapsed() >= self.patience {
                 let instance = self.shown.lock().instances.get(name).cloned();
                 let backup = self.tenant.backups().get_opt(name).await.unwrap();
-                panic!("waited in vain for {name}: {instance:#?}\n{backup:#?}");
+                let there = self.there().await;
+                panic!(
+                    "waited in vain for {name}: {}\n{}\nIn the region:\n{there}",
+                    json!(instance.map(|instance| instance.status)),
+                    json!(backup.map(|backup| backup.status)),
+                );
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// What is in the region, in a line each.
+    async fn there(&self) -> String {
+        let claims = ApiResource::erase::<PersistentVolumeClaim>(&());
+        let mut there = String::new();
+        for kind in [&kinds::VM, &kinds::RUN, &kinds::DISK, &claims, &kinds::SNAPSHOT] {
+            let all = self.region.api(kind, &self.namespace).await;
+            for object in all.list(&ListParams::default()).await.unwrap() {
+                let (metadata, status) = (&object.metadata, &object.data["status"]);
+                let _ = writeln!(
+                    there,
+                    "{} {}: made {:?}, deleted {:?}, {:?}, {status}",
+                    kind.kind,
+                    object.name_any(),
+                    metadata.creation_timestamp,
+                    metadata.deletion_timestamp,
+                    metadata.finalizers,
+                );
+            }
+        }
+        there
     }
 
     fn networks(&self) -> Api<PrivateNetwork> {
@@ -308,11 +336,7 @@ impl World {
 
     async fn order_network(&self, name: &str) {
         let spec = serde_json::from_value(json!({ "region": REGION })).unwrap();
-        let network = PrivateNetwork::new(name, spec);
-        self.networks()
-            .create(&PostParams::default(), &network)
-            .await
-            .unwrap();
+        self.tenant.create(&PrivateNetwork::new(name, spec)).await;
     }
 
     /// Deletes a network, and waits until it is gone.
@@ -348,10 +372,7 @@ impl World {
         let backups = self.tenant.backups();
         let name = format!("{server}-{}", life.backed_up);
         let spec = serde_json::from_value(json!({ "instance": server })).unwrap();
-        let made = backups
-            .create(&PostParams::default(), &Backup::new(&name, spec))
-            .await
-            .unwrap();
+        let made = self.tenant.create(&Backup::new(&name, spec)).await;
         life.backed_up += 1;
         life.backups.push(Kept {
             uid: made.uid().unwrap(),
@@ -538,8 +559,10 @@ impl World {
             ("pods", uids(pods.into_iter().map(first).collect()), &on),
             ("secrets", secrets, &kept),
         ];
-        let differ = found.into_iter().filter(|(_, found, wanted)| found != *wanted);
-        let differ = differ.map(|(what, found, wanted)| format!("{what}: {found:?} instead of {wanted:?}"));
+        let differ = found.into_iter().filter_map(|(what, found, wanted)| {
+            let wanted: Vec<String> = wanted.iter().map(|uid| (*uid).to_owned()).collect();
+            difference(what, &found, &wanted)
+        });
 
         let networks = self.networks().list(&ListParams::default()).await.unwrap().items;
         let mut names: Vec<String> = networks.iter().map(kube::ResourceExt::name_any).collect();
@@ -549,7 +572,7 @@ impl World {
         let mut wanted: Vec<String> = its_own.chain([SHARED_NETWORK.to_owned()]).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        let wrong = (names != wanted).then(|| format!("networks: {names:?} instead of {wanted:?}"));
+        let wrong = difference("networks", &names, &wanted);
         let networks = uids(networks.iter().filter_map(kube::ResourceExt::uid).collect());
         let backups = self.tenant.all_backups().await.into_iter();
         let backups = backups.filter(|backup| backup.phase() != BackupPhase::Failed);
@@ -557,8 +580,7 @@ impl World {
         let beside = self.kept_beside_servers().await.into_iter();
         let beside = beside.filter_map(|(what, found)| {
             let wanted = if what == "snapshots" { &backups } else { &networks };
-            let found = uids(found);
-            (found != *wanted).then(|| format!("{what}: {found:?} instead of {wanted:?}"))
+            difference(what, &uids(found), wanted)
         });
         differ.chain(wrong).chain(beside).collect()
     }
@@ -721,6 +743,21 @@ fn arguments(catalogue: &str) -> [&str; 4] {
         "--private-networks-per-account=1000",
         catalogue,
     ]
+}
+
+/// What is there too much of, and what is missing. Both are sorted.
+fn difference(what: &str, found: &[String], wanted: &[String]) -> Option<String> {
+    let without = |all: &[String], others: &[String]| -> Vec<String> {
+        all.iter().filter(|one| !others.contains(one)).cloned().collect()
+    };
+    (found != wanted).then(|| {
+        let (surplus, missing) = (without(found, wanted), without(wanted, found));
+        format!(
+            "{what}: {surplus:?} too much, {missing:?} missing, {} of {}",
+            found.len(),
+            wanted.len()
+        )
+    })
 }
 
 fn first<T>(pair: (String, T)) -> String {

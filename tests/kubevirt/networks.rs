@@ -70,7 +70,8 @@ async fn shared(region: &Region) -> &'static Installation {
     static INSTALLATION: OnceCell<Installation> = OnceCell::const_new();
     INSTALLATION
         .get_or_init(async || {
-            let plane = own_plane().await;
+            let mut plane = own_plane().await;
+            kubevirt::keep_permit_while_shared(&mut plane);
             region.namespace(VLANS).await;
             let config = r#"{"cniVersion":"0.3.1","type":"bridge","bridge":"br-101","ipam":{}}"#;
             attach(region, VLANS, "vlan-101", config).await;

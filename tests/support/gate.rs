@@ -66,6 +66,12 @@ impl Gate {
         }
     }
 
+    /// Whether nobody waits for a permit, and all of them, this many, are free.
+    pub fn is_idle(&self, permits: usize) -> bool {
+        let queue = self.queue.lock();
+        queue.waiting.is_empty() && queue.free == permits
+    }
+
     fn arrive(&'static self, turn: Turn) -> Waiting {
         let mut queue = self.queue.lock();
         queue.arrivals += 1;

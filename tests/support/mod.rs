@@ -47,7 +47,10 @@ use std::{
 
 use control_plane::{ControlPlane, Daemon, Identity};
 use futures::StreamExt as _;
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::ResourceQuota};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::{coordination::v1::Lease, core::v1::ResourceQuota},
+};
 use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
@@ -55,8 +58,11 @@ use kube::{
 };
 use parking_lot::Mutex;
 use reqwest::{Method, StatusCode, header::HeaderMap};
-use resources::{Account, AccountSpec, ApiKey, Instance, InstanceSpec, InstanceState, conditions, ids};
+use resources::{
+    Account, AccountSpec, ApiKey, Instance, InstanceSpec, InstanceState, conditions, ids, quota,
+};
 use runtime::lease::LEASE_NAME;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::{sync::OnceCell, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -657,10 +663,15 @@ pub struct OwnPlane {
     plane: ControlPlane,
     /// Whether the test fails if the operator asked for what it has no right to.
     checks_refusals: bool,
-    _permit: Permit,
+    permit: Option<Permit>,
 }
 
 impl OwnPlane {
+    /// Its permit, which otherwise goes back when it is stopped.
+    pub fn take_permit(&mut self) -> Option<Permit> {
+        self.permit.take()
+    }
+
     /// For a test that takes rights away from the operator, or asks for more in its name.
     pub fn expecting_refusals(mut self) -> Self {
         self.checks_refusals = false;
@@ -730,7 +741,7 @@ async fn start_plane(options: control_plane::Options, permit: Permit) -> OwnPlan
         plane,
         // There may be no audit log.
         checks_refusals: false,
-        _permit: permit,
+        permit: Some(permit),
     }
 }
 
@@ -758,7 +769,7 @@ pub async fn plane_permit() -> Permit {
 pub async fn plane_permits(count: usize) -> Permit {
     static PLANES: LazyLock<Gate> = LazyLock::new(|| {
         let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
-        // Two are kept by the installations that the tests with KubeVirt share, and some tests need two.
+        // The installations that the tests with KubeVirt share keep two at first, and some tests need two.
         Gate::new(cores.max(2) + 2)
     });
     // The thread of a test has its name.
@@ -896,10 +907,25 @@ impl Tenant {
             ..ObjectMeta::default()
         };
         change(&mut instance);
-        self.instances()
-            .create(&PostParams::default(), &instance)
-            .await
-            .unwrap()
+        self.create(&instance).await
+    }
+
+    /// Creates an object, again as long as Kubernetes cannot count it because others change the same quota.
+    pub async fn create<K>(&self, object: &K) -> K
+    where
+        K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + Serialize
+            + DeserializeOwned,
+    {
+        let objects = Api::namespaced(self.kube.clone(), &self.namespace);
+        loop {
+            match objects.create(&PostParams::default(), object).await {
+                Err(kube::Error::Api(refusal)) if quota::is_contended(&refusal) => {}
+                created => return created.unwrap(),
+            }
+        }
     }
 
     /// Changes an Instance as kubectl would.

@@ -224,6 +224,10 @@ pub struct BackupStatus {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub retried: bool,
 
+    /// Whether the provider may still have data of a backup that failed. It is being deleted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub data_left: bool,
+
     /// Sequence number of the last event.
     #[serde(default, skip_serializing_if = "crate::is_zero")]
     #[schemars(extend("format" = "int64"))]
@@ -298,6 +302,11 @@ impl Backup {
     /// Whether it waits or runs.
     pub fn is_unfinished(&self) -> bool {
         matches!(self.phase(), BackupPhase::Waiting | BackupPhase::Running)
+    }
+
+    /// Whether it has failed, and the provider may still have data of it.
+    pub fn has_data_left(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.data_left)
     }
 
     /// UID of its instance, as far as it is known.

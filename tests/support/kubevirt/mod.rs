@@ -113,7 +113,7 @@ impl Server {
 /// A region for one test: the shared one, or one of its own.
 pub struct Region {
     place: Place,
-    _permit: Permit,
+    permit: Option<Permit>,
 }
 
 enum Place {
@@ -135,6 +135,10 @@ impl Deref for Region {
 /// Nothing stops the shared region at the end, so each test checks it.
 impl Drop for Region {
     fn drop(&mut self) {
+        self.permit = None;
+        if SHARERS.is_idle(MAX_SHARERS) {
+            PERMITS.lock().clear();
+        }
         if !std::thread::panicking() {
             self.assert_runs();
         }
@@ -155,12 +159,20 @@ pub async fn shared_at_last() -> Region {
 static SHARERS: Gate = Gate::new(MAX_SHARERS);
 const MAX_SHARERS: usize = 6;
 
+/// Permits of the control planes of the installations with the shared region.
+static PERMITS: Mutex<Vec<Permit>> = Mutex::new(Vec::new());
+
+/// Keeps a plane's permit until no test uses the shared region any more: the plane is not stopped then, and has nothing to do.
+pub fn keep_permit_while_shared(plane: &mut OwnPlane) {
+    PERMITS.lock().extend(plane.take_permit());
+}
+
 async fn share(turn: Turn, permits: usize) -> Region {
     static REGION: OnceCell<KubeVirt> = OnceCell::const_new();
     let permit = SHARERS.acquire(turn, permits).await;
     Region {
         place: Place::Shared(REGION.get_or_init(KubeVirt::start).await),
-        _permit: permit,
+        permit: Some(permit),
     }
 }
 
@@ -169,7 +181,7 @@ pub async fn own() -> Region {
     let permit = plane_permit().await;
     Region {
         place: Place::Own(Box::new(KubeVirt::start().await)),
-        _permit: permit,
+        permit: Some(permit),
     }
 }
 
@@ -180,7 +192,7 @@ pub async fn own_with_plane() -> (Region, OwnPlane) {
     let (region, plane) = tokio::join!(KubeVirt::start(), own_plane_on(of_plane));
     let region = Region {
         place: Place::Own(Box::new(region)),
-        _permit: permit,
+        permit: Some(permit),
     };
     (region, plane)
 }

@@ -83,9 +83,11 @@ impl Storage {
             "--kube-api-burst=400",
         ];
         let provisioner = spawn("csi-provisioner", &[&of_all[..], &[&*address]].concat());
-        let snapshotter = [&of_all[..], &[&*address, "--extra-create-metadata"]].concat();
+        // A deletion that is ordered while the storage is asked again after a refusal is seen only then: by default, after up to 15 minutes.
+        let of_snapshots = [&of_all[..], &["--resync-period=10s"]].concat();
+        let snapshotter = [&of_snapshots[..], &[&*address, "--extra-create-metadata"]].concat();
         let snapshotter = spawn("csi-snapshotter", &snapshotter);
-        let controller = spawn("snapshot-controller", &of_all);
+        let controller = spawn("snapshot-controller", &of_snapshots);
         until_snapshots_are_served(plane).await;
         Self {
             daemons: Mutex::new(vec![driver, provisioner, snapshotter, controller]),

@@ -75,7 +75,9 @@ impl<P: Provider> Reconcile for Reconciler<P> {
         match self.queue.current(object_ref) {
             Some(backup)
                 if self.backoffs.has_failed(&ObjectRef::of(&*backup))
-                    && (backup.is_deleting() || backup.phase() == BackupPhase::Running) =>
+                    && (backup.is_deleting()
+                        || backup.has_data_left()
+                        || backup.phase() == BackupPhase::Running) =>
             {
                 Class::Suspect
             }
@@ -174,7 +176,9 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(Some(self.backoffs.next(&ObjectRef::of(&*backup))));
             }
             self.backoffs.reset(&ObjectRef::of(&*backup));
-            let goes_on = backup.phase() == BackupPhase::Running && has_begun_now || backup.is_deleting();
+            let goes_on = backup.phase() == BackupPhase::Running && has_begun_now
+                || backup.is_deleting()
+                || backup.has_data_left();
             if !(has_changed && goes_on) {
                 return Ok(decision.recheck_after);
             }

@@ -178,6 +178,7 @@ pub fn question(backup: &Backup, situation: &Situation<'_>) -> Question {
     }
     match (backup.phase(), &situation.source) {
         (BackupPhase::Running, Source::There(_)) if situation.has_account => Question::Progress,
+        (BackupPhase::Failed, _) if backup.has_data_left() => Question::Delete,
         _ => Question::Nothing,
     }
 }
@@ -228,7 +229,7 @@ pub fn decide(backup: &Backup, situation: &Situation<'_>, seen: Seen<'_>, now: T
     match backup.phase() {
         BackupPhase::Waiting => machine.wait(),
         BackupPhase::Running => machine.run(seen),
-        BackupPhase::Completed | BackupPhase::Failed => machine.keep(),
+        BackupPhase::Completed | BackupPhase::Failed => machine.keep(seen),
     }
     let Decision {
         status,
@@ -435,7 +436,12 @@ impl Machine<'_> {
     }
 
     /// A Backup that has come to its end.
-    fn keep(&mut self) {
+    fn keep(&mut self, seen: Seen<'_>) {
+        match seen {
+            Seen::Deleted => self.decision.status.data_left = false,
+            Seen::Failed(_) => self.decision.retry = true,
+            Seen::NotAsked | Seen::Observed(_) => {}
+        }
         let is_gone = matches!(self.situation.source, Source::Gone(_));
         self.decision.status.instance_deleted |= is_gone;
         if is_replaced(self.backup, self.others()) || is_gone && (self.situation.gives_way)() {
@@ -518,6 +524,7 @@ impl Machine<'_> {
             code: code.chars().take(MAX_CODE).collect(),
             message: message.clone(),
         });
+        self.decision.status.data_left = self.decision.status.started_at.is_some();
         self.end(BackupPhase::Failed);
         self.describe("Failed", &message);
         self.note(true, "BackupFailed", message);

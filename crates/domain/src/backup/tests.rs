@@ -44,6 +44,8 @@ struct World {
     made: u64,
     /// Events by the UID of their Backup.
     events: HashMap<String, Vec<EventType>>,
+    /// UIDs of the Backups of which the provider has data.
+    data: HashSet<String>,
     /// Manual backups that somebody has deleted.
     deleted: HashSet<String>,
     has_account: bool,
@@ -73,6 +75,7 @@ impl World {
             takes: 60,
             made: 0,
             events: HashMap::new(),
+            data: HashSet::new(),
             deleted: HashSet::new(),
             has_account: true,
             settled: true,
@@ -176,7 +179,8 @@ impl World {
             state: BTreeMap::new(),
             recheck_after: u64::try_from(left).ok().map(Duration::from_secs),
         };
-        let seen = match question(&backup, &situation) {
+        let question = question(&backup, &situation);
+        let seen = match question {
             Question::Nothing => Seen::NotAsked,
             _ if self.fault == Fault::Unreachable => Seen::Failed(&unavailable),
             Question::Progress => Seen::Observed(&observation),
@@ -188,6 +192,13 @@ impl World {
             decision,
             "decisions are pure"
         );
+        let uid = backup.metadata.uid.clone().unwrap();
+        match (question, seen) {
+            // A call that failed may have begun it.
+            (Question::Progress, _) => drop(self.data.insert(uid.clone())),
+            (Question::Delete, Seen::Deleted) => drop(self.data.remove(&uid)),
+            _ => {}
+        }
         if decision.effect == Effect::Finish {
             self.backups.remove(name);
             return true;
@@ -197,7 +208,6 @@ impl World {
         }
         let has_changed = backup.status.as_ref() != Some(&decision.status);
         let before = backup.status.as_ref().map_or(0, |status| status.event_sequence);
-        let uid = backup.metadata.uid.clone().unwrap();
         for entry in decision
             .status
             .outbox
@@ -238,7 +248,8 @@ impl World {
     fn check(&self) {
         assert!(self.of_phase(BackupPhase::Running).len() <= 1, "one at a time");
         for backup in self.backups.values() {
-            let events = self.events.get(backup.metadata.uid.as_ref().unwrap());
+            let uid = backup.metadata.uid.as_ref().unwrap();
+            let events = self.events.get(uid);
             let expected = match backup.phase() {
                 BackupPhase::Completed => Some(vec![EventType::BackupCompleted]),
                 // A Backup that never had an instance gets no event.
@@ -248,6 +259,8 @@ impl World {
                 _ => None,
             };
             assert_eq!(events, expected.as_ref(), "one event for each end");
+            let may_have_data = backup.phase() != BackupPhase::Failed || backup.has_data_left();
+            assert!(may_have_data || !self.data.contains(uid), "{backup:#?}");
         }
         for events in self.events.values() {
             assert_eq!(events.len(), 1);
@@ -415,6 +428,11 @@ fn an_instance_that_is_deleted_meanwhile_fails_its_backup_and_keeps_those_that_a
     };
     let status = failed.status.as_ref().unwrap();
     assert_eq!(status.error.as_ref().unwrap().code, "instance_deleted");
+    let uid = failed.metadata.uid.as_ref().unwrap();
+    assert!(
+        !status.data_left && !world.data.contains(uid),
+        "what was begun is deleted"
+    );
     let [completed] = world.of_phase(BackupPhase::Completed)[..] else {
         panic!("one is kept");
     };

@@ -31,6 +31,9 @@ const POLL: Duration = Duration::from_secs(2);
 const POLL_AT_MOST: Duration = Duration::from_secs(10);
 /// How long after its end a call that was given up may still make a snapshot: an API server gives each a minute.
 const LATE: SignedDuration = SignedDuration::from_secs(75);
+/// For how long a snapshot that is neither cut nor refused is not deleted: external-snapshotter may be about to take it up, and would then
+/// protect the disk for good.
+const TAKEN_UP_WITHIN: SignedDuration = SignedDuration::from_mins(1);
 /// What external-snapshotter says if a snapshot's data is lost.
 const LOST: &str = "VolumeSnapshotContent is missing";
 
@@ -388,13 +391,11 @@ impl<'a> Planner<'a> {
             let since = since.unwrap_or(self.now);
             state.insert(known::FAILING_SINCE.to_owned(), since.to_string());
             if error.contains(LOST) || self.now.duration_since(since) >= ERRORS_FOR {
-                self.give_up(snapshot)?;
                 let words = "the storage of the region could not make the snapshot";
                 return Err(failed(code::FAILED, words, Some(error.to_owned())));
             }
         }
         if elapsed >= READY_WITHIN {
-            self.give_up(snapshot)?;
             let words = format!(
                 "the storage of the region has not completed the snapshot within {} minutes",
                 READY_WITHIN.as_mins()
@@ -426,12 +427,8 @@ impl<'a> Planner<'a> {
             Answer::SnapshotContent(content) if content.holds(snapshot) => Ok(()),
             Answer::Refused(refusal) if refusal.status != 404 => Err(not_now(refusal)),
             _ => {
-                self.give_up(snapshot)?;
-                Err(failed(
-                    code::FAILED,
-                    "the storage of the region has lost the snapshot",
-                    None,
-                ))
+                let words = "the storage of the region has lost the snapshot";
+                Err(failed(code::FAILED, words, None))
             }
         }
     }
@@ -470,14 +467,6 @@ impl<'a> Planner<'a> {
         let source = status.and_then(|status| status.source.as_ref());
         BackupProgress::Done {
             size_gb: source.map_or(0.0, |source| f64::from(source.disk_size_gb)),
-        }
-    }
-
-    /// Deletes a snapshot that came to nothing.
-    fn give_up(&self, snapshot: &VolumeSnapshot) -> Step<()> {
-        match self.call(self.delete_call(snapshot))? {
-            Answer::Refused(refusal) if !matches!(refusal.status, 404 | 409) => Err(not_now(refusal)),
-            _ => Ok(()),
         }
     }
 
@@ -525,6 +514,10 @@ impl<'a> Planner<'a> {
         }
         let delete = self.delete_call(snapshot);
         if snapshot.metadata.deletion_timestamp.is_none() {
+            if !self.is_taken_up(snapshot) {
+                let words = "the storage of the region has yet to take the snapshot up";
+                return Plan::end(not_now(words), None);
+            }
             match self.seen.answer(|action| *action == delete) {
                 None => return todo(delete),
                 Some(Answer::Refused(refusal)) if !matches!(refusal.status, 404 | 409) => {
@@ -538,6 +531,12 @@ impl<'a> Planner<'a> {
             outcome: not_now(held),
             raw: snapshot.error().map(str::to_owned),
         }
+    }
+
+    fn is_taken_up(&self, snapshot: &VolumeSnapshot) -> bool {
+        let made_at = snapshot.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let is_old = made_at.is_none_or(|made_at| self.now.duration_since(made_at) >= TAKEN_UP_WITHIN);
+        is_old || snapshot.status.creation_time.is_some() || snapshot.error().is_some()
     }
 
     /// Whether a call of this process, or of the leader before, may still be carried out that makes the snapshot. What is completed was

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::{ArgGroup, Args};
-use domain::provider::{Notice, Progress, ProviderError, Trouble};
+use domain::provider::{Notice, Progress, Trouble};
 use jiff::Timestamp;
 use providers::kubevirt::trial::Trial;
 use resources::Plan;
@@ -163,8 +163,20 @@ pub(super) fn uuid() -> String {
 /// Makes the server, and waits until the agent in its guest answers, or there is trouble that does not pass by itself.
 async fn boot(trial: &mut Trial, reached: &mut Reached, report: &mut Report) {
     loop {
+        let missing = trial.waits_for();
+        if missing.is_empty() {
+            break;
+        }
+        report.say(&format!(
+            "waiting for the region's cluster: {}",
+            missing.join("; ")
+        ));
+        sleep(EVERY).await;
+    }
+    // A step that is interrupted may have made something.
+    reached.has_begun = true;
+    loop {
         let (outcome, words) = trial.step(Timestamp::now()).await;
-        reached.has_begun |= !matches!(outcome, Err(ProviderError::Unreachable { .. }));
         match outcome {
             Ok(observation) => match observation.progress {
                 Progress::Done => break,
@@ -182,10 +194,6 @@ async fn boot(trial: &mut Trial, reached: &mut Reached, report: &mut Report) {
                     }
                 }
             },
-            Err(ProviderError::Unreachable { .. }) => {
-                let missing = trial.waits_for().join("; ");
-                report.say(&format!("waiting for the region's cluster: {missing}"));
-            }
             Err(error) => report.say(&error.to_string()),
         }
         sleep(EVERY).await;
