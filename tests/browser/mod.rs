@@ -105,6 +105,30 @@ struct Browser {
     _permit: SemaphorePermit<'static>,
 }
 
+/// Starts chromedriver. It picks a port of IPv4, ends if the same one of IPv6 is taken, and then is started again.
+async fn start_chromedriver(plane: &ControlPlane, program: &Path) -> (Daemon, u16) {
+    loop {
+        let log = plane
+            .folder()
+            .join(format!("chromedriver-{}.log", rand::random::<u32>()));
+        let mut command = Command::new(program);
+        command.arg("--port=0");
+        let daemon = Mutex::new(Daemon::spawn("chromedriver", command, plane.group(), &log).unwrap());
+        let started = async || {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let port = text.split_once("successfully on port ");
+            let port = port.and_then(|(_, rest)| rest.split_once('.')?.0.parse::<u16>().ok());
+            (port, daemon.lock().exited(), text)
+        };
+        let is_over =
+            |(port, exited, _): &(Option<u16>, Option<_>, String)| port.is_some() || exited.is_some();
+        match eventually("chromedriver", started, is_over).await {
+            (Some(port), ..) => return (daemon.into_inner(), port),
+            (None, exited, text) => assert!(text.contains("port not available"), "{exited:?}: {text}"),
+        }
+    }
+}
+
 impl Browser {
     /// Opens a browser for the console at this URL, in the process group of a control plane. Returns `None`, and reports it, if
     /// this machine has no browser.
@@ -127,18 +151,7 @@ impl Browser {
             return None;
         };
         let permit = BROWSERS.acquire().await.unwrap();
-        let log = plane
-            .folder()
-            .join(format!("chromedriver-{}.log", rand::random::<u32>()));
-        let mut command = Command::new(chromedriver);
-        command.arg("--port=0");
-        let daemon = Daemon::spawn("chromedriver", command, plane.group(), &log).unwrap();
-        let port = async || {
-            let text = std::fs::read_to_string(&log).unwrap_or_default();
-            let (_, rest) = text.split_once("successfully on port ")?;
-            rest.split_once('.')?.0.parse::<u16>().ok()
-        };
-        let port = eventually("chromedriver", port, Option::is_some).await.unwrap();
+        let (daemon, port) = start_chromedriver(plane, &chromedriver).await;
         let arguments = [
             "--headless=new",
             // Tests may run as root in a container.
