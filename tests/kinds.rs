@@ -87,7 +87,7 @@ fn whole_backup() -> Value {
 
 fn whole_backup_status() -> Value {
     json!({
-        "id": "bkp_abcdefgh01234567", "phase": "Failed", "instanceDeleted": true, "startedAt": "2026-11-21T10:00:00Z",
+        "id": "bkp_abcdefgh01234567", "phase": "Failed", "instanceDeleted": true, "dataLeft": true, "startedAt": "2026-11-21T10:00:00Z",
         "source": {
             "id": "i-abcdefgh01234567", "uid": "u", "name": "web", "region": "fr-par-1", "plan": "starter",
             "image": "debian-13", "diskSizeGB": 40, "ipAddress": "198.18.0.1",
