@@ -33,7 +33,7 @@ use crate::{
 /// How long a guest takes to shut down: Debian's with systemd, on the node that it was tried on.
 const SHUTDOWN: Duration = Duration::from_secs(8);
 /// After how long without another server that starts again the others are given up.
-const PATIENCE: Duration = Duration::from_mins(3);
+const PATIENCE: Duration = Duration::from_mins(10);
 /// Timeout for virt-controller to have looked at all servers, and to have written what it writes once.
 const SETTLES: Duration = Duration::from_mins(10);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
