@@ -178,7 +178,7 @@ pub fn question(backup: &Backup, situation: &Situation<'_>) -> Question {
     }
     match (backup.phase(), &situation.source) {
         (BackupPhase::Running, Source::There(_)) if situation.has_account => Question::Progress,
-        (BackupPhase::Failed, _) if backup.has_data_left() => Question::Delete,
+        (BackupPhase::Failed, _) if situation.has_account && backup.has_data_left() => Question::Delete,
         _ => Question::Nothing,
     }
 }
@@ -414,6 +414,10 @@ impl Machine<'_> {
             Seen::Failed(error) => {
                 self.decision.retry = true;
                 self.describe(error.reason(), &error.to_string());
+                if origin::is_restored(&self.backup.metadata) {
+                    // It began long ago, and only the provider knows what has become of it.
+                    return;
+                }
             }
         }
         let begun = self.decision.status.started_at.unwrap_or(self.now);
@@ -524,7 +528,9 @@ impl Machine<'_> {
             code: code.chars().take(MAX_CODE).collect(),
             message: message.clone(),
         });
-        self.decision.status.data_left = self.decision.status.started_at.is_some();
+        // One that was restored may have been completed before.
+        self.decision.status.data_left =
+            self.decision.status.started_at.is_some() && !origin::is_restored(&self.backup.metadata);
         self.end(BackupPhase::Failed);
         self.describe("Failed", &message);
         self.note(true, "BackupFailed", message);

@@ -734,6 +734,15 @@ fn a_backup_that_was_restored_without_its_status_is_taken_up_and_its_end_is_not_
         (Some(BackupPhase::Running), Some(first))
     );
     backup.status = Some(status);
+    let away = ProviderError::Unavailable("away".to_owned());
+    let status = decided(&backup, Some(&instance), Seen::Failed(&away), 86_405);
+    assert_eq!((status.phase, status.error), (Some(BackupPhase::Running), None));
+    let status = decided(&backup, None, Seen::NotAsked, 86_405);
+    assert_eq!(
+        (status.phase, status.data_left),
+        (Some(BackupPhase::Failed), false),
+        "it may have been completed"
+    );
     let done = BackupObservation {
         progress: BackupProgress::Done { size_gb: 12.4 },
         state: BTreeMap::new(),
