@@ -34,6 +34,8 @@ pub mod state {
     pub const LAST: &str = "last";
     /// UID of the run that the platform was seen to shut down.
     pub const INTERRUPTED: &str = "interrupted";
+    /// UID of the run that ended while the cluster did not say why.
+    pub const UNEXPLAINED: &str = "unexplained";
     /// UID of the run that somebody else was seen to stop.
     pub const OUTSIDE: &str = "deletedOutside";
     /// Name of the root disk.
@@ -439,7 +441,12 @@ pub fn remember(
         Phase::Running if is(&after, state::RUN, run.uid()) => {}
         Phase::Running => {
             set(&mut after, state::RUN, run.uid());
-            for key in [state::LAST, state::INTERRUPTED, state::OUTSIDE] {
+            for key in [
+                state::LAST,
+                state::INTERRUPTED,
+                state::UNEXPLAINED,
+                state::OUTSIDE,
+            ] {
                 after.remove(key);
             }
         }
@@ -563,7 +570,8 @@ fn off_cause(vm: &VirtualMachine, state: &BTreeMap<String, String>) -> OffCause 
     let is_looping = vm.status.printable_status.as_deref() == Some("CrashLoopBackOff");
     if was(state::OUTSIDE) {
         OffCause::Outside
-    } else if was(state::INTERRUPTED) {
+    } else if was(state::INTERRUPTED) || was(state::UNEXPLAINED) {
+        // A cluster that refuses to say why is one in trouble, and the account holder wants the server to run.
         OffCause::Interrupted
     } else if is_looping || is(state, state::LAST, "Failed") {
         // KubeVirt would have restarted it, but has lost track of that.

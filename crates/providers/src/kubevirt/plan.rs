@@ -1470,6 +1470,8 @@ impl Planner<'_> {
             }
             if self.is_interrupted(vm, run)? {
                 set(&mut state, state::INTERRUPTED, run.uid());
+            } else if self.has_just_ended(vm, run) {
+                state.remove(state::UNEXPLAINED);
             }
             if run.is_running() && self.seal(vm)? {
                 set(&mut state, state::SEALED, vm.disk().unwrap_or_default());
@@ -1514,14 +1516,22 @@ impl Planner<'_> {
         let Some(vm) = vm.filter(|_| !self.seen.is_stale) else {
             return Err(ProviderError::Unavailable(NOT_NOW.to_owned()));
         };
-        // Nor why it is off, before that is known.
-        if self.run_of(vm).is_some_and(|run| self.has_just_ended(vm, run)) {
-            return Err(ProviderError::Unavailable(NOT_NOW.to_owned()));
+        if let Some(run) = self.run_of(vm).filter(|run| self.has_just_ended(vm, run)) {
+            return Ok(self.unexplained(run));
         }
         Ok(Observation {
             recheck_after: Some(SOON),
             ..self.at_rest(vm, &self.known()).0
         })
+    }
+
+    /// A server whose run has ended counts as on until the cluster has said why. It may not say so before the run is gone.
+    fn unexplained(&self, run: &VirtualMachineInstance) -> Observation {
+        let mut observation = self.observation();
+        set(&mut observation.state, state::UNEXPLAINED, run.uid());
+        observation.power = Some(Power::On);
+        observation.recheck_after = Some(SOON);
+        observation
     }
 
     /// An idle step that comes to its end early reports what is known of the server, rather than that there is none.
@@ -1588,8 +1598,12 @@ impl Planner<'_> {
             kind: Kind::Pod,
             selector: format!("{CREATED_BY}={}", run.uid()),
         };
-        let Answer::Pods(pods) = self.call(action)? else {
-            return Ok(false);
+        let pods = match self.call(action)? {
+            Answer::Pods(pods) => pods,
+            Answer::Refused(refusal) if has_just_ended => {
+                return Err(Next::end(self.unexplained(run), Some(says(refusal))));
+            }
+            _ => return Ok(false),
         };
         // After a migration, the launcher on the node before is ending too.
         let is_its = |pod: &&Pod| pod.spec.node_name == run.status.node_name;

@@ -1136,7 +1136,8 @@ fn off_cause(pods: &[Value], fresh: Option<Answer>) -> Option<OffCause> {
     answers.extend(fresh.map(|run| ("get Run", run)));
     for (call, answer) in answers {
         let next = next(&instance, &seen, 1);
-        assert!(next.outcome.is_err(), "why it is off is not known yet");
+        let known = next.outcome.unwrap();
+        assert_eq!(known.power, Some(Power::On), "why it is off is not known yet");
         let action = next.action.unwrap();
         assert_eq!(short(&action), call);
         seen.take(&action, answer);
@@ -1167,6 +1168,35 @@ fn row_20_a_drain_of_which_only_the_end_was_seen_is_told_by_the_pod_that_is_goin
         Some(OffCause::Interrupted)
     );
     assert_eq!(off_cause(&[json!({})], None), Some(OffCause::GuestShutdown));
+}
+
+#[test]
+fn row_20_why_a_server_is_off_is_asked_again_and_if_its_run_is_gone_before_that_is_said_it_was_the_platform()
+{
+    let mut instance = resting("Running", &json!({}));
+    let on = vm(&instance, ON, &json!({}));
+    let run = run_of(&on, "run-1", "Succeeded", &json!({}));
+    let refuse = |instance: &Instance| {
+        let mut seen = seen(Some(&on), Some(&run));
+        let overloaded = refused(429, "too many requests");
+        let action = answer(instance, &mut seen, 1, overloaded);
+        assert_eq!(short(&action), "list Pod");
+        observed(next(instance, &seen, 1))
+    };
+    let observation = refuse(&instance);
+    assert_eq!(observation.power, Some(Power::On));
+    assert!(observation.recheck_after.is_some());
+    instance.status.as_mut().unwrap().provider_state = observation.state;
+    assert_eq!(refuse(&instance).power, Some(Power::On));
+
+    let mut answered = seen(Some(&on), Some(&run));
+    let stays = Answer::Pods(vec![serde_json::from_value(json!({})).unwrap()]);
+    answer(&instance, &mut answered, 1, stays);
+    let power = observed(next(&instance, &answered, 1)).power;
+    assert_eq!(power, Some(Power::Off(OffCause::GuestShutdown)));
+
+    let gone = at_rest(&instance, ON, &json!({}), None);
+    assert_eq!(gone.power, Some(Power::Off(OffCause::Interrupted)));
 }
 
 #[test]
