@@ -40,7 +40,7 @@ The API key, with the scope write, is taken from the environment variable STELLA
 Examples:
   stellage console web-1 --url https://cloud.example.com
   stellage console i-4q7hz0c9k2m8x1ta
-  echo uptime | stellage console web-1";
+  printf 'ada\\ruptime\\r' | stellage console web-1    # logs in as ada; a real server may miss what comes before its prompt";
 
 /// Make sign-in links for the customer console.
 #[derive(Debug, Subcommand)]

@@ -25,6 +25,7 @@ struct Facts {
     memory_gb: i32,
     disk_gb: i32,
     ipv4: Option<String>,
+    private_ipv4: Option<String>,
     ipv6: Option<String>,
     started_at: Timestamp,
 }
@@ -77,6 +78,7 @@ impl SerialLine {
                 memory_gb: size.memory_gb,
                 disk_gb: size.disk_gb,
                 ipv4: status.and_then(|status| status.ip_address.clone()),
+                private_ipv4: status.and_then(|status| status.private_ip_address.clone()),
                 ipv6: status.and_then(|status| status.ipv6_address.clone()),
                 started_at: status
                     .and_then(|status| status.started_at)
@@ -226,6 +228,12 @@ impl Facts {
         if let Some(address) = &self.ipv6 {
             let _ = write!(text, "    inet6 {address}/128 scope global\r\n");
         }
+        if let Some(address) = &self.private_ipv4 {
+            let _ = write!(
+                text,
+                "3: eth1: <BROADCAST,MULTICAST,UP> mtu 1500\r\n    inet {address} scope global eth1\r\n"
+            );
+        }
         text
     }
 
@@ -244,7 +252,7 @@ mod tests {
         let object = json!({
             "metadata": { "name": "i-4q7hz0c9k2m8x1ta", "namespace": "demo", "uid": "u" },
             "spec": { "name": "Web.1", "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
-            "status": { "state": "running", "ipAddress": "198.18.0.7", "startedAt": "2026-11-21T10:00:00Z" },
+            "status": { "state": "running", "ipAddress": "198.18.0.7", "privateIPAddress": "10.0.0.7", "startedAt": "2026-11-21T10:00:00Z" },
         });
         SerialLine::connected(&serde_json::from_value(object).unwrap())
     }
@@ -267,7 +275,12 @@ mod tests {
         assert!(answer(&mut line, "\r").ends_with("web-1 login: "));
         assert!(answer(&mut line, "ada\r\n").ends_with("ada@web-1:~$ "));
         assert_eq!(answer(&mut line, "uname\r"), "uname\r\nLinux\r\nada@web-1:~$ ");
-        assert!(answer(&mut line, "ip addr\r").contains("inet 198.18.0.7/32"));
+        let addresses = answer(&mut line, "ip addr\r");
+        assert!(addresses.contains("inet 198.18.0.7/32"), "{addresses}");
+        assert!(
+            addresses.contains("inet 10.0.0.7 scope global eth1"),
+            "{addresses}"
+        );
         assert!(answer(&mut line, "uptime\r").contains("up 7 minutes"));
         assert!(answer(&mut line, "rm -rf /\r").contains("sh: rm: not found"));
         assert!(answer(&mut line, "exit\r").ends_with("web-1 login: "));

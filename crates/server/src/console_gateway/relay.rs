@@ -145,9 +145,9 @@ async fn close(mut socket: WebSocket, ending: Ending) {
         reason: ending.reason().into(),
     };
     let closing = async {
-        if socket.send(Message::Close(Some(frame))).await.is_ok() {
-            while let Some(Ok(_)) = socket.recv().await {}
-        }
+        // A client that has said first that it ends gets its answer as more is read.
+        let _ = socket.send(Message::Close(Some(frame))).await;
+        while let Some(Ok(_)) = socket.recv().await {}
     };
     let _ = timeout(CLOSED_WITHIN, closing).await;
 }

@@ -65,7 +65,9 @@ impl Ending {
         match self {
             Self::Left => "you have left",
             Self::LineEnded => "the server's end was closed; perhaps somebody else has opened the console",
-            Self::Stopped => "the server is not running any more",
+            Self::Stopped => {
+                "the server is not running any more, or is being rebooted; open the console again once it runs"
+            }
             Self::Deleted => "the instance was deleted",
             Self::Revoked => "the API key was revoked, or has expired",
             Self::Idle => "nothing has happened for too long",
