@@ -18,7 +18,7 @@ IMAGE = localhost/stellage:$(VERSION)
 TEST_THREADS = $${RUST_TEST_THREADS:-1024}
 
 .DEFAULT_GOAL := help
-.PHONY: help run test e2e e2e-kubevirt lines lint bench crds chart promised site image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx mdbook
+.PHONY: help run test e2e e2e-registry e2e-kubevirt lines lint bench crds chart promised site image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx mdbook
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ test: tools browser ## Run all tests, against a real API server
 
 e2e: image ## Try the image and the chart in the cluster of KUBECONFIG (E2E_LOAD, E2E_FROM: e2e/run)
 	@E2E_LOAD="$(E2E_LOAD)" E2E_FROM="$(E2E_FROM)" e2e/run
+
+e2e-registry: image ## The same with the chart from a registry, signed and verified
+	@E2E_LOAD="$(E2E_LOAD)" e2e/registry
 
 e2e-kubevirt: image ## Take a server with a guest through its life in a cluster with KubeVirt (KUBECONFIG; E2E_LOAD and others: e2e/kubevirt/run)
 	@E2E_LOAD="$(E2E_LOAD)" E2E_IMAGE="$(E2E_IMAGE)" E2E_USER="$(E2E_USER)" E2E_CLASS="$(E2E_CLASS)" E2E_NEAR="$(E2E_NEAR)" \

@@ -104,7 +104,7 @@ async fn what_is_wrong_is_named_with_what_to_do() {
         (
             "instance reboot i-aaaaaaaaaaaaaaaa",
             "cmd-wrong",
-            "`kubectl get instances -n cmd-wrong`",
+            "`kubectl get instances -n cmd-wrong -o wide`",
         ),
         (
             "instance stop web",

@@ -56,7 +56,7 @@ async fn kubectl_finds_the_commands_as_its_plugin() {
         "{again:?}"
     );
     let unknown = kubectl(&["stellage", "instance", "stop", "nope", "-n", "cmd-plugin"]).await;
-    let advice = "`kubectl get instances -n cmd-plugin`";
+    let advice = "`kubectl get instances -n cmd-plugin -o wide`";
     assert!(unknown.error().contains(advice), "{unknown:?}");
 
     let help = kubectl(&["stellage", "instance", "resize", "--help"]).await;

@@ -227,6 +227,57 @@ async fn an_instance_is_not_attached_to_a_network_that_is_not_its_accounts_in_it
     }
     let full = refused(&bob, "/v1/instances", &body).await;
     assert!(full.contains("has no free address"), "{full}");
+
+    let list = |network: &str| {
+        let path = format!("/v1/instances?private_network={network}&limit=1");
+        let bob = &bob;
+        async move { expect(bob, 200, Method::GET, &path, None, &[]).await.json() }
+    };
+    let within = list(own["id"].as_str().unwrap()).await;
+    assert_eq!(within["pagination"]["total"], 13);
+    let others = list(theirs["id"].as_str().unwrap()).await;
+    assert_eq!(others["pagination"]["total"], 0);
+
+    // The address of one that is deleted is free as soon as it is gone.
+    let last = within["data"][0]["id"].as_str().unwrap();
+    wait_for(&bob, last, "running").await;
+    let path = format!("/v1/instances/{last}");
+    expect(&bob, 204, Method::DELETE, &path, None, &[]).await;
+    let next = expect(&bob, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+    wait_for(&bob, next.json()["data"]["id"].as_str().unwrap(), "running").await;
+}
+
+#[tokio::test]
+async fn an_instance_is_not_attached_to_a_network_that_cannot_be_made() {
+    let tenant = Tenant::new("rest-networks-stalled").await;
+    let first = json!({ "region": "fr-par-1", "prefix": "10.7.0.0/24" });
+    network(&tenant, &first).await;
+    let overlapping = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "PrivateNetwork",
+        "metadata": { "name": "pn-overlapping", "namespace": tenant.namespace },
+        "spec": { "region": "fr-par-1", "prefix": "10.7.0.0/28" },
+    });
+    let plane = shared().await.plane;
+    kubectl(plane, &["create", "-f", "-"], Some(&overlapping.to_string())).unwrap();
+    let shown = async || {
+        let list = expect(&tenant, 200, Method::GET, "/v1/networks", None, &[])
+            .await
+            .json();
+        let mut all = list["data"].as_array().unwrap().iter();
+        all.find(|network| network["name"] == "pn-overlapping").cloned()
+    };
+    let is_stalled = |shown: &Option<Value>| {
+        let message = shown.as_ref().and_then(|shown| shown["message"].as_str());
+        message.is_some_and(|message| message.contains("overlaps"))
+    };
+    let shown = eventually("the network to say what is wrong", shown, is_stalled).await;
+    let shown = shown.unwrap();
+    let message = refused(&tenant, "/v1/instances", &within(&shown["id"])).await;
+    let why = shown["message"].as_str().unwrap();
+    assert_eq!(
+        message,
+        format!("names a private network that cannot be used: {why}")
+    );
 }
 
 #[tokio::test]

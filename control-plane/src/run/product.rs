@@ -38,6 +38,18 @@ pub(super) struct Product<'a> {
     pub(super) stellage: &'a Path,
 }
 
+/// The file with the operator's rights.
+pub(super) fn rights(checkout: &Path) -> Result<PathBuf, Failure> {
+    let rights = checkout.join("deploy/rbac.yaml");
+    if rights.is_file() {
+        return Ok(rights);
+    }
+    Err(Failure::Other(format!(
+        "{} is not there: start the local run in a checkout of Stellage",
+        rights.display()
+    )))
+}
+
 /// The URLs at which `stellage` serves.
 pub(super) struct Urls {
     pub(super) api: String,
@@ -53,13 +65,7 @@ impl Product<'_> {
         let namespace =
             r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "stellage-system"}}"#;
         self.kubectl(&apply, namespace).await?;
-        let rights = checkout.join("deploy/rbac.yaml");
-        if !rights.is_file() {
-            return Err(Failure::Other(format!(
-                "{} is not there: start the local run in a checkout of Stellage",
-                rights.display()
-            )));
-        }
+        let rights = rights(checkout)?;
         let rights = fs::read_to_string(&rights).map_err(Failure::file("read", rights))?;
         self.kubectl(&apply, &rights).await?;
         self.kubectl(

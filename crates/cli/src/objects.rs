@@ -135,7 +135,8 @@ pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &st
         word,
         name: name.to_owned(),
         namespace: namespace.to_owned(),
-        list: format!("kubectl get {} -n {namespace}", K::plural(&())),
+        // The name that was given may be a display name, which only the wide form shows.
+        list: format!("kubectl get {} -n {namespace} -o wide", K::plural(&())),
     })
 }
 

@@ -92,7 +92,10 @@ impl Api {
                 .header(header::CONTENT_TYPE, "application/json")
                 .body(body);
         }
-        let answer = request.send().await.map_err(|error| refused(innermost(&error)))?;
+        let answer = request
+            .send()
+            .await
+            .map_err(|error| refused(format!("{} cannot be reached: {}", self.url, innermost(&error))))?;
         let is_success = answer.status().is_success();
         let status = answer.status();
         let bytes = answer.bytes().await.map_err(|error| refused(innermost(&error)))?;
@@ -183,6 +186,7 @@ async fn connect(ticket: &str) -> Result<WebSocketStream<reqwest::Upgraded>, Cli
     };
     let of_http = ticket.replacen("ws", "http", 1);
     let url = Url::parse(&of_http).map_err(|error| refused(error.to_string()))?;
+    let gateway = url.origin().ascii_serialization();
     let request = http::client(&url)?
         .get(url)
         .header(header::CONNECTION, "Upgrade")
@@ -192,7 +196,7 @@ async fn connect(ticket: &str) -> Result<WebSocketStream<reqwest::Upgraded>, Cli
     // The URL in an error has the token, which is worth nothing any more, but looks like a secret.
     let answer = request.send().await.map_err(|error| {
         refused(format!(
-            "the console gateway cannot be reached: {}",
+            "the console gateway, {gateway}, cannot be reached: {}",
             innermost(&error)
         ))
     })?;

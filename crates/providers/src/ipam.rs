@@ -17,8 +17,8 @@ use domain::{
 use resources::{Instance, origin};
 use runtime::Metrics;
 
-/// How long a released address is given to nobody: routers and peers still send to it what was for the server before, and a creation
-/// that was called off may still come through.
+/// How long a released public address is given to nobody: routers and peers still send to it what was for the server before, and a
+/// creation that was called off may still come through.
 const REST: Duration = Duration::from_mins(10);
 
 /// The addresses of a region. An address that is in a status, or that a server has, is taken however it came there; only others are
@@ -26,6 +26,8 @@ const REST: Duration = Duration::from_mins(10);
 pub struct Ipam {
     region: String,
     metrics: Option<Metrics>,
+    /// How long a released address is given to nobody.
+    rest: Duration,
     state: Mutex<State>,
 }
 
@@ -84,6 +86,7 @@ impl Ipam {
         Self {
             region: region.into(),
             metrics: None,
+            rest: REST,
             state: Mutex::new(State {
                 size: size(&ipv4),
                 ipv4,
@@ -98,6 +101,13 @@ impl Ipam {
     pub fn with_metrics(mut self, metrics: &Metrics) -> Self {
         self.metrics = Some(metrics.clone());
         self.show(&self.state.lock());
+        self
+    }
+
+    /// The same, for addresses that only the servers of one account reach: a released one can be given at once.
+    #[must_use]
+    pub const fn without_rest(mut self) -> Self {
+        self.rest = Duration::ZERO;
         self
     }
 
@@ -145,7 +155,7 @@ impl Ipam {
             }
             None if state.ipv4.is_empty() => (None, None),
             None => {
-                let leased = state.lease(own, uid, now);
+                let leased = state.lease(own, uid, now, self.rest);
                 (
                     leased.map(|address| address.to_string()),
                     leased.is_none().then(none_free),
@@ -169,7 +179,7 @@ impl Ipam {
         let state = &mut *self.state.lock();
         if let Some(address) = state.by_holder.remove(&key(uid)) {
             state.by_address.remove(&address);
-            state.wake(now);
+            state.wake(now, self.rest);
             state.resting.insert(address, now);
         }
         self.show(state);
@@ -214,11 +224,11 @@ impl State {
 
     /// The address that has been given to a server, or else a free one. The search begins at a place that depends on the UID, so that
     /// another process, which does not know yet what this one has given, is not likely to give the same one to another server.
-    fn lease(&mut self, own: Holder, uid: &str, now: Instant) -> Option<Ipv4Addr> {
+    fn lease(&mut self, own: Holder, uid: &str, now: Instant, rest: Duration) -> Option<Ipv4Addr> {
         if let Some(address) = self.by_holder.get(&own.uid) {
             return Some(*address);
         }
-        self.wake(now);
+        self.wake(now, rest);
         let taken = self.by_address.len() + self.resting.len();
         if taken as u64 >= self.size {
             return None;
@@ -250,9 +260,9 @@ impl State {
     }
 
     /// Forgets the addresses that have rested.
-    fn wake(&mut self, now: Instant) {
+    fn wake(&mut self, now: Instant, rest: Duration) {
         self.resting
-            .retain(|_, since| now.saturating_duration_since(*since) < REST);
+            .retain(|_, since| now.saturating_duration_since(*since) < rest);
     }
 }
 

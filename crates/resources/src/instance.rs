@@ -274,6 +274,7 @@ fn default_user_data_key() -> String {
         json_path = ".status.alerts[?(@.phase=='Firing')].rule",
         priority = 1
     ),
+    printcolumn(name = "Display-Name", type_ = "string", json_path = ".spec.name", priority = 1),
     printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.image", priority = 1),
     printcolumn(

@@ -34,8 +34,12 @@ pub enum Cause {
     BackupTooLarge,
     /// The backup to restore is in another region, and cannot be moved.
     BackupRegionDiffers,
-    /// There is no such private network in the region, or no address in it is free.
+    /// There is no such private network in the region.
     PrivateNetworkUnavailable,
+    /// The private network has no addresses yet, or cannot have any.
+    PrivateNetworkNotReady,
+    /// No address in the private network is free.
+    PrivateNetworkFull,
     /// The account's quotas of vCPUs, memory or disk have no room for its plan.
     QuotaExceeded,
     /// The account is suspended, and its servers are kept off.
@@ -43,7 +47,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 11] = [
         Self::Spec,
         Self::OriginTaken,
         Self::BackupUnavailable,
@@ -51,6 +55,8 @@ impl Cause {
         Self::BackupTooLarge,
         Self::BackupRegionDiffers,
         Self::PrivateNetworkUnavailable,
+        Self::PrivateNetworkNotReady,
+        Self::PrivateNetworkFull,
         Self::QuotaExceeded,
         Self::AccountSuspended,
     ];
@@ -65,6 +71,8 @@ impl Cause {
             Self::BackupTooLarge => "BackupTooLarge",
             Self::BackupRegionDiffers => "BackupRegionDiffers",
             Self::PrivateNetworkUnavailable => "PrivateNetworkUnavailable",
+            Self::PrivateNetworkNotReady => "PrivateNetworkNotReady",
+            Self::PrivateNetworkFull => "PrivateNetworkFull",
             Self::QuotaExceeded => "QuotaExceeded",
             Self::AccountSuspended => "AccountSuspended",
         }

@@ -62,6 +62,16 @@ impl Networks {
         all
     }
 
+    /// The instances that name a network and have not been accepted, so that they may wait for an address in it.
+    fn waiting(&self, network: &PrivateNetwork) -> Vec<Arc<Instance>> {
+        let mut all = self.attached(network);
+        all.retain(|instance| {
+            let status = instance.status.as_ref();
+            status.is_none_or(|status| status.state.is_none())
+        });
+        all
+    }
+
     /// The address of an instance in the private network that it names; `None` if it names none. An instance without an address is given
     /// one. An error says why it cannot have one.
     pub fn address(&self, instance: &Instance) -> Result<Option<String>, Refusal> {
@@ -75,9 +85,9 @@ impl Networks {
         if known.is_some() {
             return Ok(known);
         }
-        let refuse = |message: String| {
+        let refuse = |cause, message: String| {
             Err(Refusal {
-                cause: Cause::PrivateNetworkUnavailable,
+                cause,
                 message: format!("spec.privateNetwork {name} {message}"),
             })
         };
@@ -86,15 +96,17 @@ impl Networks {
             .filter(|network| !network.is_deleting())
         else {
             return refuse(
+                Cause::PrivateNetworkUnavailable,
                 "is not a PrivateNetwork in this namespace; create it, or delete this instance and create another".to_owned(),
             );
         };
         let region = &network.spec.region;
         if *region != instance.spec.region {
-            return refuse(format!(
-                "is in region {region}, not in {}; delete this instance and create another",
-                instance.spec.region
-            ));
+            let its = &instance.spec.region;
+            return refuse(
+                Cause::PrivateNetworkUnavailable,
+                format!("is in region {region}, not in {its}; delete this instance and create another"),
+            );
         }
         let prefix = network
             .status
@@ -102,7 +114,10 @@ impl Networks {
             .and_then(|status| status.prefix.as_deref());
         let Some(prefix) = prefix.and_then(|text| text.parse().ok()) else {
             let why = network.ready().map_or("", |ready| ready.message.as_str());
-            return refuse(format!("has no addresses yet: {why}"));
+            return refuse(
+                Cause::PrivateNetworkNotReady,
+                format!("has no addresses yet: {why}"),
+            );
         };
         let reservation = self.pool(&network, prefix).reserve(
             origin::uid(&instance.metadata),
@@ -111,9 +126,12 @@ impl Networks {
         );
         match reservation.addresses.ipv4 {
             Some(address) => Ok(Some(address)),
-            None => refuse(format!(
-                "has no free address in {prefix}; delete an instance in it, or create this one in another network"
-            )),
+            None => refuse(
+                Cause::PrivateNetworkFull,
+                format!(
+                    "has no free address in {prefix}; delete an instance in it, or create this one in another network"
+                ),
+            ),
         }
     }
 
@@ -124,11 +142,8 @@ impl Networks {
         if let Some(pool) = pools.get(&key).filter(|pool| pool.prefix == prefix) {
             return pool.ipam.clone();
         }
-        let ipam = Arc::new(Ipam::new(
-            &network.spec.region,
-            vec![network::addresses(prefix)],
-            None,
-        ));
+        let prefixes = vec![network::addresses(prefix)];
+        let ipam = Arc::new(Ipam::new(&network.spec.region, prefixes, None).without_rest());
         for instance in oldest_first(self.attached(network)) {
             let status = instance.status.as_ref();
             let taken = Addresses {
@@ -145,26 +160,24 @@ impl Networks {
         ipam
     }
 
-    /// The listener for the watch of Instances, which must be called after that of their index. It releases addresses, and queues the
-    /// deleted networks that wait for the end of an instance.
-    pub fn instance_listener(&self, queue: ReconcileQueue<PrivateNetwork>) -> Box<dyn Listener<Instance>> {
+    /// The listener for the watch of Instances, which must be called after that of their index. When an instance is gone, it releases
+    /// its address and queues what may have waited for that: instances of a full network, or the deletion of the network.
+    pub fn instance_listener(
+        &self,
+        queue: ReconcileQueue<PrivateNetwork>,
+        instances: ReconcileQueue<Instance>,
+    ) -> Box<dyn Listener<Instance>> {
         let networks = self.clone();
         Box::new(move |change: &Change<Instance>| {
             let Change::Deleted(instance) = change else { return };
-            let Some(name) = &instance.spec.private_network else {
+            let Some(network) = networks.of_instance(instance) else {
                 return;
             };
-            if let Some(pool) = networks
-                .pools
-                .lock()
-                .get(&ObjectRef::new(namespace(instance), name))
-            {
+            if let Some(pool) = networks.pools.lock().get(&ObjectRef::of(&*network)) {
                 pool.ipam.release(origin::uid(&instance.metadata), Instant::now());
             }
-            let waiting = networks
-                .of_instance(instance)
-                .filter(|network| network.is_deleting());
-            queue.again(waiting);
+            instances.again(networks.waiting(&network));
+            queue.again(Some(network).filter(|network| network.is_deleting()));
         })
     }
 
@@ -180,11 +193,7 @@ impl Networks {
             let (Change::Applied(network) | Change::Deleted(network)) = change else {
                 return;
             };
-            let waits = |instance: &Arc<Instance>| {
-                let status = instance.status.as_ref();
-                status.is_none_or(|status| status.state.is_none())
-            };
-            instances.again(networks.attached(network).into_iter().filter(waits));
+            instances.again(networks.waiting(network));
             if let Change::Deleted(network) = change {
                 networks.pools.lock().remove(&ObjectRef::of(&**network));
                 let namespace = network.metadata.namespace.as_deref().unwrap_or_default();

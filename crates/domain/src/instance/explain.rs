@@ -84,7 +84,13 @@ fn of_refusal(cause: Cause, message: &str) -> String {
         Cause::Spec => return message.replace("spec.", ""),
         Cause::OriginTaken | Cause::QuotaExceeded | Cause::AccountSuspended => return message.to_owned(),
         Cause::PrivateNetworkUnavailable => {
-            return "the private network that it is to be in does not exist in its region, or has no free address; delete the instance and create another".to_owned();
+            return "the private network that it is to be in does not exist in its region; delete the instance and create another".to_owned();
+        }
+        Cause::PrivateNetworkNotReady => {
+            return "the private network that it is to be in is not ready; the network's own message says why".to_owned();
+        }
+        Cause::PrivateNetworkFull => {
+            return "the private network that it is to be in has no free address; delete another instance in it, or delete this one and create it in another network".to_owned();
         }
         Cause::BackupUnavailable => "is gone or was not completed",
         Cause::BackupImageDiffers => "has another image than it is to have",
@@ -214,30 +220,24 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_that_cannot_be_restored_is_explained_by_its_cause_in_the_words_of_rest() {
+    fn a_backup_or_network_that_cannot_be_used_is_explained_by_its_cause_in_the_words_of_rest() {
         for (cause, says) in [
             (Cause::BackupUnavailable, "is gone or was not completed"),
             (Cause::BackupImageDiffers, "another image"),
             (Cause::BackupTooLarge, "a larger plan"),
             (Cause::BackupRegionDiffers, "in another region"),
+            (Cause::PrivateNetworkUnavailable, "does not exist in its region"),
+            (Cause::PrivateNetworkNotReady, "is not ready"),
+            (Cause::PrivateNetworkFull, "has no free address"),
         ] {
             let refused = json!({
                 "observedGeneration": 2, "state": null,
-                "conditions": [ready("False", cause.reason(), "spec.restoreFrom x of Backup y")],
+                "conditions": [ready("False", cause.reason(), "spec.restoreFrom x, spec.privateNetwork y")],
             });
             let (reason, message) = explained(&json!({}), &refused).unwrap();
             assert_eq!(reason, cause.reason());
             assert!(message.contains(says) && !message.contains("spec."), "{message}");
         }
-        let no_network = json!({
-            "observedGeneration": 2, "state": null,
-            "conditions": [ready("False", "PrivateNetworkUnavailable", "spec.privateNetwork x is not a PrivateNetwork")],
-        });
-        let (_, message) = explained(&json!({}), &no_network).unwrap();
-        assert!(
-            message.contains("private network") && !message.contains("spec."),
-            "{message}"
-        );
         let of_another_field = json!({
             "observedGeneration": 2, "state": null,
             "conditions": [ready("False", "InvalidSpec", "spec.image x is unknown; or set spec.restoreFrom")],

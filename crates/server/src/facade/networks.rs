@@ -35,20 +35,14 @@ use resources::validation;
 /// A network as lists and its detail show it.
 pub fn view(item: &IndexedNetwork, instances: usize) -> PrivateNetwork {
     let network = &*item.network;
-    let condition = network.ready();
-    let ready = condition.is_some_and(|ready| ready.status == "True");
-    let why = || match condition {
-        // The messages for kubectl name fields that REST does not have.
-        Some(ready) => ready.message.replace("spec.", ""),
-        None => "the network is being made".to_owned(),
-    };
+    let message = item.why_not_ready();
     PrivateNetwork {
         id: item.id.to_string(),
         name: network.display_name().to_owned(),
         region: network.spec.region.clone(),
         prefix: network.prefix().map(str::to_owned),
-        ready,
-        message: (!ready).then(why),
+        ready: message.is_none(),
+        message,
         instances,
         created_at: Seconds(network.created_at()),
     }
@@ -224,7 +218,7 @@ pub async fn change(
     params(Target<NetworkId>),
     responses(
         (status = 204, description = "The private network is deleted"),
-        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(still_in_use(2)))),
+        (status = 409, description = "Conflict", body = ErrorAnswer, example = json!(examples::error(still_in_use("pn-4t8kq2m6x1r9z3wb", 2)))),
     ),
 )]
 pub async fn delete(

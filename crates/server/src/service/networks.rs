@@ -14,7 +14,11 @@ use super::{
 };
 use api::{ChangeNetwork, CreateNetwork};
 use domain::network;
-use resources::{PrivateNetwork, PrivateNetworkSpec, private_network::FINALIZER};
+use resources::{
+    PrivateNetwork, PrivateNetworkSpec,
+    conditions::{self, STALLED},
+    private_network::FINALIZER,
+};
 
 /// A private network with values derived from it.
 #[derive(Debug)]
@@ -52,6 +56,24 @@ impl Indexed for IndexedNetwork {
     }
 }
 
+impl IndexedNetwork {
+    /// Why instances cannot be attached, in the words of REST; `None` if they can.
+    pub fn why_not_ready(&self) -> Option<String> {
+        match self.network.ready() {
+            Some(ready) if ready.status == "True" => None,
+            // The messages for kubectl name fields that REST does not have.
+            Some(ready) => Some(ready.message.replace("spec.", "")),
+            None => Some("the network is being made".to_owned()),
+        }
+    }
+
+    /// Whether it cannot become ready before somebody changes something.
+    fn is_stalled(&self) -> bool {
+        let status = self.network.status.as_ref();
+        status.is_some_and(|status| conditions::is_true(&status.conditions, STALLED))
+    }
+}
+
 impl Service {
     /// One page of an account's networks, newest first, and their total number. `page` counts from 1.
     pub fn list_networks(
@@ -70,6 +92,15 @@ impl Service {
         id: Option<NetworkId>,
     ) -> Result<Arc<IndexedNetwork>, Error> {
         self.networks.find(namespace, id).await
+    }
+
+    /// The name of the object with this id; empty, which no object is called, if it is not in the namespace.
+    pub async fn network_name(&self, namespace: &str, id: Option<NetworkId>) -> Result<String, Error> {
+        match self.network(namespace, id).await {
+            Ok(item) => Ok(item.network.name().to_owned()),
+            Err(error) if error.code == ErrorCode::NotFound => Ok(String::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Number of instances in a network.
@@ -100,6 +131,11 @@ impl Service {
             && region != its
         {
             return Ok(Err(format!("is in region {its}, not in {region}")));
+        }
+        if item.is_stalled()
+            && let Some(why) = item.why_not_ready()
+        {
+            return Ok(Err(format!("names a private network that cannot be used: {why}")));
         }
         let prefix = item.network.prefix().and_then(|text| network::parse(text).ok());
         let size = prefix.map_or(u32::MAX, |prefix| network::addresses(prefix).size());
@@ -210,7 +246,7 @@ impl Service {
             precondition.check(&*item.network)?;
             match self.attached(item) {
                 0 => Ok(()),
-                attached => Err(still_in_use(attached)),
+                attached => Err(still_in_use(&item.id.to_string(), attached)),
             }
         };
         self.networks
@@ -220,7 +256,7 @@ impl Service {
 }
 
 /// The error for deleting a network with this many instances.
-pub fn still_in_use(attached: usize) -> Error {
+pub fn still_in_use(id: &str, attached: usize) -> Error {
     let (instances, them) = if attached == 1 {
         ("instance", "it")
     } else {
@@ -228,6 +264,8 @@ pub fn still_in_use(attached: usize) -> Error {
     };
     Error::new(
         ErrorCode::Conflict,
-        format!("the private network has {attached} {instances}; delete {them} first"),
+        format!(
+            "the private network has {attached} {instances}; delete {them} first (GET /v1/instances?private_network={id} lists {them})"
+        ),
     )
 }

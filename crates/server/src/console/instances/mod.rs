@@ -98,13 +98,14 @@ struct ListPage {
 }
 
 async fn list(request: SessionRequest) -> Result<Response, Refusal> {
-    let filters = ["search", "tag", "status", "region"];
-    let [search, tag, status, region] = filters.map(|name| request.query.get(name));
+    let filters = ["search", "tag", "status", "region", "private_network"];
+    let [search, tag, status, region, network] = filters.map(|name| request.query.get(name));
     let parameters = [
         ("search", search),
         ("tag", tag),
         ("status", status),
         ("region", region),
+        ("private_network", network),
         ("page", request.query.get("page")),
         ("limit", PER_PAGE),
     ];

@@ -36,7 +36,7 @@ use super::{
 };
 use crate::service::{
     error::{protected, quota_used_up},
-    id::InstanceId,
+    id::{InstanceId, NetworkId, PublicId as _},
     idempotency::IdempotentRequest,
     instances::{Filter, IndexedInstance},
     store::Created,
@@ -59,6 +59,7 @@ use resources::{InstanceState, Plan};
         ("region" = Option<String>, Query, description = "Only instances in this region.", example = "fr-par-1"),
         ("name" = Option<String>, Query, description = "Only instances with exactly this name.", example = "web-1"),
         ("tag" = Option<Vec<String>>, Query, description = "Only instances with this tag; with all of them, if it is given more than once.", example = json!(["env:prod"])),
+        ("private_network" = Option<String>, Query, description = "Only instances in the private network with this id.", example = "pn-4t8kq2m6x1r9z3wb"),
         ("search" = Option<String>, Query, description = "Only instances whose name, id or address contains this text. Capital and small letters count alike.", example = "web"),
     ),
     responses((status = 200, description = "A page of instances", body = List<InstanceSummary>, example = json!(examples::page(examples::instance_summary())))),
@@ -70,11 +71,20 @@ pub async fn list(
 ) -> Result<Response, Error> {
     let paging = parameters.paging()?;
     let tags: Vec<_> = parameters.all("tag").collect();
+    let network = match parameters.get("private_network") {
+        Some(text) => Some(
+            app.service
+                .network_name(caller.namespace(), NetworkId::parse(text))
+                .await?,
+        ),
+        None => None,
+    };
     let filter = Filter {
         status: parameters.get("status"),
         region: parameters.get("region"),
         name: parameters.get("name"),
         tags: &tags,
+        private_network: network.as_deref(),
         search: parameters.get("search"),
     };
     let (page, total) = app

@@ -571,14 +571,15 @@ mod tests {
     #[tokio::test]
     async fn every_parameter_of_an_operation_is_known_and_those_that_are_arrays_may_be_repeated() {
         let facade = synced();
-        let all = "/v1/instances?page=1&limit=2&status=x&region=x&name=x&search=x&tag=a&tag=b";
+        let all =
+            "/v1/instances?page=1&limit=2&status=x&region=x&name=x&search=x&private_network=x&tag=a&tag=b";
         for method in ["GET", "HEAD"] {
             assert_eq!(ask(&facade, method, all, Some("read")).await.0, 200, "{method}");
         }
         let (_, _, body) = ask(&facade, "GET", &format!("{all}&tags=x"), Some("read")).await;
         assert_eq!(
             body["error"]["details"][0]["message"],
-            "is not known; the query parameters of this request are page, limit, status, region, name, tag, search"
+            "is not known; the query parameters of this request are page, limit, status, region, name, tag, private_network, search"
         );
     }
 

@@ -1,5 +1,6 @@
 //! The instances that account holders see, fed by the watch and sorted for paging. A page filtered by status or region costs
-//! the same with 100 and with 100,000 instances; filters by name and tag, and searches, scan the instances of the account.
+//! the same with 100 and with 100,000 instances; filters by name, tag and private network, and searches, scan the instances of the
+//! account.
 
 use std::{
     cmp::Reverse,
@@ -85,6 +86,11 @@ impl IndexedInstance {
                 .any(|address| has(address))
     }
 
+    /// Whether it is in the private network with this name.
+    fn is_in(&self, network: &str) -> bool {
+        self.instance.spec.private_network.as_deref() == Some(network)
+    }
+
     fn namespace(&self) -> &str {
         self.instance.namespace()
     }
@@ -117,6 +123,8 @@ pub struct Filter<'a> {
     pub name: Option<&'a str>,
     /// Tags, exactly; all of them.
     pub tags: &'a [&'a str],
+    /// The name of a private network's object.
+    pub private_network: Option<&'a str>,
     /// A part of the display name, of the id or of an address. The case of ASCII letters is ignored.
     pub search: Option<&'a str>,
 }
@@ -124,10 +132,13 @@ pub struct Filter<'a> {
 impl Filter<'_> {
     /// Whether the filter has to scan instances, because no sorted list answers it.
     fn scans(&self) -> bool {
-        self.name.is_some() || !self.tags.is_empty() || self.search.is_some()
+        self.name.is_some()
+            || !self.tags.is_empty()
+            || self.private_network.is_some()
+            || self.search.is_some()
     }
 
-    /// Whether an instance matches the name, the tags and the search.
+    /// Whether an instance matches the name, the tags, the private network and the search.
     fn finds(&self, item: &IndexedInstance) -> bool {
         let instance = &item.instance;
         self.name.is_none_or(|name| name == instance.display_name())
@@ -135,6 +146,7 @@ impl Filter<'_> {
                 .tags
                 .iter()
                 .all(|tag| instance.spec.tags.iter().any(|own| own == tag))
+            && self.private_network.is_none_or(|network| item.is_in(network))
             && self.search.is_none_or(|text| item.is_found_by(text))
     }
 }
@@ -169,9 +181,7 @@ impl InstanceIndex {
             return 0;
         };
         let all = namespace.slots.iter().flatten();
-        let is_in =
-            |item: &&Arc<IndexedInstance>| item.instance.spec.private_network.as_deref() == Some(network);
-        all.filter(is_in).count()
+        all.filter(|item| item.is_in(network)).count()
     }
 
     /// The instances of a namespace with alerts in their status, in no order.
@@ -571,12 +581,13 @@ mod tests {
     }
 
     #[test]
-    fn filters_by_name_and_tag_narrow_pages_and_totals_and_combine() {
+    fn filters_by_name_tag_and_private_network_narrow_pages_and_totals_and_combine() {
         let index = InstanceIndex::default();
         for number in 0..6 {
             let mut object = (*instance(number, 7, usize::from(number % 2), 0, false)).clone();
             object.spec.name = Some(if number < 4 { "web" } else { "db" }.to_owned());
             object.spec.tags = vec![format!("n:{number}"), "env:prod".to_owned()];
+            object.spec.private_network = (number < 2).then(|| "pn-a".to_owned());
             object.status.as_mut().unwrap().ip_address = Some(format!("198.18.0.{number}"));
             changed(&index, &Change::Applied(Arc::new(object)));
         }
@@ -600,6 +611,12 @@ mod tests {
         assert_eq!(page(tagged(&["env"]), 1, 20), (0, 0));
         assert_eq!(page(tagged(&["env:prod", "n:5"]), 1, 20), (1, 1), "all of them");
         assert_eq!(page(tagged(&["n:4", "n:5"]), 1, 20), (0, 0));
+        let within = |network| Filter {
+            private_network: Some(network),
+            ..Filter::default()
+        };
+        assert_eq!(page(within("pn-a"), 1, 1), (1, 2));
+        assert_eq!(page(within(""), 1, 20), (0, 0), "not those in no network");
         let searched = |text| Filter {
             search: Some(text),
             ..Filter::default()
@@ -613,9 +630,10 @@ mod tests {
             region: Some(REGIONS[0]),
             name: Some("web"),
             tags: &["env:prod"],
+            private_network: Some("pn-a"),
             search: Some("WE"),
         };
-        assert_eq!(page(all, 1, 20), (2, 2));
+        assert_eq!(page(all, 1, 20), (1, 1));
     }
 
     proptest! {
