@@ -104,12 +104,16 @@ async fn a_webhook_is_tried_out_by_name_or_id() {
     );
     let unknown = run("webhook test wh_aaaaaaaaaaaaaaaa").await;
     assert!(
-        unknown.error().contains("`kubectl get webhooks -n cmd-test -o wide`"),
+        unknown
+            .error()
+            .contains("`kubectl get webhooks -n cmd-test -o wide`"),
         "{unknown:?}"
     );
     let unknown = run("delivery redeliver dlv_aaaaaaaaaaaaaaaa").await;
     assert!(
-        unknown.error().contains("`kubectl get deliveries -n cmd-test`"),
+        unknown
+            .error()
+            .contains("`kubectl get deliveries -n cmd-test -o wide`"),
         "{unknown:?}"
     );
 }
