@@ -759,8 +759,8 @@ const LONG: [&str; 10] = [
     "writes",
 ];
 
-/// Waits until another control plane may be started. One more than there are cores may run, besides the shared one, since their
-/// tests mostly wait.
+/// Waits until another control plane may be started. Twice as many as there are cores may run, besides those that tests share, since
+/// their tests mostly wait.
 pub async fn plane_permit() -> Permit {
     plane_permits(1).await
 }
@@ -770,7 +770,7 @@ pub async fn plane_permits(count: usize) -> Permit {
     static PLANES: LazyLock<Gate> = LazyLock::new(|| {
         let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
         // The installations that the tests with KubeVirt share keep two at first, and some tests need two.
-        Gate::new(cores.max(2) + 2)
+        Gate::new(cores.max(2) * 2 + 2)
     });
     // The thread of a test has its name.
     let test = std::thread::current().name().unwrap_or_default().to_owned();
