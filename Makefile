@@ -48,7 +48,7 @@ e2e-registry: image ## The same with the chart from a registry, signed and verif
 
 e2e-kubevirt: image ## Take a server with a guest through its life in a cluster with KubeVirt (KUBECONFIG; E2E_LOAD and others: e2e/kubevirt/run)
 	@E2E_LOAD="$(E2E_LOAD)" E2E_IMAGE="$(E2E_IMAGE)" E2E_USER="$(E2E_USER)" E2E_CLASS="$(E2E_CLASS)" E2E_NEAR="$(E2E_NEAR)" \
-	    E2E_SLOW="$(E2E_SLOW)" e2e/kubevirt/run
+	    E2E_PROMETHEUS="$(E2E_PROMETHEUS)" E2E_SLOW="$(E2E_SLOW)" e2e/kubevirt/run
 
 lines: ## Count the lines of code, of its tests and of the docs, per folder
 	@.ci/lines

@@ -353,8 +353,7 @@ impl<'a> Controllers<'a> {
             Box::new(self.queue.clone()),
             invoices_before,
             Box::new(self.instances.clone()),
-            self.networks
-                .instance_listener(self.network_queue.clone(), self.queue.clone()),
+            self.networks.instance_listener(self.network_queue.clone()),
             self.monitor.listener(),
             invoices_after,
             self.restores.listener(),

@@ -1,7 +1,7 @@
 //! The addresses of a region's servers, in memory: which are given, to whom, and which rest.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::{Ipv4Addr, Ipv6Addr},
     time::{Duration, Instant},
 };
@@ -17,7 +17,7 @@ use domain::{
 use resources::{Instance, origin};
 use runtime::Metrics;
 
-/// How long a released public address is given to nobody: routers and peers still send to it what was for the server before, and a
+/// How long a released address is given to nobody by default: routers and peers still send to it what was for the server before, and a
 /// creation that was called off may still come through.
 const REST: Duration = Duration::from_mins(10);
 
@@ -104,10 +104,10 @@ impl Ipam {
         self
     }
 
-    /// The same, for addresses that only the servers of one account reach: a released one can be given at once.
+    /// The same, whose released addresses are given to nobody for this long.
     #[must_use]
-    pub const fn without_rest(mut self) -> Self {
-        self.rest = Duration::ZERO;
+    pub const fn with_rest(mut self, rest: Duration) -> Self {
+        self.rest = rest;
         self
     }
 
@@ -180,6 +180,19 @@ impl Ipam {
         if let Some(address) = state.by_holder.remove(&key(uid)) {
             state.by_address.remove(&address);
             state.wake(now, self.rest);
+            state.resting.insert(address, now);
+        }
+        self.show(state);
+    }
+
+    /// Releases the addresses of all servers but these.
+    pub fn retain<'a>(&self, uids: impl IntoIterator<Item = &'a str>, now: Instant) {
+        let kept: HashSet<u64> = uids.into_iter().map(key).collect();
+        let state = &mut *self.state.lock();
+        state.wake(now, self.rest);
+        let gone = state.by_holder.extract_if(|uid, _| !kept.contains(uid));
+        for (_, address) in gone {
+            state.by_address.remove(&address);
             state.resting.insert(address, now);
         }
         self.show(state);
@@ -328,8 +341,6 @@ pub(crate) fn seed(uid: &str, name: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
 
     fn prefix(prefix: &str, gateway: &str) -> Ipv4Prefix {
@@ -399,6 +410,29 @@ mod tests {
         ipam.release("b", now);
         assert!(ipam.adopt("c", &known("192.0.2.7"), None));
         assert_eq!(reserve(&ipam, "b", now + REST), Err("NoFreeAddress"));
+    }
+
+    #[test]
+    fn how_long_a_released_address_rests_can_be_chosen() {
+        let now = Instant::now();
+        let rest = Duration::from_mins(2);
+        let ipam = Ipam::new("de-fra-1", vec![prefix("192.0.2.7/32", "10.0.0.1")], None).with_rest(rest);
+        let only = reserve(&ipam, "a", now).unwrap();
+        ipam.release("a", now);
+        let early = now + rest.saturating_sub(Duration::from_secs(1));
+        assert_eq!(reserve(&ipam, "b", early), Err("NoFreeAddress"));
+        assert_eq!(reserve(&ipam, "b", now + rest), Ok(only));
+    }
+
+    #[test]
+    fn the_addresses_of_servers_that_are_not_listed_any_more_are_released() {
+        let now = Instant::now();
+        let ipam = Ipam::new("de-fra-1", vec![prefix("192.0.2.0/29", "192.0.2.1")], None);
+        let all = ["a", "b", "c", "d", "e"].map(|uid| reserve(&ipam, uid, now).unwrap());
+        ipam.retain(["b", "c", "d", "e"], now);
+        assert_eq!(reserve(&ipam, "f", now), Err("NoFreeAddress"), "it rests");
+        assert_eq!(reserve(&ipam, "b", now), Ok(all[1]));
+        assert_eq!(reserve(&ipam, "f", now + REST), Ok(all[0]));
     }
 
     /// Row 51 of the failure matrix (docs/kubevirt.md).

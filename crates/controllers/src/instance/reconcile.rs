@@ -16,7 +16,7 @@ use super::{
 };
 use domain::instance::{Audience, Gate, Next, Question, decide, question, waits_for_room};
 use providers::Provider;
-use resources::{Instance, origin};
+use resources::{Instance, origin, refusal::Cause};
 use runtime::{
     ObjectRef, ReconcileQueue,
     backoff::Backoffs,
@@ -36,7 +36,7 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// When to check again whether what is refused can be done, because a change of the catalogue is not reported, and one of a backup may be
 /// missed.
 const REFUSED_AGAIN: Duration = Duration::from_mins(10);
-/// When to check again whether the quotas have room. Usually it is queued sooner.
+/// When to check again whether the quotas have room, for which it is usually queued sooner, or its private network.
 const ROOM_AGAIN: Duration = Duration::from_mins(1);
 /// When to check again whether the end of an instance has been recorded: the first and the longest interval.
 const UNTIL_RECORDED: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -215,7 +215,9 @@ impl<P: Provider> Reconciler<P> {
             }
             self.backoffs.reset(&ObjectRef::of(&*draft.instance));
             let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::InPart(_) | Gate::NoRegion(_));
-            let again = if waits_for_room(&draft.instance) {
+            let network_is_full =
+                matches!(&gate, Gate::InvalidSpec(refusal) if refusal.cause == Cause::PrivateNetworkFull);
+            let again = if network_is_full || waits_for_room(&draft.instance) {
                 Some(ROOM_AGAIN)
             } else {
                 is_refused.then_some(REFUSED_AGAIN)

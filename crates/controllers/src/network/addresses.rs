@@ -1,7 +1,11 @@
 //! The addresses of servers in private networks. No I/O: fed by the watches. An address that is in a status is taken; only others are
 //! given.
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use ipnet::Ipv4Net;
 use parking_lot::Mutex;
@@ -27,6 +31,19 @@ pub struct Networks {
 struct Pool {
     prefix: Ipv4Net,
     ipam: Arc<Ipam>,
+}
+
+/// How long a released address is given to nobody. A server that a call made after the deletion is gone by then; the servers of one
+/// account, which alone reach the address, are told at once who has it.
+const REST: Duration = Duration::from_mins(2);
+
+/// The private address in the status of an instance.
+fn in_status(instance: &Instance) -> Addresses {
+    let status = instance.status.as_ref();
+    Addresses {
+        ipv4: status.and_then(|status| status.private_ip_address.clone()),
+        ..Addresses::default()
+    }
 }
 
 fn namespace(instance: &Instance) -> &str {
@@ -59,16 +76,6 @@ impl Networks {
         let namespace = network.metadata.namespace.as_deref().unwrap_or_default();
         let mut all = self.instances.of(namespace);
         all.retain(|instance| instance.spec.private_network == network.metadata.name);
-        all
-    }
-
-    /// The instances that name a network and have not been accepted, so that they may wait for an address in it.
-    fn waiting(&self, network: &PrivateNetwork) -> Vec<Arc<Instance>> {
-        let mut all = self.attached(network);
-        all.retain(|instance| {
-            let status = instance.status.as_ref();
-            status.is_none_or(|status| status.state.is_none())
-        });
         all
     }
 
@@ -143,14 +150,9 @@ impl Networks {
             return pool.ipam.clone();
         }
         let prefixes = vec![network::addresses(prefix)];
-        let ipam = Arc::new(Ipam::new(&network.spec.region, prefixes, None).without_rest());
+        let ipam = Arc::new(Ipam::new(&network.spec.region, prefixes, None).with_rest(REST));
         for instance in oldest_first(self.attached(network)) {
-            let status = instance.status.as_ref();
-            let taken = Addresses {
-                ipv4: status.and_then(|status| status.private_ip_address.clone()),
-                ..Addresses::default()
-            };
-            ipam.adopt(origin::uid(&instance.metadata), &taken, None);
+            ipam.adopt(origin::uid(&instance.metadata), &in_status(&instance), None);
         }
         let pool = Pool {
             prefix,
@@ -160,25 +162,51 @@ impl Networks {
         ipam
     }
 
-    /// The listener for the watch of Instances, which must be called after that of their index. When an instance is gone, it releases
-    /// its address and queues what may have waited for that: instances of a full network, or the deletion of the network.
-    pub fn instance_listener(
-        &self,
-        queue: ReconcileQueue<PrivateNetwork>,
-        instances: ReconcileQueue<Instance>,
-    ) -> Box<dyn Listener<Instance>> {
+    /// The listener for the watch of Instances, which must be called after that of their index. It keeps account of the addresses, and
+    /// queues the deleted networks that wait for the end of an instance.
+    pub fn instance_listener(&self, queue: ReconcileQueue<PrivateNetwork>) -> Box<dyn Listener<Instance>> {
         let networks = self.clone();
-        Box::new(move |change: &Change<Instance>| {
-            let Change::Deleted(instance) = change else { return };
-            let Some(network) = networks.of_instance(instance) else {
-                return;
-            };
-            if let Some(pool) = networks.pools.lock().get(&ObjectRef::of(&*network)) {
-                pool.ipam.release(origin::uid(&instance.metadata), Instant::now());
+        Box::new(move |change: &Change<Instance>| match change {
+            Change::Applied(instance) => networks.adopt(instance),
+            Change::Deleted(instance) => {
+                let network = networks.of_instance(instance);
+                // Otherwise it is still there, but cannot be read.
+                if instance.metadata.deletion_timestamp.is_some() {
+                    networks.with_pool(network.as_deref(), |pool| {
+                        pool.release(origin::uid(&instance.metadata), Instant::now());
+                    });
+                }
+                queue.again(network.filter(|network| network.is_deleting()));
             }
-            instances.again(networks.waiting(&network));
-            queue.again(Some(network).filter(|network| network.is_deleting()));
+            Change::Unreadable(_) => {}
+            // Nobody is told what was deleted meanwhile.
+            Change::Replaced(all) => {
+                let uids = || all.iter().map(|instance| origin::uid(&instance.metadata));
+                for pool in networks.pools.lock().values() {
+                    pool.ipam.retain(uids(), Instant::now());
+                }
+                all.iter().for_each(|instance| networks.adopt(instance));
+            }
         })
+    }
+
+    /// Takes the address that is in the status of an instance.
+    fn adopt(&self, instance: &Instance) {
+        let taken = in_status(instance);
+        if taken.ipv4.is_some() {
+            let network = self.of_instance(instance);
+            self.with_pool(network.as_deref(), |pool| {
+                pool.adopt(origin::uid(&instance.metadata), &taken, None);
+            });
+        }
+    }
+
+    /// Calls with the addresses of a network, if one has been given by this process.
+    fn with_pool(&self, network: Option<&PrivateNetwork>, with: impl FnOnce(&Ipam)) {
+        let pools = self.pools.lock();
+        if let Some(pool) = network.and_then(|network| pools.get(&ObjectRef::of(network))) {
+            with(&pool.ipam);
+        }
     }
 
     /// The listeners for the watch of `PrivateNetworks`: their index, and what queues the instances and networks that may have waited for
@@ -193,7 +221,11 @@ impl Networks {
             let (Change::Applied(network) | Change::Deleted(network)) = change else {
                 return;
             };
-            instances.again(networks.waiting(network));
+            let waits = |instance: &Arc<Instance>| {
+                let status = instance.status.as_ref();
+                status.is_none_or(|status| status.state.is_none())
+            };
+            instances.again(networks.attached(network).into_iter().filter(waits));
             if let Change::Deleted(network) = change {
                 networks.pools.lock().remove(&ObjectRef::of(&**network));
                 let namespace = network.metadata.namespace.as_deref().unwrap_or_default();
@@ -261,41 +293,85 @@ mod tests {
             refused.message.contains("has no free address in 10.128.4.0/28"),
             "{refused:?}"
         );
+        assert_eq!(refused.cause, Cause::PrivateNetworkFull);
+    }
+
+    #[test]
+    fn an_address_is_released_with_its_instance_and_kept_while_that_cannot_be_read() {
+        let all: Vec<_> = (2..15)
+            .map(|last| instance(&format!("i{last}"), "fr-par-1", Some(&format!("10.128.4.{last}"))))
+            .collect();
+        let networks = networks(
+            Some(network(json!({}), json!({ "prefix": "10.128.4.0/28" }))),
+            all.clone(),
+        );
+        let free = || {
+            let pools = networks.pools.lock();
+            let ipam = &pools.values().next().unwrap().ipam;
+            let later = Instant::now() + REST;
+            let given = ipam.reserve("new", &Addresses::default(), later).addresses.ipv4;
+            ipam.release("new", Instant::now().checked_sub(REST).unwrap());
+            given
+        };
+        networks
+            .address(&instance("first", "fr-par-1", None))
+            .unwrap_err();
+        let mut listener = networks.instance_listener(ReconcileQueue::default());
+        listener.changed(&Change::Deleted(all[3].clone()));
+        assert_eq!(free(), None, "it is still there");
+        let mut deleted = (*all[3]).clone();
+        deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-21T10:00:00Z")).unwrap();
+        listener.changed(&Change::Deleted(Arc::new(deleted)));
+        assert_eq!(free().as_deref(), Some("10.128.4.5"));
+        listener.changed(&Change::Applied(all[3].clone()));
+        assert_eq!(free(), None, "it is back");
+        listener.changed(&Change::Replaced(all[1..].to_vec()));
+        assert_eq!(
+            free().as_deref(),
+            Some("10.128.4.2"),
+            "nobody said that it was deleted"
+        );
     }
 
     #[test]
     fn an_instance_whose_network_is_not_there_is_refused() {
         let new = instance("a", "fr-par-1", None);
         let ready = || json!({ "prefix": "10.128.4.0/24" });
-        for (network, region, says) in [
-            (None, "fr-par-1", "is not a PrivateNetwork"),
+        let unavailable = Cause::PrivateNetworkUnavailable;
+        for (network, region, cause, says) in [
+            (None, "fr-par-1", unavailable, "is not a PrivateNetwork"),
             (
                 Some(network(
                     json!({ "deletionTimestamp": "2026-11-21T10:00:00Z" }),
                     ready(),
                 )),
                 "fr-par-1",
+                unavailable,
                 "is not a PrivateNetwork",
             ),
             (
                 Some(network(json!({ "namespace": "other" }), ready())),
                 "fr-par-1",
+                unavailable,
                 "is not a PrivateNetwork",
             ),
             (
                 Some(network(json!({}), ready())),
                 "de-fra-1",
+                unavailable,
                 "is in region fr-par-1, not in de-fra-1",
             ),
             (
                 Some(network(json!({}), json!({}))),
                 "fr-par-1",
+                Cause::PrivateNetworkNotReady,
                 "has no addresses yet",
             ),
         ] {
             let networks = networks(network, vec![new.clone()]);
             let refused = networks.address(&instance("a", region, None)).unwrap_err();
             assert!(refused.message.contains(says), "{refused:?}");
+            assert_eq!(refused.cause, cause);
         }
         let mut none = (*new).clone();
         none.spec.private_network = None;

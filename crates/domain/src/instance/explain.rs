@@ -87,7 +87,7 @@ fn of_refusal(cause: Cause, message: &str) -> String {
             return "the private network that it is to be in does not exist in its region; delete the instance and create another".to_owned();
         }
         Cause::PrivateNetworkNotReady => {
-            return "the private network that it is to be in is not ready; the network's own message says why".to_owned();
+            return "the private network that it is to be in is being made, or cannot be; if it cannot, the network's own message says why".to_owned();
         }
         Cause::PrivateNetworkFull => {
             return "the private network that it is to be in has no free address; delete another instance in it, or delete this one and create it in another network".to_owned();
@@ -227,7 +227,7 @@ mod tests {
             (Cause::BackupTooLarge, "a larger plan"),
             (Cause::BackupRegionDiffers, "in another region"),
             (Cause::PrivateNetworkUnavailable, "does not exist in its region"),
-            (Cause::PrivateNetworkNotReady, "is not ready"),
+            (Cause::PrivateNetworkNotReady, "is being made, or cannot be"),
             (Cause::PrivateNetworkFull, "has no free address"),
         ] {
             let refused = json!({

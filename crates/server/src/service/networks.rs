@@ -94,11 +94,13 @@ impl Service {
         self.networks.find(namespace, id).await
     }
 
-    /// The name of the object with this id; empty, which no object is called, if it is not in the namespace.
+    /// The name of the object with this id. If there is none, or not any more, the id: REST names its objects so.
     pub async fn network_name(&self, namespace: &str, id: Option<NetworkId>) -> Result<String, Error> {
         match self.network(namespace, id).await {
             Ok(item) => Ok(item.network.name().to_owned()),
-            Err(error) if error.code == ErrorCode::NotFound => Ok(String::new()),
+            Err(error) if error.code == ErrorCode::NotFound => {
+                Ok(id.map(|id| id.to_string()).unwrap_or_default())
+            }
             Err(error) => Err(error),
         }
     }
