@@ -1,5 +1,6 @@
 //! Private networks through REST and kubectl, with simulated servers.
 
+use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::Api;
 use reqwest::Method;
 use resources::{Instance, PrivateNetwork, conditions};
@@ -195,6 +196,19 @@ async fn networks_of_an_account_do_not_overlap_and_are_limited_in_number() {
     let eleventh = json!({ "region": "fr-par-1" });
     let refused = expect(&tenant, 403, Method::POST, "/v1/networks", Some(&eleventh), &[]).await;
     assert_eq!(code(&refused), "resource_limit_exceeded");
+    let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let counted = async || {
+        let quota = quotas.get_opt("stellage").await.unwrap();
+        quota?
+            .status?
+            .used?
+            .get("count/privatenetworks.stellage.dev")
+            .cloned()
+    };
+    eventually("Kubernetes to count them", counted, |counted| {
+        counted.as_ref().is_some_and(|counted| counted.0 == "10")
+    })
+    .await;
     let with_kubectl = json!({
         "apiVersion": "stellage.dev/v1", "kind": "PrivateNetwork",
         "metadata": { "name": "pn-more", "namespace": tenant.namespace }, "spec": { "region": "fr-par-1" },
