@@ -185,7 +185,9 @@ impl Networks {
                 for pool in networks.pools.lock().values() {
                     pool.ipam.retain(uids(), Instant::now());
                 }
-                all.iter().for_each(|instance| networks.adopt(instance));
+                for instance in all {
+                    networks.adopt(instance);
+                }
             }
         })
     }
