@@ -26,8 +26,6 @@ const REST: Duration = Duration::from_mins(10);
 pub struct Ipam {
     region: String,
     metrics: Option<Metrics>,
-    /// How long a released address is given to nobody.
-    rest: Duration,
     state: Mutex<State>,
 }
 
@@ -40,6 +38,8 @@ struct State {
     ipv6: Option<Ipv6Prefix>,
     by_holder: HashMap<u64, Ipv4Addr>,
     by_address: HashMap<Ipv4Addr, Holder>,
+    /// How long a released address is given to nobody.
+    rest: Duration,
     /// Released addresses, and when they were released.
     resting: HashMap<Ipv4Addr, Instant>,
 }
@@ -86,8 +86,8 @@ impl Ipam {
         Self {
             region: region.into(),
             metrics: None,
-            rest: REST,
             state: Mutex::new(State {
+                rest: REST,
                 size: size(&ipv4),
                 ipv4,
                 ipv6,
@@ -106,8 +106,8 @@ impl Ipam {
 
     /// The same, whose released addresses are given to nobody for this long.
     #[must_use]
-    pub const fn with_rest(mut self, rest: Duration) -> Self {
-        self.rest = rest;
+    pub fn with_rest(mut self, rest: Duration) -> Self {
+        self.state.get_mut().rest = rest;
         self
     }
 
@@ -155,7 +155,7 @@ impl Ipam {
             }
             None if state.ipv4.is_empty() => (None, None),
             None => {
-                let leased = state.lease(own, uid, now, self.rest);
+                let leased = state.lease(own, uid, now);
                 (
                     leased.map(|address| address.to_string()),
                     leased.is_none().then(none_free),
@@ -177,11 +177,8 @@ impl Ipam {
     /// Releases the address of a server that is gone. It rests for a while.
     pub fn release(&self, uid: &str, now: Instant) {
         let state = &mut *self.state.lock();
-        if let Some(address) = state.by_holder.remove(&key(uid)) {
-            state.by_address.remove(&address);
-            state.wake(now, self.rest);
-            state.resting.insert(address, now);
-        }
+        state.wake(now);
+        state.release(key(uid), now);
         self.show(state);
     }
 
@@ -189,11 +186,11 @@ impl Ipam {
     pub fn retain<'a>(&self, uids: impl IntoIterator<Item = &'a str>, now: Instant) {
         let kept: HashSet<u64> = uids.into_iter().map(key).collect();
         let state = &mut *self.state.lock();
-        state.wake(now, self.rest);
-        let gone = state.by_holder.extract_if(|uid, _| !kept.contains(uid));
-        for (_, address) in gone {
-            state.by_address.remove(&address);
-            state.resting.insert(address, now);
+        state.wake(now);
+        let all = state.by_holder.keys();
+        let gone: Vec<u64> = all.filter(|uid| !kept.contains(uid)).copied().collect();
+        for uid in gone {
+            state.release(uid, now);
         }
         self.show(state);
     }
@@ -235,13 +232,21 @@ impl State {
         true
     }
 
+    /// Takes its address from a server, by the hash of its UID.
+    fn release(&mut self, uid: u64, now: Instant) {
+        if let Some(address) = self.by_holder.remove(&uid) {
+            self.by_address.remove(&address);
+            self.resting.insert(address, now);
+        }
+    }
+
     /// The address that has been given to a server, or else a free one. The search begins at a place that depends on the UID, so that
     /// another process, which does not know yet what this one has given, is not likely to give the same one to another server.
-    fn lease(&mut self, own: Holder, uid: &str, now: Instant, rest: Duration) -> Option<Ipv4Addr> {
+    fn lease(&mut self, own: Holder, uid: &str, now: Instant) -> Option<Ipv4Addr> {
         if let Some(address) = self.by_holder.get(&own.uid) {
             return Some(*address);
         }
-        self.wake(now, rest);
+        self.wake(now);
         let taken = self.by_address.len() + self.resting.len();
         if taken as u64 >= self.size {
             return None;
@@ -273,7 +278,8 @@ impl State {
     }
 
     /// Forgets the addresses that have rested.
-    fn wake(&mut self, now: Instant, rest: Duration) {
+    fn wake(&mut self, now: Instant) {
+        let rest = self.rest;
         self.resting
             .retain(|_, since| now.saturating_duration_since(*since) < rest);
     }

@@ -46,6 +46,13 @@ fn in_status(instance: &Instance) -> Addresses {
     }
 }
 
+/// Takes the addresses that are in the status of these instances.
+fn adopt(ipam: &Ipam, instances: Vec<Arc<Instance>>) {
+    for instance in oldest_first(instances) {
+        ipam.adopt(origin::uid(&instance.metadata), &in_status(&instance), None);
+    }
+}
+
 fn namespace(instance: &Instance) -> &str {
     instance.metadata.namespace.as_deref().unwrap_or_default()
 }
@@ -73,9 +80,12 @@ impl Networks {
 
     /// The instances that name a network.
     pub(super) fn attached(&self, network: &PrivateNetwork) -> Vec<Arc<Instance>> {
-        let namespace = network.metadata.namespace.as_deref().unwrap_or_default();
-        let mut all = self.instances.of(namespace);
-        all.retain(|instance| instance.spec.private_network == network.metadata.name);
+        self.attached_to(&ObjectRef::of(network))
+    }
+
+    fn attached_to(&self, network: &ObjectRef) -> Vec<Arc<Instance>> {
+        let mut all = self.instances.of(network.namespace());
+        all.retain(|instance| instance.spec.private_network.as_deref() == Some(network.name()));
         all
     }
 
@@ -151,9 +161,7 @@ impl Networks {
         }
         let prefixes = vec![network::addresses(prefix)];
         let ipam = Arc::new(Ipam::new(&network.spec.region, prefixes, None).with_rest(REST));
-        for instance in oldest_first(self.attached(network)) {
-            ipam.adopt(origin::uid(&instance.metadata), &in_status(&instance), None);
-        }
+        adopt(&ipam, self.attached_to(&key));
         let pool = Pool {
             prefix,
             ipam: ipam.clone(),
@@ -167,7 +175,12 @@ impl Networks {
     pub fn instance_listener(&self, queue: ReconcileQueue<PrivateNetwork>) -> Box<dyn Listener<Instance>> {
         let networks = self.clone();
         Box::new(move |change: &Change<Instance>| match change {
-            Change::Applied(instance) => networks.adopt(instance),
+            Change::Applied(instance) => {
+                if in_status(instance).ipv4.is_some() {
+                    let network = networks.of_instance(instance);
+                    networks.with_pool(network.as_deref(), |pool| adopt(pool, vec![instance.clone()]));
+                }
+            }
             Change::Deleted(instance) => {
                 let network = networks.of_instance(instance);
                 // Otherwise it is still there, but cannot be read.
@@ -180,27 +193,15 @@ impl Networks {
             }
             Change::Unreadable(_) => {}
             // Nobody is told what was deleted meanwhile.
-            Change::Replaced(all) => {
-                let uids = || all.iter().map(|instance| origin::uid(&instance.metadata));
-                for pool in networks.pools.lock().values() {
-                    pool.ipam.retain(uids(), Instant::now());
-                }
-                for instance in all {
-                    networks.adopt(instance);
+            Change::Replaced(_) => {
+                for (network, pool) in networks.pools.lock().iter() {
+                    let attached = networks.attached_to(network);
+                    let uids = attached.iter().map(|instance| origin::uid(&instance.metadata));
+                    pool.ipam.retain(uids, Instant::now());
+                    adopt(&pool.ipam, attached);
                 }
             }
         })
-    }
-
-    /// Takes the address that is in the status of an instance.
-    fn adopt(&self, instance: &Instance) {
-        let taken = in_status(instance);
-        if taken.ipv4.is_some() {
-            let network = self.of_instance(instance);
-            self.with_pool(network.as_deref(), |pool| {
-                pool.adopt(origin::uid(&instance.metadata), &taken, None);
-            });
-        }
     }
 
     /// Calls with the addresses of a network, if one has been given by this process.
@@ -269,7 +270,11 @@ mod tests {
     fn networks(network: Option<Arc<PrivateNetwork>>, instances: Vec<Arc<Instance>>) -> Networks {
         let mut index = ByNamespace::default();
         index.changed(&Change::Replaced(instances));
-        let networks = Networks::new(index);
+        networks_of(network, index)
+    }
+
+    fn networks_of(network: Option<Arc<PrivateNetwork>>, instances: ByNamespace<Instance>) -> Networks {
+        let networks = Networks::new(instances);
         let [mut all, _] = networks.listeners(ReconcileQueue::default(), ReconcileQueue::default());
         all.changed(&Change::Replaced(network.into_iter().collect()));
         networks
@@ -303,10 +308,10 @@ mod tests {
         let all: Vec<_> = (2..15)
             .map(|last| instance(&format!("i{last}"), "fr-par-1", Some(&format!("10.128.4.{last}"))))
             .collect();
-        let networks = networks(
-            Some(network(json!({}), json!({ "prefix": "10.128.4.0/28" }))),
-            all.clone(),
-        );
+        let mut index = ByNamespace::default();
+        index.changed(&Change::Replaced(all.clone()));
+        let full = network(json!({}), json!({ "prefix": "10.128.4.0/28" }));
+        let networks = networks_of(Some(full), index.clone());
         let free = || {
             let pools = networks.pools.lock();
             let ipam = &pools.values().next().unwrap().ipam;
@@ -327,7 +332,9 @@ mod tests {
         assert_eq!(free().as_deref(), Some("10.128.4.5"));
         listener.changed(&Change::Applied(all[3].clone()));
         assert_eq!(free(), None, "it is back");
-        listener.changed(&Change::Replaced(all[1..].to_vec()));
+        let relist = Change::Replaced(all[1..].to_vec());
+        index.changed(&relist);
+        listener.changed(&relist);
         assert_eq!(
             free().as_deref(),
             Some("10.128.4.2"),
