@@ -337,7 +337,7 @@ fn kill_9_of_the_run_leaves_only_logs() {
 }
 
 #[test]
-fn wrong_settings_are_refused_with_the_variable_and_the_fix() {
+fn wrong_settings_and_a_wrong_folder_are_refused_with_the_fix() {
     let folder = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().port().to_string();
@@ -361,6 +361,7 @@ fn wrong_settings_are_refused_with_the_variable_and_the_fix() {
             taken.as_str(),
             "set PORT to another one, or to 0 for a free one",
         ),
+        ("PORT", "0", "start the local run in a checkout of Stellage"),
     ] {
         let output = Command::new(PROGRAM)
             .args(["run", "--stellage", "stellage"])

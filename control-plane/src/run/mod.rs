@@ -41,10 +41,10 @@ struct Session {
 pub(crate) fn run(settings: &Settings) -> Result<ExitCode, Failure> {
     let stellage = product::find(settings.stellage.as_deref())?;
     let checkout = env::current_dir().map_err(Failure::file("find", "."))?;
-    // Before anything is written to a folder that is not a checkout.
-    product::rights(&checkout)?;
     check_port(settings.port)?;
     settings.smtp_url().map_err(Failure::Other)?;
+    // Before anything is written to a folder that is not a checkout.
+    product::rights(&checkout)?;
     let (folder, lock) = Folder::take(&checkout)?;
     let assets = assets().inspect_err(|_| folder.leave())?;
     runtime()?.block_on(async {
