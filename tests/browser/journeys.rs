@@ -470,6 +470,17 @@ impl Browser {
             })
             .await;
         self.open("/console/networks").await;
+        self.click("td[data-label='Instances'] a").await;
+        self.check("instances of a network").await;
+        let inside_is_alone = format!(
+            "return document.querySelectorAll('tbody tr').length === 1 && !!document.getElementById('row-{}')",
+            inside.id()
+        );
+        assert_eq!(self.script(&inside_is_alone).await, true);
+        self.fill("private_network", "pn-000000000000").await;
+        self.press("Filter").await;
+        self.shows("No instance matches these filters").await;
+        self.open("/console/networks").await;
         self.click("a[id^='delete-']").await;
         self.shows("Instances are in it").await;
         self.press("Delete private network").await;
