@@ -552,6 +552,7 @@ impl<'a> Controllers<'a> {
         let census = Census {
             accounts: accounts.clone(),
             instances: instances.clone(),
+            backups: backups.clone(),
             invoices: invoices.clone(),
             catalogue: self.candidate.catalogue.clone(),
             provider,
@@ -564,6 +565,7 @@ impl<'a> Controllers<'a> {
         let webhook_events = self.candidate.events("webhook-controller");
         let notifier_events = self.candidate.events("notifier");
         let (shown_webhooks, tenure) = (webhooks.clone(), leadership.tenure.clone());
+        let vacant_since = leadership.vacant_since;
         let stores = webhook::Stores {
             webhooks,
             deliveries,
@@ -595,7 +597,7 @@ impl<'a> Controllers<'a> {
                 network_controller.run(self.network_queue, networks, term.clone()),
                 backup_controller.run(self.backup_queue, backups, term.clone()),
                 monitoring.run(term.clone()),
-                census.run(term),
+                census.run(vacant_since, term),
                 installation_backup::show_age(
                     &self.watches.client,
                     &self.candidate.common.process.namespace,

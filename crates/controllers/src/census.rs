@@ -10,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use tokio_util::sync::CancellationToken;
 
 use domain::{
+    backup::of_the_customer,
     catalogue::Catalogue,
     instance::{
         creation_began, is_overdue,
@@ -19,7 +20,7 @@ use domain::{
 };
 use providers::Provider;
 use resources::{
-    Account, Instance, InstanceState, Invoice, InvoicePhase, OperationKind,
+    Account, Backup, BackupPhase, Instance, InstanceState, Invoice, InvoicePhase, OperationKind,
     conditions::{self, READY},
 };
 use runtime::{
@@ -30,10 +31,14 @@ use runtime::{
 
 /// How often they are counted.
 const EVERY: Duration = Duration::from_secs(15);
+/// Within which Prometheus has read a new counter: it sees no growth in the first value of one.
+const SCRAPED_WITHIN: SignedDuration = SignedDuration::from_secs(90);
 /// The label of all simulated regions.
 const SIMULATED: &str = "simulated";
 /// How long after its period an open invoice is overdue: several times as long as issuing those of all accounts takes.
 const ISSUED_WITHIN: SignedDuration = SignedDuration::from_hours(1);
+/// How long a backup that has failed counts: the window of the alert.
+const FAILED_WITHIN: SignedDuration = SignedDuration::from_hours(6);
 /// How long an Account may take to become ready.
 const READY_WITHIN: SignedDuration = SignedDuration::from_mins(5);
 
@@ -41,6 +46,7 @@ const READY_WITHIN: SignedDuration = SignedDuration::from_mins(5);
 pub struct Census<P> {
     pub accounts: Store<Account>,
     pub instances: Store<Instance>,
+    pub backups: Store<Backup>,
     /// Those that still need work.
     pub invoices: Store<Invoice>,
     pub catalogue: SharedCatalogue,
@@ -63,19 +69,26 @@ pub(crate) fn region_label<'a>(catalogue: &Catalogue, region: &'a str) -> &'a st
 struct Counted {
     states: BTreeMap<&'static str, i64>,
     overdue: i64,
+    /// Creations that became late in a span of time.
     late: u64,
     /// Namespaces with instances about which the provider could not be asked last.
     failing: BTreeSet<String>,
 }
 
+/// The rounds of counting of a term as leader.
+struct Rounds {
+    began: Timestamp,
+    last: Timestamp,
+    /// What became late before the first one, while nobody led.
+    missed: BTreeMap<String, Counted>,
+}
+
 impl<P: Provider> Census<P> {
-    /// Counts until shutdown.
-    pub async fn run(&self, shutdown: &CancellationToken) {
-        let mut last = self.clock.now();
+    /// Counts until shutdown. `vacant_since`: when somebody last did so before.
+    pub async fn run(&self, vacant_since: Option<Timestamp>, shutdown: &CancellationToken) {
+        let mut rounds = self.begin(vacant_since);
         loop {
-            let now = self.clock.now();
-            self.show(last, now);
-            last = now;
+            self.count_again(&mut rounds);
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(EVERY) => {}
@@ -83,19 +96,32 @@ impl<P: Provider> Census<P> {
         }
     }
 
+    fn begin(&self, vacant_since: Option<Timestamp>) -> Rounds {
+        let now = self.clock.now();
+        Rounds {
+            began: now,
+            last: now,
+            // Before the controllers finish them.
+            missed: self.count(vacant_since.unwrap_or(now), now),
+        }
+    }
+
+    fn count_again(&self, rounds: &mut Rounds) {
+        let now = self.clock.now();
+        self.show(rounds.last, now);
+        rounds.last = now;
+        if now.duration_since(rounds.began) > SCRAPED_WITHIN {
+            for (region, counted) in std::mem::take(&mut rounds.missed) {
+                self.add_late(region, counted.late);
+            }
+        }
+    }
+
     fn show(&self, last: Timestamp, now: Timestamp) {
-        let Self {
-            metrics, provider, ..
-        } = self;
+        let metrics = &self.metrics;
         let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-        let counted = by_region(
-            self.instances.state().iter().map(|instance| &**instance),
-            &self.catalogue.current(),
-            |region| provider.deadlines(region),
-            last,
-            now,
-        );
-        for (region, counted) in counted {
+        for (region, counted) in self.count(last, now) {
+            self.add_late(region.clone(), counted.late);
             for state in InstanceState::ALL.map(InstanceState::as_str) {
                 let number = counted.states.get(state).copied().unwrap_or_default();
                 let region = region.clone();
@@ -109,17 +135,34 @@ impl<P: Provider> Census<P> {
                 .accounts_with_provider_failures
                 .get_or_create_owned(&labels);
             failing.set(gauge(counted.failing.len()));
-            metrics
-                .creates_late
-                .get_or_create_owned(&labels)
-                .inc_by(counted.late);
         }
         let accounts = self.accounts.state();
         let not_ready = accounts.iter().filter(|account| is_late(account, now));
         metrics.accounts_not_ready.set(gauge(not_ready.count()));
+        let backups = self.backups.state();
+        let failed = backups.iter().filter(|backup| has_just_failed(backup, now));
+        let accounts: BTreeSet<_> = failed.map(|backup| &backup.metadata.namespace).collect();
+        metrics.accounts_with_failed_backups.set(gauge(accounts.len()));
         let invoices = self.invoices.state();
         let overdue = invoices.iter().filter(|invoice| is_due(invoice, now));
         metrics.invoices_overdue.set(gauge(overdue.count()));
+    }
+
+    fn count(&self, last: Timestamp, now: Timestamp) -> BTreeMap<String, Counted> {
+        by_region(
+            self.instances.state().iter().map(|instance| &**instance),
+            &self.catalogue.current(),
+            |region| self.provider.deadlines(region),
+            last,
+            now,
+        )
+    }
+
+    fn add_late(&self, region: String, late: u64) {
+        let creates_late = &self.metrics.creates_late;
+        creates_late
+            .get_or_create_owned(&RegionLabels { region })
+            .inc_by(late);
     }
 }
 
@@ -133,6 +176,14 @@ fn is_late(account: &Account, now: Timestamp) -> bool {
     account.metadata.deletion_timestamp.is_none()
         && !conditions::is_true(list, READY)
         && now.duration_since(since) > READY_WITHIN
+}
+
+/// Whether a backup has failed lately, and not because of its customer.
+fn has_just_failed(backup: &Backup, now: Timestamp) -> bool {
+    let ended = backup.status.as_ref().and_then(|status| status.completed_at);
+    backup.phase() == BackupPhase::Failed
+        && of_the_customer(backup).is_none()
+        && ended.is_some_and(|ended| now.duration_since(ended) < FAILED_WITHIN)
 }
 
 /// Whether an invoice, or a credit note that was asked for, should have been issued.
@@ -177,11 +228,13 @@ fn by_region<'a>(
         let Some(operation) = &status.operation else {
             continue;
         };
+        // Nobody but the account holder keeps those without their user data waiting.
+        if [USER_DATA_MISSING, USER_DATA_INVALID].contains(&reason) {
+            continue;
+        }
         counted.overdue += i64::from(is_overdue(operation, &deadlines(region), now));
-        // Nobody but the account holder keeps those without their user data waiting, and a backup may be of any size.
-        let awaits_its_holder =
-            [USER_DATA_MISSING, USER_DATA_INVALID].contains(&reason) || instance.spec.restore_from.is_some();
-        if operation.kind == OperationKind::Create && !awaits_its_holder {
+        // A backup may be of any size.
+        if operation.kind == OperationKind::Create && instance.spec.restore_from.is_none() {
             let late_at = creation_began(instance) + CREATED_IN_TIME;
             counted.late += u64::from(last < late_at && late_at <= now);
         }
@@ -192,6 +245,9 @@ fn by_region<'a>(
 #[cfg(test)]
 mod tests {
     use domain::{catalogue::testing::catalogue, provider::Timings};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+    use providers::{Faults, Pools, Simulator};
+    use runtime::{objects::store, testing::TestClock};
     use serde_json::{Value, json};
 
     use super::*;
@@ -217,6 +273,14 @@ mod tests {
         })
     }
 
+    fn without_its_user_data() -> Vec<Condition> {
+        let ready = json!([{
+            "type": "Ready", "status": "False", "reason": USER_DATA_MISSING, "message": "",
+            "lastTransitionTime": "2026-11-23T12:00:00Z",
+        }]);
+        serde_json::from_value(ready).unwrap()
+    }
+
     fn count(instances: &[Instance], last: &str, now: &str) -> [Counted; 2] {
         let deadlines = |_: &str| Timings::default().deadlines();
         let mut counted = by_region(instances.iter(), &catalogue(), deadlines, at(last), at(now));
@@ -238,6 +302,9 @@ mod tests {
         let overdue = |instances: &[Instance]| count(instances, "13:00:00", "13:00:00").map(|it| it.overdue);
         assert_eq!(overdue(&all), [1, 2]);
         assert_eq!(overdue(&[]), [0, 0]);
+        let mut waiting = with("de-fra-1", "Create", "12:00:00");
+        waiting.status.as_mut().unwrap().conditions = without_its_user_data();
+        assert_eq!(overdue(&[waiting]), [0, 0], "its account holder keeps it waiting");
     }
 
     #[test]
@@ -293,14 +360,79 @@ mod tests {
             [0, 0, 0]
         );
         assert_eq!(late(json!({ "state": "running" })), [0, 0, 0]);
-        let waiting = json!({
-            "operation": operation("Create", "12:00:01"),
-            "conditions": [{
-                "type": "Ready", "status": "False", "reason": USER_DATA_MISSING, "message": "",
-                "lastTransitionTime": "2026-11-23T12:00:00Z",
-            }],
-        });
+        let waiting =
+            json!({ "operation": operation("Create", "12:00:01"), "conditions": without_its_user_data() });
         assert_eq!(late(waiting), [0, 0, 0]);
+    }
+
+    #[test]
+    fn a_creation_that_became_late_while_nobody_led_counts_once_prometheus_has_seen_the_counter() {
+        let clock = TestClock::at(at("12:10:00"));
+        let (instances, writer) = store();
+        let creating = json!({ "operation": operation("Create", "12:00:01") });
+        writer.replace([Arc::new(instance("ada", "de-fra-1", creating))]);
+        let census = Census {
+            accounts: store().0,
+            instances,
+            backups: store().0,
+            invoices: store().0,
+            catalogue: SharedCatalogue::new(catalogue()),
+            provider: Arc::new(Simulator::new(
+                Timings::default(),
+                Pools::default(),
+                Faults::new(false),
+                [],
+            )),
+            clock: Arc::new(clock.clone()),
+            metrics: Metrics::new(),
+        };
+        let region = "de-fra-1".to_owned();
+        let late = census
+            .metrics
+            .creates_late
+            .get_or_create_owned(&RegionLabels { region });
+        let mut rounds = census.begin(Some(at("12:04:50")));
+        // It runs before it is counted.
+        writer.replace([]);
+        let seen = ["12:10:00", "12:11:30", "12:11:45", "12:12:00"].map(|time| {
+            clock.set(at(time));
+            census.count_again(&mut rounds);
+            late.get()
+        });
+        assert_eq!(seen, [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn a_backup_counts_for_six_hours_if_it_failed_and_its_customer_is_not_the_cause() {
+        let backup = |phase: &str, code: &str| -> Backup {
+            serde_json::from_value(json!({
+                "metadata": { "name": "daily", "namespace": "ada" },
+                "spec": { "instance": "web" },
+                "status": {
+                    "phase": phase, "completedAt": "2026-11-23T06:00:01Z", "error": { "code": code, "message": "" },
+                },
+            }))
+            .unwrap()
+        };
+        let now = at("12:00:00");
+        for code in [
+            "timeout",
+            "snapshot_failed",
+            "not_available",
+            "storage_unavailable",
+        ] {
+            assert!(has_just_failed(&backup("Failed", code), now), "{code}");
+        }
+        for code in [
+            "instance_deleted",
+            "instance_not_ready",
+            "backup_deleted",
+            "resource_limit_exceeded",
+        ] {
+            assert!(!has_just_failed(&backup("Failed", code), now), "{code}");
+        }
+        assert!(!has_just_failed(&backup("Completed", "timeout"), now));
+        assert!(!has_just_failed(&backup("Failed", "timeout"), at("12:00:01")));
     }
 
     #[test]

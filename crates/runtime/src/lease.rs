@@ -198,6 +198,8 @@ pub struct Leadership {
     pub lost: CancellationToken,
     /// Whether the Lease is still held, even if the background task has not run yet.
     pub tenure: Tenure,
+    /// When the Lease was last held before, by its holder's clock; `None` if it is new.
+    pub vacant_since: Option<Timestamp>,
     election: LeaderElection,
     renewal: JoinHandle<()>,
     stop: CancellationToken,
@@ -252,9 +254,9 @@ impl LeaderElection {
                 outcome = attempt => outcome.unwrap_or(Err(CallError::Timeout)),
             };
             match outcome {
-                Ok(Attempt::Held(lease)) => {
+                Ok(Attempt::Held { lease, vacant_since }) => {
                     tracing::info!(identity = %self.identity, "acquired the Lease; this replica is the leader");
-                    return Some(self.lead(*lease, begun));
+                    return Some(self.lead(*lease, vacant_since, begun));
                 }
                 Ok(Attempt::HeldBy(holder)) => {
                     if waiting_for.as_ref() != Some(&holder) {
@@ -284,6 +286,7 @@ impl LeaderElection {
             self.times.duration,
         );
         let ours = self.written(lease.as_ref(), true);
+        let vacant_since = lease.as_ref().and_then(renewed_at);
         let held = match step {
             Step::Wait => {
                 let holder = lease.and_then(|l| l.spec).and_then(|s| s.holder_identity);
@@ -296,7 +299,10 @@ impl LeaderElection {
                     .await?
             }
         };
-        Ok(Attempt::Held(Box::new(held)))
+        Ok(Attempt::Held {
+            lease: Box::new(held),
+            vacant_since,
+        })
     }
 
     /// Remembers the Lease as this process wrote it at that time.
@@ -315,7 +321,7 @@ impl LeaderElection {
             .set(transitions.unwrap_or_default().into());
     }
 
-    fn lead(&self, lease: Lease, begun: Instant) -> Leadership {
+    fn lead(&self, lease: Lease, vacant_since: Option<Timestamp>, begun: Instant) -> Leadership {
         self.metrics.leader.set(1);
         self.show_transitions(&lease);
         self.held(&lease, begun);
@@ -327,6 +333,7 @@ impl LeaderElection {
         Leadership {
             lost,
             tenure,
+            vacant_since,
             renewal: tokio::spawn(renewal),
             election: self.clone(),
             stop,
@@ -438,12 +445,20 @@ impl Leadership {
 }
 
 enum Attempt {
-    Held(Box<Lease>),
+    Held {
+        lease: Box<Lease>,
+        vacant_since: Option<Timestamp>,
+    },
     HeldBy(String),
 }
 
 fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref()
+}
+
+/// When a Lease was last written by its holder, who also does so when it releases it.
+fn renewed_at(lease: &Lease) -> Option<Timestamp> {
+    Some(lease.spec.as_ref()?.renew_time.as_ref()?.0)
 }
 
 /// The Lease in `namespace` by its name alone, for Events about it.
@@ -580,6 +595,12 @@ mod tests {
         assert_eq!(
             (spec.lease_transitions, spec.acquire_time),
             (Some(5), Some(MicroTime(now)))
+        );
+
+        assert_eq!(
+            renewed_at(&taken),
+            Some(now),
+            "the next holder learns it from here"
         );
 
         let later = Timestamp::from_second(102).unwrap();

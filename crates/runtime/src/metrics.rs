@@ -212,6 +212,8 @@ pub struct Metrics {
     pub accounts_with_provider_failures: Family<RegionLabels, Gauge>,
     /// Accounts whose condition Ready is not True, in the leader.
     pub accounts_not_ready: Gauge,
+    /// Accounts with a backup that the service failed to make within the last six hours, in the leader.
+    pub accounts_with_failed_backups: Gauge,
     /// Backups that ended.
     pub backups: Family<OutcomeLabels, Counter>,
     /// Unix time of the last completed backup, in the leader.
@@ -395,6 +397,7 @@ impl Metrics {
             &self.webhooks_disabled,
             &self.accounts_with_disabled_webhooks,
             &self.accounts_not_ready,
+            &self.accounts_with_failed_backups,
             &self.invoices_overdue,
             &self.monitored_instances,
         ] {
@@ -491,6 +494,7 @@ impl Metrics {
             creates_late: Family::default(),
             accounts_with_provider_failures: Family::default(),
             accounts_not_ready: Gauge::default(),
+            accounts_with_failed_backups: Gauge::default(),
             backups: Family::default(),
             last_backup: Family::default(),
             invoices_overdue: Gauge::default(),
@@ -656,6 +660,11 @@ impl Metrics {
             "accounts_not_ready",
             "Accounts that are not ready",
             self.accounts_not_ready.clone(),
+        );
+        registry.register(
+            "accounts_with_failed_backups",
+            "Accounts with a backup that failed within six hours, and not because of the customer",
+            self.accounts_with_failed_backups.clone(),
         );
         registry.register("backups", "Backups that ended", self.backups.clone());
         registry.register(

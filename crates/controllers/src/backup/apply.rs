@@ -14,11 +14,11 @@ use super::{
 };
 use crate::finalizers;
 use domain::{
-    backup::{Decision, Note, retention::is_left_over},
+    backup::{Decision, Note, of_the_customer, retention::is_left_over},
     event::OutboxVersion,
 };
 use providers::Provider;
-use resources::{Backup, BackupStatus, backup::FINALIZER, tracking::CONTROLLER_MANAGER};
+use resources::{Backup, BackupPhase, BackupStatus, backup::FINALIZER, tracking::CONTROLLER_MANAGER};
 use runtime::{
     client::{self, CallError, bounded},
     metrics::OutcomeLabels,
@@ -53,7 +53,7 @@ impl<P: Provider> Reconciler<P> {
             self.publish(&written, note);
         }
         if backup.is_unfinished() && !written.is_unfinished() {
-            self.count(&decision.status);
+            self.count(&written);
             let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
             let mine = &written.metadata.uid;
             // Those that wait for this backup, and those that it may replace.
@@ -73,20 +73,19 @@ impl<P: Provider> Reconciler<P> {
         Ok(Some(written))
     }
 
-    fn count(&self, status: &BackupStatus) {
-        let code = status.error.as_ref().map(|error| error.code.as_str());
-        let outcome = match code {
-            None => "completed",
-            Some("instance_deleted") => "instance_deleted",
-            Some("instance_not_ready") => "instance_not_ready",
-            Some(_) => "failed",
+    fn count(&self, backup: &Backup) {
+        let outcome = match backup.phase() {
+            BackupPhase::Failed => of_the_customer(backup).unwrap_or("failed"),
+            _ => "completed",
         };
         let metrics = &self.controller.metrics;
         metrics
             .backups
             .get_or_create_owned(&OutcomeLabels { outcome })
             .inc();
-        self.controller.show_completed(status);
+        if let Some(status) = &backup.status {
+            self.controller.show_completed(status);
+        }
     }
 
     /// Creates the second attempt of a failed scheduled backup.

@@ -4,9 +4,11 @@
 //! - [`retention`]: which backups are deleted automatically, and how many there may be;
 //! - [`restore`]: whether a backup can be restored to an instance;
 //! - [`decide()`]: what to do next with a Backup;
+//! - `failure`: whose business it is that a backup failed;
 //! - `summary`: its conditions.
 
 mod decide;
+mod failure;
 pub mod restore;
 pub mod retention;
 pub mod schedule;
@@ -15,3 +17,4 @@ mod summary;
 mod tests;
 
 pub use decide::{BackupLimits, Decision, Effect, Note, Question, Seen, Situation, Source, decide, question};
+pub use failure::of_the_customer;
