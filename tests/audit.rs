@@ -4,6 +4,7 @@ use control_plane::Identity;
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::console::Person;
 use crate::support::{
     Operator, Tenant, eventually,
     otlp::log_records,
@@ -28,8 +29,8 @@ async fn started(arguments: &[&str], environment: &[(&str, &str)]) -> Operator {
     .await
 }
 
-/// The lines about writes of an account.
-fn lines(operator: &Operator, account: &str) -> Vec<Value> {
+/// The lines about writes of an account, in a log in JSON.
+pub fn lines(operator: &Operator, account: &str) -> Vec<Value> {
     let log = operator.log();
     let lines = log
         .lines()
@@ -42,12 +43,7 @@ fn lines(operator: &Operator, account: &str) -> Vec<Value> {
 #[tokio::test]
 async fn each_write_is_a_line_with_the_key_the_address_the_object_and_the_outcome_whatever_the_filter() {
     let mut api = started(
-        &[
-            "api",
-            "--log-json",
-            "--console-insecure-cookie",
-            "--trusted-proxies=127.0.0.0/8",
-        ],
+        &["api", "--log-json", "--trusted-proxies=127.0.0.0/8"],
         &[("RUST_LOG", "error")],
     )
     .await;
@@ -93,6 +89,43 @@ async fn each_write_is_a_line_with_the_key_the_address_the_object_and_the_outcom
             .all(|line| line["key"] == told[0]["key"] && line["key"].is_string())
     );
     assert_eq!(secrets_in(&api.log()), Vec::<String>::new());
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sign_ins_to_the_console_and_writes_through_it_are_lines_with_the_name_of_the_key() {
+    let mut api = started(&["api", "--log-json", "--console-insecure-cookie"], &[]).await;
+    let tenant = Tenant::on(shared().await.plane, &api, "audit-console").await;
+    let body = json!({ "name": "laptop", "scope": "write" });
+    let key = tenant.call(Method::POST, "/v1/keys", Some(&body)).await.json()["data"].take();
+    let person = Person::with_key(&api.url, key["key"].as_str().unwrap()).await;
+    person.get("/console/keys").await.is(200);
+    person
+        .submit(
+            &format!("/console/keys/{}/revoke", key["id"].as_str().unwrap()),
+            &[],
+        )
+        .await;
+    let told = eventually(
+        "three lines",
+        async || lines(&api, "audit-console"),
+        |lines| lines.len() >= 3,
+    )
+    .await;
+    let shown = |line: &Value| {
+        ["operation", "object", "status", "key_name", "client"]
+            .map(|field| line[field].to_string().trim_matches('"').to_owned())
+    };
+    let revoked = format!("/v1/keys/{}", key["id"].as_str().unwrap());
+    assert_eq!(
+        told[1..].iter().map(shown).collect::<Vec<_>>(),
+        [
+            ["sign-in", "null", "303", "laptop", "127.0.0.1"],
+            ["DELETE /v1/keys/{id}", &*revoked, "204", "laptop", "127.0.0.1"],
+        ]
+    );
+    assert!(told[1..].iter().all(|line| line["key"] == key["id"]), "{told:?}");
+    assert!(told[2]["request_id"].is_string());
     api.stop().await;
 }
 

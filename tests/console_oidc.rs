@@ -11,6 +11,7 @@ use resources::ApiKey;
 use serde_json::{Value, json};
 
 use crate::{
+    audit,
     console::{Page, Person},
     support::{
         Operator, Tenant, eventually,
@@ -33,6 +34,7 @@ impl Signing {
         let secret = provider.secret_file();
         let arguments = [
             "api",
+            "--log-json",
             "--public-url",
             CONSOLE,
             "--oidc-issuer",
@@ -128,6 +130,13 @@ async fn the_provider_signs_in_the_account_with_the_verified_address_and_its_key
         *status == StatusCode::OK
     })
     .await;
+    // Who it was is told once; what follows has the key.
+    let lines = audit::lines(&signing.replica, "oidc-session");
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!(
+        (&line["operation"], &line["subject"]),
+        (&json!("sign-in"), &json!("subject-1"))
+    );
     // Its key is listed like any other, and lasts as long as a session.
     let [name] = &sign_ins(&tenant).await[..] else {
         panic!("one key")
@@ -139,6 +148,7 @@ async fn the_provider_signs_in_the_account_with_the_verified_address_and_its_key
         (&json!("write"), &json!(null))
     );
     assert!(key["expires_at"].is_string());
+    assert_eq!(line["key"], name.as_str());
     person
         .get("/console/keys")
         .await

@@ -28,13 +28,15 @@ const EVENTS: [&str; 4] = [
 ];
 const ORIGIN: &str = "stellage.dev/origin";
 /// What is saved, in an order that no tool has promised, but for the invoices (docs/export.md): Backups come before their Instances.
-const KINDS: [&str; 8] = [
+const KINDS: [&str; 10] = [
     "backups",
     "apikeys",
     "eventlogs",
+    "invoicenumbers",
     "invoices",
     "invoicepages",
     "instances",
+    "privatenetworks",
     "secrets",
     "webhooks",
 ];
@@ -100,7 +102,8 @@ fn saved(plane: &ControlPlane, kind: &str) -> Vec<Value> {
 async fn restore(plane: &ControlPlane, tool: Tool, arguments: &[&str], object: &Value) {
     let user = format!("--as={}", Identity::Operator.user());
     let kind = object["kind"].as_str();
-    let is_ours = kind.is_none_or(|kind| ["EventLog", "Invoice", "InvoicePage"].contains(&kind));
+    let is_ours =
+        kind.is_none_or(|kind| ["EventLog", "Invoice", "InvoiceNumber", "InvoicePage"].contains(&kind));
     let velero = format!("--as={VELERO}");
     let who: &[&str] = match tool {
         Tool::Velero => &[&velero],
@@ -128,9 +131,15 @@ async fn restore_with_velero(plane: &ControlPlane, object: &Value) {
     }
     restore(plane, Tool::Velero, &["create", "-f", "-"], &new).await;
     let kind = object["kind"].as_str().unwrap();
-    let Some(status) =
-        status.filter(|_| ["Account", "ApiKey", "Backup", "Instance", "Webhook"].contains(&kind))
-    else {
+    let with_status = [
+        "Account",
+        "ApiKey",
+        "Backup",
+        "Instance",
+        "PrivateNetwork",
+        "Webhook",
+    ];
+    let Some(status) = status.filter(|_| with_status.contains(&kind)) else {
         return;
     };
     let name = object["metadata"]["name"].as_str().unwrap();
@@ -171,7 +180,7 @@ fn may_write_statuses(plane: &ControlPlane) -> Result<String, String> {
     kubectl(plane, &patch, None)
 }
 
-/// What REST shows of instances, webhooks and backups that must stay the same.
+/// What REST shows of instances, private networks, webhooks and backups that must stay the same.
 async fn shown(tenant: &Tenant) -> Value {
     let list = async |what: &str, fields: &[&str]| -> Vec<Value> {
         let answer = tenant.call(Method::GET, &format!("/v1/{what}"), None).await;
@@ -190,9 +199,21 @@ async fn shown(tenant: &Tenant) -> Value {
         all.sort_by_key(|item| item["id"].to_string());
         all
     };
-    let account = tenant.call(Method::GET, "/v1/account", None).await.json()["data"]["id"].clone();
+    let shown = async |path: &str, field: &str| {
+        tenant.call(Method::GET, path, None).await.json()["data"][field].clone()
+    };
+    let instances = list("instances", &["id"]).await;
+    let instances = instances
+        .iter()
+        .map(|instance| format!("/v1/instances/{}", instance["id"].as_str().unwrap()));
+    let mut private_addresses = Vec::new();
+    for path in instances {
+        private_addresses.push(shown(&path, "private_ip_address").await);
+    }
     json!({
-        "account": account,
+        "account": shown("/v1/account", "id").await,
+        "private_addresses": private_addresses,
+        "networks": list("networks", &["id", "name", "prefix", "ready", "instances"]).await,
         "instances": list("instances", &["id", "name", "status", "ip_address", "ipv6_address", "plan"]).await,
         "webhooks": list("webhooks", &["id", "url", "active"]).await,
         "backups": list("backups", &["id", "instance_id", "status", "size_gb"]).await,
@@ -223,8 +244,12 @@ async fn goes_on(tool: Tool) {
         let tenant = Tenant::on(&plane, &operator, NAMESPACE).await;
         tenant.webhook("orders", &receiver.url("/"), &EVENTS).await;
         tenant.apply("web", |_| {}).await;
-        let made =
-            json!({ "name": "by-rest", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+        let network = json!({ "name": "backend", "region": "fr-par-1", "prefix": "10.128.7.0/24" });
+        let network = tenant.call(Method::POST, "/v1/networks", Some(&network)).await;
+        let made = json!({
+            "name": "by-rest", "plan": "starter", "region": "fr-par-1", "image": "debian-13",
+            "private_network": network.json()["data"]["id"],
+        });
         let made = tenant.call(Method::POST, "/v1/instances", Some(&made)).await;
         let by_rest = made.json()["data"]["id"].as_str().unwrap().to_owned();
         tenant.wait_for_state("web", InstanceState::Running).await;
@@ -234,6 +259,8 @@ async fn goes_on(tool: Tool) {
         // Created and started twice, and a backup.
         eventually("the events", async || receiver.count(), |count| *count == 5).await;
         tenant.wait_for_clear_outboxes().await;
+        tenant.close_now().await;
+        tenant.wait_for_invoices(1).await;
         let (was, entries) = (shown(&tenant).await, billed(&tenant).await);
         operator.stop().await;
         stellage(&plane, &["export", "--output", exported]).unwrap();
@@ -264,7 +291,8 @@ async fn goes_on(tool: Tool) {
         ];
         kubectl(&plane, &role, None).unwrap();
         apply_policies(&plane, &["--restorer", VELERO]);
-        let of_elsewhere = |object: &&Value| !object["kind"].as_str().unwrap().starts_with("Invoice");
+        let of_elsewhere =
+            |object: &&Value| !["Invoice", "InvoicePage"].contains(&object["kind"].as_str().unwrap());
         for object in objects.iter().filter(of_elsewhere) {
             restore_with_velero(&plane, object).await;
         }
@@ -354,6 +382,12 @@ async fn goes_on(tool: Tool) {
     let all: BTreeSet<String> = ids(0).into_iter().collect();
     assert_eq!(all.len(), told + 1, "its id is new");
     assert_eq!(billed(&tenant).await, entries, "nothing is billed twice");
+    tenant.close_now().await;
+    let invoices = tenant.wait_for_invoices(2).await;
+    let numbers = invoices
+        .iter()
+        .map(|invoice| invoice.number().unwrap().rsplit('-').next().unwrap());
+    assert_eq!(numbers.collect::<Vec<_>>(), ["000001", "000002"]);
     operator.stop().await;
 }
 

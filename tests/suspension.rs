@@ -65,11 +65,16 @@ async fn create(tenant: &Tenant, name: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_holder_of_a_suspended_account_can_read_everything_and_change_nothing_through_rest() {
+async fn the_holder_of_a_suspended_account_can_read_everything_change_nothing_through_rest_and_is_invoiced() {
     let tenant = Tenant::new("suspended-rest").await;
     let id = create(&tenant, "web").await;
     tenant.wait_for_state(&id, InstanceState::Running).await;
     suspend(&tenant, &[]).await;
+    let invoiced = tenant.close_now().await;
+    let invoices = tenant.wait_for_invoices(1).await;
+    let lines = tenant.lines_of(&invoices[0]).await;
+    assert_eq!(lines.iter().map(|line| &*line.name).collect::<Vec<_>>(), ["web"]);
+    assert_eq!(invoices[0].spec.period.to, invoiced);
     let path = format!("/v1/instances/{id}");
     for read in [
         "/v1/instances",
