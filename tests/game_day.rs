@@ -18,7 +18,7 @@ use crate::{
         kubectl, receiver_arguments,
         receivers::{Answer, Receiver},
         s3::S3,
-        wait_for_kinds,
+        stellage, wait_for_kinds,
         walkthrough::{Shell, steps},
     },
 };
@@ -289,15 +289,47 @@ async fn game_day_etcd_is_two_hours_old_and_then_the_region_is_gone() {
         cluster.has(known).await;
     }
 
-    desk.follow("### The region is gone", &mut cluster).await;
-    for name in ["ada", "bob"] {
-        let left = kubectl(
-            &cluster.plane,
-            &["get", "instances", "-n", name, "-o", "name"],
-            None,
-        )
-        .unwrap();
-        assert_eq!(left, "", "{name}");
+    // All that can be in a region; and a server in another.
+    let ada = cluster.tenant(&customers[0]);
+    let network = json!({ "region": "fr-par-1" });
+    let network = ada.call(Method::POST, "/v1/networks", Some(&network)).await;
+    let network = network.json()["data"]["id"].as_str().unwrap().to_owned();
+    ada.apply("inside", |inside| inside.spec.private_network = Some(network))
+        .await;
+    ada.apply("elsewhere", |elsewhere| {
+        elsewhere.spec.region = "de-fra-1".to_owned();
+        elsewhere.spec.deletion_protection = true;
+    })
+    .await;
+    for name in ["inside", "elsewhere"] {
+        ada.wait_for_state(name, InstanceState::Running).await;
+        stellage(&cluster.plane, &["backup", "create", name, "-n", "ada", "--wait"]).unwrap();
     }
+    ada.merge("web", &json!({ "spec": { "deletionProtection": true } }))
+        .await;
+
+    desk.follow("### The region is gone", &mut cluster).await;
+    let left = |kind: &str| {
+        let get = [
+            "get",
+            kind,
+            "--all-namespaces",
+            "-o",
+            "custom-columns=:.metadata.name",
+            "--no-headers",
+        ];
+        let left = kubectl(&cluster.plane, &get, None).unwrap();
+        left.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(left("instances"), ["elsewhere"]);
+    assert_eq!(left("privatenetworks"), Vec::<String>::new());
+    assert_eq!(left("backups").len(), 1);
+    let elsewhere = cluster
+        .tenant(&customers[0])
+        .instances()
+        .get("elsewhere")
+        .await
+        .unwrap();
+    assert!(elsewhere.spec.deletion_protection);
     cluster.end().await;
 }

@@ -102,8 +102,15 @@ fn refused_by_restricted_v2(pod: &Value) -> Vec<String> {
 async fn openshift_takes_the_pods_for_every_set_of_values_that_names_no_ids() {
     for (set, values) in sets() {
         let all = render(&values).await;
-        for deployment in of_kind(&all, "Deployment") {
-            let pod = &deployment["spec"]["template"];
+        let deployments = of_kind(&all, "Deployment");
+        let jobs = of_kind(&all, "CronJob")
+            .into_iter()
+            .map(|job| &job["spec"]["jobTemplate"]);
+        for pod in deployments
+            .into_iter()
+            .chain(jobs)
+            .map(|made| &made["spec"]["template"])
+        {
             assert_eq!(refused_by_restricted_v2(pod), Vec::<String>::new(), "{set}");
             assert_eq!(pod["spec"]["securityContext"]["runAsNonRoot"], true, "{set}");
             // With no group of its own, the pod's user is in none that volumes have.
