@@ -3,6 +3,7 @@
 //! - `journeys`: everything that the API does, done with a mouse, with only the keyboard, and without scripts; pages that refresh themselves;
 //! - `states`: what no journey reaches, and whether every text that pages can show was on a page that was checked;
 //! - `attacks`: what another site, another account and a revoked key cannot do;
+//! - `screen`: that of a server, over VNC;
 //! - `sign_in`: with a provider on another site;
 //! - `screenshots`: the pictures in the documentation (`make screenshots`);
 //! - `webdriver`: the protocol between the tests and chromedriver.
@@ -12,6 +13,7 @@
 
 mod attacks;
 mod journeys;
+mod screen;
 mod screenshots;
 mod sign_in;
 mod states;

@@ -14,7 +14,7 @@
 
 mod backups;
 mod consoles;
-mod installation;
+pub mod installation;
 mod kills;
 mod namespaces;
 mod networks;

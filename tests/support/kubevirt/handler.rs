@@ -34,6 +34,10 @@ use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::Service as _;
 
+use super::screen;
+
+/// The WebSocket protocol of consoles.
+const PROTOCOL: &str = "plain.kubevirt.io";
 /// The common name by which virt-api knows it.
 pub const COMMON_NAME: &str = "kubevirt.io:system:node:virt-handler";
 
@@ -142,7 +146,7 @@ async fn serve(
         )
         .route(
             "/v1/namespaces/{namespace}/virtualmachineinstances/{name}/vnc",
-            get(async |upgrade: WebSocketUpgrade| upgraded(upgrade, "RFB 003.008\n".to_owned())),
+            get(async |upgrade: WebSocketUpgrade| upgrade.protocols([PROTOCOL]).on_upgrade(screen::serve)),
         );
     let service = hyper::service::service_fn(move |request: http::Request<server::Arriving>| {
         router.clone().call(request.map(Body::new))
@@ -179,7 +183,7 @@ pub async fn announce(pods: Api<Pod>, node: &str) {
 /// Greets, and then says again what it is told.
 fn upgraded(upgrade: WebSocketUpgrade, greeting: String) -> Response {
     upgrade
-        .protocols(["plain.kubevirt.io"])
+        .protocols([PROTOCOL])
         .on_upgrade(async move |mut socket: WebSocket| {
             let mut next = Bytes::from(greeting);
             while socket.send(Message::Binary(next)).await.is_ok() {

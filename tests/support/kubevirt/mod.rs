@@ -1,6 +1,6 @@
 //! KubeVirt without a node: its own API server and controller, with its kinds, admission and aggregated API, on a control plane;
 //! [`puppet`] plays the node, the importer of disks and storage without snapshots; [`handler`] plays virt-handler where it is asked for
-//! consoles, and to freeze guests. [`storage`], with snapshots, is real but for its driver, and is started by the tests that need it.
+//! consoles (the [`screen`] is a VNC server), and to freeze guests. [`storage`], with snapshots, is real but for its driver, and is started by the tests that need it.
 //!
 //! ```ignore
 //! let kubevirt = kubevirt::shared().await;
@@ -13,6 +13,7 @@ pub mod entry;
 pub mod handler;
 pub mod kinds;
 pub mod puppet;
+pub mod screen;
 pub mod storage;
 
 use std::{
