@@ -9,7 +9,8 @@
 //! - `rendered`: several sets of values, with a real API server;
 //! - `installed`: the chart installed, run, upgraded, rolled back and uninstalled;
 //! - `stolen`: what the operator's tokens grant in the wrong hands;
-//! - `tenants`: what the roles for tenants allow.
+//! - `tenants`: what the roles for tenants allow;
+//! - `thief`: what the two about stolen tokens share.
 
 mod alerts;
 mod clusters;
@@ -21,6 +22,7 @@ mod region;
 mod rendered;
 mod stolen;
 mod tenants;
+mod thief;
 
 use std::path::PathBuf;
 

@@ -10,7 +10,7 @@ use base64::Engine as _;
 use control_plane::{ControlPlane, Identity};
 use serde_json::{Value, json};
 
-use super::{files::read, objects};
+use super::{files::read, objects, thief::Thief};
 use crate::support::{
     OwnPlane, STELLAGE, bare_plane, eventually,
     helm::{Helm, region_chart},
@@ -173,43 +173,6 @@ async fn follow_notes(plane: &ControlPlane, notes: &str) -> tempfile::TempDir {
     folder
 }
 
-/// The token of a region in the wrong hands.
-struct Thief<'a> {
-    plane: &'a ControlPlane,
-    kubeconfig: &'a Path,
-}
-
-impl Thief<'_> {
-    fn kubectl(&self, line: &str, object: Option<&Value>) -> Result<String, String> {
-        let mut command = Command::new(self.plane.assets().kubectl());
-        command.args(line.split(' ')).env("KUBECONFIG", self.kubeconfig);
-        run(&mut command, object.map(Value::to_string).as_deref())
-    }
-
-    fn create(&self, object: &Value) -> Result<String, String> {
-        self.kubectl("create --validate=false -f -", Some(object))
-    }
-
-    fn may_create(&self, object: &Value) {
-        self.create(object)
-            .unwrap_or_else(|error| panic!("{object}: {error}"));
-    }
-
-    fn may_not_create(&self, object: &Value, why: &str) {
-        match self.create(object) {
-            Ok(done) => panic!("{object}: {done}"),
-            Err(refused) => assert!(refused.contains(why), "{object}: {refused}"),
-        }
-    }
-
-    fn may_not(&self, line: &str, why: &str) {
-        match self.kubectl(line, None) {
-            Ok(done) => panic!("{line}: {done}"),
-            Err(refused) => assert!(refused.contains(why), "{line}: {refused}"),
-        }
-    }
-}
-
 fn namespace(name: &str, installation: Option<&str>) -> Value {
     let labels = installation.map(|installation| json!({ "stellage.dev/installation": installation }));
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": labels } })
@@ -291,7 +254,7 @@ async fn the_notes_make_a_kubeconfig_whose_token_manages_servers_in_its_own_name
     let kubeconfig = folder.path().join("de-ber-1/kubeconfig");
     let thief = Thief {
         plane: &plane,
-        kubeconfig: &kubeconfig,
+        kubeconfig,
     };
 
     // The policies apply soon after they were created.

@@ -1,7 +1,7 @@
 //! What the tokens of the two service accounts grant in the wrong hands, within RBAC and the admission policies of the
 //! chart.
 
-use std::{path::Path, process::Command};
+use std::path::Path;
 
 use control_plane::{ControlPlane, Identity};
 use kube::{
@@ -12,7 +12,7 @@ use kube::{
 use resources::{Account, ApiKey, Backup, BackupPhase, Instance, Webhook};
 use serde_json::{Value, json};
 
-use super::kubeconfig_of;
+use super::{kubeconfig_of, thief::Thief};
 use crate::support::{
     self, bare_plane,
     helm::{Helm, chart},
@@ -20,12 +20,6 @@ use crate::support::{
 };
 
 const NAMESPACE: &str = "stellage-system";
-
-/// An attacker who has one of the tokens.
-struct Thief<'a> {
-    plane: &'a ControlPlane,
-    kubeconfig: std::path::PathBuf,
-}
 
 /// Gives the facade its rights in the namespace `owned`.
 fn let_the_facade_in(plane: &ControlPlane) {
@@ -44,18 +38,6 @@ impl<'a> Thief<'a> {
         Self { plane, kubeconfig }
     }
 
-    fn kubectl(&self, line: &str, input: Option<&str>) -> Result<String, String> {
-        let kubeconfig: &Path = &self.kubeconfig;
-        let mut command = Command::new(self.plane.assets().kubectl());
-        command.args(line.split(' ')).env("KUBECONFIG", kubeconfig);
-        support::run(&mut command, input)
-    }
-
-    fn may(&self, line: &str) {
-        self.kubectl(line, None)
-            .unwrap_or_else(|error| panic!("{line}: {error}"));
-    }
-
     /// Once the policy knows that the account is deleted.
     async fn may_in_the_end(&self, line: &str) {
         let done = async || self.kubectl(line, None);
@@ -68,18 +50,6 @@ impl<'a> Thief<'a> {
         .unwrap();
     }
 
-    fn may_apply(&self, object: &Value) {
-        let applied = self.apply(object);
-        applied.unwrap_or_else(|error| panic!("{object}: {error}"));
-    }
-
-    fn may_not(&self, line: &str, why: &str) {
-        match self.kubectl(line, None) {
-            Ok(done) => panic!("{line}: {done}"),
-            Err(refused) => assert!(refused.contains(why), "{line}: {refused}"),
-        }
-    }
-
     /// The Secret `password` in the namespace `owned`, which belongs to no webhook.
     fn may_not_touch_the_secret_of_somebody_else(&self) {
         for line in [
@@ -89,34 +59,6 @@ impl<'a> Thief<'a> {
         ] {
             self.may_not(line, "changes and deletes only Secrets");
         }
-    }
-
-    fn may_not_apply(&self, object: &Value, why: &str) {
-        match self.apply(object) {
-            Ok(done) => panic!("{object}: {done}"),
-            Err(refused) => assert!(refused.contains(why), "{object}: {refused}"),
-        }
-    }
-
-    fn may_create(&self, object: &Value) {
-        let created = self.create(object);
-        created.unwrap_or_else(|error| panic!("{object}: {error}"));
-    }
-
-    fn may_not_create(&self, object: &Value, why: &str) {
-        match self.create(object) {
-            Ok(done) => panic!("{object}: {done}"),
-            Err(refused) => assert!(refused.contains(why), "{object}: {refused}"),
-        }
-    }
-
-    fn create(&self, object: &Value) -> Result<String, String> {
-        self.kubectl("create --validate=false -f -", Some(&object.to_string()))
-    }
-
-    fn apply(&self, object: &Value) -> Result<String, String> {
-        let line = "apply --server-side --force-conflicts --validate=false -f -";
-        self.kubectl(line, Some(&object.to_string()))
     }
 }
 
@@ -981,7 +923,7 @@ async fn with_the_facades_token_no_other_status_than_a_keys_and_no_account_role_
         thief.may_not(line, what);
     }
     // Keys only where the account controller allows it, and quotas nowhere.
-    let create = |object: &Value| thief.kubectl("create --validate=false -f -", Some(&object.to_string()));
+    let create = |object: &Value| thief.create(object);
     let refused = create(&key("foreign", "write")).unwrap_err();
     assert!(
         refused.contains("cannot create resource \"apikeys\""),
