@@ -330,10 +330,7 @@ impl Service {
                 _ => "running",
             };
             let message = format!("is {status}; only a completed backup can be restored");
-            Error {
-                details: vec![Detail::new("backup", "invalid_state", message.clone())],
-                ..Error::new(ErrorCode::InvalidState, format!("the backup {message}"))
-            }
+            Error::invalid_state("the backup", "backup", &message)
         })
     }
 }
@@ -353,30 +350,22 @@ pub fn check_backup_state(item: &IndexedInstance) -> Result<(), Error> {
     if allowed.contains(&item.state) && !has_operation {
         return Ok(());
     }
-    Err(invalid_state(format!(
+    let message = format!(
         "is {}; a backup is allowed from running, stopped, and while no operation is under way",
         item.state.as_str()
-    )))
+    );
+    Err(Error::invalid_state("the instance", "status", &message))
 }
 
 fn under_way() -> Error {
-    invalid_state("is being backed up already; wait until that backup is completed".to_owned())
-}
-
-fn invalid_state(message: String) -> Error {
-    Error {
-        details: vec![Detail::new("status", "invalid_state", message.clone())],
-        ..Error::new(ErrorCode::InvalidState, format!("the instance {message}"))
-    }
+    let message = "is being backed up already; wait until that backup is completed";
+    Error::invalid_state("the instance", "status", message)
 }
 
 /// The error for deleting a backup that is under way.
 pub fn still_running() -> Error {
     let message = "is running; it can be deleted once it is completed or failed";
-    Error {
-        details: vec![Detail::new("status", "invalid_state", message)],
-        ..Error::new(ErrorCode::InvalidState, format!("the backup {message}"))
-    }
+    Error::invalid_state("the backup", "status", message)
 }
 
 /// The error for a backup beyond the limit.

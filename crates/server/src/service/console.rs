@@ -99,10 +99,7 @@ pub fn check_console_state(item: &IndexedInstance) -> Result<(), Error> {
         state => format!("is {}", state.as_str()),
     };
     let message = format!("{why}; a console can be opened while the server is running, or is shutting down");
-    Err(Error {
-        details: vec![Detail::new("status", "invalid_state", message.clone())],
-        ..Error::new(ErrorCode::InvalidState, format!("the instance {message}"))
-    })
+    Err(Error::invalid_state("the instance", "status", &message))
 }
 
 /// The refusal of a console that a region does not have.
@@ -116,5 +113,5 @@ fn not_offered(r#type: ConsoleType, region: &str, offered: &[ConsoleType]) -> Er
         let offered: Vec<&str> = offered.iter().map(|offered| offered.as_str()).collect();
         format!("must be {} in region {region}", offered.join(" or "))
     };
-    Error::invalid(vec![Detail::new("type", "invalid_value", message)])
+    Error::invalid_value("type", message)
 }

@@ -52,6 +52,19 @@ impl Error {
         }
     }
 
+    /// `invalid_input` that names one field with a wrong value.
+    pub fn invalid_value(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::invalid(vec![Detail::new(field, "invalid_value", message)])
+    }
+
+    /// `invalid_state` that names the field whose value does not allow it. `what` has that field, and the message is about both.
+    pub fn invalid_state(what: &str, field: &str, message: &str) -> Self {
+        Self {
+            details: vec![Detail::new(field, "invalid_state", message)],
+            ..Self::new(ErrorCode::InvalidState, format!("{what} {message}"))
+        }
+    }
+
     /// `invalid_input` that names every invalid field, or the first hundred if there are more.
     pub fn invalid(mut details: Vec<Detail>) -> Self {
         let count = details.len();
@@ -304,7 +317,7 @@ fn rest_field(field: &str) -> String {
 
 /// The error for a backup that cannot be restored.
 pub fn wrong_backup(message: impl Into<Cow<'static, str>>) -> Error {
-    Error::invalid(vec![Detail::new("backup", "invalid_value", message)])
+    Error::invalid_value("backup", message)
 }
 
 /// What is wrong with `backup_enabled` in a region without backups.
@@ -318,7 +331,7 @@ pub fn no_backups(region: &str) -> Error {
     let message = format!("backups are not available in region {region}");
     Error {
         message: message.clone().into(),
-        ..Error::invalid(vec![Detail::new("region", "invalid_value", message)])
+        ..Error::invalid_value("region", message)
     }
 }
 
@@ -330,10 +343,7 @@ impl From<DoesNotFit> for Error {
 
 impl From<NotAllowed> for Error {
     fn from(error: NotAllowed) -> Self {
-        Self {
-            details: vec![Detail::new("status", "invalid_state", error.to_string())],
-            ..Self::new(ErrorCode::InvalidState, format!("the instance {error}"))
-        }
+        Self::invalid_state("the instance", "status", &error.to_string())
     }
 }
 

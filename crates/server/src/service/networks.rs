@@ -206,11 +206,7 @@ impl Service {
             Some(other) => {
                 let its = other.network.prefix().unwrap_or_default();
                 let message = format!("overlaps {its} of private network {}", other.id);
-                Err(Error::invalid(vec![Detail::new(
-                    "prefix",
-                    "invalid_value",
-                    message,
-                )]))
+                Err(Error::invalid_value("prefix", message))
             }
         }
     }

@@ -69,11 +69,7 @@ fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, Error> {
     let events: BTreeSet<_> = text.split(',').map(|id| id.trim_ascii().to_owned()).collect();
     if events.len() > MAX_EVENTS {
         let must = "must be at most 20 ids, separated by commas";
-        return Err(Error::invalid(vec![Detail::new(
-            "event_id",
-            "invalid_value",
-            must,
-        )]));
+        return Err(Error::invalid_value("event_id", must));
     }
     Ok(Some(events))
 }

@@ -56,11 +56,10 @@ pub fn key(headers: &HeaderMap) -> Result<Option<&str>, Error> {
         .filter(|_| values.next().is_none())
         .map(Some)
         .ok_or_else(|| {
-            Error::invalid(vec![Detail::new(
+            Error::invalid_value(
                 "Idempotency-Key",
-                "invalid_value",
                 "must be a header with 1 to 255 visible ASCII characters",
-            )])
+            )
         })
 }
 

@@ -160,7 +160,7 @@ impl Parameters {
         let id = self.get("after").map(|text| I::parse(text).ok_or(I::PREFIX));
         id.transpose().map_err(|prefix| {
             let must = format!("must be the next of the page before, which begins with {prefix}");
-            Error::invalid(vec![Detail::new("after", "invalid_value", must)])
+            Error::invalid_value("after", must)
         })
     }
 
@@ -182,7 +182,7 @@ impl Parameters {
         let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         match text.parse() {
             Ok(value) if digits && (1..=max).contains(&value) => Ok(value),
-            _ => Err(Error::invalid(vec![Detail::new(name, "invalid_value", must)])),
+            _ => Err(Error::invalid_value(name, must)),
         }
     }
 
@@ -194,7 +194,7 @@ impl Parameters {
         let year = text.parse().ok().filter(|year| (1000..=9999).contains(year));
         year.map(Some).ok_or_else(|| {
             let must = "must be a year of four digits, such as 2026";
-            Error::invalid(vec![Detail::new("year", "invalid_value", must)])
+            Error::invalid_value("year", must)
         })
     }
 
@@ -206,11 +206,7 @@ impl Parameters {
         if include.split(',').all(|word| word.trim_ascii() == "metrics") {
             Ok(true)
         } else {
-            Err(Error::invalid(vec![Detail::new(
-                "include",
-                "invalid_value",
-                "must be metrics",
-            )]))
+            Err(Error::invalid_value("include", "must be metrics"))
         }
     }
 }
@@ -226,7 +222,7 @@ pub fn both<A, B>(a: Result<A, Error>, b: Result<B, Error>) -> Result<(A, B), Er
 
 /// The refusal of a value that is not a time.
 pub fn not_a_time(field: &'static str) -> Error {
-    Error::invalid(vec![Detail::new(field, "invalid_value", TIME_MUST)])
+    Error::invalid_value(field, TIME_MUST)
 }
 
 /// What a time must be.

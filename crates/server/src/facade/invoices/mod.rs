@@ -39,24 +39,13 @@ fn format(parameters: &Parameters) -> Result<Option<Form>, Error> {
         Some("csv") => Ok(Some(Form::Csv)),
         Some("html") => Ok(Some(Form::Html)),
         Some("ubl") => Ok(Some(Form::Ubl)),
-        Some(_) => Err(Error::invalid(vec![Detail::new(
-            "format",
-            "invalid_value",
-            "must be json, csv, html or ubl",
-        )])),
+        Some(_) => Err(Error::invalid_value("format", "must be json, csv, html or ubl")),
     }
 }
 
 /// Why there is no e-invoice: the field that is to blame, and what is wrong.
 fn no_e_invoice(field: &'static str, message: impl Into<String>) -> Error {
-    let message = message.into();
-    Error {
-        details: vec![Detail::new(field, "invalid_state", message.clone())],
-        ..Error::new(
-            ErrorCode::InvalidState,
-            format!("there is no e-invoice: {message}"),
-        )
-    }
+    Error::invalid_state("there is no e-invoice:", field, &message.into())
 }
 
 /// The error for the e-invoice of an open invoice.

@@ -93,5 +93,5 @@ pub async fn series(
 
 /// The refusal of another window.
 fn wrong_window() -> Error {
-    Error::invalid(vec![Detail::new("window", "invalid_value", "must be 1h or 24h")])
+    Error::invalid_value("window", "must be 1h or 24h")
 }

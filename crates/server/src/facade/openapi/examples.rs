@@ -490,11 +490,7 @@ pub(super) fn general_error(code: ErrorCode, kind: &str, takes_body: bool, has_q
             "unknown_field",
             "is not known; this request has no query parameters",
         )]),
-        ErrorCode::InvalidInput => Error::invalid(vec![Detail::new(
-            "limit",
-            "invalid_value",
-            "must be an integer from 1 to 100",
-        )]),
+        ErrorCode::InvalidInput => Error::invalid_value("limit", "must be an integer from 1 to 100"),
         ErrorCode::IdempotencyKeyReused => idempotency::reused(),
         ErrorCode::RateLimitExceeded => Error::new(
             code,

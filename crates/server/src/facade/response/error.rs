@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn the_body_has_code_message_details_and_request_id() {
-        let error = Error::invalid(vec![Detail::new("tags[3]", "invalid_value", "must be short")]);
+        let error = Error::invalid_value("tags[3]", "must be short");
         let body: serde_json::Value = serde_json::from_slice(&body(&error, "r-1")).unwrap();
         assert_eq!(
             body,

@@ -158,7 +158,7 @@ pub fn not_kept(word: &str) -> Error {
         "must be the id of {} {word} that is still kept; to go on where you were, leave it out and use until, with a time just after the last {word} that you know",
         if word.starts_with('e') { "an" } else { "a" }
     );
-    Error::invalid(vec![Detail::new("after", "invalid_value", must)])
+    Error::invalid_value("after", must)
 }
 
 /// The position of an event in a list.

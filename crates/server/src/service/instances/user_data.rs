@@ -57,13 +57,8 @@ impl Service {
             if let Some(existing) = self.calls.get::<Secret>(namespace, name).await? {
                 return check_same(&existing, &annotations);
             }
-            UserData::parse(user_data.as_bytes()).map_err(|problem| {
-                Error::invalid(vec![Detail::new(
-                    "user_data",
-                    "invalid_value",
-                    problem.to_string(),
-                )])
-            })?;
+            UserData::parse(user_data.as_bytes())
+                .map_err(|problem| Error::invalid_value("user_data", problem.to_string()))?;
         }
         match self.calls.create(namespace, &secret).await {
             Ok(_) => Ok(()),

@@ -97,11 +97,10 @@ fn test_type(webhook: &Webhook, wanted: Option<EventType>) -> Result<EventType, 
         Untestable::NotActive => not_active(),
         Untestable::NotSubscribed => {
             let types: Vec<_> = webhook.spec.events.iter().map(|event| event.as_str()).collect();
-            Error::invalid(vec![Detail::new(
+            Error::invalid_value(
                 "type",
-                "invalid_value",
                 format!("must be one of the webhook's event types: {}", types.join(", ")),
-            )])
+            )
         }
     })
 }
