@@ -2,13 +2,16 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use kube::Resource;
 use parking_lot::Mutex;
 use rand::RngExt as _;
 
-use super::{ObjectRef, work_queue::Class};
+use super::{ObjectRef, client::CallError, watch::key, work_queue::Class};
 
 /// Delay after the first failure.
 const FIRST: Duration = Duration::from_secs(1);
+/// Delay after a write conflict: the watch shows soon what others have written.
+pub const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// Longest delay.
 const LONGEST: Duration = Duration::from_secs(300);
 
@@ -19,6 +22,21 @@ pub struct Backoffs {
 }
 
 impl Backoffs {
+    /// When to retry a reconcile that ended with this error. `None` if the object is gone.
+    pub fn after<K: Resource<DynamicType = ()>>(&self, object: &K, error: &CallError) -> Option<Duration> {
+        let object_ref = ObjectRef::of(object);
+        if error.is_not_found() {
+            self.reset(&object_ref);
+            return None;
+        }
+        if error.is_conflict() {
+            return Some(AFTER_CONFLICT);
+        }
+        let delay = self.next(&object_ref);
+        tracing::warn!(kind = %K::kind(&()), object = key(object), %error, retry_in = ?delay, "reconcile failed");
+        Some(delay)
+    }
+
     /// Counts a failure and returns the delay after it: 1 s, doubling up to 5 minutes, plus up to a tenth, so that objects
     /// that failed together are not retried together.
     pub fn next(&self, object_ref: &ObjectRef) -> Duration {

@@ -24,8 +24,6 @@ use runtime::{
 
 /// Maximum number of status writes in one pass. A backup needs fewer, even if it takes no time.
 const MAX_STEPS: usize = 4;
-/// When to retry after a write conflict. Usually the watch delivers the new version sooner.
-const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// When to check again whether a backup may begin, if another backup of the same instance is being reconciled
 /// at the moment.
 const AFTER_ANOTHER: Duration = Duration::from_millis(100);
@@ -102,7 +100,7 @@ impl<P: Provider> Reconcile for Reconciler<P> {
                 if let Some(span) = &span {
                     span.fail(error.label());
                 }
-                self.after(&backup, &error)
+                self.backoffs.after(&*backup, &error)
             })
         };
         traces::within_logged(span.as_ref(), work).await
@@ -110,20 +108,6 @@ impl<P: Provider> Reconcile for Reconciler<P> {
 }
 
 impl<P: Provider> Reconciler<P> {
-    /// When to retry after an error.
-    fn after(&self, backup: &Backup, error: &CallError) -> Option<Duration> {
-        if error.is_not_found() {
-            self.backoffs.reset(&ObjectRef::of(backup));
-            return None;
-        }
-        if error.is_conflict() {
-            return Some(AFTER_CONFLICT);
-        }
-        let delay = self.backoffs.next(&ObjectRef::of(backup));
-        tracing::warn!(backup = key(backup), %error, retry_in = ?delay, "reconcile failed");
-        Some(delay)
-    }
-
     async fn pass(&self, mut backup: Arc<Backup>) -> Result<Option<Duration>, CallError> {
         let mut has_begun_now = false;
         for _ in 0..MAX_STEPS {

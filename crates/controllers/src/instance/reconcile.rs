@@ -30,9 +30,6 @@ use runtime::{
 /// left follow in the next pass.
 const MAX_STEPS: usize = 6;
 
-/// When to retry after a write conflict. Usually the watch delivers the new version sooner.
-const AFTER_CONFLICT: Duration = Duration::from_secs(1);
-
 /// When to check again whether what is refused can be done, because a change of the catalogue is not reported, and one of a backup may be
 /// missed.
 const REFUSED_AGAIN: Duration = Duration::from_mins(10);
@@ -94,7 +91,7 @@ impl<P: Provider> Reconcile for Reconciler<P> {
                 if let Some(span) = &span {
                     span.fail(error.label());
                 }
-                self.after(&instance, &error)
+                self.backoffs.after(&*instance, &error)
             })
         };
         traces::within_logged(span.as_ref(), work).await
@@ -113,20 +110,6 @@ fn until_recorded(instance: &Instance, now: Timestamp) -> Duration {
 }
 
 impl<P: Provider> Reconciler<P> {
-    /// When to retry after an error.
-    fn after(&self, instance: &Instance, error: &CallError) -> Option<Duration> {
-        if error.is_not_found() {
-            self.backoffs.reset(&ObjectRef::of(instance));
-            return None;
-        }
-        if error.is_conflict() {
-            return Some(AFTER_CONFLICT);
-        }
-        let delay = self.backoffs.next(&ObjectRef::of(instance));
-        tracing::warn!(instance = key(instance), %error, retry_in = ?delay, "reconcile failed");
-        Some(delay)
-    }
-
     async fn pass(&self, instance: Arc<Instance>, class: Class) -> Result<Option<Duration>, CallError> {
         let mut draft = Draft::new(instance);
         for _ in 0..MAX_STEPS {

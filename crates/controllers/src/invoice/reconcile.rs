@@ -31,7 +31,7 @@ use domain::{
 use resources::{Account, AccountSpec, Backup, Invoice, invoice_page::MAX_ENTRIES, origin};
 use runtime::{
     ObjectRef, Store,
-    backoff::Backoffs,
+    backoff::{AFTER_CONFLICT, Backoffs},
     client::{CallError, bounded},
     watch::key,
     work_queue::{Class, Reconcile},
@@ -42,8 +42,6 @@ const TOGETHER: Duration = Duration::from_secs(1);
 /// Number of instances from which on an account's reconciles are spaced out as well: each goes through all
 /// its instances.
 const MANY: usize = 1000;
-/// When to retry after a write conflict.
-const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// When to check again whether the prices have been read.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Longest interval between two reconciles of an account with an open invoice, in case the clock is set.

@@ -18,8 +18,6 @@ use runtime::{
 
 /// Maximum number of status writes in one pass. A network needs two: its prefix, and that it is made.
 const MAX_STEPS: usize = 3;
-/// When to retry after a write conflict. Usually the watch delivers the new version sooner.
-const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 
 pub(super) struct Reconciler<P> {
     pub(super) controller: NetworkController<P>,
@@ -47,25 +45,11 @@ impl<P: Provider> Reconcile for Reconciler<P> {
         let outcome = result.as_ref().map_or_else(CallError::label, |_| "ok");
         let metrics = &self.controller.metrics;
         metrics.reconciled("PrivateNetwork", begun.elapsed(), outcome);
-        result.unwrap_or_else(|error| self.after(&network, &error))
+        result.unwrap_or_else(|error| self.backoffs.after(&*network, &error))
     }
 }
 
 impl<P: Provider> Reconciler<P> {
-    /// When to retry after an error.
-    fn after(&self, network: &PrivateNetwork, error: &CallError) -> Option<Duration> {
-        if error.is_not_found() {
-            self.backoffs.reset(&ObjectRef::of(network));
-            return None;
-        }
-        if error.is_conflict() {
-            return Some(AFTER_CONFLICT);
-        }
-        let delay = self.backoffs.next(&ObjectRef::of(network));
-        tracing::warn!(network = key(network), %error, retry_in = ?delay, "reconcile failed");
-        Some(delay)
-    }
-
     async fn pass(&self, mut network: Arc<PrivateNetwork>) -> Result<Option<Duration>, CallError> {
         for _ in 0..MAX_STEPS {
             if network.is_deleting() && !network.has_finalizer() {
