@@ -11,6 +11,7 @@ beside=stellage-e2e    # that of what runs beside it, such as the receiver
 receiver=receiver.$beside.svc.cluster.local
 patience=120 # seconds
 files=$(mktemp -d)
+forwards=()
 
 step() { printf '\n=== %s (after %s s)\n' "$1" "$SECONDS"; }
 fail() {
@@ -43,7 +44,7 @@ remove_more() { :; }
 # Whatever state the installation is in.
 clean_up() (
     set -e
-    [ -z "${forward:-}" ] || kill "$forward" || true
+    [ ${#forwards[@]} = 0 ] || kill "${forwards[@]}" || true
     remove_more
     stellage uninstall --force --yes --operator-namespace "$system"
     "$HELM" uninstall stellage --namespace "$system" --ignore-not-found --wait
@@ -65,9 +66,12 @@ ended() {
     exit "$status"
 }
 
-# image NAME SOURCE: of a program in Go
+# image NAME SOURCE: of a program in Go, in a file or, as MODULE@VERSION, in a module
 image() {
-    CGO_ENABLED=0 GOOS=linux go build -trimpath -o "$images/$1" "$2"
+    case $2 in
+    *@*) CGO_ENABLED=0 GOBIN=$files/bin go install -trimpath "$2" && mv "$files/bin/"* "$images/$1" ;;
+    *) CGO_ENABLED=0 go build -trimpath -o "$images/$1" "$2" ;;
+    esac
     packer --name "localhost/stellage-e2e-$1:1" --program "$images/$1" --commit none --created 0 --output "$images/$1.tar"
 }
 load_images() {
@@ -96,13 +100,20 @@ create_webhook() {
     examples/webhook.sh "https://$receiver:8443/"
 }
 
+# forward NAMESPACE SERVICE:PORT: makes it reachable at $forwarded, until the test ends
+forward() {
+    local said=$files/forward-${2%:*}
+    kubectl --namespace "$1" port-forward "service/${2%:*}" ":${2#*:}" >"$said" &
+    forwards+=($!)
+    eventually grep --quiet Forwarding "$said"
+    forwarded=$(grep --max-count 1 --only-matching '127.0.0.1:[0-9]*' "$said")
+}
+
 # account NAME: makes an account and a key, and exports what clients of the REST API need
 account() {
     stellage account create "$1" --email "$1@example.com" --rate-limit-per-hour 1000000
     STELLAGE_API_KEY=$(stellage key create --account "$1" --output json | jq -r .key)
-    kubectl --namespace "$system" port-forward service/stellage :80 >"$files/forward" &
-    forward=$!
-    eventually grep --quiet Forwarding "$files/forward"
-    STELLAGE_URL=http://$(grep --max-count 1 --only-matching '127.0.0.1:[0-9]*' "$files/forward")
+    forward "$system" stellage:80
+    STELLAGE_URL=http://$forwarded
     export STELLAGE_API_KEY STELLAGE_URL
 }
