@@ -251,7 +251,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     // Policies take a moment to take effect.
     let probe = async || {
         let line = "create --dry-run=server -f -";
-        let namespace = namespace("probe", json!({}), json!({})).to_string();
+        let namespace = namespace("probe", json!({}), json!({}));
         thief
             .kubectl(line, Some(&namespace))
             .unwrap_or_else(|refused| refused)

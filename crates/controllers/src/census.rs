@@ -246,7 +246,7 @@ fn by_region<'a>(
 mod tests {
     use domain::{catalogue::testing::catalogue, provider::Timings};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-    use providers::{Faults, Pools, Simulator};
+    use providers::simulator::{Faults, Pools, Simulator};
     use runtime::{objects::store, testing::TestClock};
     use serde_json::{Value, json};
 

@@ -18,7 +18,6 @@ use runtime::{
     backoff::Backoffs,
     client::CallError,
     traces::{self, Span, SpanKind},
-    watch::key,
     work_queue::{Class, Reconcile},
 };
 

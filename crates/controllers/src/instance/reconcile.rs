@@ -22,7 +22,6 @@ use runtime::{
     backoff::Backoffs,
     client::CallError,
     traces,
-    watch::key,
     work_queue::{Class, Reconcile},
 };
 

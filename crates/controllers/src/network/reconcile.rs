@@ -12,7 +12,6 @@ use runtime::{
     ObjectRef, ReconcileQueue,
     backoff::Backoffs,
     client::CallError,
-    watch::key,
     work_queue::{Class, Reconcile},
 };
 

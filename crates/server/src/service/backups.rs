@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Service,
     credentials::Tenant,
-    error::{Detail, Error, ErrorCode, no_backups, wrong_backup},
+    error::{Error, ErrorCode, no_backups, wrong_backup},
     id::{BackupId, InstanceId, PublicId as _},
     idempotency::IdempotentRequest,
     index::{Index as _, Indexed, Object as _},

@@ -3,11 +3,7 @@
 use kube::Client;
 
 use super::{
-    Service,
-    credentials::Credential,
-    error::{Detail, Error, ErrorCode},
-    id::InstanceId,
-    instances::IndexedInstance,
+    Service, credentials::Credential, error::Error, id::InstanceId, instances::IndexedInstance,
     precondition::Precondition,
 };
 use crate::{

@@ -53,14 +53,14 @@ impl Error {
     }
 
     /// `invalid_input` that names one field with a wrong value.
-    pub fn invalid_value(field: impl Into<String>, message: impl Into<String>) -> Self {
+    pub fn invalid_value(field: impl Into<Cow<'static, str>>, message: impl Into<Cow<'static, str>>) -> Self {
         Self::invalid(vec![Detail::new(field, "invalid_value", message)])
     }
 
     /// `invalid_state` that names the field whose value does not allow it. `what` has that field, and the message is about both.
-    pub fn invalid_state(what: &str, field: &str, message: &str) -> Self {
+    pub fn invalid_state(what: &str, field: &'static str, message: &str) -> Self {
         Self {
-            details: vec![Detail::new(field, "invalid_state", message)],
+            details: vec![Detail::new(field, "invalid_state", message.to_owned())],
             ..Self::new(ErrorCode::InvalidState, format!("{what} {message}"))
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Service,
     credentials::Tenant,
-    error::{Detail, Error, ErrorCode, check_quota},
+    error::{Error, ErrorCode, check_quota},
     id::NetworkId,
     idempotency::IdempotentRequest,
     index::{Indexed, Object as _},

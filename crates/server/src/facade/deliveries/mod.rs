@@ -23,7 +23,7 @@ use super::{
     openapi::examples,
     response::{
         self,
-        error::{Detail, Error, ErrorAnswer},
+        error::{Error, ErrorAnswer},
     },
 };
 use crate::service::{

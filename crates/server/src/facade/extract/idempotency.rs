@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::facade::response::error::{Detail, Error};
+use crate::facade::response::error::Error;
 use crate::service::idempotency::{IdempotentRequest, MAX_REMEMBERED};
 
 /// The request header.

@@ -16,10 +16,10 @@ use super::{
         query::{Paging, Parameters, both},
     },
     openapi::examples,
-    response::{self, error::Detail},
+    response,
 };
 use crate::service::{error::Error, id::InvoiceId, invoices::OpenedInvoice};
-use api::{ErrorAnswer, ErrorCode, Invoice, InvoiceAnswer, List, Pagination};
+use api::{ErrorAnswer, Invoice, InvoiceAnswer, List, Pagination};
 use domain::invoice::render::{Form, html, json as model, ubl};
 use resources::{InvoiceLine, money::Cents};
 

@@ -18,7 +18,7 @@ use super::{
     openapi::examples,
     response::{
         self,
-        error::{Detail, Error, ErrorAnswer},
+        error::{Error, ErrorAnswer},
     },
 };
 use crate::service::{alerts::AlertFilter, error::not_monitored, id::InstanceId};

@@ -20,7 +20,7 @@ use super::{
     Service,
     cost::Cost,
     credentials::Tenant,
-    error::{Detail, Error, ErrorCode},
+    error::{Error, ErrorCode},
     id::EventId,
 };
 use resources::{EventLog, LoggedEvent, PageIndex};

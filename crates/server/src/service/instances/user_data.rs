@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::IndexedInstance;
 use crate::service::{
     Service,
-    error::{Detail, Error, ErrorCode},
+    error::{Error, ErrorCode},
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::Object as _,
     store::Created,
