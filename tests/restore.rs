@@ -382,6 +382,11 @@ async fn goes_on(tool: Tool) {
     let all: BTreeSet<String> = ids(0).into_iter().collect();
     assert_eq!(all.len(), told + 1, "its id is new");
     assert_eq!(billed(&tenant).await, entries, "nothing is billed twice");
+    // The next invoice has the next number.
+    tenant.apply("next", |_| {}).await;
+    tenant.wait_for_state("next", InstanceState::Running).await;
+    let is_billed = async || billed(&tenant).await.len();
+    eventually("its entry", is_billed, |count| *count > entries.len()).await;
     tenant.close_now().await;
     let invoices = tenant.wait_for_invoices(2).await;
     let numbers = invoices
