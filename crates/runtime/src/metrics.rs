@@ -285,6 +285,13 @@ fn short_seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_001, 2.0, 21))
 }
 
+/// Registers fields: each with its name without prefix and suffix, and its help.
+macro_rules! register {
+    ($registry:ident, $metrics:ident, $($field:ident: $name:literal, $help:literal;)*) => {
+        $($registry.register($name, $help, $metrics.$field.clone());)*
+    };
+}
+
 impl Metrics {
     /// Counts a reconcile of an object of this kind, and how long it took. `outcome` is `ok` or the label of an error.
     pub fn reconciled(&self, kind: &'static str, took: Duration, outcome: &'static str) {
@@ -537,265 +544,91 @@ impl Metrics {
     fn register_common(&self, registry: &mut Registry) {
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The version of the program", version);
-        registry.register("watch_errors", "Errors of watches", self.watch_errors.clone());
-        registry.register(
-            "watch_last_response_timestamp_seconds",
-            "Unix time of the API server's last answer to a watch",
-            self.watch_last_response.clone(),
-        );
-        registry.register(
-            "kubernetes_requests",
-            "Requests to the API server of Kubernetes, but for watches",
-            self.kubernetes_requests.clone(),
-        );
-        registry.register(
-            "kubernetes_request_duration_seconds",
-            "Time until the head of the API server's answer",
-            self.kubernetes_seconds.clone(),
-        );
-        registry.register(
-            "invalid_objects",
-            "Objects seen that do not match their schema",
-            self.invalid_objects.clone(),
-        );
-        registry.register("objects", "Objects held in memory", self.objects.clone());
-        registry.register(
-            "catalogue_reloads",
-            "Changes of the catalogue's file",
-            self.catalogue_reloads.clone(),
-        );
-        registry.register(
-            "trace_exports",
-            "Requests to the receiver of traces",
-            self.trace_exports.clone(),
-        );
-        registry.register(
-            "certificate_expiry_timestamp_seconds",
-            "Unix time of the end of the certificate that is served",
-            self.certificate_expiry.clone(),
+        register!(registry, self,
+            watch_errors: "watch_errors", "Errors of watches";
+            watch_last_response: "watch_last_response_timestamp_seconds", "Unix time of the API server's last answer to a watch";
+            kubernetes_requests: "kubernetes_requests", "Requests to the API server of Kubernetes, but for watches";
+            kubernetes_seconds: "kubernetes_request_duration_seconds", "Time until the head of the API server's answer";
+            invalid_objects: "invalid_objects", "Objects seen that do not match their schema";
+            objects: "objects", "Objects held in memory";
+            catalogue_reloads: "catalogue_reloads", "Changes of the catalogue's file";
+            trace_exports: "trace_exports", "Requests to the receiver of traces";
+            certificate_expiry: "certificate_expiry_timestamp_seconds", "Unix time of the end of the certificate that is served";
         );
     }
 
     fn register_facade(&self, registry: &mut Registry) {
-        registry.register("http_requests", "REST requests answered", self.requests.clone());
-        registry.register(
-            "http_request_duration_seconds",
-            "Time until the head of a REST response",
-            self.request_seconds.clone(),
+        register!(registry, self,
+            requests: "http_requests", "REST requests answered";
+            request_seconds: "http_request_duration_seconds", "Time until the head of a REST response";
         );
     }
 
     fn register_controllers(&self, registry: &mut Registry) {
-        registry.register("reconciles", "Reconciles finished", self.reconciles.clone());
-        registry.register(
-            "reconcile_duration_seconds",
-            "Time of a reconcile",
-            self.reconcile_seconds.clone(),
-        );
-        registry.register(
-            "reconcile_queue_depth",
-            "Reconciles that run or wait for their turn",
-            self.queue_depth.clone(),
-        );
-        registry.register("provider_calls", "Provider calls", self.provider_calls.clone());
-        registry.register(
-            "provider_call_duration_seconds",
-            "Time of a provider call",
-            self.provider_seconds.clone(),
-        );
-        registry.register(
-            "addresses_free",
-            "Addresses that servers can still get",
-            self.addresses_free.clone(),
-        );
-        registry.register(
-            "addresses_used",
-            "Addresses that servers have",
-            self.addresses_used.clone(),
-        );
-        registry.register(
-            "mails",
-            "E-mails to account holders about their webhooks",
-            self.mails.clone(),
-        );
-        registry.register(
-            "mail_configured",
-            "1 if there is a mail server",
-            self.mail_configured.clone(),
-        );
-        registry.register(
-            "leader",
-            "1 while this replica is the leader",
-            self.leader.clone(),
-        );
-        registry.register(
-            "lease_transitions",
-            "How often the Lease has changed its holder",
-            self.lease_transitions.clone(),
+        register!(registry, self,
+            reconciles: "reconciles", "Reconciles finished";
+            reconcile_seconds: "reconcile_duration_seconds", "Time of a reconcile";
+            queue_depth: "reconcile_queue_depth", "Reconciles that run or wait for their turn";
+            provider_calls: "provider_calls", "Provider calls";
+            provider_seconds: "provider_call_duration_seconds", "Time of a provider call";
+            addresses_free: "addresses_free", "Addresses that servers can still get";
+            addresses_used: "addresses_used", "Addresses that servers have";
+            mails: "mails", "E-mails to account holders about their webhooks";
+            mail_configured: "mail_configured", "1 if there is a mail server";
+            leader: "leader", "1 while this replica is the leader";
+            lease_transitions: "lease_transitions", "How often the Lease has changed its holder";
         );
     }
 
     fn register_objects(&self, registry: &mut Registry) {
-        registry.register(
-            "instances",
-            "Accepted instances by region and state",
-            self.instance_states.clone(),
-        );
-        registry.register(
-            "instance_create_duration_seconds",
-            "Time from the request for a server until it runs",
-            self.create_seconds.clone(),
-        );
-        registry.register(
-            "instance_creates_late",
-            "Servers that did not run within five minutes of the request",
-            self.creates_late.clone(),
-        );
-        registry.register(
-            "accounts_with_provider_failures",
-            "Accounts with an instance whose last provider call failed",
-            self.accounts_with_provider_failures.clone(),
-        );
-        registry.register(
-            "accounts_not_ready",
-            "Accounts that are not ready",
-            self.accounts_not_ready.clone(),
-        );
-        registry.register(
-            "accounts_with_failed_backups",
-            "Accounts with a backup that failed within six hours, and not because of the customer",
-            self.accounts_with_failed_backups.clone(),
-        );
-        registry.register("backups", "Backups that ended", self.backups.clone());
-        registry.register(
-            "backup_last_completed_timestamp_seconds",
-            "Unix time of the last completed backup",
-            self.last_backup.clone(),
-        );
-        registry.register(
-            "installation_backup_age_seconds",
-            "Time since the last good backup of the installation, or since backups were set up",
-            self.installation_backup_age.clone(),
-        );
-        registry.register(
-            "invoices_overdue",
-            "Invoices that should have been issued an hour ago",
-            self.invoices_overdue.clone(),
+        register!(registry, self,
+            instance_states: "instances", "Accepted instances by region and state";
+            create_seconds: "instance_create_duration_seconds", "Time from the request for a server until it runs";
+            creates_late: "instance_creates_late", "Servers that did not run within five minutes of the request";
+            accounts_with_provider_failures: "accounts_with_provider_failures", "Accounts with an instance whose last provider call failed";
+            accounts_not_ready: "accounts_not_ready", "Accounts that are not ready";
+            accounts_with_failed_backups: "accounts_with_failed_backups", "Accounts with a backup that failed within six hours, and not because of the customer";
+            backups: "backups", "Backups that ended";
+            last_backup: "backup_last_completed_timestamp_seconds", "Unix time of the last completed backup";
+            installation_backup_age: "installation_backup_age_seconds", "Time since the last good backup of the installation, or since backups were set up";
+            invoices_overdue: "invoices_overdue", "Invoices that should have been issued an hour ago";
         );
     }
 
     fn register_monitoring(&self, registry: &mut Registry) {
-        registry.register(
-            "usage_samples",
-            "Samples of the usage of monitored instances",
-            self.usage_samples.clone(),
-        );
-        registry.register(
-            "monitored_instances",
-            "Monitored instances",
-            self.monitored_instances.clone(),
+        register!(registry, self,
+            usage_samples: "usage_samples", "Samples of the usage of monitored instances";
+            monitored_instances: "monitored_instances", "Monitored instances";
         );
         registry.register_collector(Box::new(self.instances.clone()));
     }
 
     fn register_regions(&self, registry: &mut Registry) {
-        registry.register(
-            "region_up",
-            "1 while the cluster of a region can be reached and its state is known",
-            self.region_up.clone(),
-        );
-        registry.register(
-            "region_servers",
-            "Servers in the cluster of a region",
-            self.region_servers.clone(),
-        );
-        registry.register(
-            "orphan_servers",
-            "Servers in the cluster of a region that belong to no instance",
-            self.orphan_servers.clone(),
-        );
-        registry.register(
-            "operations_overdue",
-            "Operations that have not ended within their deadline",
-            self.operations_overdue.clone(),
-        );
-        registry.register(
-            "kubevirt_lost_starts",
-            "Starts that KubeVirt lost, and that were repeated",
-            self.lost_starts.clone(),
-        );
-        registry.register(
-            "servers_interrupted",
-            "Servers shut down because their node was drained or their Pod was deleted",
-            self.servers_interrupted.clone(),
-        );
-        registry.register(
-            "servers_crashed",
-            "Servers that ended without being shut down",
-            self.servers_crashed.clone(),
+        register!(registry, self,
+            region_up: "region_up", "1 while the cluster of a region can be reached and its state is known";
+            region_servers: "region_servers", "Servers in the cluster of a region";
+            orphan_servers: "orphan_servers", "Servers in the cluster of a region that belong to no instance";
+            operations_overdue: "operations_overdue", "Operations that have not ended within their deadline";
+            lost_starts: "kubevirt_lost_starts", "Starts that KubeVirt lost, and that were repeated";
+            servers_interrupted: "servers_interrupted", "Servers shut down because their node was drained or their Pod was deleted";
+            servers_crashed: "servers_crashed", "Servers that ended without being shut down";
         );
     }
 
     fn register_deliveries(&self, registry: &mut Registry) {
-        registry.register(
-            "delivery_attempts",
-            "Attempts to deliver an event",
-            self.delivery_attempts.clone(),
-        );
-        registry.register(
-            "delivery_attempt_duration_seconds",
-            "Time of an attempt to deliver",
-            self.delivery_seconds.clone(),
-        );
-        registry.register(
-            "delivery_writes",
-            "Writes of Deliveries",
-            self.delivery_writes.clone(),
-        );
-        registry.register(
-            "event_log_writes",
-            "Writes of pages of the event log",
-            self.event_log_writes.clone(),
-        );
-        registry.register(
-            "deliveries_pending",
-            "Deliveries that wait for an attempt",
-            self.deliveries_pending.clone(),
-        );
-        registry.register(
-            "deliveries_held",
-            "Deliveries held until their webhook can receive them",
-            self.deliveries_held.clone(),
-        );
-        registry.register(
-            "deliveries_dropped",
-            "Deliveries dropped because there were too many",
-            self.deliveries_dropped.clone(),
-        );
-        registry.register(
-            "event_receipt_delay_seconds",
-            "Time from an event to its receipt by a webhook",
-            self.event_receipt_seconds.clone(),
-        );
-        registry.register(
-            "oldest_owed_delivery_age_seconds",
-            "Time since the oldest event that is owed to a webhook",
-            self.oldest_owed_seconds.clone(),
-        );
-        registry.register(
-            "accounts_with_disabled_webhooks",
-            "Accounts with a disabled webhook",
-            self.accounts_with_disabled_webhooks.clone(),
-        );
-        registry.register(
-            "webhooks_disabled",
-            "Disabled webhooks",
-            self.webhooks_disabled.clone(),
-        );
-        registry.register(
-            "webhook_lock_hold_seconds",
-            "Time for which the lock of the webhook controller's state was held",
-            self.webhook_lock_seconds.clone(),
+        register!(registry, self,
+            delivery_attempts: "delivery_attempts", "Attempts to deliver an event";
+            delivery_seconds: "delivery_attempt_duration_seconds", "Time of an attempt to deliver";
+            delivery_writes: "delivery_writes", "Writes of Deliveries";
+            event_log_writes: "event_log_writes", "Writes of pages of the event log";
+            deliveries_pending: "deliveries_pending", "Deliveries that wait for an attempt";
+            deliveries_held: "deliveries_held", "Deliveries held until their webhook can receive them";
+            deliveries_dropped: "deliveries_dropped", "Deliveries dropped because there were too many";
+            event_receipt_seconds: "event_receipt_delay_seconds", "Time from an event to its receipt by a webhook";
+            oldest_owed_seconds: "oldest_owed_delivery_age_seconds", "Time since the oldest event that is owed to a webhook";
+            accounts_with_disabled_webhooks: "accounts_with_disabled_webhooks", "Accounts with a disabled webhook";
+            webhooks_disabled: "webhooks_disabled", "Disabled webhooks";
+            webhook_lock_seconds: "webhook_lock_hold_seconds", "Time for which the lock of the webhook controller's state was held";
         );
     }
 
