@@ -149,11 +149,10 @@ async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Ref
             };
             Ok(page(StatusCode::CREATED, &template))
         }
-        Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
-            form.refused(&refusal);
-            shown(request, refusal.status, form).await
+        Err(refusal) => {
+            let status = request.refused(refusal, &mut form)?;
+            shown(request, status, form).await
         }
-        Err(refusal) => Err(refusal),
     }
 }
 

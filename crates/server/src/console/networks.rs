@@ -93,11 +93,10 @@ async fn create(request: SessionRequest, mut form: Form) -> Result<Response, Ref
         Ok(_) => Ok(request
             .done("/console/networks", "The private network is created.")
             .await),
-        Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
-            form.refused(&refusal);
-            shown(request, refusal.status, form).await
+        Err(refusal) => {
+            let status = request.refused(refusal, &mut form)?;
+            shown(request, status, form).await
         }
-        Err(refusal) => Err(refusal),
     }
 }
 
@@ -159,15 +158,10 @@ async fn rename(
         .await;
     match sent {
         Ok(_) => Ok(request.done("/console/networks", "The new name is saved.").await),
-        Err(refusal)
-            if refusal.status.is_client_error()
-                && refusal.status != StatusCode::NOT_FOUND
-                && request.may_write() =>
-        {
-            form.refused(&refusal);
-            Ok(rename_page(&request, refusal.status, id, form))
+        Err(refusal) => {
+            let status = request.refused(refusal, &mut form)?;
+            Ok(rename_page(&request, status, id, form))
         }
-        Err(refusal) => Err(refusal),
     }
 }
 

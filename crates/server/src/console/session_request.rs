@@ -198,6 +198,18 @@ impl SessionRequest {
         self.credential.key_name()
     }
 
+    /// Marks in the form why `/v1` refused it, and returns the status; returns refusals that are not about the form.
+    pub fn refused(&self, refusal: Refusal, form: &mut Form) -> Result<StatusCode, Refusal> {
+        let is_of_form = self.may_write()
+            && refusal.status.is_client_error()
+            && ![StatusCode::NOT_FOUND, StatusCode::UNAUTHORIZED].contains(&refusal.status);
+        if !is_of_form {
+            return Err(refusal);
+        }
+        form.refused(&refusal);
+        Ok(refusal.status)
+    }
+
     /// Refuses users who may only read; for pages that are nothing but a form. `/v1` refuses what they send in any case.
     pub fn check_may_write(&self) -> Result<(), Refusal> {
         if self.may_write() {

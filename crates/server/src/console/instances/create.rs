@@ -164,12 +164,11 @@ pub async fn send(request: SessionRequest, mut form: Form) -> Result<Response, R
             let note = created.message.unwrap_or_default();
             Ok(request.begun(&path, &note).await)
         }
-        Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
-            form.refused(&refusal);
+        Err(refusal) => {
+            let status = request.refused(refusal, &mut form)?;
             let offers = orders(&request, form.text("region"), "").await?;
-            Ok(filled(&request, refusal.status, form, offers))
+            Ok(filled(&request, status, form, offers))
         }
-        Err(refusal) => Err(refusal),
     }
 }
 

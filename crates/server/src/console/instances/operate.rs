@@ -35,20 +35,8 @@ async fn send(
             let message = answered.message.unwrap_or_default();
             Ok(Ok(request.begun(&page_of(id), &message).await))
         }
-        Err(refusal) => refused(request, refusal, form).map(Err),
+        Err(refusal) => request.refused(refusal, form).map(Err),
     }
-}
-
-/// Marks in the form why `/v1` refused it; returns refusals that are not about the form.
-fn refused(request: &SessionRequest, refusal: Refusal, form: &mut Form) -> Result<StatusCode, Refusal> {
-    let is_of_form = request.may_write()
-        && refusal.status.is_client_error()
-        && ![StatusCode::NOT_FOUND, StatusCode::UNAUTHORIZED].contains(&refusal.status);
-    if !is_of_form {
-        return Err(refusal);
-    }
-    form.refused(&refusal);
-    Ok(refusal.status)
 }
 
 /// The path of an instance's page.
@@ -162,7 +150,7 @@ pub async fn change_plan(
             })
         }
         Err(refusal) => {
-            let status = refused(&request, refusal, &mut form)?;
+            let status = request.refused(refusal, &mut form)?;
             plan_page(&request, status, &id, form).await
         }
     }
@@ -409,7 +397,7 @@ pub async fn change_settings(
     match sent {
         Ok(_) => Ok(request.done(&page_of(&id), "The changes are saved.").await),
         Err(refusal) => {
-            let status = refused(&request, refusal, &mut form)?;
+            let status = request.refused(refusal, &mut form)?;
             let instance = instance(&request, &id).await?;
             Ok(settings_page(&request, status, instance, form))
         }

@@ -128,11 +128,10 @@ pub async fn create(request: SessionRequest, mut form: Form) -> Result<Response,
             };
             Ok(page(StatusCode::CREATED, &template))
         }
-        Err(refusal) if refusal.status.is_client_error() && request.may_write() => {
-            form.refused(&refusal);
-            Ok(filled(&request, refusal.status, None, form))
+        Err(refusal) => {
+            let status = request.refused(refusal, &mut form)?;
+            Ok(filled(&request, status, None, form))
         }
-        Err(refusal) => Err(refusal),
     }
 }
 
@@ -198,15 +197,10 @@ pub async fn change(
         Ok(_) => Ok(request
             .done(&format!("/console/webhooks/{id}"), "The changes are saved.")
             .await),
-        Err(refusal)
-            if refusal.status.is_client_error()
-                && refusal.status != StatusCode::NOT_FOUND
-                && request.may_write() =>
-        {
-            form.refused(&refusal);
-            Ok(filled(&request, refusal.status, Some(id), form))
+        Err(refusal) => {
+            let status = request.refused(refusal, &mut form)?;
+            Ok(filled(&request, status, Some(id), form))
         }
-        Err(refusal) => Err(refusal),
     }
 }
 

@@ -149,15 +149,10 @@ pub async fn rotate(
             };
             Ok(page(StatusCode::OK, &template))
         }
-        Err(refusal)
-            if request.may_write()
-                && refusal.status.is_client_error()
-                && refusal.status != StatusCode::NOT_FOUND =>
-        {
-            form.refused(&refusal);
-            rotate_page(&request, refusal.status, &id, form).await
+        Err(refusal) => {
+            let status = request.refused(refusal, &mut form)?;
+            rotate_page(&request, status, &id, form).await
         }
-        Err(refusal) => Err(refusal),
     }
 }
 
