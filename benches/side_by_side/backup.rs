@@ -1,13 +1,17 @@
-//! A backup of a large installation into an S3-compatible service on loopback: how long it takes, how much memory it needs, and how large it
-//! is. The objects are as in an installation that has been running for long; no operator runs, so that nothing else is measured.
+//! A backup of a large installation into an S3-compatible service on loopback, encrypted as the chart has it, and its restore into an empty
+//! cluster: how long they take, how much memory they need, and how large the backup is. The objects are as in an installation that has been
+//! running for long; no operator runs, so that nothing else is measured.
 
 use std::{
+    io::Read as _,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
+use age::{secrecy::ExposeSecret as _, x25519};
 use control_plane::Identity;
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
 use crate::{
     Result,
@@ -44,26 +48,11 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     say(&format!(
         "backing up {accounts} accounts with {instances} instances"
     ));
-    let begun = Instant::now();
-    let mut command = Command::new(STELLAGE);
-    command
-        .args(["installation", "backup", "--unencrypted", "--target", TARGET])
-        .envs(s3.environment())
-        .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Admin))
-        .stderr(Stdio::piped());
-    let mut child = command.spawn()?;
-    let (mut memory, mut processor) = (0.0_f64, 0.0_f64);
-    while child.try_wait()?.is_none() {
-        // It may end between the two.
-        memory = memory.max(peak_mib(child.id()).unwrap_or_default());
-        processor = processor.max(processor_time(child.id()).unwrap_or_default());
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-    let seconds = begun.elapsed().as_secs_f64();
-    let output = child.wait_with_output()?;
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
-    }
+    let identity = x25519::Identity::generate();
+    let public = key_file(&identity.to_public().to_string())?;
+    let backup = program(&cluster, &s3, &["backup"], &public);
+    let backup = Run::of(backup).await?;
+    cluster.stop().await?;
     let name = s3
         .objects("stellage")
         .into_iter()
@@ -73,19 +62,93 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     table.note(&format!(
         "{accounts} accounts, {instances} instances, {accounts} Secrets"
     ));
-    table.value("    a backup", &seconds.into(), samples::SECONDS, None);
-    table.value("    CPU time", &processor.into(), samples::SECONDS, None);
-    table.value(
-        "    most memory",
-        &memory.into(),
-        samples::MEBIBYTES,
-        Some(MEMORY),
-    );
+    backup.show(table, "    a backup");
     #[expect(clippy::cast_precision_loss, reason = "a size in bytes is far below 2^52")]
     let (size, each) = (size as f64 / 1e6, size as f64 / instances as f64);
     table.value("    size, compressed", &size.into(), samples::MEGABYTES, None);
     table.value("    an instance", &each.into(), BYTES, None);
+
+    let cluster = Cluster::start().await?;
+    say("restoring it");
+    let private = key_file(identity.to_string().expose_secret())?;
+    let restore = program(&cluster, &s3, &["restore", "latest"], &private);
+    Run::of(restore)
+        .await?
+        .show(table, "    its restore into an empty cluster");
     cluster.stop().await
+}
+
+fn key_file(key: &str) -> Result<NamedTempFile> {
+    let file = NamedTempFile::new()?;
+    std::fs::write(file.path(), key)?;
+    Ok(file)
+}
+
+fn program(cluster: &Cluster, s3: &S3, arguments: &[&str], key: &NamedTempFile) -> Command {
+    let mut command = Command::new(STELLAGE);
+    command
+        .arg("installation")
+        .args(arguments)
+        .args(["--target", TARGET, "--key-file"])
+        .arg(key.path())
+        .envs(s3.environment())
+        .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Admin))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// What a run of the program took.
+struct Run {
+    seconds: f64,
+    /// Seconds of CPU time.
+    processor: f64,
+    /// Most memory, in MiB.
+    memory: f64,
+}
+
+impl Run {
+    async fn of(mut command: Command) -> Result<Self> {
+        let begun = Instant::now();
+        let mut child = command.spawn()?;
+        // It says so much that a pipe would be full.
+        let mut stderr = child.stderr.take().ok_or("stderr is not piped")?;
+        let said = std::thread::spawn(move || {
+            let mut said = String::new();
+            stderr.read_to_string(&mut said).map(|_| said)
+        });
+        let (mut memory, mut processor) = (0.0_f64, 0.0_f64);
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            // It may end between the two.
+            memory = memory.max(peak_mib(child.id()).unwrap_or_default());
+            processor = processor.max(processor_time(child.id()).unwrap_or_default());
+            tokio::time::sleep(LOOK_EVERY).await;
+        };
+        let seconds = begun.elapsed().as_secs_f64();
+        let said = said.join().map_err(|_| "cannot read stderr")??;
+        if !status.success() {
+            return Err(said.into());
+        }
+        Ok(Self {
+            seconds,
+            processor,
+            memory,
+        })
+    }
+
+    fn show(&self, table: &mut Table, what: &str) {
+        table.value(what, &self.seconds.into(), samples::SECONDS, None);
+        table.value("    CPU time", &self.processor.into(), samples::SECONDS, None);
+        table.value(
+            "    most memory",
+            &self.memory.into(),
+            samples::MEBIBYTES,
+            Some(MEMORY),
+        );
+    }
 }
 
 /// An instance that the program has brought to run.
