@@ -14,8 +14,11 @@ use crate::{
 impl Browser {
     /// Waits until the screen has this colour.
     async fn is_painted(&self, what: &str, [red, green, blue]: [u8; 3]) {
-        let pixel = "const canvas = document.querySelector('#server-console canvas'); \
-                     return canvas && [...canvas.getContext('2d').getImageData(9, 9, 1, 1).data].slice(0, 3)";
+        // Chromium warns of repeated looks at the page's own canvas.
+        let pixel = "const screen = document.querySelector('#server-console canvas'); if (!screen?.width) return null; \
+                     const copy = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true }); \
+                     copy.drawImage(screen, -9, -9); \
+                     return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3)";
         let painted = async || self.script(pixel).await;
         eventually(what, painted, |pixel| *pixel == json!([red, green, blue])).await;
     }
