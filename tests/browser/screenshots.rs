@@ -139,6 +139,8 @@ async fn pictures_of_the_console() {
         .await;
     browser.picture("create", "/console/instances/new").await;
     browser.picture("networks", "/console/networks").await;
+    browser.show("/console/networks", 320, "light").await;
+    browser.take("networks-narrow").await;
     browser
         .picture_terminal("serial", &format!("/console/instances/{web}/console"))
         .await;

@@ -772,11 +772,18 @@ pub async fn plane_permits(count: usize) -> Permit {
         // The installations that the tests with KubeVirt share keep two at first, and some tests need two.
         Gate::new(cores.max(2) * 2 + 2)
     });
+    PLANES.acquire(turn_among(&LONG), count).await
+}
+
+/// The turn of the current test, which comes first if its name begins with one of these.
+fn turn_among(long: &[&str]) -> Turn {
     // The thread of a test has its name.
     let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let is_long = LONG.iter().any(|place| test.starts_with(place));
-    let turn = if is_long { Turn::First } else { Turn::Usual };
-    PLANES.acquire(turn, count).await
+    if long.iter().any(|place| test.starts_with(place)) {
+        Turn::First
+    } else {
+        Turn::Usual
+    }
 }
 
 /// An account with a key, and the clients of a test.

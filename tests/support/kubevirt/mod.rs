@@ -44,7 +44,7 @@ use super::{
     gate::{Gate, Permit, Turn},
     kubectl, own_plane_on, plane_permit, plane_permits,
     receivers::Authority,
-    wait_for_kinds,
+    turn_among, wait_for_kinds,
 };
 
 /// The namespace of KubeVirt itself.
@@ -149,13 +149,20 @@ impl Drop for Region {
 /// The region that all tests of this process share, each with namespaces of its own. Waits for its turn, and starts the region if
 /// this is the first test that needs it.
 pub async fn shared() -> Region {
-    share(Turn::Usual, 1).await
+    share(turn_among(&LONG), 1).await
 }
 
 /// Like [`shared`], but waits until no other test is using it, or waiting for it.
 pub async fn shared_at_last() -> Region {
     share(Turn::Last, MAX_SHARERS).await
 }
+
+/// Where the tests are that wait longest: for tokens to end, or in vain.
+const LONG: [&str; 3] = [
+    "kubevirt::networks::each_network",
+    "kubevirt::regions",
+    "kubevirt::upkeep",
+];
 
 static SHARERS: Gate = Gate::new(MAX_SHARERS);
 const MAX_SHARERS: usize = 6;
