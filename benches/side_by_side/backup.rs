@@ -165,7 +165,7 @@ async fn template(cluster: &Cluster) -> Result<Value> {
     let running = product
         .until(Duration::from_secs(60), "an instance to run", async || {
             let instance: Value = cluster.admin.call("GET", &path, None).await?.json()?;
-            Ok((instance["status"]["state"] == "Running").then_some(instance))
+            Ok((instance["status"]["state"] == "running").then_some(instance))
         })
         .await?;
     product.stop().await?;
