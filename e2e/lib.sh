@@ -70,7 +70,7 @@ ended() {
 image() {
     case $2 in
     *@*) CGO_ENABLED=0 GOBIN=$files/bin go install -trimpath "$2" && mv "$files/bin/"* "$images/$1" ;;
-    *) CGO_ENABLED=0 go build -trimpath -o "$images/$1" "$2" ;;
+    *) CGO_ENABLED=0 GOOS=linux go build -trimpath -o "$images/$1" "$2" ;;
     esac
     packer --name "localhost/stellage-e2e-$1:1" --program "$images/$1" --commit none --created 0 --output "$images/$1.tar"
 }
