@@ -202,19 +202,21 @@ async fn shown(tenant: &Tenant) -> Value {
     let shown = async |path: &str, field: &str| {
         tenant.call(Method::GET, path, None).await.json()["data"][field].clone()
     };
-    let instances = list("instances", &["id"]).await;
-    let instances = instances
-        .iter()
-        .map(|instance| format!("/v1/instances/{}", instance["id"].as_str().unwrap()));
+    let instances = list(
+        "instances",
+        &["id", "name", "status", "ip_address", "ipv6_address", "plan"],
+    )
+    .await;
     let mut private_addresses = Vec::new();
-    for path in instances {
+    for instance in &instances {
+        let path = format!("/v1/instances/{}", instance["id"].as_str().unwrap());
         private_addresses.push(shown(&path, "private_ip_address").await);
     }
     json!({
         "account": shown("/v1/account", "id").await,
         "private_addresses": private_addresses,
         "networks": list("networks", &["id", "name", "prefix", "ready", "instances"]).await,
-        "instances": list("instances", &["id", "name", "status", "ip_address", "ipv6_address", "plan"]).await,
+        "instances": instances,
         "webhooks": list("webhooks", &["id", "url", "active"]).await,
         "backups": list("backups", &["id", "instance_id", "status", "size_gb"]).await,
     })

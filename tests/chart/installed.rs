@@ -458,6 +458,11 @@ const SOMETIMES: &[&str] = &[
     "stellage-controller resourcequotas delete: a quota that Kubernetes has never counted, or that has more limits than its account",
 ];
 
+/// Service account, resource and verb, without why they are needed.
+fn right_of(line: &str) -> &str {
+    line.split_once(": ").unwrap().0
+}
+
 /// Where a right applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
@@ -718,7 +723,7 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
     let mut stale: BTreeSet<_> = UNUSED
         .iter()
         .chain(SOMETIMES)
-        .map(|line| line.split_once(": ").unwrap().0.to_owned())
+        .map(|line| right_of(line).to_owned())
         .collect();
     for (service_account, in_accounts) in [
         ("stellage-api", "stellage-account-api"),
@@ -736,7 +741,7 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
                 grant.allows(request) && !narrower.any(|narrower| narrower.allows(request))
             });
             let this = format!("{service_account} {} {}", grant.resource, grant.verb);
-            let is_among = |known: &[&str]| known.iter().any(|line| line.split_once(": ").unwrap().0 == this);
+            let is_among = |known: &[&str]| known.iter().any(|line| right_of(line) == this);
             if !is_used && !is_among(UNUSED) && !is_among(SOMETIMES) {
                 superfluous.push(format!("{service_account}: {grant:?}"));
             }
