@@ -163,7 +163,9 @@ async fn the_table_has_the_metrics_of_a_running_operator_with_their_types_and_la
         Vec::is_empty,
     )
     .await;
-    check_conventions(&page(&operator).await).await;
+    let whole = page(&operator).await;
+    check_conventions(&whole).await;
+    check_buckets(&whole);
 
     // A process on its own has its own metrics and those of both.
     for command in ["api", "controller"] {
@@ -178,6 +180,22 @@ async fn the_table_has_the_metrics_of_a_running_operator_with_their_types_and_la
         alone.stop().await;
     }
     operator.stop().await;
+}
+
+/// Fails the test if a page does not have the buckets that rules name: such a rule would never fire.
+fn check_buckets(page: &str) {
+    for (metric, bound) in [
+        ("stellage_http_request_duration_seconds", "2.384185791015625"),
+        ("stellage_instance_create_duration_seconds", "300.0"),
+        ("stellage_event_receipt_delay_seconds", "30.0"),
+    ] {
+        let bound = format!("le=\"{bound}\"");
+        let tried = std::fs::read_to_string("tests/chart/alerts.yaml").unwrap();
+        assert!(tried.contains(&bound), "the rules are tried with {bound}");
+        let series = format!("{metric}_bucket{{");
+        let is_it = |line: &str| line.starts_with(&series) && line.contains(&bound);
+        assert!(page.lines().any(is_it), "{metric} has no {bound}");
+    }
 }
 
 /// Checks a page with promtool, in the older text format, the only one that its lints read.

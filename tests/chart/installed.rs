@@ -50,9 +50,9 @@ fn values() -> Value {
 }
 
 /// What a pod of a Deployment would run.
-struct Container {
-    arguments: Vec<String>,
-    environment: Vec<(String, String)>,
+pub(super) struct Container {
+    pub(super) arguments: Vec<String>,
+    pub(super) environment: Vec<(String, String)>,
     service_account: String,
 }
 
@@ -71,14 +71,23 @@ fn mount(folder: &Path, files: &BTreeMap<String, Vec<u8>>) {
     }
 }
 
-struct Cluster<'a> {
+/// A control plane with an installed chart.
+pub(super) struct Cluster<'a> {
     plane: &'a ControlPlane,
-    client: Client,
+    pub(super) client: Client,
     /// Instead of [`MOUNTS`].
     mounts: tempfile::TempDir,
 }
 
-impl Cluster<'_> {
+impl<'a> Cluster<'a> {
+    pub(super) async fn on(plane: &'a ControlPlane) -> Self {
+        Self {
+            plane,
+            client: plane.client(Identity::Admin).await.unwrap(),
+            mounts: tempfile::tempdir().unwrap(),
+        }
+    }
+
     fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
@@ -127,7 +136,7 @@ impl Cluster<'_> {
     }
 
     /// What a pod of this Deployment would run now, with its files in place.
-    async fn container(&self, deployment: &str) -> Container {
+    pub(super) async fn container(&self, deployment: &str) -> Container {
         let deployment: Deployment = self.api().get(deployment).await.unwrap();
         let pod = deployment.spec.unwrap().template.spec.unwrap();
         for volume in pod.volumes.iter().flatten() {
@@ -550,11 +559,7 @@ fn granted(rendered: &[Value], service_account: &str, in_accounts: &str) -> Vec<
 async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_uninstalled_with_exactly_its_rights()
  {
     let plane = bare_plane(ControlPlane::options().audit_log()).await;
-    let cluster = &Cluster {
-        plane: &plane,
-        client: plane.client(Identity::Admin).await.unwrap(),
-        mounts: tempfile::tempdir().unwrap(),
-    };
+    let cluster = &Cluster::on(&plane).await;
     let mails = plane.folder().join("mail");
     kubectl(&plane, &["create", "namespace", NAMESPACE], None).unwrap();
     for (name, key, value) in [

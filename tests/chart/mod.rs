@@ -2,6 +2,7 @@
 //!
 //! - `alerts`: alerts, their runbooks and the dashboard, with the real promtool;
 //! - `clusters`: what differs between clusters, and an operator with other names;
+//! - `elsewhere`: pods in one cluster, accounts in another;
 //! - `files`: what is generated, and what has to agree with the program;
 //! - `optional`: what is in the chart only if values ask for it;
 //! - `priority`: what an API server that has too much to do serves first;
@@ -14,6 +15,7 @@
 
 mod alerts;
 mod clusters;
+mod elsewhere;
 mod files;
 mod installed;
 mod optional;

@@ -150,7 +150,6 @@ impl Case {
         self.call_network(Method::GET, id, StatusCode::OK).await["data"].clone()
     }
 
-    /// Orders a network, and returns its id.
     /// Orders a private network in a region, and returns its id.
     pub(super) async fn order_network(&self, region: &str) -> String {
         let body = json!({ "region": region, "prefix": "10.7.0.0/28" });

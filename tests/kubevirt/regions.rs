@@ -1,14 +1,15 @@
 //! Several regions in one installation, each with an API server of its own.
 
-use kube::ResourceExt as _;
-use resources::InstanceState::{Running, Stopped};
+use kube::{Api, ResourceExt as _};
+use reqwest::{Method, StatusCode};
+use resources::InstanceState::{Error, Running, Stopped};
 use serde_json::json;
 
 use super::installation::Case;
-use crate::support::kubevirt::entry::{REGION, entry, region_rights, write_catalogue};
+use crate::support::kubevirt::entry::{REGION, entry, region_rights, region_rights_with, write_catalogue};
 use crate::support::{
     Operator, Tenant, eventually,
-    kubevirt::{self, puppet::End},
+    kubevirt::{self, kinds, puppet::End},
     network::{Mode, Network},
     own_plane,
     refusals::refusals_in_region,
@@ -19,6 +20,8 @@ const SIMULATED: &str = "nl-ams-1";
 /// The other region with KubeVirt.
 const STEADY: &str = "fr-par-2";
 const PREFIX: &str = "mixed-";
+/// That of the other region, whose cluster later is that of both.
+const STEADY_PREFIX: &str = "steady-";
 /// Instances in each of the regions that can be reached, each time.
 const EACH: usize = 3;
 
@@ -44,21 +47,46 @@ impl Case {
         let label = json!({ "metadata": { "labels": { "test/touched": how } } });
         self.tenant.merge(id, &label).await;
     }
+
+    /// docs/runbooks.md, "The region is gone", with another cluster for it, in which nothing is.
+    async fn comes_back_empty(&self, rebuilt: &str, deleted: &str, network: &str) {
+        for id in [rebuilt, deleted] {
+            self.settles(id, Error).await;
+            self.shows_reason(id, "server_missing").await;
+        }
+        self.act(
+            rebuilt,
+            "rebuild",
+            Some(&json!({ "image": "debian-13" })),
+            Running,
+        )
+        .await;
+        self.delete_server(deleted).await;
+        let path = format!("/v1/instances/{deleted}");
+        let status = async || self.tenant.call(Method::GET, &path, None).await.status;
+        eventually("it to be gone", status, |status| *status == StatusCode::NOT_FOUND).await;
+        let attachments = self.region.api(&kinds::NETWORK_ATTACHMENT, &self.namespace).await;
+        let made = async || attachments.get_opt(network).await.unwrap();
+        eventually("the network to be made anew", made, Option::is_some).await;
+    }
 }
 
 /// Also row 38 of the failure matrix: a watch that is silent without having ended.
 #[tokio::test]
-async fn a_region_that_is_cut_off_holds_up_no_other_costs_no_writes_while_idle_and_converges_on_return() {
+async fn a_region_that_is_cut_off_holds_up_no_other_costs_no_writes_while_idle_and_converges_on_return_and_in_another_cluster()
+ {
     let steady = kubevirt::shared().await;
     let (lost, plane) = kubevirt::own_with_plane().await;
-    let account = region_rights(&lost, "mixed", PREFIX).await;
+    let with_networks = json!({ "privateNetworks": "kubeOvn" });
+    let account = region_rights_with(&lost, "mixed", PREFIX, &with_networks).await;
     let network = Network::through(&lost.plane, &account).await;
-    let account = region_rights(&steady, "mixed", PREFIX).await;
-    let regions = [
+    let account = region_rights(&steady, "steady", STEADY_PREFIX).await;
+    let mut regions = [
         json!(SIMULATED),
         entry(REGION, &network.kubeconfig, "mixed", PREFIX),
-        entry(STEADY, &account, "mixed", PREFIX),
+        entry(STEADY, &account, "steady", STEADY_PREFIX),
     ];
+    regions[1]["kubevirt"]["network"]["privateNetworks"] = json!("kubeOvn");
     let catalogue = format!(
         "--catalogue={}",
         write_catalogue(&regions, plane.folder()).display()
@@ -153,10 +181,18 @@ async fn a_region_that_is_cut_off_holds_up_no_other_costs_no_writes_while_idle_a
         .order(&case.namespace, quiet, |guest| guest.ends = Some(End::ShutsDown));
     case.settles(quiet, Stopped).await;
     case.act(off, "start", None, Running).await;
-    operator.stop().await;
+    let private = case.order_network(REGION).await;
+    case.is_ready(&private).await;
     let requests = case.region.plane.requests().unwrap();
     let refused = refusals_in_region(&requests, &[]).unexcused;
     assert!(refused.is_empty(), "{refused:#?}");
+
+    // The region is another cluster from now on.
+    let account = region_rights_with(&steady, "mixed", PREFIX, &with_networks).await;
+    std::fs::copy(&account, &network.kubeconfig).unwrap();
+    case.region = steady;
+    case.comes_back_empty(off, busy, &private).await;
+    operator.stop().await;
 }
 
 /// Nothing is concluded from a cluster that has never shown a list: its API server answers 404 for every server.

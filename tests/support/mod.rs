@@ -732,6 +732,13 @@ pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
     start_plane(options, plane_permit().await).await
 }
 
+/// Two of them.
+pub async fn bare_planes(one: control_plane::Options, other: control_plane::Options) -> (OwnPlane, OwnPlane) {
+    let mut permit = plane_permits(2).await;
+    let of_other = permit.split();
+    tokio::join!(start_plane(one, permit), start_plane(other, of_other))
+}
+
 async fn start_plane(options: control_plane::Options, permit: Permit) -> OwnPlane {
     // Every reqwest client needs a default crypto provider, even without TLS. The call fails if there already
     // is one.
