@@ -1,6 +1,6 @@
 //! Runs the examples, and the commands that the README and the pages under docs/ show.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use kube::api::{Patch, PatchParams};
 use providers::simulator::FAULT_ANNOTATION;
@@ -12,9 +12,11 @@ use tokio::{
 };
 
 use crate::{
-    facade::{contract::expect, wait_for},
+    facade::wait_for,
+    kubevirt::installation::{self, Case},
     support::{
         PATIENCE, Tenant, eventually, kubectl,
+        kubevirt::entry::REGION,
         receivers::{Answer, OWN_ADDRESS, Options, Receiver},
         shared,
         walkthrough::{Shell, Step, steps},
@@ -33,7 +35,30 @@ fn output_of<'a>(ran: &'a [(String, String)], text: &str) -> &'a str {
 #[tokio::test]
 async fn the_tour_runs_as_the_readme_says() {
     let tenant = Tenant::new("demo").await;
-    let mut shell = Shell::start(&tenant).await;
+    tour(&tenant, Shell::start(&tenant).await).await;
+}
+
+#[tokio::test]
+async fn the_tour_runs_as_the_readme_says_with_servers_of_kubevirt() {
+    let case = Case::new("demo").await;
+    let plane = &installation::shared(&case.region).await.plane;
+    let folder = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    std::fs::create_dir(folder.path().join("examples")).unwrap();
+    for example in ["account.yaml", "instance.yaml", "create-and-wait.sh"] {
+        let (from, to) = (
+            root.join("examples").join(example),
+            folder.path().join("examples").join(example),
+        );
+        std::fs::copy(&from, &to).unwrap();
+        let text = std::fs::read_to_string(&to).unwrap();
+        std::fs::write(&to, text.replace("fr-par-1", REGION)).unwrap();
+    }
+    let shell = Shell::of(&case.tenant, plane, folder.path()).await;
+    tour(&case.tenant, shell).await;
+}
+
+async fn tour(tenant: &Tenant, mut shell: Shell) {
     let mut ran = Vec::new();
     for step in steps("README.md", "## A short tour") {
         // The shared cluster is used instead.
@@ -43,7 +68,7 @@ async fn the_tour_runs_as_the_readme_says() {
         if step.command.contains("$instance/stop") {
             // kubectl may have seen the end of the resize a moment before the facade.
             let id = shell.run("echo $id").await;
-            wait_for(&tenant, &id, "running").await;
+            wait_for(tenant, &id, "running").await;
         }
         let output = shell.run(&step.command).await;
         ran.push((step.command, output));
@@ -73,7 +98,8 @@ async fn the_tour_runs_as_the_readme_says() {
     );
     assert_eq!(output_of("DELETE"), "");
     let path = format!("/v1/instances/{id}");
-    expect(&tenant, 404, Method::GET, &path, None, &[]).await;
+    let status = async || tenant.call(Method::GET, &path, None).await.status;
+    eventually("it to be gone", status, |status| *status == StatusCode::NOT_FOUND).await;
 }
 
 /// A server that gives these answers, one after the other, each on its own connection. Returns its URL and the requests that came.

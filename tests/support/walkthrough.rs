@@ -76,11 +76,16 @@ const END: &str = "--- end of the output, exit code";
 impl Shell {
     pub async fn start(tenant: &Tenant) -> Self {
         let plane = shared().await.plane;
+        Self::of(tenant, plane, Path::new(env!("CARGO_MANIFEST_DIR"))).await
+    }
+
+    /// For an account on any control plane, in this folder.
+    pub async fn of(tenant: &Tenant, plane: &ControlPlane, folder: &Path) -> Self {
         let environment = [
             ("STELLAGE_URL", tenant.url.clone()),
             ("STELLAGE_API_KEY", tenant.key.clone()),
         ];
-        Self::on(plane, Path::new(env!("CARGO_MANIFEST_DIR")), &[], &environment).await
+        Self::on(plane, folder, &[], &environment).await
     }
 
     /// As the administrator of any control plane, in this folder, with the programs of further folders.
